@@ -35,7 +35,9 @@ impl AgentConfig {
             socket: settings.socket.path(),
             survey: Duration::from_secs(settings.survey_seconds.0.into()),
             nri: settings.nri_enabled.then(|| settings.nri_socket.path()),
-            kubediag: settings.kubediag_enabled.then_some(settings.kubediag_listen),
+            kubediag: settings
+                .kubediag_enabled
+                .then_some(settings.kubediag_listen),
             refresh: settings.refresh,
             kubernetes: KubernetesConfig::of(settings),
         }

@@ -1,4 +1,5 @@
-//! The settings of the agent as a client of the API server: the tables `[agent.kubernetes]`, `[agent.events]` and `[agent.node-state]`.
+//! The settings of the agent as a client of the API server: the tables `[agent.kubernetes]`,
+//! `[agent.events]` and `[agent.node-state]`.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,9 @@
-//! `config.toml`: the settings of a node's operator, and the defaults for everything that is not set.
+//! `config.toml`: the settings of a node's operator, and the defaults for everything that is not
+//! set.
 //!
-//! No content of the file keeps a container from starting, except a policy that says refuse and a runtime that is not there. A
-//! mistake changes only the key that has it, and every mistake is returned for the logs.
+//! No content of the file keeps a container from starting, except a policy that says refuse and a
+//! runtime that is not there. A mistake changes only the key that has it, and every mistake is
+//! returned for the logs.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -26,7 +28,9 @@ use crate::value::Setting;
 pub use agent::AgentConfig;
 pub use bindguard_core::refresh_request::RefreshMode;
 pub use kubernetes::{EventMode, KubernetesConfig};
-pub use load::{FileWarning, Instead, Loaded, Unused, keep_valid, load, load_by, load_without_file};
+pub use load::{
+    FileWarning, Instead, Loaded, Unused, keep_valid, load, load_by, load_without_file,
+};
 pub use parse::{InvalidToml, Warning};
 
 /// The environment variable that names the config file.
@@ -65,7 +69,8 @@ impl Config {
         Duration::from_millis(self.settings.deadline_ms.0.into())
     }
 
-    /// The OCI runtime that creates containers: a path, or a name to look for on `PATH`. `runc` unless set.
+    /// The OCI runtime that creates containers: a path, or a name to look for on `PATH`. `runc`
+    /// unless set.
     pub fn runtime(&self) -> &Path {
         &self.runtime
     }
@@ -101,7 +106,9 @@ impl Config {
     /// # Errors
     /// Names the line, if the text is not TOML.
     pub fn parse(text: &str) -> Result<(Self, Vec<Warning>), InvalidToml> {
-        let ParsedSettings { settings, warnings, .. } = parse::parse(text)?;
+        let ParsedSettings {
+            settings, warnings, ..
+        } = parse::parse(text)?;
         Ok((Self::of(settings), warnings))
     }
 
@@ -113,14 +120,16 @@ impl Config {
         Self::parse(text).map(|(config, _)| config)
     }
 
-    /// Every key with its active value, in the order of the shipped file. As lines of `name = value` they are this config.
+    /// Every key with its active value, in the order of the shipped file. As lines of `name =
+    /// value` they are this config.
     pub fn active_keys(&self) -> Vec<ActiveKey> {
         let mut shown = Shown(Vec::new());
         self.settings.clone().visit(&mut shown);
         shown.0
     }
 
-    /// Reports, repairs nothing, and calls the runtime that a text names, which is not TOML as a whole.
+    /// Reports, repairs nothing, and calls the runtime that a text names, which is not TOML as a
+    /// whole.
     fn report_only(text: Option<&str>) -> Self {
         Self::of(text.map_or_else(Settings::report_only, parse::salvaged_runtime))
     }
@@ -148,7 +157,11 @@ impl Config {
                 },
             },
             places: Places {
-                kubelet_roots: settings.kubelet_roots.iter().map(value::Absolute::path).collect(),
+                kubelet_roots: settings
+                    .kubelet_roots
+                    .iter()
+                    .map(value::Absolute::path)
+                    .collect(),
                 runtime_directories,
             },
             settings,
@@ -166,7 +179,10 @@ struct Shown(Vec<ActiveKey>);
 
 impl Visitor for Shown {
     fn key<T: Setting>(&mut self, name: &'static str, value: &mut T, _if_unreadable: T) {
-        self.0.push(ActiveKey { name, value: value.shown() });
+        self.0.push(ActiveKey {
+            name,
+            value: value.shown(),
+        });
     }
 }
 
@@ -203,6 +219,9 @@ pub enum Error {
 
 impl InvalidToml {
     fn of_file(self, path: &Path) -> Error {
-        Error::Parse { path: path.to_owned(), reason: self }
+        Error::Parse {
+            path: path.to_owned(),
+            reason: self,
+        }
     }
 }

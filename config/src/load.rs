@@ -89,67 +89,118 @@ impl Loaded {
     }
 
     fn from_text(path: &Path, text: &str) -> Result<Self, InvalidToml> {
-        let ParsedSettings { settings, warnings, set } = parse(text)?;
-        let warnings = warnings.into_iter().map(|warning| FileWarning { path: path.to_owned(), warning }).collect();
-        Ok(Self { config: Config::of(settings), problem: None, warnings, set })
+        let ParsedSettings {
+            settings,
+            warnings,
+            set,
+        } = parse(text)?;
+        let warnings = warnings
+            .into_iter()
+            .map(|warning| FileWarning {
+                path: path.to_owned(),
+                warning,
+            })
+            .collect();
+        Ok(Self {
+            config: Config::of(settings),
+            problem: None,
+            warnings,
+            set,
+        })
     }
 
     fn defaults() -> Self {
-        Self { config: Config::default(), problem: None, warnings: Vec::new(), set: Vec::new() }
+        Self {
+            config: Config::default(),
+            problem: None,
+            warnings: Vec::new(),
+            set: Vec::new(),
+        }
     }
 
     /// Everything that is wrong with the file, a line each.
     pub fn remarks(&self) -> Vec<String> {
         let problem = self.problem.iter().map(|problem| error_chain(problem));
-        problem.chain(self.warnings.iter().map(FileWarning::to_string)).collect()
+        problem
+            .chain(self.warnings.iter().map(FileWarning::to_string))
+            .collect()
     }
 }
 
-/// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else `/etc/bindguard/config.toml` if it exists. Never
-/// fails.
+/// Reads the node's config: the file that `BINDGUARD_CONFIG` names, else
+/// `/etc/bindguard/config.toml` if it exists. Never fails.
 pub fn load() -> Loaded {
     load_by(read_patiently)
 }
 
-/// As [`load`], with the caller's function to read a file, or its first bytes up to a limit: for example one that never waits
-/// for a server.
+/// As [`load`], with the caller's function to read a file, or its first bytes up to a limit: for
+/// example one that never waits for a server.
 pub fn load_by(read: impl Fn(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
     let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
     let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
     let text = match read_text(path, &read) {
         Ok(text) => text,
-        Err(Error::Read { source, .. }) if named.is_none() && source.kind() == io::ErrorKind::NotFound => {
+        Err(Error::Read { source, .. })
+            if named.is_none() && source.kind() == io::ErrorKind::NotFound =>
+        {
             return Loaded::defaults();
         }
         Err(reason) => return instead(reason, None, named.is_none().then_some(&read)),
     };
-    Loaded::from_text(path, &text)
-        .unwrap_or_else(|reason| instead(reason.of_file(path), Some(&text), named.is_none().then_some(&read)))
+    Loaded::from_text(path, &text).unwrap_or_else(|reason| {
+        instead(
+            reason.of_file(path),
+            Some(&text),
+            named.is_none().then_some(&read),
+        )
+    })
 }
 
 /// The settings if the node's file did not answer in time.
 pub fn load_without_file(reason: io::Error) -> Loaded {
     let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
     let path = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
-    instead(Error::Read { path, source: reason }, None, named.is_none().then_some(read_patiently))
+    instead(
+        Error::Read {
+            path,
+            source: reason,
+        },
+        None,
+        named.is_none().then_some(read_patiently),
+    )
 }
 
-/// `text`: that of the file, if it could be read. `read`: reads the file that was kept, if there can be one.
-fn instead(reason: Error, text: Option<&str>, read: Option<impl Fn(&Path, u64) -> io::Result<Vec<u8>>>) -> Loaded {
+/// `text`: that of the file, if it could be read. `read`: reads the file that was kept, if there
+/// can be one.
+fn instead(
+    reason: Error,
+    text: Option<&str>,
+    read: Option<impl Fn(&Path, u64) -> io::Result<Vec<u8>>>,
+) -> Loaded {
     let kept = Path::new(KEPT_PATH);
     let last = read.and_then(|read| Loaded::from_text(kept, &read_text(kept, read).ok()?).ok());
     match last {
-        Some(last) => Loaded { problem: Some(Unused { instead: Instead::Kept, reason }), ..last },
+        Some(last) => Loaded {
+            problem: Some(Unused {
+                instead: Instead::Kept,
+                reason,
+            }),
+            ..last
+        },
         None => Loaded {
             config: Config::report_only(text),
-            problem: Some(Unused { instead: Instead::ReportOnly, reason }),
+            problem: Some(Unused {
+                instead: Instead::ReportOnly,
+                reason,
+            }),
             warnings: Vec::new(),
             set: Vec::new(),
         },
     }
 }
 
-/// Keeps a copy of the node's config if it is valid, for a time in which it is not. A node without one keeps nothing.
+/// Keeps a copy of the node's config if it is valid, for a time in which it is not. A node without
+/// one keeps nothing.
 ///
 /// # Errors
 /// If the file is invalid or the copy cannot be written.
@@ -157,7 +208,9 @@ pub fn keep_valid() -> Result<(), Error> {
     let path = Path::new(DEFAULT_PATH);
     let text = match read_text(path, read_patiently) {
         Ok(text) => text,
-        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(());
+        }
         Err(error) => return Err(error),
     };
     Config::parse(&text).map_err(|reason| reason.of_file(path))?;
@@ -165,7 +218,10 @@ pub fn keep_valid() -> Result<(), Error> {
     if read_text(kept, read_patiently).is_ok_and(|old| old == text) {
         return Ok(());
     }
-    replace(kept, &text).map_err(|source| Error::Keep { path: kept.to_owned(), source })
+    replace(kept, &text).map_err(|source| Error::Keep {
+        path: kept.to_owned(),
+        source,
+    })
 }
 
 /// A guard that reads meanwhile finds the old text or the new text.
@@ -182,16 +238,29 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(path)?;
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .open(path)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
 }
 
-fn read_text(path: &Path, read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>) -> Result<String, Error> {
-    let failed = |source| Error::Read { path: path.to_owned(), source };
+fn read_text(
+    path: &Path,
+    read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>,
+) -> Result<String, Error> {
+    let failed = |source| Error::Read {
+        path: path.to_owned(),
+        source,
+    };
     let bytes = read(path, MAX_SIZE + 1).map_err(failed)?;
     if bytes.len() as u64 > MAX_SIZE {
-        return Err(failed(io::Error::other("it is larger than 1 MiB, and so is no config of bindguard's")));
+        return Err(failed(io::Error::other(
+            "it is larger than 1 MiB, and so is no config of bindguard's",
+        )));
     }
     String::from_utf8(bytes).map_err(|_| failed(io::Error::other("it is not text")))
 }

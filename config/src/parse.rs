@@ -1,7 +1,8 @@
 //! Reads the text of a config file, key by key: a mistake in one key changes no other key.
 //!
-//! Unknown keys are skipped: a newer version may know them. A value that is a mistake is replaced by a safe one. Both are
-//! warnings with their line. Only a text that is not TOML is an error, because it has no keys.
+//! Unknown keys are skipped: a newer version may know them. A value that is a mistake is replaced
+//! by a safe one. Both are warnings with their line. Only a text that is not TOML is an error,
+//! because it has no keys.
 
 use std::fmt;
 use std::ops::Range;
@@ -61,7 +62,10 @@ pub(crate) fn parse(text: &str) -> Result<ParsedSettings, InvalidToml> {
 /// The runtime that a text names which is not TOML as a whole.
 pub(crate) fn salvaged_runtime(text: &str) -> Settings {
     let (table, _) = DeTable::parse_recoverable(text);
-    Settings { runtime: Reader::read(text, table.get_ref()).settings.runtime, ..Settings::report_only() }
+    Settings {
+        runtime: Reader::read(text, table.get_ref()).settings.runtime,
+        ..Settings::report_only()
+    }
 }
 
 impl InvalidToml {
@@ -71,7 +75,10 @@ impl InvalidToml {
         if message == "duplicate key" {
             message = format!("{message} {}: the file sets it twice", quoted(text, &place));
         }
-        Self { line: line_of(text, place.start), message }
+        Self {
+            line: line_of(text, place.start),
+            message,
+        }
     }
 }
 
@@ -95,12 +102,22 @@ enum Found<'t> {
 
 impl<'t> Reader<'t> {
     fn read(text: &'t str, table: &'t DeTable<'t>) -> ParsedSettings {
-        let mut reader = Self { text, table, known: Vec::new(), set: Vec::new(), warnings: Vec::new() };
+        let mut reader = Self {
+            text,
+            table,
+            known: Vec::new(),
+            set: Vec::new(),
+            warnings: Vec::new(),
+        };
         let mut settings = Settings::default();
         settings.visit(&mut reader);
         reader.find_unknown_keys(table, "");
         let warnings = reader.sorted_warnings();
-        ParsedSettings { settings, warnings, set: reader.set }
+        ParsedSettings {
+            settings,
+            warnings,
+            set: reader.set,
+        }
     }
 
     fn find(&self, name: &'static str) -> Found<'t> {
@@ -108,7 +125,9 @@ impl<'t> Reader<'t> {
         let mut from = 0;
         loop {
             let end = name[from..].find('.').map_or(name.len(), |dot| from + dot);
-            let Some(value) = table.get(&name[from..end]) else { return Found::Absent };
+            let Some(value) = table.get(&name[from..end]) else {
+                return Found::Absent;
+            };
             match value.get_ref() {
                 _ if end == name.len() => return Found::Value(value),
                 DeValue::Table(inner) => table = inner,
@@ -120,14 +139,27 @@ impl<'t> Reader<'t> {
 
     fn find_unknown_keys(&mut self, table: &'t DeTable<'t>, path: &str) {
         for (key, value) in table {
-            let name = if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
-            let is_table = |known: &&str| known.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('.'));
+            let name = if path.is_empty() {
+                key.get_ref().to_string()
+            } else {
+                format!("{path}.{}", key.get_ref())
+            };
+            let is_table = |known: &&str| {
+                known
+                    .strip_prefix(name.as_str())
+                    .is_some_and(|rest| rest.starts_with('.'))
+            };
             match value.get_ref() {
                 _ if self.known.contains(&name.as_str()) => {}
-                DeValue::Table(inner) if self.known.iter().any(is_table) => self.find_unknown_keys(inner, &name),
+                DeValue::Table(inner) if self.known.iter().any(is_table) => {
+                    self.find_unknown_keys(inner, &name)
+                }
                 // `key` has reported a table's name with another value
                 _ if self.known.iter().any(is_table) => {}
-                _ => self.warn(key.span(), format!("unknown key `{}` is skipped", shortened(&name))),
+                _ => self.warn(
+                    key.span(),
+                    format!("unknown key `{}` is skipped", shortened(&name)),
+                ),
             }
         }
     }
@@ -144,10 +176,14 @@ impl<'t> Reader<'t> {
         found.truncate(MAX_WARNINGS);
         let mut warnings: Vec<Warning> = found
             .into_iter()
-            .map(|(place, message)| Warning { line: line_of(self.text, place.start), message })
+            .map(|(place, message)| Warning {
+                line: line_of(self.text, place.start),
+                message,
+            })
             .collect();
         if let Some(last) = warnings.last_mut().filter(|_| more > 0) {
-            last.message.push_str(&format!("; {more} more mistakes follow"));
+            last.message
+                .push_str(&format!("; {more} more mistakes follow"));
         }
         warnings
     }
@@ -160,7 +196,8 @@ impl Visitor for Reader<'_> {
             Found::Absent => return,
             Found::NoTable(place, table) => {
                 *value = if_unreadable;
-                let expected = format!("`{table}` is no table, and so every key of it is unreadable");
+                let expected =
+                    format!("`{table}` is no table, and so every key of it is unreadable");
                 self.warn(place.span(), expected);
             }
             Found::Value(found) => {
@@ -173,7 +210,10 @@ impl Visitor for Reader<'_> {
                 *value = read.unwrap_or(if_unreadable);
                 for Mistake { place, expected } in mistakes {
                     let written = quoted(self.text, &place);
-                    self.warn(place, format!("`{name}`: {written} is not {expected}{using}"));
+                    self.warn(
+                        place,
+                        format!("`{name}`: {written} is not {expected}{using}"),
+                    );
                 }
             }
         }
@@ -187,9 +227,17 @@ fn quoted(text: &str, place: &Range<usize>) -> String {
 }
 
 fn shortened(text: &str) -> String {
-    cut(text, MAX_QUOTED).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    cut(text, MAX_QUOTED)
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1
+    text.as_bytes()
+        .iter()
+        .take(at)
+        .filter(|byte| **byte == b'\n')
+        .count()
+        + 1
 }

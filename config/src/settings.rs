@@ -1,6 +1,8 @@
-//! Every key of `config.toml`, once: its name, its default, and the value that applies where the file's value is unreadable.
+//! Every key of `config.toml`, once: its name, its default, and the value that applies where the
+//! file's value is unreadable.
 //!
-//! Reading, showing and checking a config all go through [`Settings::visit`], so they cannot disagree.
+//! Reading, showing and checking a config all go through [`Settings::visit`], so they cannot
+//! disagree.
 
 use std::net::SocketAddr;
 
@@ -58,7 +60,10 @@ impl Default for Settings {
             deadline_ms: Number(2_000),
             failed_repairs: FailedRepair::Pass,
             runtime: Program("runc".to_owned()),
-            kubelet_roots: roots.iter().map(|root| Absolute(root.to_string_lossy().into_owned())).collect(),
+            kubelet_roots: roots
+                .iter()
+                .map(|root| Absolute(root.to_string_lossy().into_owned()))
+                .collect(),
             stale_subpaths: Mode::Repair,
             host_root: Mode::Repair,
             unmounted_volumes: Alarm::Report,
@@ -92,41 +97,103 @@ impl Default for Settings {
 impl Settings {
     /// The settings that change nothing on the node: every check reports, and nothing is refreshed.
     pub(crate) fn report_only() -> Self {
-        Self { stale_subpaths: Mode::Report, host_root: Mode::Report, refresh: RefreshMode::Off, ..Self::default() }
+        Self {
+            stale_subpaths: Mode::Report,
+            host_root: Mode::Report,
+            refresh: RefreshMode::Off,
+            ..Self::default()
+        }
     }
 
-    /// Visits every key, in the order of the shipped file. A mistake in a value never makes bindguard do more than the value
-    /// could have meant: checks report, and optional features are off.
+    /// Visits every key, in the order of the shipped file. A mistake in a value never makes
+    /// bindguard do more than the value could have meant: checks report, and optional features are
+    /// off.
     pub(crate) fn visit(&mut self, visitor: &mut impl Visitor) {
         let default = Self::default();
-        visitor.key("guard.deadline-ms", &mut self.deadline_ms, default.deadline_ms);
-        visitor.key("guard.failed-repairs", &mut self.failed_repairs, FailedRepair::Pass);
+        visitor.key(
+            "guard.deadline-ms",
+            &mut self.deadline_ms,
+            default.deadline_ms,
+        );
+        visitor.key(
+            "guard.failed-repairs",
+            &mut self.failed_repairs,
+            FailedRepair::Pass,
+        );
         visitor.key("runtime.path", &mut self.runtime, default.runtime);
-        visitor.key("kubelet.roots", &mut self.kubelet_roots, default.kubelet_roots);
-        visitor.key("checks.stale-subpaths", &mut self.stale_subpaths, Mode::Report);
+        visitor.key(
+            "kubelet.roots",
+            &mut self.kubelet_roots,
+            default.kubelet_roots,
+        );
+        visitor.key(
+            "checks.stale-subpaths",
+            &mut self.stale_subpaths,
+            Mode::Report,
+        );
         visitor.key("checks.host-root", &mut self.host_root, Mode::Report);
-        visitor.key("checks.unmounted-volumes", &mut self.unmounted_volumes, Alarm::Report);
+        visitor.key(
+            "checks.unmounted-volumes",
+            &mut self.unmounted_volumes,
+            Alarm::Report,
+        );
         visitor.key("checks.dead-sources", &mut self.dead_sources, Alarm::Report);
-        visitor.key("checks.vanished-directories", &mut self.vanished_directories, Vanished::Leave);
+        visitor.key(
+            "checks.vanished-directories",
+            &mut self.vanished_directories,
+            Vanished::Leave,
+        );
         visitor.key("host-root.scope", &mut self.scope, Scope::HostRoot);
-        visitor.key("host-root.read-only", &mut self.read_only, ReadOnlyBinds::Keep);
-        visitor.key("host-root.extra-directories", &mut self.extra_directories, Vec::new());
+        visitor.key(
+            "host-root.read-only",
+            &mut self.read_only,
+            ReadOnlyBinds::Keep,
+        );
+        visitor.key(
+            "host-root.extra-directories",
+            &mut self.extra_directories,
+            Vec::new(),
+        );
         visitor.key("annotations.mode", &mut self.annotation_mode, false);
-        visitor.key("annotations.propagation", &mut self.annotation_propagation, false);
-        visitor.key("journal.enabled", &mut self.journal_enabled, default.journal_enabled);
+        visitor.key(
+            "annotations.propagation",
+            &mut self.annotation_propagation,
+            false,
+        );
+        visitor.key(
+            "journal.enabled",
+            &mut self.journal_enabled,
+            default.journal_enabled,
+        );
         visitor.key("journal.path", &mut self.journal, default.journal);
         visitor.key("agent.metrics", &mut self.metrics, None);
         visitor.key("agent.socket", &mut self.socket, default.socket);
-        visitor.key("agent.survey-seconds", &mut self.survey_seconds, default.survey_seconds);
+        visitor.key(
+            "agent.survey-seconds",
+            &mut self.survey_seconds,
+            default.survey_seconds,
+        );
         visitor.key("agent.nri.enabled", &mut self.nri_enabled, false);
         visitor.key("agent.nri.socket", &mut self.nri_socket, default.nri_socket);
-        visitor.key("agent.kubernetes.kubeconfig", &mut self.kubeconfig, OptionalPath::default());
+        visitor.key(
+            "agent.kubernetes.kubeconfig",
+            &mut self.kubeconfig,
+            OptionalPath::default(),
+        );
         visitor.key("agent.kubernetes.node", &mut self.node, String::new());
         visitor.key("agent.events.mode", &mut self.events, EventMode::Off);
-        visitor.key("agent.events.requests-per-minute", &mut self.event_requests, default.event_requests);
+        visitor.key(
+            "agent.events.requests-per-minute",
+            &mut self.event_requests,
+            default.event_requests,
+        );
         visitor.key("agent.node-state.enabled", &mut self.node_state, false);
         visitor.key("agent.kubediag.enabled", &mut self.kubediag_enabled, false);
-        visitor.key("agent.kubediag.listen", &mut self.kubediag_listen, default.kubediag_listen);
+        visitor.key(
+            "agent.kubediag.listen",
+            &mut self.kubediag_listen,
+            default.kubediag_listen,
+        );
         visitor.key("refresh.mode", &mut self.refresh, RefreshMode::Off);
     }
 }

@@ -21,7 +21,8 @@ pub(crate) struct Mistake {
 
 /// A kind of value.
 pub(crate) trait Setting: Clone {
-    /// Reads a value. `None` if it is unreadable; a list may also be read without its unreadable elements.
+    /// Reads a value. `None` if it is unreadable; a list may also be read without its unreadable
+    /// elements.
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self>;
 
     /// The value as the file would state it.
@@ -36,12 +37,18 @@ pub(crate) trait Choice: Copy + PartialEq + 'static {
 impl<T: Choice> Setting for T {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
         let word = value.get_ref().as_str();
-        let known = Self::WORDS.iter().find(|(name, _)| Some(*name) == word).map(|(_, choice)| *choice);
+        let known = Self::WORDS
+            .iter()
+            .find(|(name, _)| Some(*name) == word)
+            .map(|(_, choice)| *choice);
         known.or_else(|| mistake(value, mistakes, || one_of(Self::WORDS)))
     }
 
     fn shown(&self) -> Value {
-        let word = Self::WORDS.iter().find(|(_, choice)| choice == self).map(|(name, _)| *name);
+        let word = Self::WORDS
+            .iter()
+            .find(|(_, choice)| choice == self)
+            .map(|(name, _)| *name);
         Value::String(word.unwrap_or_default().to_owned())
     }
 }
@@ -57,21 +64,29 @@ fn one_of<T>(words: &[(&'static str, T)]) -> String {
 }
 
 impl Choice for Mode {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("repair", Self::Repair), ("report", Self::Report), ("off", Self::Off)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("repair", Self::Repair),
+        ("report", Self::Report),
+        ("off", Self::Off),
+    ];
 }
 
 impl Choice for Alarm {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("report", Self::Report), ("refuse", Self::Refuse), ("off", Self::Off)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("report", Self::Report),
+        ("refuse", Self::Refuse),
+        ("off", Self::Off),
+    ];
 }
 
 impl Choice for Vanished {
-    const WORDS: &'static [(&'static str, Self)] = &[("leave", Self::Leave), ("remake", Self::Remake)];
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("leave", Self::Leave), ("remake", Self::Remake)];
 }
 
 impl Choice for FailedRepair {
-    const WORDS: &'static [(&'static str, Self)] = &[("pass", Self::Pass), ("refuse", Self::Refuse)];
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("pass", Self::Pass), ("refuse", Self::Refuse)];
 }
 
 impl Choice for Scope {
@@ -83,22 +98,32 @@ impl Choice for Scope {
 }
 
 impl Choice for ReadOnlyBinds {
-    const WORDS: &'static [(&'static str, Self)] = &[("rslave", Self::MakeRslave), ("keep", Self::Keep)];
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("rslave", Self::MakeRslave), ("keep", Self::Keep)];
 }
 
 impl Choice for RefreshMode {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("annotated", Self::Annotated), ("all", Self::All), ("off", Self::Off)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("annotated", Self::Annotated),
+        ("all", Self::All),
+        ("off", Self::Off),
+    ];
 }
 
 impl Choice for EventMode {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("off", Self::Off), ("warnings", Self::Warnings), ("all", Self::All)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("off", Self::Off),
+        ("warnings", Self::Warnings),
+        ("all", Self::All),
+    ];
 }
 
 impl Setting for bool {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        value.get_ref().as_bool().or_else(|| mistake(value, mistakes, || "true or false".to_owned()))
+        value
+            .get_ref()
+            .as_bool()
+            .or_else(|| mistake(value, mistakes, || "true or false".to_owned()))
     }
 
     fn shown(&self) -> Value {
@@ -113,8 +138,11 @@ pub(crate) struct Number<const MIN: u32, const MAX: u32>(pub(crate) u32);
 impl<const MIN: u32, const MAX: u32> Setting for Number<MIN, MAX> {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
         let digits = value.get_ref().as_integer();
-        let number = digits.and_then(|number| u32::from_str_radix(number.as_str(), number.radix()).ok());
-        let number = number.filter(|number| (MIN..=MAX).contains(number)).map(Self);
+        let number =
+            digits.and_then(|number| u32::from_str_radix(number.as_str(), number.radix()).ok());
+        let number = number
+            .filter(|number| (MIN..=MAX).contains(number))
+            .map(Self);
         number.or_else(|| mistake(value, mistakes, || format!("a number from {MIN} to {MAX}")))
     }
 
@@ -141,7 +169,10 @@ pub(crate) struct Program(pub(crate) String);
 
 impl Setting for Program {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let named = value.get_ref().as_str().filter(|name| !name.is_empty() && !name.contains('\0'));
+        let named = value
+            .get_ref()
+            .as_str()
+            .filter(|name| !name.is_empty() && !name.contains('\0'));
         named
             .map(|name| Self(name.to_owned()))
             .or_else(|| mistake(value, mistakes, || "a path, or a program's name".to_owned()))
@@ -152,7 +183,8 @@ impl Setting for Program {
     }
 }
 
-/// An absolute path. A relative one would depend on the directory from which a runtime is called, and match nothing.
+/// An absolute path. A relative one would depend on the directory from which a runtime is called,
+/// and match nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Absolute(pub(crate) String);
 
@@ -180,9 +212,15 @@ pub(crate) struct OptionalPath(pub(crate) String);
 
 impl Setting for OptionalPath {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let path = value.get_ref().as_str().filter(|path| path.is_empty() || is_absolute(path));
-        path.map(|path| Self(path.to_owned()))
-            .or_else(|| mistake(value, mistakes, || "an absolute path, \"/...\", or \"\"".to_owned()))
+        let path = value
+            .get_ref()
+            .as_str()
+            .filter(|path| path.is_empty() || is_absolute(path));
+        path.map(|path| Self(path.to_owned())).or_else(|| {
+            mistake(value, mistakes, || {
+                "an absolute path, \"/...\", or \"\"".to_owned()
+            })
+        })
     }
 
     fn shown(&self) -> Value {
@@ -195,13 +233,19 @@ fn is_absolute(path: &str) -> bool {
     path.starts_with('/') && !path.contains('\0')
 }
 
-/// A list of absolute paths. An element that is none is left out; a list of such elements alone is unreadable.
+/// A list of absolute paths. An element that is none is left out; a list of such elements alone is
+/// unreadable.
 impl Setting for Vec<Absolute> {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
         let Some(elements) = value.get_ref().as_array() else {
-            return mistake(value, mistakes, || "a list of absolute paths, [\"/...\"]".to_owned());
+            return mistake(value, mistakes, || {
+                "a list of absolute paths, [\"/...\"]".to_owned()
+            });
         };
-        let read: Self = elements.iter().filter_map(|element| Absolute::read(element, mistakes)).collect();
+        let read: Self = elements
+            .iter()
+            .filter_map(|element| Absolute::read(element, mistakes))
+            .collect();
         Some(read).filter(|read| elements.is_empty() || !read.is_empty())
     }
 
@@ -229,7 +273,11 @@ impl Setting for Option<SocketAddr> {
             return Some(None);
         }
         let address = text.and_then(|text| text.parse().ok()).map(Some);
-        address.or_else(|| mistake(value, mistakes, || "an address, \"IP:PORT\", or \"off\"".to_owned()))
+        address.or_else(|| {
+            mistake(value, mistakes, || {
+                "an address, \"IP:PORT\", or \"off\"".to_owned()
+            })
+        })
     }
 
     fn shown(&self) -> Value {
@@ -242,6 +290,9 @@ fn mistake<T>(
     mistakes: &mut Vec<Mistake>,
     expected: impl FnOnce() -> String,
 ) -> Option<T> {
-    mistakes.push(Mistake { place: value.span(), expected: expected() });
+    mistakes.push(Mistake {
+        place: value.span(),
+        expected: expected(),
+    });
     None
 }

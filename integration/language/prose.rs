@@ -1,4 +1,5 @@
-//! Takes the prose out of a file: paragraphs and table cells of a document, comments and messages of code.
+//! Takes the prose out of a file: paragraphs and table cells of a document, comments and messages
+//! of code.
 
 use super::sources::{File, Kind};
 
@@ -31,7 +32,9 @@ pub enum TextKind {
 pub fn passages(file: &File) -> Vec<Passage> {
     match file.kind {
         Kind::Document => document(&file.text),
-        Kind::Hash => comments(&file.text, |line| line.strip_prefix('#').map(|rest| (rest, TextKind::Comment))),
+        Kind::Hash => comments(&file.text, |line| {
+            line.strip_prefix('#').map(|rest| (rest, TextKind::Comment))
+        }),
         Kind::Test => comments(&file.text, rust_comment),
         Kind::Program => {
             let mut found = comments(&file.text, rust_comment);
@@ -58,7 +61,9 @@ fn document(text: &str) -> Vec<Passage> {
                 found.end();
             }
         } else {
-            if text.starts_with(['#', '*', '-', '+', '>']) || text.starts_with(|c: char| c.is_ascii_digit()) {
+            if text.starts_with(['#', '*', '-', '+', '>'])
+                || text.starts_with(|c: char| c.is_ascii_digit())
+            {
                 found.end();
             }
             found.add(line, text, TextKind::Document);
@@ -79,10 +84,14 @@ fn comments(text: &str, comment: impl Fn(&str) -> Option<(&str, TextKind)>) -> V
 }
 
 fn rust_comment(line: &str) -> Option<(&str, TextKind)> {
-    if let Some(text) = line.strip_prefix("///").or_else(|| line.strip_prefix("//!")) {
+    if let Some(text) = line
+        .strip_prefix("///")
+        .or_else(|| line.strip_prefix("//!"))
+    {
         return Some((text, TextKind::DocComment));
     }
-    line.strip_prefix("//").map(|text| (text, TextKind::Comment))
+    line.strip_prefix("//")
+        .map(|text| (text, TextKind::Comment))
 }
 
 /// String literals with at least two spaces, outside of comments and of a file's unit tests.
@@ -116,13 +125,20 @@ impl Passages {
         if self.open.as_ref().is_some_and(|open| open.place != place) {
             self.end();
         }
-        let open = self.open.get_or_insert_with(|| Passage { line, text: String::new(), place });
+        let open = self.open.get_or_insert_with(|| Passage {
+            line,
+            text: String::new(),
+            place,
+        });
         open.text.push_str(text);
         open.text.push('\n');
     }
 
     fn end(&mut self) {
-        self.ended.extend(self.open.take().map(|open| Passage { text: without_code(&open.text), ..open }));
+        self.ended.extend(self.open.take().map(|open| Passage {
+            text: without_code(&open.text),
+            ..open
+        }));
     }
 
     fn all(mut self) -> Vec<Passage> {
@@ -143,7 +159,9 @@ fn without_code(text: &str) -> String {
         }
     }
     while let Some(start) = out.find("](") {
-        let end = out[start..].find(')').map_or(out.len(), |end| start + end + 1);
+        let end = out[start..]
+            .find(')')
+            .map_or(out.len(), |end| start + end + 1);
         let lines = "\n".repeat(out[start..end].matches('\n').count());
         out.replace_range(start..end, &lines);
     }

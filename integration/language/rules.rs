@@ -13,19 +13,29 @@ pub fn problems(passage: &Passage) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (phrase, instead) in PRIVATE {
         let length = phrase.split(' ').count();
-        let uses = words.windows(length).filter(|window| window.iter().map(|(_, word)| word).eq(phrase.split(' ')));
+        let uses = words
+            .windows(length)
+            .filter(|window| window.iter().map(|(_, word)| word).eq(phrase.split(' ')));
         found.extend(uses.map(|window| (window[0].0, format!("\"{phrase}\": write {instead}"))));
     }
     if passage.place == TextKind::DocComment
-        && let Some((line, first)) = words.first().filter(|(_, first)| QUESTION_WORDS.contains(&first.as_str()))
+        && let Some((line, first)) = words
+            .first()
+            .filter(|(_, first)| QUESTION_WORDS.contains(&first.as_str()))
     {
-        found.push((*line, format!("a doc comment opens with \"{first}\": name the thing")));
+        found.push((
+            *line,
+            format!("a doc comment opens with \"{first}\": name the thing"),
+        ));
     }
     if passage.place == TextKind::Document {
         let long = sentences(&passage.text).filter(|sentence| count(sentence) > LONGEST);
         found.extend(long.map(|sentence| {
             let beginning: String = sentence.chars().take(50).collect();
-            (passage.line, format!("a sentence of {} words: {beginning:?}", count(sentence)))
+            (
+                passage.line,
+                format!("a sentence of {} words: {beginning:?}", count(sentence)),
+            )
         }));
     }
     found
@@ -35,10 +45,15 @@ pub fn problems(passage: &Passage) -> Vec<(usize, String)> {
 fn words(passage: &Passage) -> Vec<(usize, String)> {
     let of_line = |text: &str| {
         let words = text.split(|c: char| !c.is_alphanumeric() && c != '-' && c != '_');
-        words.filter(|word| !word.is_empty()).map(str::to_lowercase).collect::<Vec<_>>()
+        words
+            .filter(|word| !word.is_empty())
+            .map(str::to_lowercase)
+            .collect::<Vec<_>>()
     };
     let lines = (passage.line..).zip(passage.text.lines());
-    lines.flat_map(|(line, text)| of_line(text).into_iter().map(move |word| (line, word))).collect()
+    lines
+        .flat_map(|(line, text)| of_line(text).into_iter().map(move |word| (line, word)))
+        .collect()
 }
 
 fn sentences(text: &str) -> impl Iterator<Item = &str> {
@@ -64,26 +79,51 @@ mod tests {
     use super::*;
 
     fn problems_of(text: &str, place: TextKind) -> Vec<(usize, String)> {
-        problems(&Passage { line: 1, text: text.to_owned(), place })
+        problems(&Passage {
+            line: 1,
+            text: text.to_owned(),
+            place,
+        })
     }
 
     #[test]
     fn a_private_word_is_found_as_a_whole_word() {
-        assert_eq!(problems_of("The journal is told so.", TextKind::Comment).len(), 1);
-        assert_eq!(problems_of("An untold tellurium task.", TextKind::Comment), vec![]);
-        assert_eq!(problems_of("First.\nIt told all.", TextKind::Comment)[0].0, 2);
+        assert_eq!(
+            problems_of("The journal is told so.", TextKind::Comment).len(),
+            1
+        );
+        assert_eq!(
+            problems_of("An untold tellurium task.", TextKind::Comment),
+            vec![]
+        );
+        assert_eq!(
+            problems_of("First.\nIt told all.", TextKind::Comment)[0].0,
+            2
+        );
     }
 
     #[test]
     fn a_doc_comment_names_the_thing() {
-        assert_eq!(problems_of("Whether it is one.", TextKind::DocComment).len(), 1);
+        assert_eq!(
+            problems_of("Whether it is one.", TextKind::DocComment).len(),
+            1
+        );
         assert_eq!(problems_of("Whether it is one.", TextKind::Comment), vec![]);
     }
 
     #[test]
     fn a_long_sentence_is_found_in_documents() {
         let sentence = format!("{}.", "word ".repeat(41).trim());
-        assert_eq!(problems_of(&format!("Short. {sentence} Short."), TextKind::Document).len(), 1);
-        assert_eq!(problems_of(&sentence.replace("word word", "word. word"), TextKind::Document), vec![]);
+        assert_eq!(
+            problems_of(&format!("Short. {sentence} Short."), TextKind::Document).len(),
+            1
+        );
+        assert_eq!(
+            problems_of(
+                &sentence.replace("word word", "word. word"),
+                TextKind::Document
+            ),
+            vec![]
+        );
     }
 }

@@ -46,8 +46,13 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<File>> {
             if path.is_dir() {
                 folders.push(path);
             } else if let Some(kind) = kind(path.strip_prefix(root)?, &name) {
-                let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-                found.push(File { path: path.strip_prefix(root)?.to_owned(), kind, text });
+                let text = fs::read_to_string(&path)
+                    .with_context(|| format!("read {}", path.display()))?;
+                found.push(File {
+                    path: path.strip_prefix(root)?.to_owned(),
+                    kind,
+                    text,
+                });
             }
         }
     }
@@ -60,13 +65,25 @@ fn kind(path: &Path, name: &str) -> Option<Kind> {
     if path.ends_with("language/words.rs") || path.ends_with("language/rules.rs") {
         return None;
     }
-    let is_test = path.starts_with("integration") || path.iter().any(|part| part == "tests" || part == "benches");
+    let is_test = path.starts_with("integration")
+        || path.iter().any(|part| part == "tests" || part == "benches");
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("rs") if is_test => Some(Kind::Test),
         Some("rs") => Some(Kind::Program),
         Some("md") => Some(Kind::Document),
         Some("sh" | "toml" | "yaml" | "conf" | "dict") => Some(Kind::Hash),
-        _ if ["Makefile", "Dockerfile", "run", "postinst", "postrm", "prerm"].contains(&name) => Some(Kind::Hash),
+        _ if [
+            "Makefile",
+            "Dockerfile",
+            "run",
+            "postinst",
+            "postrm",
+            "prerm",
+        ]
+        .contains(&name) =>
+        {
+            Some(Kind::Hash)
+        }
         _ => None,
     }
 }

@@ -40,7 +40,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts it with the kubelet's root of the node and more lines of config, and waits until it is ready.
+    /// Starts it with the kubelet's root of the node and more lines of config, and waits until it
+    /// is ready.
     pub fn start(node: &Node, config: &str) -> Result<Self> {
         Self::start_as(node, config, Form::Service)
     }
@@ -56,7 +57,12 @@ impl Agent {
 
     /// The same with its socket at this path. Its other files are beside it.
     pub fn start_at(node: &Node, config: &str, socket: &str) -> Result<Self> {
-        Self::spawn(node, config, node.command(node.under_test().join(AGENT))?, socket)
+        Self::spawn(
+            node,
+            config,
+            node.command(node.under_test().join(AGENT))?,
+            socket,
+        )
     }
 
     /// The same from a build with fault points. `fault` breaks it at one of them.
@@ -69,25 +75,41 @@ impl Agent {
     /// In a pod whose service account leads to an API server.
     pub fn start_with_account(node: &Node, config: &str, api: &KubeApi) -> Result<Self> {
         let mut command = Self::with_account(node, &["--propagation", "private"], api)?;
-        command.arg(node.under_test().join(AGENT)).args(["--host", "/"]);
+        command
+            .arg(node.under_test().join(AGENT))
+            .args(["--host", "/"]);
         Self::spawn(node, config, command, SERVED)
     }
 
-    /// A command that runs its arguments in a mount namespace with the service account's files, and with the environment of a
-    /// pod; `options`: of unshare(1).
+    /// A command that runs its arguments in a mount namespace with the service account's files, and
+    /// with the environment of a pod; `options`: of unshare(1).
     pub fn with_account(node: &Node, options: &[&str], api: &KubeApi) -> Result<Command> {
         let account = node.disk().join("account");
         fs::create_dir_all(&account).context("make the folder of the service account")?;
-        for (name, text) in [("token", TOKEN), ("namespace", "kube-system"), ("ca.crt", api.certificate())] {
+        for (name, text) in [
+            ("token", TOKEN),
+            ("namespace", "kube-system"),
+            ("ca.crt", api.certificate()),
+        ] {
             fs::write(account.join(name), text).with_context(|| format!("write {name}"))?;
         }
         let place = "/var/run/secrets/kubernetes.io/serviceaccount";
-        let mount = format!("mkdir -p {place}; mount --bind {} {place}; exec \"$@\"", account.display());
+        let mount = format!(
+            "mkdir -p {place}; mount --bind {} {place}; exec \"$@\"",
+            account.display()
+        );
         let mut command = node.command("unshare")?;
-        command.arg("--mount").args(options).args(["sh", "-ec", &mount, "sh"]);
+        command
+            .arg("--mount")
+            .args(options)
+            .args(["sh", "-ec", &mount, "sh"]);
         command.env("KUBERNETES_SERVICE_HOST", api.address().ip().to_string());
         command.env("KUBERNETES_SERVICE_PORT", api.address().port().to_string());
-        command.envs([("NODE_NAME", "node-1"), ("POD_NAME", "agent-1"), ("POD_NAMESPACE", "kube-system")]);
+        command.envs([
+            ("NODE_NAME", "node-1"),
+            ("POD_NAME", "agent-1"),
+            ("POD_NAMESPACE", "kube-system"),
+        ]);
         Ok(command)
     }
 
@@ -101,29 +123,45 @@ impl Agent {
         fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
         command.arg("--config").arg(&file).args(["--cri", SOCKET]);
         let log = node.disk().join("agent.log");
-        let log =
-            File::options().create(true).append(true).open(&log).with_context(|| format!("open {}", log.display()))?;
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("open {}", log.display()))?;
         // As the unit and the manifest say.
         command.stderr(log).env("MALLOC_ARENA_MAX", "1");
-        let agent = Self { child: command.spawn().context("start the agent")?, socket };
-        until("the agent is ready", || Ok(agent.get("/readyz").starts_with("HTTP/1.1 200")))?;
+        let agent = Self {
+            child: command.spawn().context("start the agent")?,
+            socket,
+        };
+        until("the agent is ready", || {
+            Ok(agent.get("/readyz").starts_with("HTTP/1.1 200"))
+        })?;
         Ok(agent)
     }
 
     /// The whole answer to a GET; empty if nothing answers.
     pub fn get(&self, path: &str) -> String {
-        let Ok(mut stream) = UnixStream::connect(&self.socket) else { return String::new() };
+        let Ok(mut stream) = UnixStream::connect(&self.socket) else {
+            return String::new();
+        };
         let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
         let mut answer = String::new();
-        let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
+        let _ = stream
+            .write_all(request.as_bytes())
+            .and_then(|()| stream.read_to_string(&mut answer));
         answer
     }
 
     /// The value of a figure, its labels included in the name; 0 if there is none.
     pub fn figure(&self, name: &str) -> f64 {
         let text = self.get("/metrics");
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.and_then(|value| value.trim().parse().ok()).unwrap_or_default()
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value
+            .and_then(|value| value.trim().parse().ok())
+            .unwrap_or_default()
     }
 
     /// Sends SIGSTOP, and waits until none of its threads runs.
@@ -150,7 +188,10 @@ impl Agent {
             Ok(status.is_some())
         })?;
         let signal = status.and_then(|status| status.signal());
-        ensure!(signal == Some(Signal::SIGKILL as i32), "the agent ended with {status:?}");
+        ensure!(
+            signal == Some(Signal::SIGKILL as i32),
+            "the agent ended with {status:?}"
+        );
         Ok(())
     }
 
@@ -170,7 +211,9 @@ impl Agent {
 fn in_a_pod(node: &Node) -> Result<Command> {
     let mut command = node.command("unshare")?;
     command.args(["--mount", "--propagation", "private"]);
-    command.arg(node.under_test().join(AGENT)).args(["--host", "/"]);
+    command
+        .arg(node.under_test().join(AGENT))
+        .args(["--host", "/"]);
     Ok(command)
 }
 

@@ -1,4 +1,5 @@
-//! A bundle and a runtime for stories about bindguard-runtime alone: what does the runtime behind it get to see?
+//! A bundle and a runtime for stories about bindguard-runtime alone: what does the runtime behind
+//! it get to see?
 
 use std::ffi::OsStr;
 use std::fs;
@@ -23,12 +24,16 @@ impl Bundle {
     /// A bundle with exactly these bytes as its `config.json`.
     pub fn create(node: &Node, name: &str, config: &[u8]) -> Result<Self> {
         let path = node.disk().join("bundles").join(name);
-        fs::create_dir_all(path.join("rootfs")).with_context(|| format!("create the bundle {}", path.display()))?;
-        fs::write(path.join("config.json"), config).with_context(|| format!("write the spec of {}", path.display()))?;
+        fs::create_dir_all(path.join("rootfs"))
+            .with_context(|| format!("create the bundle {}", path.display()))?;
+        fs::write(path.join("config.json"), config)
+            .with_context(|| format!("write the spec of {}", path.display()))?;
         let recorder = path.join("recorder");
         // the copy is what the runtime saw, whatever happens to the bundle later
-        let script =
-            format!("#!/bin/sh\ncp {0}/config.json {0}/seen.json\necho \"$*\" > {0}/seen.args\n", path.display());
+        let script = format!(
+            "#!/bin/sh\ncp {0}/config.json {0}/seen.json\necho \"$*\" > {0}/seen.args\n",
+            path.display()
+        );
         write_program(&recorder, &script)?;
         Ok(Self { path, recorder })
     }
@@ -57,7 +62,11 @@ impl Bundle {
     /// The same, with another program's command line before it.
     pub fn admit_under(&self, node: &Node, before: &[&str]) -> Result<Command> {
         let guard = node.programs().join(GUARD);
-        let words: Vec<&OsStr> = before.iter().map(OsStr::new).chain([guard.as_os_str()]).collect();
+        let words: Vec<&OsStr> = before
+            .iter()
+            .map(OsStr::new)
+            .chain([guard.as_os_str()])
+            .collect();
         let mut command = node.command(words[0])?;
         command
             .args(&words[1..])
@@ -82,7 +91,8 @@ impl Bundle {
 
     /// The arguments that the runtime got.
     pub fn arguments(&self) -> Result<String> {
-        fs::read_to_string(self.path.join("seen.args")).context("read the runtime's arguments: was it reached?")
+        fs::read_to_string(self.path.join("seen.args"))
+            .context("read the runtime's arguments: was it reached?")
     }
 
     /// The guard's lines in the runtime's `--log`.

@@ -1,7 +1,8 @@
 //! A blocking CRI client: what a kubelet says to containerd to run a pod.
 //!
-//! Pods use the host's network, so no CNI is needed. Their cgroups lie under the node's name, or in its slice, so that the
-//! node's keeper finds them. One thread drives the connection, and only while a call is made: no thread of it outlives the node.
+//! Pods use the host's network, so no CNI is needed. Their cgroups lie under the node's name, or in
+//! its slice, so that the node's keeper finds them. One thread drives the connection, and only
+//! while a call is made: no thread of it outlives the node.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -13,12 +14,13 @@ use hyper_util::rt::TokioIo;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatsRequest, ContainerStatus, ContainerStatusRequest,
-    CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest, LinuxContainerConfig,
-    LinuxContainerResources, LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount,
-    MountPropagation, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest,
-    RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
-    UpdateContainerResourcesRequest, VersionRequest,
+    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatsRequest, ContainerStatus,
+    ContainerStatusRequest, CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest,
+    LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext,
+    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode,
+    NamespaceOption, PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest,
+    RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest, StopContainerRequest,
+    StopPodSandboxRequest, UpdateContainerResourcesRequest, VersionRequest,
 };
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
@@ -77,17 +79,23 @@ pub fn mount(source: &std::path::Path, destination: &str, propagation: MountProp
 impl Cri {
     /// Connects to containerd's socket; pods are made in this cgroup.
     pub(crate) fn connect(socket: &'static str, cgroup: String) -> Result<Self> {
-        let runtime =
-            Builder::new_current_thread().enable_all().build().context("make a runtime for the CRI client")?;
-        let connector =
-            service_fn(
-                move |_: Uri| async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) },
-            );
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("make a runtime for the CRI client")?;
+        let connector = service_fn(move |_: Uri| async move {
+            Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?))
+        });
         let endpoint = Endpoint::from_static("http://containerd").timeout(LIMIT);
         let channel = runtime
             .block_on(endpoint.connect_with_connector(connector))
             .with_context(|| format!("connect to {socket}"))?;
-        let cri = Self { runtime, channel, cgroup, attempts: Cell::new(0) };
+        let cri = Self {
+            runtime,
+            channel,
+            cgroup,
+            attempts: Cell::new(0),
+        };
         cri.wait_until_it_is_ready()?;
         Ok(cri)
     }
@@ -98,7 +106,13 @@ impl Cri {
     }
 
     /// The same in another of the cluster's namespaces.
-    pub fn run_pod_in(&self, namespace: &str, handler: &str, name: &str, uid: &str) -> Result<Sandbox> {
+    pub fn run_pod_in(
+        &self,
+        namespace: &str,
+        handler: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<Sandbox> {
         self.run_annotated_pod_in(namespace, handler, name, uid, &[])
     }
 
@@ -130,7 +144,10 @@ impl Cri {
             }),
             log_directory: format!("/run/pods/{uid}"),
             labels: labels(namespace, name, uid).into(),
-            annotations: annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            annotations: annotations
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
             linux: Some(LinuxPodSandboxConfig {
                 cgroup_parent: format!("/{}", self.cgroup),
                 security_context: Some(LinuxSandboxSecurityContext {
@@ -141,19 +158,37 @@ impl Cri {
             }),
             ..Default::default()
         };
-        let request = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
+        let request = RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: handler.to_owned(),
+        };
         let mut client = self.runtime_service();
-        let response = self.call(&format!("run the pod {name} with {handler}"), client.run_pod_sandbox(request))?;
-        Ok(Sandbox { id: response.pod_sandbox_id, config })
+        let response = self.call(
+            &format!("run the pod {name} with {handler}"),
+            client.run_pod_sandbox(request),
+        )?;
+        Ok(Sandbox {
+            id: response.pod_sandbox_id,
+            config,
+        })
     }
 
     /// Creates and starts a container of the busybox image, and returns its id.
-    pub fn start_container(&self, pod: &Sandbox, name: &str, words: &[&str], mounts: &[Mount]) -> Result<String> {
+    pub fn start_container(
+        &self,
+        pod: &Sandbox,
+        name: &str,
+        words: &[&str],
+        mounts: &[Mount],
+    ) -> Result<String> {
         let attempt = self.attempts.replace(self.attempts.get() + 1);
         let mut labels = pod.config.labels.clone();
         labels.insert("io.kubernetes.container.name".to_owned(), name.to_owned());
         let config = ContainerConfig {
-            metadata: Some(ContainerMetadata { name: name.to_owned(), attempt }),
+            metadata: Some(ContainerMetadata {
+                name: name.to_owned(),
+                attempt,
+            }),
             labels,
             image: Some(image(BUSYBOX)),
             command: words.iter().map(|word| (*word).to_owned()).collect(),
@@ -174,18 +209,38 @@ impl Cri {
             sandbox_config: Some(pod.config.clone()),
         };
         let mut client = self.runtime_service();
-        let id = self.call(&format!("create the container {name}"), client.create_container(request))?.container_id;
-        let request = StartContainerRequest { container_id: id.clone() };
-        self.call(&format!("start the container {name}"), client.start_container(request))?;
+        let id = self
+            .call(
+                &format!("create the container {name}"),
+                client.create_container(request),
+            )?
+            .container_id;
+        let request = StartContainerRequest {
+            container_id: id.clone(),
+        };
+        self.call(
+            &format!("start the container {name}"),
+            client.start_container(request),
+        )?;
         Ok(id)
     }
 
     /// Runs a program in a container.
     pub fn exec(&self, id: &str, words: &[&str]) -> Result<Answer> {
         let cmd = words.iter().map(|word| (*word).to_owned()).collect();
-        let request = ExecSyncRequest { container_id: id.to_owned(), cmd, timeout: 30 };
-        let answer = self.call(&format!("run {words:?} in {id}"), self.runtime_service().exec_sync(request))?;
-        Ok(Answer { code: answer.exit_code, stdout: String::from_utf8_lossy(&answer.stdout).into_owned() })
+        let request = ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd,
+            timeout: 30,
+        };
+        let answer = self.call(
+            &format!("run {words:?} in {id}"),
+            self.runtime_service().exec_sync(request),
+        )?;
+        Ok(Answer {
+            code: answer.exit_code,
+            stdout: String::from_utf8_lossy(&answer.stdout).into_owned(),
+        })
     }
 
     /// The content of a file as a container sees it.
@@ -199,17 +254,31 @@ impl Cri {
 
     /// A container's status.
     pub fn status(&self, id: &str) -> Result<ContainerStatus> {
-        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-        let response =
-            self.call(&format!("query the status of {id}"), self.runtime_service().container_status(request))?;
-        response.status.with_context(|| format!("the answer about {id} has no status"))
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let response = self.call(
+            &format!("query the status of {id}"),
+            self.runtime_service().container_status(request),
+        )?;
+        response
+            .status
+            .with_context(|| format!("the answer about {id} has no status"))
     }
 
     /// The pid of a container's init.
     pub fn pid(&self, id: &str) -> Result<u32> {
-        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
-        let answer = self.call(&format!("query the pid of {id}"), self.runtime_service().container_status(request))?;
-        let info: serde_json::Value = serde_json::from_str(answer.info.get("info").context("it has no info")?)?;
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: true,
+        };
+        let answer = self.call(
+            &format!("query the pid of {id}"),
+            self.runtime_service().container_status(request),
+        )?;
+        let info: serde_json::Value =
+            serde_json::from_str(answer.info.get("info").context("it has no info")?)?;
         let pid = info["pid"].as_u64().context("its info has no pid")?;
         u32::try_from(pid).context("its pid is too large")
     }
@@ -232,51 +301,104 @@ impl Cri {
 
     /// Sets a container's memory limit while it runs, as an in-place resize of a pod does.
     pub fn limit_memory(&self, id: &str, bytes: i64) -> Result<()> {
-        let linux = LinuxContainerResources { memory_limit_in_bytes: bytes, ..Default::default() };
-        let request =
-            UpdateContainerResourcesRequest { container_id: id.to_owned(), linux: Some(linux), ..Default::default() };
-        self.call(&format!("limit {id}"), self.runtime_service().update_container_resources(request)).map(drop)
+        let linux = LinuxContainerResources {
+            memory_limit_in_bytes: bytes,
+            ..Default::default()
+        };
+        let request = UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(linux),
+            ..Default::default()
+        };
+        self.call(
+            &format!("limit {id}"),
+            self.runtime_service().update_container_resources(request),
+        )
+        .map(drop)
     }
 
-    /// The figures that the kubelet queries all the time: CPU time used so far, in nanoseconds, and memory in use, in bytes.
+    /// The figures that the kubelet queries all the time: CPU time used so far, in nanoseconds, and
+    /// memory in use, in bytes.
     pub fn usage(&self, id: &str) -> Result<(u64, u64)> {
-        let request = ContainerStatsRequest { container_id: id.to_owned() };
-        let answer =
-            self.call(&format!("query the figures of {id}"), self.runtime_service().container_stats(request))?;
-        let stats = answer.stats.with_context(|| format!("the answer about {id} has no figures"))?;
-        let cpu = stats.cpu.and_then(|cpu| cpu.usage_core_nano_seconds).map_or(0, |value| value.value);
-        let memory = stats.memory.and_then(|memory| memory.working_set_bytes).map_or(0, |value| value.value);
+        let request = ContainerStatsRequest {
+            container_id: id.to_owned(),
+        };
+        let answer = self.call(
+            &format!("query the figures of {id}"),
+            self.runtime_service().container_stats(request),
+        )?;
+        let stats = answer
+            .stats
+            .with_context(|| format!("the answer about {id} has no figures"))?;
+        let cpu = stats
+            .cpu
+            .and_then(|cpu| cpu.usage_core_nano_seconds)
+            .map_or(0, |value| value.value);
+        let memory = stats
+            .memory
+            .and_then(|memory| memory.working_set_bytes)
+            .map_or(0, |value| value.value);
         Ok((cpu, memory))
     }
 
     /// Stops a container after `grace` seconds.
     pub fn stop(&self, id: &str, grace: i64) -> Result<()> {
-        let request = StopContainerRequest { container_id: id.to_owned(), timeout: grace };
-        self.call(&format!("stop {id}"), self.runtime_service().stop_container(request)).map(drop)
+        let request = StopContainerRequest {
+            container_id: id.to_owned(),
+            timeout: grace,
+        };
+        self.call(
+            &format!("stop {id}"),
+            self.runtime_service().stop_container(request),
+        )
+        .map(drop)
     }
 
     /// Removes a stopped container.
     pub fn remove(&self, id: &str) -> Result<()> {
-        let request = RemoveContainerRequest { container_id: id.to_owned() };
-        self.call(&format!("remove {id}"), self.runtime_service().remove_container(request)).map(drop)
+        let request = RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        self.call(
+            &format!("remove {id}"),
+            self.runtime_service().remove_container(request),
+        )
+        .map(drop)
     }
 
     /// Stops and removes a pod with all its containers.
     pub fn remove_pod(&self, pod: &Sandbox) -> Result<()> {
         let id = &pod.id;
         let mut client = self.runtime_service();
-        let stop = StopPodSandboxRequest { pod_sandbox_id: id.clone() };
+        let stop = StopPodSandboxRequest {
+            pod_sandbox_id: id.clone(),
+        };
         self.call(&format!("stop the pod {id}"), client.stop_pod_sandbox(stop))?;
-        let remove = RemovePodSandboxRequest { pod_sandbox_id: id.clone() };
-        self.call(&format!("remove the pod {id}"), client.remove_pod_sandbox(remove)).map(drop)
+        let remove = RemovePodSandboxRequest {
+            pod_sandbox_id: id.clone(),
+        };
+        self.call(
+            &format!("remove the pod {id}"),
+            client.remove_pod_sandbox(remove),
+        )
+        .map(drop)
     }
 
     /// The CRI plugin learns of imported images through events, a moment later than `ctr`.
     pub(crate) fn wait_for_image(&self, name: &str) -> Result<()> {
         let mut client = ImageServiceClient::new(self.channel.clone());
         until(&format!("the CRI plugin sees the image {name}"), || {
-            let request = ImageStatusRequest { image: Some(image(name)), verbose: false };
-            Ok(self.call(&format!("look for the image {name}"), client.image_status(request))?.image.is_some())
+            let request = ImageStatusRequest {
+                image: Some(image(name)),
+                verbose: false,
+            };
+            Ok(self
+                .call(
+                    &format!("look for the image {name}"),
+                    client.image_status(request),
+                )?
+                .image
+                .is_some())
         })
     }
 
@@ -285,7 +407,12 @@ impl Cri {
         let mut client = self.runtime_service();
         let mut last = Ok(());
         let ready = until("the CRI answers", || {
-            last = self.call("query the CRI's version", client.version(VersionRequest::default())).map(drop);
+            last = self
+                .call(
+                    "query the CRI's version",
+                    client.version(VersionRequest::default()),
+                )
+                .map(drop);
             Ok(last.is_ok())
         });
         last.and(ready)
@@ -295,8 +422,15 @@ impl Cri {
         RuntimeServiceClient::new(self.channel.clone())
     }
 
-    fn call<T>(&self, what: &str, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T> {
-        let answer = self.runtime.block_on(call).with_context(|| what.to_owned())?;
+    fn call<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let answer = self
+            .runtime
+            .block_on(call)
+            .with_context(|| what.to_owned())?;
         Ok(answer.into_inner())
     }
 }
@@ -308,9 +442,16 @@ fn labels(namespace: &str, name: &str, uid: &str) -> [(String, String); 3] {
 }
 
 fn host_network() -> NamespaceOption {
-    NamespaceOption { network: NamespaceMode::Node.into(), pid: NamespaceMode::Container.into(), ..Default::default() }
+    NamespaceOption {
+        network: NamespaceMode::Node.into(),
+        pid: NamespaceMode::Container.into(),
+        ..Default::default()
+    }
 }
 
 fn image(name: &str) -> ImageSpec {
-    ImageSpec { image: name.to_owned(), ..Default::default() }
+    ImageSpec {
+        image: name.to_owned(),
+        ..Default::default()
+    }
 }

@@ -1,6 +1,8 @@
-//! CRI-O on a node, where there is one: no Debian suite packages it, so the folder of its programs is handed in.
+//! CRI-O on a node, where there is one: no Debian suite packages it, so the folder of its programs
+//! is handed in.
 //!
-//! Its images come from Podman, with which it shares containers-storage(7); pods use the host's network, so no CNI plugin runs.
+//! Its images come from Podman, with which it shares containers-storage(7); pods use the host's
+//! network, so no CNI plugin runs.
 
 use std::env;
 use std::fs::{self, File};
@@ -21,8 +23,14 @@ const CONFIG: &str = "/etc/crio/crio.conf";
 
 /// Why there is no CRI-O here, if so.
 pub fn missing() -> Option<String> {
-    let there = folder().is_some_and(|folder| ["crio", "pinns"].iter().all(|name| folder.join(name).is_file()));
-    let without = || "no Debian suite has CRI-O: name a folder with crio and pinns in BINDGUARD_CRIO".to_owned();
+    let there = folder().is_some_and(|folder| {
+        ["crio", "pinns"]
+            .iter()
+            .all(|name| folder.join(name).is_file())
+    });
+    let without = || {
+        "no Debian suite has CRI-O: name a folder with crio and pinns in BINDGUARD_CRIO".to_owned()
+    };
     engines::missing().or_else(|| (!there).then(without))
 }
 
@@ -41,17 +49,42 @@ pub struct Crio<'n> {
 impl<'n> Crio<'n> {
     /// Writes its main file and gives it the images; runs nothing yet.
     pub fn on(node: &'n Node) -> Result<Self> {
-        let crio = Self { node, programs: folder().context("BINDGUARD_CRIO")?, daemon: None };
+        let crio = Self {
+            node,
+            programs: folder().context("BINDGUARD_CRIO")?,
+            daemon: None,
+        };
         write(CONFIG, &crio.config())?;
-        write("/etc/containers/policy.json", r#"{"default":[{"type":"insecureAcceptAnything"}]}"#)?;
+        write(
+            "/etc/containers/policy.json",
+            r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
+        )?;
         let layer = node.disk().join("layer.tar");
         image::write_layer(&layer)?;
         for (name, command) in [(image::BUSYBOX, "sh"), (image::PAUSE, "sleep 1000000000")] {
             let mut import = node.command(engines::program("podman"))?;
             import.arg("--conmon").arg(engines::program("conmon"));
-            import.args(["--storage-driver", "vfs", "--runroot", "/run/crio-storage", "--root"]).arg(crio.storage());
+            import
+                .args([
+                    "--storage-driver",
+                    "vfs",
+                    "--runroot",
+                    "/run/crio-storage",
+                    "--root",
+                ])
+                .arg(crio.storage());
             let command = format!("CMD {command}");
-            import.args(["import", "--quiet", "--change", &command, "--change", "ENV PATH=/bin"]).arg(&layer).arg(name);
+            import
+                .args([
+                    "import",
+                    "--quiet",
+                    "--change",
+                    &command,
+                    "--change",
+                    "ENV PATH=/bin",
+                ])
+                .arg(&layer)
+                .arg(name);
             run(import)?.success()?;
         }
         Ok(crio)
@@ -69,7 +102,10 @@ impl<'n> Crio<'n> {
         self.stop();
         let log = File::create(self.node.disk().join("crio.log")).context("create crio's log")?;
         let mut command = self.command()?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
         self.daemon = Some(command.spawn().context("start crio")?);
         let log = || fs::read_to_string(self.node.disk().join("crio.log")).unwrap_or_default();
         until("crio listens", || Ok(Path::new(SOCKET).exists())).with_context(log)?;

@@ -1,7 +1,7 @@
 //! Stories with criu, and a container that shows whether it was restored or started anew.
 //!
-//! The criu is the newest generation's, also under the older ones: Debian 12's does not know the vdso of Linux 6.18. Where
-//! the kernel does not let it work, the story is skipped aloud.
+//! The criu is the newest generation's, also under the older ones: Debian 12's does not know the
+//! vdso of Linux 6.18. Where the kernel does not let it work, the story is skipped aloud.
 
 use std::os::unix::fs::symlink;
 
@@ -14,7 +14,11 @@ use crate::programs::{Generation, Matrix};
 use crate::waiting::until;
 
 /// It counts in its own memory: one that was started anew would begin at 1.
-pub const COUNTER: [&str; 3] = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done"];
+pub const COUNTER: [&str; 3] = [
+    "sh",
+    "-c",
+    "n=0; while :; do n=$((n + 1)); echo $n > /count; sleep 0.01; done",
+];
 
 impl Setup {
     /// Runs a story on this node, with criu on containerd's `PATH`.
@@ -28,7 +32,8 @@ impl Setup {
                 skipped("no criu that works with this kernel");
                 return Ok(());
             }
-            symlink(&criu, node.programs().join("criu")).context("put criu on containerd's PATH")?;
+            symlink(&criu, node.programs().join("criu"))
+                .context("put criu on containerd's PATH")?;
             story(node)
         });
     }

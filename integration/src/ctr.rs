@@ -1,6 +1,8 @@
-//! containerd's own client as stories use it: run, exec, kill, delete, with typed mounts and runtimes.
+//! containerd's own client as stories use it: run, exec, kill, delete, with typed mounts and
+//! runtimes.
 //!
-//! `ctr` writes the spec itself, so a container of a story has exactly the mounts that the story names.
+//! `ctr` writes the spec itself, so a container of a story has exactly the mounts that the story
+//! names.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -27,7 +29,8 @@ pub enum Runtime {
     BindguardByPath,
     /// The stock shim, with bindguard-runtime as its runc.
     Wrapper,
-    /// `io.containerd.NAME.v2`: containerd searches for `containerd-shim-NAME-v2` among the node's programs.
+    /// `io.containerd.NAME.v2`: containerd searches for `containerd-shim-NAME-v2` among the node's
+    /// programs.
     Named(&'static str),
 }
 
@@ -42,16 +45,28 @@ pub struct Bind {
 impl Bind {
     /// `source` on `destination`, with the options the kubelet's CRI gives: `rbind,rprivate,ro`.
     pub fn new(source: impl Into<PathBuf>, destination: &str) -> Self {
-        Self { source: source.into(), destination: destination.to_owned(), options: "rbind:rprivate:ro".to_owned() }
+        Self {
+            source: source.into(),
+            destination: destination.to_owned(),
+            options: "rbind:rprivate:ro".to_owned(),
+        }
     }
 
     /// Other options.
     pub fn options(self, options: &[&str]) -> Self {
-        Self { options: options.join(":"), ..self }
+        Self {
+            options: options.join(":"),
+            ..self
+        }
     }
 
     fn argument(&self) -> String {
-        format!("type=bind,src={},dst={},options={}", self.source.display(), self.destination, self.options)
+        format!(
+            "type=bind,src={},dst={},options={}",
+            self.source.display(),
+            self.destination,
+            self.options
+        )
     }
 }
 
@@ -76,33 +91,58 @@ pub struct Ctr {
 }
 
 impl Ctr {
-    pub(crate) fn new(program: &Path, socket: &str, namespace: &str, programs: &Path, slice: Option<String>) -> Self {
+    pub(crate) fn new(
+        program: &Path,
+        socket: &str,
+        namespace: &str,
+        programs: &Path,
+        slice: Option<String>,
+    ) -> Self {
         let (program, programs) = (program.to_path_buf(), programs.to_path_buf());
-        Self { program, socket: socket.to_owned(), namespace: namespace.to_owned(), programs, slice }
+        Self {
+            program,
+            socket: socket.to_owned(),
+            namespace: namespace.to_owned(),
+            programs,
+            slice,
+        }
     }
 
     /// The same containerd, another of its namespaces: pods live in `k8s.io`.
     pub fn in_namespace(&self, namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), ..self.clone() }
+        Self {
+            namespace: namespace.to_owned(),
+            ..self.clone()
+        }
     }
 
     /// Any `ctr` command.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(["--address", &self.socket, "--namespace", &self.namespace]).args(words);
+        command
+            .args(["--address", &self.socket, "--namespace", &self.namespace])
+            .args(words);
         command
     }
 
     /// Imports an OCI archive.
     pub fn import(&self, archive: &Path) -> Result<()> {
         let archive = archive.to_str().context("the archive's path is UTF-8")?;
-        run(self.command(&["image", "import", archive]))?.success().map(drop)
+        run(self.command(&["image", "import", archive]))?
+            .success()
+            .map(drop)
     }
 
     /// A container of the busybox image that sleeps.
     pub fn container(&self, id: &str) -> Container<'_> {
         let words = ["sleep", "1000000"].map(String::from).to_vec();
-        Container { ctr: self, id: id.to_owned(), runtime: Runtime::default(), words, arguments: Vec::new() }
+        Container {
+            ctr: self,
+            id: id.to_owned(),
+            runtime: Runtime::default(),
+            words,
+            arguments: Vec::new(),
+        }
     }
 
     /// Runs a program in a running container.
@@ -128,13 +168,17 @@ impl Ctr {
 
     /// Sends a signal, by name without `SIG`.
     pub fn kill(&self, id: &str, signal: &str) -> Result<()> {
-        run(self.command(&["task", "kill", "--signal", signal, id]))?.success().map(drop)
+        run(self.command(&["task", "kill", "--signal", signal, id]))?
+            .success()
+            .map(drop)
     }
 
     /// The pid of a container's first process, in the host's numbers.
     pub fn pid(&self, id: &str) -> Result<u32> {
         let pids = self.pids()?;
-        pids.get(id).copied().with_context(|| format!("find the task {id} in: {pids:?}"))
+        pids.get(id)
+            .copied()
+            .with_context(|| format!("find the task {id} in: {pids:?}"))
     }
 
     /// The pids of all containers' first processes, by container.
@@ -157,12 +201,15 @@ impl Ctr {
         let mut table = String::new();
         let so = until(&format!("{id} is {status}"), || {
             table = self.tasks()?;
-            Ok(table.lines().any(|line| line.starts_with(id) && line.ends_with(status)))
+            Ok(table
+                .lines()
+                .any(|line| line.starts_with(id) && line.ends_with(status)))
         });
         so.with_context(|| table.clone())
     }
 
-    /// Kills and removes a container and everything of it, as a kubelet does before it starts the next one.
+    /// Kills and removes a container and everything of it, as a kubelet does before it starts the
+    /// next one.
     pub fn remove(&self, id: &str) -> Result<()> {
         run(self.command(&["task", "rm", "--force", id]))?.success()?;
         self.forget(id)
@@ -191,7 +238,9 @@ impl Ctr {
 
     /// Removes a container that has no task: one whose create failed.
     pub fn forget(&self, id: &str) -> Result<()> {
-        run(self.command(&["container", "rm", id]))?.success().map(drop)
+        run(self.command(&["container", "rm", id]))?
+            .success()
+            .map(drop)
     }
 }
 
@@ -203,7 +252,10 @@ impl Container<'_> {
 
     /// The command.
     pub fn runs(self, words: &[&str]) -> Self {
-        Self { words: words.iter().map(|word| (*word).to_owned()).collect(), ..self }
+        Self {
+            words: words.iter().map(|word| (*word).to_owned()).collect(),
+            ..self
+        }
     }
 
     /// A bind mount.
@@ -218,7 +270,8 @@ impl Container<'_> {
         self.argument("--annotation").argument(&pair)
     }
 
-    /// The annotations that containerd's CRI plugin gives a container with this name of the pod `default/POD`.
+    /// The annotations that containerd's CRI plugin gives a container with this name of the pod
+    /// `default/POD`.
     pub fn in_pod(self, name: &str, pod: &str, uid: &str) -> Self {
         let annotations = [
             ("container-type", "container"),
@@ -228,7 +281,8 @@ impl Container<'_> {
             ("sandbox-namespace", "default"),
             ("sandbox-uid", uid),
         ];
-        let annotate = |it: Self, (key, value)| it.annotation(&format!("io.kubernetes.cri.{key}"), value);
+        let annotate =
+            |it: Self, (key, value)| it.annotation(&format!("io.kubernetes.cri.{key}"), value);
         annotations.into_iter().fold(self, annotate)
     }
 
@@ -257,7 +311,10 @@ impl Container<'_> {
     pub fn staying(self) -> Self {
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
         let staying = staying(&words).into_iter().map(str::to_owned).collect();
-        Self { words: staying, ..self }
+        Self {
+            words: staying,
+            ..self
+        }
     }
 
     /// The same with `input` on its stdin.
@@ -273,19 +330,26 @@ impl Container<'_> {
             Runtime::Stock => command.arg("io.containerd.runc.v2"),
             Runtime::Bindguard => command.arg("io.containerd.bindguard.v2"),
             Runtime::BindguardByPath => command.arg(self.ctr.programs.join(SHIM)),
-            Runtime::Wrapper => {
-                command.arg("io.containerd.runc.v2").arg("--runc-binary").arg(self.ctr.programs.join(GUARD))
-            }
+            Runtime::Wrapper => command
+                .arg("io.containerd.runc.v2")
+                .arg("--runc-binary")
+                .arg(self.ctr.programs.join(GUARD)),
             Runtime::Named(name) => command.arg(format!("io.containerd.{name}.v2")),
         };
         if let Some(slice) = &self.ctr.slice {
-            command.arg("--cgroup").arg(format!("{slice}:{}:{}", self.ctr.namespace, self.id));
+            command
+                .arg("--cgroup")
+                .arg(format!("{slice}:{}:{}", self.ctr.namespace, self.id));
             // `ctr` has an option to hand to runc's shim alone; others go by the path
             if matches!(self.runtime, Runtime::Stock | Runtime::Wrapper) {
                 command.arg("--runc-systemd-cgroup");
             }
         }
-        command.args(&self.arguments).arg(BUSYBOX).arg(&self.id).args(&self.words);
+        command
+            .args(&self.arguments)
+            .arg(BUSYBOX)
+            .arg(&self.id)
+            .args(&self.words);
         command
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //!   create web, start web, exit web web 0, delete web 0
 //! ```
-//! The words are topic, container, process (of an exit) and status (where it is not nought, as protobuf leaves that out).
+//! The words are topic, container, process (of an exit) and status (where it is not nought, as
+//! protobuf leaves that out).
 
 use std::fs;
 use std::path::Path;
@@ -24,8 +25,14 @@ pub fn during(node: &Node, happens: impl FnOnce() -> Result<()>) -> Result<Vec<S
     let file = node.disk().join("events");
     let output = fs::File::create(&file).with_context(|| format!("create {}", file.display()))?;
     let mut events = node.ctr().command(&["events"]);
-    let mut listener = events.stdin(Stdio::null()).stdout(output).spawn().context("start ctr events")?;
-    let seen = wait_until_it_listens(node, &file).and_then(|()| happens()).and_then(|()| until_the_end(node, &file));
+    let mut listener = events
+        .stdin(Stdio::null())
+        .stdout(output)
+        .spawn()
+        .context("start ctr events")?;
+    let seen = wait_until_it_listens(node, &file)
+        .and_then(|()| happens())
+        .and_then(|()| until_the_end(node, &file));
     let _ = (listener.kill(), listener.wait());
     seen
 }
@@ -36,15 +43,25 @@ fn wait_until_it_listens(node: &Node, file: &Path) -> Result<()> {
     until("ctr events listens", || {
         number += 1;
         let label = format!("bindguard.test/received={number}");
-        run(node.ctr().command(&["namespaces", "label", node.name(), &label]))?.success()?;
-        Ok(fs::metadata(file).with_context(|| format!("look at {}", file.display()))?.len() > 0)
+        run(node
+            .ctr()
+            .command(&["namespaces", "label", node.name(), &label]))?
+        .success()?;
+        Ok(fs::metadata(file)
+            .with_context(|| format!("look at {}", file.display()))?
+            .len()
+            > 0)
     })
 }
 
 fn until_the_end(node: &Node, file: &Path) -> Result<Vec<String>> {
     // a shim sends its last events in its own time, and ends when it has
     until("every shim has ended", || Ok(node.shims()?.is_empty()))?;
-    node.ctr().container(END).runtime(Runtime::Stock).start()?.success()?;
+    node.ctr()
+        .container(END)
+        .runtime(Runtime::Stock)
+        .start()?
+        .success()?;
     let mut events = Vec::new();
     until("the events have an end", || {
         let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
@@ -62,8 +79,18 @@ fn in_short(line: &str) -> Option<String> {
     let (_, event) = line.split_once(" /tasks/")?;
     let (topic, json) = event.split_once(' ')?;
     let fields: serde_json::Value = serde_json::from_str(json).ok()?;
-    let text = |name: &str| fields.get(name).and_then(|value| value.as_str()).map(str::to_owned);
+    let text = |name: &str| {
+        fields
+            .get(name)
+            .and_then(|value| value.as_str())
+            .map(str::to_owned)
+    };
     let status = fields.get("exit_status").map(ToString::to_string);
-    let words = [Some(topic.to_owned()), text("container_id"), text("id"), status];
+    let words = [
+        Some(topic.to_owned()),
+        text("container_id"),
+        text("id"),
+        status,
+    ];
     Some(words.into_iter().flatten().collect::<Vec<_>>().join(" "))
 }

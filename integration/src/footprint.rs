@@ -1,5 +1,5 @@
-//! One shim's use of a machine: memory that goes away with it, threads, descriptors, children. proc_pid_smaps(5),
-//! proc_pid_status(5).
+//! One shim's use of a machine: memory that goes away with it, threads, descriptors, children.
+//! proc_pid_smaps(5), proc_pid_status(5).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,12 +22,13 @@ pub struct Footprint {
     pub private_kib: u64,
     /// Pages that it has written, in KiB.
     pub private_dirty_kib: u64,
-    /// Those of them that are its alone for good, in KiB: pages of a program that was copied just now are dirty, too, until they
-    /// are on the disk.
+    /// Those of them that are its alone for good, in KiB: pages of a program that was copied just
+    /// now are dirty, too, until they are on the disk.
     pub anonymous_kib: u64,
     /// Its proportional share of all pages that it has in memory, in KiB.
     pub pss_kib: u64,
-    /// All pages that it has in memory, in KiB. Other processes of the same program do not change it.
+    /// All pages that it has in memory, in KiB. Other processes of the same program do not change
+    /// it.
     pub rss_kib: u64,
     /// Threads.
     pub threads: u64,
@@ -43,8 +44,11 @@ impl Footprint {
         let rollup = format!("/proc/{pid}/smaps_rollup");
         let private_dirty_kib = field(&rollup, "Private_Dirty:")?;
         let descriptors = format!("/proc/{pid}/fd");
-        let descriptors = fs::read_dir(&descriptors).with_context(|| format!("read {descriptors}"))?.count();
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("read its children")?;
+        let descriptors = fs::read_dir(&descriptors)
+            .with_context(|| format!("read {descriptors}"))?
+            .count();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+            .context("read its children")?;
         Ok(Self {
             private_kib: field(&rollup, "Private_Clean:")? + private_dirty_kib,
             private_dirty_kib,
@@ -76,17 +80,24 @@ impl Footprint {
         Self::of(parent_of(pid)?)
     }
 
-    /// Checks that nothing has grown since `before`; memory may by a tenth, as pages are not given back one by one.
+    /// Checks that nothing has grown since `before`; memory may by a tenth, as pages are not given
+    /// back one by one.
     pub fn has_not_grown_since(&self, before: &Self) -> Result<()> {
         self.counts_no_more_than(before)?;
-        ensure!(self.has_about_the_memory_of(before), "{before:?}, then {self:?}");
+        ensure!(
+            self.has_about_the_memory_of(before),
+            "{before:?}, then {self:?}"
+        );
         Ok(())
     }
 
     /// Checks that there are no more threads, descriptors and children than `before`.
     pub fn counts_no_more_than(&self, before: &Self) -> Result<()> {
         let counted = |of: &Self| [of.threads, of.descriptors, of.children];
-        let grown = counted(self).into_iter().zip(counted(before)).any(|(now, then)| now > then);
+        let grown = counted(self)
+            .into_iter()
+            .zip(counted(before))
+            .any(|(now, then)| now > then);
         ensure!(!grown, "{before:?}, then {self:?}");
         Ok(())
     }
@@ -102,19 +113,26 @@ pub fn parent_of(pid: u32) -> Result<u32> {
     u32::try_from(field(&format!("/proc/{pid}/status"), "PPid:")?).context("parse the parent's pid")
 }
 
-/// The pipes, by the kernel's names, that a process has opened or was handed; not those that the caller of this test left
-/// open to all that comes after.
+/// The pipes, by the kernel's names, that a process has opened or was handed; not those that the
+/// caller of this test left open to all that comes after.
 pub fn pipes_of(pid: u32) -> Result<BTreeSet<PathBuf>> {
     let own = pipes(process::id())?;
-    Ok(pipes(pid)?.into_iter().filter(|pipe| !own.contains(pipe)).collect())
+    Ok(pipes(pid)?
+        .into_iter()
+        .filter(|pipe| !own.contains(pipe))
+        .collect())
 }
 
 fn pipes(pid: u32) -> Result<BTreeSet<PathBuf>> {
     let folder = format!("/proc/{pid}/fd");
     let descriptors = fs::read_dir(&folder).with_context(|| format!("read {folder}"))?;
     // One that was closed meanwhile is no pipe of that process any more.
-    let opened = descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
-    Ok(opened.filter(|file| file.to_string_lossy().starts_with("pipe:")).collect())
+    let opened = descriptors
+        .flatten()
+        .filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+    Ok(opened
+        .filter(|file| file.to_string_lossy().starts_with("pipe:"))
+        .collect())
 }
 
 /// Context switches of a process's threads, voluntary or not.
@@ -123,13 +141,20 @@ pub fn context_switches(pid: u32) -> Result<u64> {
     let mut switches = 0;
     for thread in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
         let status = thread?.path().join("status").display().to_string();
-        switches += field(&status, "voluntary_ctxt_switches:")? + field(&status, "nonvoluntary_ctxt_switches:")?;
+        switches += field(&status, "voluntary_ctxt_switches:")?
+            + field(&status, "nonvoluntary_ctxt_switches:")?;
     }
     Ok(switches)
 }
 
 fn field(file: &str, name: &str) -> Result<u64> {
     let text = fs::read_to_string(file).with_context(|| format!("read {file}"))?;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+    let value = text.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
+    });
     value.with_context(|| format!("find {name} in {file}"))
 }

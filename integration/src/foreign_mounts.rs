@@ -1,4 +1,5 @@
-//! Mounts that a container makes in its own mount namespace, as one with a user namespace of its own can.
+//! Mounts that a container makes in its own mount namespace, as one with a user namespace of its
+//! own can.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,17 +12,20 @@ use nix::unistd::chdir;
 
 use crate::mount_calls::tmpfs;
 
-/// Makes this many binds below names of 250 newlines each, in the mount namespace of a process. mountinfo prints a newline as four
-/// bytes: 3,000 binds are 78 MB of text.
+/// Makes this many binds below names of 250 newlines each, in the mount namespace of a process.
+/// mountinfo prints a newline as four bytes: 3,000 binds are 78 MB of text.
 pub fn make_long_mounts(pid: u32, count: usize) -> Result<()> {
-    let namespace = File::open(format!("/proc/{pid}/ns/mnt")).context("open a container's mount namespace")?;
+    let namespace =
+        File::open(format!("/proc/{pid}/ns/mnt")).context("open a container's mount namespace")?;
     // A thread of its own: it is in that namespace until it ends.
     let made = thread::spawn(move || {
         unshare(CloneFlags::CLONE_FS).context("unshare the file system context")?;
-        setns(&namespace, CloneFlags::CLONE_NEWNS).context("enter a container's mount namespace")?;
+        setns(&namespace, CloneFlags::CLONE_NEWNS)
+            .context("enter a container's mount namespace")?;
         make(count)
     });
-    made.join().map_err(|_| anyhow!("the thread in the container panicked"))?
+    made.join()
+        .map_err(|_| anyhow!("the thread in the container panicked"))?
 }
 
 fn make(count: usize) -> Result<()> {
@@ -37,7 +41,14 @@ fn make(count: usize) -> Result<()> {
     for number in 0..count {
         let place = number.to_string();
         fs::create_dir(&place).context("make a mount point")?;
-        mount(Some("."), place.as_str(), None::<&str>, MsFlags::MS_BIND, None::<&str>).context("bind a folder")?;
+        mount(
+            Some("."),
+            place.as_str(),
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .context("bind a folder")?;
     }
     Ok(())
 }

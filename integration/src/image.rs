@@ -1,7 +1,9 @@
-//! A container image without a registry: one layer with the machine's own static busybox, as an OCI archive.
+//! A container image without a registry: one layer with the machine's own static busybox, as an OCI
+//! archive.
 //!
-//! `ctr image import` takes it. The same layer serves as the pods' sandbox image under a second name, because a pause
-//! container needs nothing but a process that sleeps. Layout: the OCI image-spec, `image-layout.md`.
+//! `ctr image import` takes it. The same layer serves as the pods' sandbox image under a second
+//! name, because a pause container needs nothing but a process that sleeps. Layout: the OCI
+//! image-spec, `image-layout.md`.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,10 +20,12 @@ pub const BUSYBOX: &str = "bindguard.test/busybox:1";
 pub const PAUSE: &str = "bindguard.test/pause:1";
 
 const APPLETS: [&str; 25] = [
-    "sh", "cat", "df", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "dd", "mkdir", "mount", "ps", "rm",
-    "sleep", "stat", "stty", "tail", "test", "touch", "true", "tty", "wc",
+    "sh", "cat", "df", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "dd", "mkdir",
+    "mount", "ps", "rm", "sleep", "stat", "stty", "tail", "test", "touch", "true", "tty", "wc",
 ];
-const FOLDERS: [&str; 9] = ["bin", "dev", "etc", "mnt", "proc", "run", "sys", "tmp", "var"];
+const FOLDERS: [&str; 9] = [
+    "bin", "dev", "etc", "mnt", "proc", "run", "sys", "tmp", "var",
+];
 
 /// Writes the archive with both images to `archive`.
 pub fn write(archive: &Path) -> Result<()> {
@@ -29,22 +33,40 @@ pub fn write(archive: &Path) -> Result<()> {
         archive,
         layer(&busybox()?)?,
         "/bin",
-        &[(BUSYBOX, json!(["sh"])), (PAUSE, json!(["sleep", "1000000000"]))],
+        &[
+            (BUSYBOX, json!(["sh"])),
+            (PAUSE, json!(["sleep", "1000000000"])),
+        ],
     )
 }
 
 /// Writes an archive with one image: programs, each at its path there, and its `PATH`.
-pub fn write_programs(archive: &Path, name: &str, path: &str, programs: &[(PathBuf, PathBuf)]) -> Result<()> {
+pub fn write_programs(
+    archive: &Path,
+    name: &str,
+    path: &str,
+    programs: &[(PathBuf, PathBuf)],
+) -> Result<()> {
     let mut tar = Builder::new(Vec::new());
     for (program, place) in programs {
         let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
         let place = place.strip_prefix("/").unwrap_or(place);
         append(&mut tar, &place.display().to_string(), &bytes, 0o755)?;
     }
-    write_images(archive, tar.into_inner().context("write the layer")?, path, &[(name, json!([]))])
+    write_images(
+        archive,
+        tar.into_inner().context("write the layer")?,
+        path,
+        &[(name, json!([]))],
+    )
 }
 
-fn write_images(archive: &Path, layer: Vec<u8>, path: &str, images: &[(&str, Value)]) -> Result<()> {
+fn write_images(
+    archive: &Path,
+    layer: Vec<u8>,
+    path: &str,
+    images: &[(&str, Value)],
+) -> Result<()> {
     let mut blobs = vec![Blob::new("application/vnd.oci.image.layer.v1.tar", layer)];
     let mut manifests = Vec::new();
     for (name, command) in images {
@@ -56,12 +78,24 @@ fn write_images(archive: &Path, layer: Vec<u8>, path: &str, images: &[(&str, Val
     let index = json!({"schemaVersion": 2, "manifests": manifests});
     let file = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
     let mut tar = Builder::new(file);
-    append(&mut tar, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
+    append(
+        &mut tar,
+        "oci-layout",
+        br#"{"imageLayoutVersion":"1.0.0"}"#,
+        0o644,
+    )?;
     append(&mut tar, "index.json", index.to_string().as_bytes(), 0o644)?;
     for blob in &blobs {
-        append(&mut tar, &format!("blobs/sha256/{}", blob.hash), &blob.bytes, 0o644)?;
+        append(
+            &mut tar,
+            &format!("blobs/sha256/{}", blob.hash),
+            &blob.bytes,
+            0o644,
+        )?;
     }
-    tar.into_inner().and_then(|mut file| file.flush()).with_context(|| format!("write {}", archive.display()))
+    tar.into_inner()
+        .and_then(|mut file| file.flush())
+        .with_context(|| format!("write {}", archive.display()))
 }
 
 /// Writes the layer alone, which is what `docker import` takes.
@@ -72,7 +106,9 @@ pub fn write_layer(file: &Path) -> Result<()> {
 /// Lays the image's files out in a folder.
 pub fn lay_out(folder: &Path) -> Result<()> {
     let archive = layer(&busybox()?)?;
-    tar::Archive::new(archive.as_slice()).unpack(folder).with_context(|| format!("fill {}", folder.display()))
+    tar::Archive::new(archive.as_slice())
+        .unpack(folder)
+        .with_context(|| format!("fill {}", folder.display()))
 }
 
 struct Blob {
@@ -83,8 +119,15 @@ struct Blob {
 
 impl Blob {
     fn new(media_type: &'static str, bytes: Vec<u8>) -> Self {
-        let hash = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        Self { media_type, hash, bytes }
+        let hash = Sha256::digest(&bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Self {
+            media_type,
+            hash,
+            bytes,
+        }
     }
 
     fn digest(&self) -> String {
@@ -107,7 +150,10 @@ fn config(layer: &Blob, command: &Value, path: &str) -> Result<Blob> {
         "config": {"Cmd": command, "Env": [format!("PATH={path}")]},
         "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
     });
-    Ok(Blob::new("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?))
+    Ok(Blob::new(
+        "application/vnd.oci.image.config.v1+json",
+        serde_json::to_vec(&config)?,
+    ))
 }
 
 fn manifest(config: &Blob, layer: &Blob) -> Result<Blob> {
@@ -141,7 +187,8 @@ fn layer(busybox: &Path) -> Result<Vec<u8>> {
 
 fn append<W: Write>(tar: &mut Builder<W>, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
     let mut header = header(EntryType::Regular, bytes.len() as u64, mode);
-    tar.append_data(&mut header, path, bytes).with_context(|| format!("append {path} to an archive"))
+    tar.append_data(&mut header, path, bytes)
+        .with_context(|| format!("append {path} to an archive"))
 }
 
 fn header(kind: EntryType, size: u64, mode: u32) -> Header {

@@ -33,7 +33,13 @@ pub fn lines(file: impl AsRef<Path>) -> Result<Vec<Value>> {
         return Ok(Vec::new());
     }
     let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
-    ensure!(text.is_empty() || text.ends_with('\n'), "the last line of {} is cut off", file.display());
-    let whole = |line: &str| serde_json::from_str(line).with_context(|| format!("parse the line {line:.200?}"));
+    ensure!(
+        text.is_empty() || text.ends_with('\n'),
+        "the last line of {} is cut off",
+        file.display()
+    );
+    let whole = |line: &str| {
+        serde_json::from_str(line).with_context(|| format!("parse the line {line:.200?}"))
+    };
     text.lines().map(whole).collect()
 }

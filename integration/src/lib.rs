@@ -1,7 +1,8 @@
 //! A whole node in a mount namespace: real containerds, real runc and crun, a fake kubelet.
 //!
-//! bindguard's promises are about what an operator sees on a node, so the proofs need one: `tests/` has a story a
-//! file over the [`node`] made here, and the `demo` binary shows the two main faults and their end.
+//! bindguard's promises are about what an operator sees on a node, so the proofs need one: `tests/`
+//! has a story a file over the [`node`] made here, and the `demo` binary shows the two main faults
+//! and their end.
 //!
 //! ```text
 //!   Setup ──start──► Node ── containerd (1.6, 1.7, 2.1) ── shim ── bindguard-runtime ── runc, crun
@@ -12,7 +13,8 @@
 //!                     └ a mount namespace of the test's own thread, with a private /run
 //! ```
 //!
-//! Nothing here depends on bindguard's own crates: a harness that shared the code under test would share its mistakes.
+//! Nothing here depends on bindguard's own crates: a harness that shared the code under test would
+//! share its mistakes.
 
 pub mod agent;
 pub mod bundle;
@@ -77,8 +79,8 @@ macro_rules! on_every_generation {
     };
 }
 
-/// The same where systemd makes the cgroups, and on the newest containerd with crun as well. Only the booted node of
-/// `make kernels` has such a systemd; elsewhere these tests are skipped aloud.
+/// The same where systemd makes the cgroups, and on the newest containerd with crun as well. Only
+/// the booted node of `make kernels` has such a systemd; elsewhere these tests are skipped aloud.
 #[macro_export]
 macro_rules! on_every_generation_with_systemd {
     ($story:expr) => {
@@ -100,7 +102,11 @@ macro_rules! on_every_generation_with_systemd {
             #[test]
             fn containerd_2_1_crun() {
                 let crun = $crate::Oci::Crun($crate::Generation::V2_1);
-                ($story)($crate::Setup::on($crate::Generation::V2_1).oci(crun).systemd());
+                ($story)(
+                    $crate::Setup::on($crate::Generation::V2_1)
+                        .oci(crun)
+                        .systemd(),
+                );
             }
         }
     };

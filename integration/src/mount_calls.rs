@@ -9,33 +9,63 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 /// Mounts a tmpfs.
 pub fn tmpfs(target: impl AsRef<Path>, options: &str) -> Result<()> {
     let target = target.as_ref();
-    mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), Some(options))
-        .with_context(|| format!("mount a tmpfs on {}", target.display()))
+    mount(
+        Some("tmpfs"),
+        target,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some(options),
+    )
+    .with_context(|| format!("mount a tmpfs on {}", target.display()))
 }
 
-/// Makes what is written below `target` from now on land in `upper`, an empty folder; the machine's own stays as it is.
+/// Makes what is written below `target` from now on land in `upper`, an empty folder; the machine's
+/// own stays as it is.
 pub fn own_copy(target: impl AsRef<Path>, upper: &Path) -> Result<()> {
     own_copy_at(target.as_ref(), target.as_ref(), upper)
 }
 
-/// Shows the files of `source` at `target`, a folder, with what is written there landing in `upper`.
+/// Shows the files of `source` at `target`, a folder, with what is written there landing in
+/// `upper`.
 pub fn own_copy_at(source: &Path, target: &Path, upper: &Path) -> Result<()> {
     let doing = || format!("mount an overlay on {}", target.display());
     let (changes, work) = (upper.join("changes"), upper.join("work"));
-    [changes.as_path(), &work, target].into_iter().try_for_each(create_dir_all).with_context(doing)?;
-    let options = format!("lowerdir={},upperdir={},workdir={}", source.display(), changes.display(), work.display());
-    mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str())).with_context(doing)
+    [changes.as_path(), &work, target]
+        .into_iter()
+        .try_for_each(create_dir_all)
+        .with_context(doing)?;
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        source.display(),
+        changes.display(),
+        work.display()
+    );
+    mount(
+        Some("overlay"),
+        target,
+        Some("overlay"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )
+    .with_context(doing)
 }
 
 /// Binds `source` over `target`, one mount only.
 pub fn bind(source: impl AsRef<Path>, target: impl AsRef<Path>) -> Result<()> {
     let (source, target) = (source.as_ref(), target.as_ref());
-    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .with_context(|| format!("bind {} over {}", source.display(), target.display()))
+    mount(
+        Some(source),
+        target,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .with_context(|| format!("bind {} over {}", source.display(), target.display()))
 }
 
 /// Takes away the topmost mount on `target`, as umount(8) does: a busy one stays.
 pub fn unmount(target: impl AsRef<Path>) -> Result<()> {
     let target = target.as_ref();
-    umount2(target, MntFlags::UMOUNT_NOFOLLOW).with_context(|| format!("umount {}", target.display()))
+    umount2(target, MntFlags::UMOUNT_NOFOLLOW)
+        .with_context(|| format!("umount {}", target.display()))
 }

@@ -28,7 +28,9 @@ impl Mount {
 
     /// True if mounts and unmounts of a peer group reach it.
     pub fn has_master(&self) -> bool {
-        self.propagation.iter().any(|field| field.starts_with("master:"))
+        self.propagation
+            .iter()
+            .any(|field| field.starts_with("master:"))
     }
 }
 
@@ -44,13 +46,18 @@ pub fn table_of(pid: u32) -> Result<Vec<Mount>> {
 
 /// All mounts of this thread's namespace on exactly `target`, bottom first.
 pub fn on(target: &Path) -> Result<Vec<Mount>> {
-    Ok(table()?.into_iter().filter(|mount| mount.target == target).collect())
+    Ok(table()?
+        .into_iter()
+        .filter(|mount| mount.target == target)
+        .collect())
 }
 
 fn read(path: impl AsRef<Path>) -> Result<Vec<Mount>> {
     let path = path.as_ref();
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    text.lines().map(|line| parse(line).with_context(|| format!("parse the mountinfo line {line:?}"))).collect()
+    text.lines()
+        .map(|line| parse(line).with_context(|| format!("parse the mountinfo line {line:?}")))
+        .collect()
 }
 
 fn parse(line: &str) -> Option<Mount> {
@@ -59,12 +66,20 @@ fn parse(line: &str) -> Option<Mount> {
     Some(Mount {
         root: unescape(fields.get(3)?),
         target: PathBuf::from(unescape(fields.get(4)?)),
-        propagation: fields.get(6..)?.iter().map(|field| (*field).to_owned()).collect(),
+        propagation: fields
+            .get(6..)?
+            .iter()
+            .map(|field| (*field).to_owned())
+            .collect(),
         filesystem: after.split(' ').next()?.to_owned(),
     })
 }
 
 /// The kernel writes space, tab, newline and backslash as three octal digits.
 fn unescape(field: &str) -> String {
-    field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+    field
+        .replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\012", "\n")
+        .replace("\\134", "\\")
 }

@@ -1,8 +1,9 @@
 //! All that a process in a container says.
 //!
-//! `ctr` opens the fifos of a process by the way, and gives up one that it has not got round to when the process has ended: on a
-//! busy machine a line that a process says before it ends is lost now and then, whichever the shim (docs/parity.md). So a
-//! process whose output a story needs stays until the story has received it.
+//! `ctr` opens the fifos of a process by the way, and gives up one that it has not got round to
+//! when the process has ended: on a busy machine a line that a process says before it ends is lost
+//! now and then, whichever the shim (docs/parity.md). So a process whose output a story needs stays
+//! until the story has received it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::process::{Command, Stdio};
@@ -18,8 +19,7 @@ use crate::process::{Finished, LIMIT, display};
 const END: &str = "[that is all]";
 
 /// Runs its arguments and ends as they do. [`END`] is in pieces: ps(1) shows this, too.
-const STAYING: &str =
-    r#""$@"; code=$?; printf '[that is %s]' all; printf '[that is %s]' all >&2; read -r line; exit $code"#;
+const STAYING: &str = r#""$@"; code=$?; printf '[that is %s]' all; printf '[that is %s]' all >&2; read -r line; exit $code"#;
 
 /// The command to run in a container to receive all output of `words`.
 pub fn staying<'a>(words: &[&'a str]) -> Vec<&'a str> {
@@ -29,12 +29,21 @@ pub fn staying<'a>(words: &[&'a str]) -> Vec<&'a str> {
 /// Runs the client of a process that stays, and ends the process once its output was received.
 pub fn read_all_output(mut client: Command) -> Result<Finished> {
     let line = display(&client);
-    client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    client
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = client.spawn().with_context(|| format!("start {line}"))?;
     let mut stdin = child.stdin.take().context("the client has a stdin")?;
     let (sender, ends) = mpsc::channel();
-    let stdout = listen(child.stdout.take().context("the client has a stdout")?, sender.clone());
-    let stderr = listen(child.stderr.take().context("the client has a stderr")?, sender);
+    let stdout = listen(
+        child.stdout.take().context("the client has a stdout")?,
+        sender.clone(),
+    );
+    let stderr = listen(
+        child.stderr.take().context("the client has a stderr")?,
+        sender,
+    );
 
     let deadline = Instant::now() + LIMIT;
     let mut to_come = 2;
@@ -52,16 +61,30 @@ pub fn read_all_output(mut client: Command) -> Result<Finished> {
             }
         }
     }
-    let said = |stream: JoinHandle<String>| stream.join().map_err(|_| anyhow!("{line}: a reader of it panicked"));
+    let said = |stream: JoinHandle<String>| {
+        stream
+            .join()
+            .map_err(|_| anyhow!("{line}: a reader of it panicked"))
+    };
     let (stdout, stderr) = (said(stdout)?, without_ctrs_warnings(&said(stderr)?));
     let status = child.wait().with_context(|| format!("wait for {line}"))?;
-    Ok(Finished { line, status, stdout, stderr })
+    Ok(Finished {
+        line,
+        status,
+        stdout,
+        stderr,
+    })
 }
 
 /// `ctr` of containerd 2.2 and newer warns about cgroup v1 in front of the process's own stderr.
 fn without_ctrs_warnings(stderr: &str) -> String {
-    let is_warning = |line: &&str| line.starts_with("time=") && line.contains("level=warning msg=\"DEPRECATION: ");
-    stderr.split_inclusive('\n').filter(|line| !is_warning(line)).collect()
+    let is_warning = |line: &&str| {
+        line.starts_with("time=") && line.contains("level=warning msg=\"DEPRECATION: ")
+    };
+    stderr
+        .split_inclusive('\n')
+        .filter(|line| !is_warning(line))
+        .collect()
 }
 
 /// Reads a stream to its end; `ends` receives every [`END`] in it, of which a terminal has both.

@@ -1,8 +1,8 @@
 //! A reader that never rests: proof that a path never showed the empty file underneath a mount.
 //!
-//! A kubelet's subpath is a bind mount over an empty file. A program that unmounts it and mounts a new one opens
-//! a window in which a container that starts reads nothing. One polling thread finds a window of a few microseconds
-//! within some thousand swaps.
+//! A kubelet's subpath is a bind mount over an empty file. A program that unmounts it and mounts a
+//! new one opens a window in which a container that starts reads nothing. One polling thread finds
+//! a window of a few microseconds within some thousand swaps.
 
 use std::fs;
 use std::path::PathBuf;
@@ -48,7 +48,10 @@ impl PollingReader {
             }
             seen
         });
-        Self { stop, thread: Some(thread) }
+        Self {
+            stop,
+            thread: Some(thread),
+        }
     }
 
     /// Stops, and returns the observations.
@@ -58,7 +61,10 @@ impl PollingReader {
 
     fn finish(&mut self) -> Seen {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+        self.thread
+            .take()
+            .and_then(|thread| thread.join().ok())
+            .unwrap_or_default()
     }
 }
 

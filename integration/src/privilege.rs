@@ -1,4 +1,5 @@
-//! Skipping aloud: a node needs root, and a machine without it must say so instead of passing in silence.
+//! Skipping aloud: a node needs root, and a machine without it must say so instead of passing in
+//! silence.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! Running a program to its end, within a time limit, and keeping what it said.
 //!
-//! A story must fail, not hang, when a containerd or a runtime does; and its failure must carry the program's words.
+//! A story must fail, not hang, when a containerd or a runtime does; and its failure must carry the
+//! program's words.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -33,21 +34,33 @@ pub struct Finished {
 impl Finished {
     /// The exit code; a signal counts as 128 plus its number, as in a shell.
     pub fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
+        self.status
+            .code()
+            .unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
     }
 
     /// Its stdout, or an error with everything it said when it failed.
     pub fn success(self) -> Result<String> {
         match self.status.success() {
             true => Ok(self.stdout),
-            false => Err(anyhow!("{}: exit code {}: {}{}", self.line, self.code(), self.stderr, self.stdout)),
+            false => Err(anyhow!(
+                "{}: exit code {}: {}{}",
+                self.line,
+                self.code(),
+                self.stderr,
+                self.stdout
+            )),
         }
     }
 
     /// Its stderr, or an error when it succeeded although the story says that it cannot.
     pub fn failure(self) -> Result<String> {
         match self.status.success() {
-            true => Err(anyhow!("{}: succeeded, but should have failed: {}", self.line, self.stdout)),
+            true => Err(anyhow!(
+                "{}: succeeded, but should have failed: {}",
+                self.line,
+                self.stdout
+            )),
             false => Ok(self.stderr),
         }
     }
@@ -66,8 +79,15 @@ pub fn run_with_input(command: Command, input: &str, limit: Duration) -> Result<
 /// The same with an input that is no text.
 pub fn run_with_bytes(mut command: Command, input: &[u8], limit: Duration) -> Result<Finished> {
     let line = display(&command);
-    let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
-    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let stdin = if input.is_empty() {
+        Stdio::null()
+    } else {
+        Stdio::piped()
+    };
+    command
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start {line}"))?;
     if let Some(mut stdin) = child.stdin.take() {
         // a program that ends without reading its input is not at fault
@@ -80,11 +100,21 @@ pub fn run_with_bytes(mut command: Command, input: &[u8], limit: Duration) -> Re
         let _ = kill(pid, Signal::SIGKILL);
         bail!("{line}: not done after {limit:?}, killed");
     };
-    // joined, so that no thread keeps sharing the caller's file system context (see `node::namespace`)
+    // joined, so that no thread keeps sharing the caller's file system context (see
+    // `node::namespace`)
     let _ = reader.join();
-    let Output { status, stdout, stderr } = output.with_context(|| format!("wait for {line}"))?;
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = output.with_context(|| format!("wait for {line}"))?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Finished { line, status, stdout: text(stdout), stderr: text(stderr) })
+    Ok(Finished {
+        line,
+        status,
+        stdout: text(stdout),
+        stderr: text(stderr),
+    })
 }
 
 /// Runs `command` on a terminal of its own; what it printed has the terminal's line ends.
@@ -94,10 +124,20 @@ pub fn run_on_a_terminal(command: &Command) -> Result<Finished> {
 
 /// `command` with a terminal around it, which script(1) makes.
 pub fn on_a_terminal(command: &Command) -> Command {
-    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
-    let line: Vec<String> = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect();
+    let quoted =
+        |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
+    let line: Vec<String> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(quoted)
+        .collect();
     let mut script = Command::new("script");
-    script.args(["--quiet", "--return", "--command", &line.join(" "), "/dev/null"]);
+    script.args([
+        "--quiet",
+        "--return",
+        "--command",
+        &line.join(" "),
+        "/dev/null",
+    ]);
     script
 }
 
@@ -110,15 +150,24 @@ pub fn host<I: IntoIterator<Item: AsRef<std::ffi::OsStr>>>(words: I) -> Result<S
     run(command)?.success()
 }
 
-/// Writes an executable script. Another process does: what a thread of this one starts meanwhile would have the file open for
-/// writing, too, and no process can execute it then (ETXTBSY, execve(2)).
+/// Writes an executable script. Another process does: what a thread of this one starts meanwhile
+/// would have the file open for writing, too, and no process can execute it then (ETXTBSY,
+/// execve(2)).
 pub fn write_program(file: &Path, text: &str) -> Result<()> {
     let mut shell = Command::new("sh");
-    shell.args(["-ec", "cat > \"$1\"; chmod 755 \"$1\"", "sh"]).arg(file);
-    run_with_input(shell, text, LIMIT)?.success().map(drop).with_context(|| format!("write {}", file.display()))
+    shell
+        .args(["-ec", "cat > \"$1\"; chmod 755 \"$1\"", "sh"])
+        .arg(file);
+    run_with_input(shell, text, LIMIT)?
+        .success()
+        .map(drop)
+        .with_context(|| format!("write {}", file.display()))
 }
 
 pub(crate) fn display(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
 }

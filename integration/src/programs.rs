@@ -1,8 +1,10 @@
-//! The programs of a story: the binaries under test, and the matrix of containerds and OCI runtimes.
+//! The programs of a story: the binaries under test, and the matrix of containerds and OCI
+//! runtimes.
 //!
-//! The matrix is laid out by `integration/matrix/fetch.sh`. It is never the host's own containerd: the same three
-//! generations run everywhere, and a story that fails on one of them says which. A developer's own build of containerd
-//! takes the place of the newest generation when `BINDGUARD_CONTAINERD` names its folder.
+//! The matrix is laid out by `integration/matrix/fetch.sh`. It is never the host's own containerd:
+//! the same three generations run everywhere, and a story that fails on one of them says which. A
+//! developer's own build of containerd takes the place of the newest generation when
+//! `BINDGUARD_CONTAINERD` names its folder.
 
 use std::env;
 use std::fmt;
@@ -75,7 +77,8 @@ impl fmt::Display for Oci {
     }
 }
 
-/// The folder that `matrix/fetch.sh` filled, and a folder of programs that replace those of the newest generation.
+/// The folder that `matrix/fetch.sh` filled, and a folder of programs that replace those of the
+/// newest generation.
 #[derive(Clone, Debug)]
 pub struct Matrix {
     folder: PathBuf,
@@ -90,37 +93,67 @@ impl Matrix {
 
     /// `$BINDGUARD_MATRIX`, else `target/matrix` of the workspace.
     pub fn locate() -> Result<Self> {
-        let folder = env::var_os("BINDGUARD_MATRIX").map_or_else(|| workspace().join("target/matrix"), PathBuf::from);
+        let folder = env::var_os("BINDGUARD_MATRIX")
+            .map_or_else(|| workspace().join("target/matrix"), PathBuf::from);
         if !folder.join("v").is_dir() {
             bail!(
                 "no containerds in {}: run integration/matrix/fetch.sh {0}, or set BINDGUARD_MATRIX",
                 folder.display()
             );
         }
-        let own_build = env::var_os("BINDGUARD_CONTAINERD").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-        if let Some(folder) = own_build.as_ref().filter(|folder| !folder.join("containerd").is_file()) {
-            bail!("BINDGUARD_CONTAINERD={} holds no containerd", folder.display());
+        let own_build = env::var_os("BINDGUARD_CONTAINERD")
+            .filter(|folder| !folder.is_empty())
+            .map(PathBuf::from);
+        if let Some(folder) = own_build
+            .as_ref()
+            .filter(|folder| !folder.join("containerd").is_file())
+        {
+            bail!(
+                "BINDGUARD_CONTAINERD={} holds no containerd",
+                folder.display()
+            );
         }
         Ok(Self { folder, own_build })
     }
 
-    /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`; the newest has `criu`.
+    /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`;
+    /// the newest has `criu`.
     pub fn program(&self, generation: Generation, name: &str) -> PathBuf {
-        let own = self.own_build.as_ref().filter(|_| generation == Generation::V2_1).map(|folder| folder.join(name));
-        let packaged = || self.folder.join("v").join(generation.suite()).join("bin").join(name);
-        own.filter(|program| program.is_file()).unwrap_or_else(packaged)
+        let own = self
+            .own_build
+            .as_ref()
+            .filter(|_| generation == Generation::V2_1)
+            .map(|folder| folder.join(name));
+        let packaged = || {
+            self.folder
+                .join("v")
+                .join(generation.suite())
+                .join("bin")
+                .join(name)
+        };
+        own.filter(|program| program.is_file())
+            .unwrap_or_else(packaged)
     }
 
-    /// The version that a generation's containerd reports, such as `1.7.24`: Debian's newest suite changes.
+    /// The version that a generation's containerd reports, such as `1.7.24`: Debian's newest suite
+    /// changes.
     pub fn containerd_version(&self, generation: Generation) -> Result<String> {
         let containerd = self.program(generation, "containerd");
         let output = Command::new(&containerd).arg("--version").output();
         let output = output.with_context(|| format!("run {} --version", containerd.display()))?;
         let line = String::from_utf8_lossy(&output.stdout);
         // containerd github.com/containerd/containerd v2.1.9 f9f1b0a
-        let version =
-            line.split(' ').nth(2).with_context(|| format!("{}: no version in {line:?}", containerd.display()))?;
-        Ok(version.trim_start_matches('v').split(['~', '+']).next().unwrap_or(version).trim().to_owned())
+        let version = line
+            .split(' ')
+            .nth(2)
+            .with_context(|| format!("{}: no version in {line:?}", containerd.display()))?;
+        Ok(version
+            .trim_start_matches('v')
+            .split(['~', '+'])
+            .next()
+            .unwrap_or(version)
+            .trim()
+            .to_owned())
     }
 
     /// The executable of an OCI runtime.
@@ -132,8 +165,8 @@ impl Matrix {
     }
 }
 
-/// The folder of the binaries under test: `$BINDGUARD_BIN_DIR`, else the first of `target/TRIPLE/release`,
-/// `target/release` and `target/debug` that has the shim.
+/// The folder of the binaries under test: `$BINDGUARD_BIN_DIR`, else the first of
+/// `target/TRIPLE/release`, `target/release` and `target/debug` that has the shim.
 pub fn binaries_under_test() -> Result<PathBuf> {
     if let Some(folder) = env::var_os("BINDGUARD_BIN_DIR").map(PathBuf::from) {
         return match has_shim(&folder) {
@@ -141,7 +174,10 @@ pub fn binaries_under_test() -> Result<PathBuf> {
             false => bail!("BINDGUARD_BIN_DIR={} holds no {}", folder.display(), SHIM),
         };
     }
-    let searched: Vec<PathBuf> = target_folders().iter().flat_map(|target| profiles(target)).collect();
+    let searched: Vec<PathBuf> = target_folders()
+        .iter()
+        .flat_map(|target| profiles(target))
+        .collect();
     match searched.iter().find(|folder| has_shim(folder)) {
         Some(folder) => Ok(folder.clone()),
         None => bail!(
@@ -151,16 +187,22 @@ pub fn binaries_under_test() -> Result<PathBuf> {
     }
 }
 
-/// The folder of a guard and a shim that were built with the feature `fault-points`, which gives a story places to break
-/// them at: `$BINDGUARD_FAULTS_DIR`, else that of the programs under test, if they have them.
+/// The folder of a guard and a shim that were built with the feature `fault-points`, which gives a
+/// story places to break them at: `$BINDGUARD_FAULTS_DIR`, else that of the programs under test, if
+/// they have them.
 pub fn folder_with_fault_points() -> Option<PathBuf> {
     let separate = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
     let has_them = |folder: &PathBuf| {
         // The agent is built with them. Its program is too large to be searched for each story.
         let has_agent = folder.join(AGENT).is_file();
-        has_agent && contains(&folder.join(GUARD), b"BINDGUARD_FAULT") && contains(&folder.join(SHIM), b"panic-in-")
+        has_agent
+            && contains(&folder.join(GUARD), b"BINDGUARD_FAULT")
+            && contains(&folder.join(SHIM), b"panic-in-")
     };
-    separate.into_iter().chain(binaries_under_test().ok()).find(has_them)
+    separate
+        .into_iter()
+        .chain(binaries_under_test().ok())
+        .find(has_them)
 }
 
 /// Looks for a word that is compiled in with the fault points, and with nothing else.
@@ -172,18 +214,30 @@ fn has_shim(folder: &Path) -> bool {
     folder.join(SHIM).is_file()
 }
 
-/// The target folder this very program was built into comes first, so `CARGO_TARGET_DIR` needs no second mention.
+/// The target folder this very program was built into comes first, so `CARGO_TARGET_DIR` needs no
+/// second mention.
 fn target_folders() -> Vec<PathBuf> {
-    let own = env::current_exe()
-        .ok()
-        .and_then(|exe| exe.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_path_buf));
-    own.into_iter().chain([workspace().join("target")]).collect()
+    let own = env::current_exe().ok().and_then(|exe| {
+        exe.ancestors()
+            .find(|folder| folder.join("CACHEDIR.TAG").is_file())
+            .map(Path::to_path_buf)
+    });
+    own.into_iter()
+        .chain([workspace().join("target")])
+        .collect()
 }
 
 fn profiles(target: &Path) -> Vec<PathBuf> {
-    let triples = target.read_dir().into_iter().flatten().flatten().map(|entry| entry.path().join("release"));
+    let triples = target
+        .read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().join("release"));
     let triples = triples.filter(|folder| folder.is_dir());
-    triples.chain([target.join("release"), target.join("debug")]).collect()
+    triples
+        .chain([target.join("release"), target.join("debug")])
+        .collect()
 }
 
 fn workspace() -> PathBuf {

@@ -76,13 +76,19 @@ impl UpdateThenRestart {
             // a bound directory is emptied by the update, a bound file lives on
             if self.shape != Shape::Directory {
                 let still = ctr.read(previous, self.shape.file())?;
-                ensure!(still == old, "{previous} of {self:?} was started with {old:?}, and now reads {still:?}");
+                ensure!(
+                    still == old,
+                    "{previous} of {self:?} was started with {old:?}, and now reads {still:?}"
+                );
             }
             ctr.remove(previous)?;
             self.restart(node, &subpath, id, content)?;
         }
         ctr.remove("third")?;
-        ensure!(volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
+        ensure!(
+            volume.timestamp_directories()? == 1,
+            "a timestamp directory was stranded"
+        );
         pod.delete()?;
         let after = mounts::table()?.len();
         ensure!(before == after, "{before} mounts before, {after} after");
@@ -91,9 +97,16 @@ impl UpdateThenRestart {
 
     fn restart(self, node: &Node, subpath: &Subpath, id: &str, content: &str) -> Result<()> {
         let ctr = node.ctr();
-        ctr.container(id).runtime(self.runtime).mount(Bind::new(subpath.target(), "/etc/app")).start()?.success()?;
+        ctr.container(id)
+            .runtime(self.runtime)
+            .mount(Bind::new(subpath.target(), "/etc/app"))
+            .start()?
+            .success()?;
         let read = ctr.read(id, self.shape.file())?;
-        ensure!(read == content, "{id} of {self:?} reads {read:?}, not {content:?}");
+        ensure!(
+            read == content,
+            "{id} of {self:?} reads {read:?}, not {content:?}"
+        );
         only_a_current_mount(subpath)
     }
 }

@@ -1,4 +1,5 @@
-//! A file server that does not answer: a FUSE mount whose daemon is the story, which answers nothing. fuse(4)
+//! A file server that does not answer: a FUSE mount whose daemon is the story, which answers
+//! nothing. fuse(4)
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -19,10 +20,27 @@ impl SilentServer {
     /// Mounts one, and makes the directory for it.
     pub fn mounted(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
-        let daemon = OpenOptions::new().read(true).write(true).open("/dev/fuse").context("open /dev/fuse")?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", daemon.as_raw_fd());
-        mount(Some("silent"), path, Some("fuse"), MsFlags::empty(), Some(options.as_str())).context("mount a FUSE")?;
-        Ok(Self { path: path.to_owned(), daemon: Some(daemon) })
+        let daemon = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .context("open /dev/fuse")?;
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            daemon.as_raw_fd()
+        );
+        mount(
+            Some("silent"),
+            path,
+            Some("fuse"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .context("mount a FUSE")?;
+        Ok(Self {
+            path: path.to_owned(),
+            daemon: Some(daemon),
+        })
     }
 
     /// True if this machine can have one.
@@ -37,7 +55,13 @@ impl SilentServer {
 
     /// The daemon takes a request, and from now on who waits for the answer cannot be ended.
     pub fn take_request(&mut self) -> Result<()> {
-        ensure!(self.daemon.as_mut().context("the daemon is dead")?.read(&mut [0; 8192])? > 0);
+        ensure!(
+            self.daemon
+                .as_mut()
+                .context("the daemon is dead")?
+                .read(&mut [0; 8192])?
+                > 0
+        );
         Ok(())
     }
 

@@ -1,5 +1,6 @@
-//! A bundle whose subpath goes stale again and again, for stories in which the guard meets something bad each time: what
-//! it had done by then, and whether the next create puts everything right.
+//! A bundle whose subpath goes stale again and again, for stories in which the guard meets
+//! something bad each time: what it had done by then, and whether the next create puts everything
+//! right.
 
 use std::fs;
 use std::path::Path;
@@ -17,10 +18,17 @@ use crate::scenes::only_a_current_mount;
 use crate::waiting::until;
 
 /// All that may lie in the bundle after a create: the spec, and what the recording runtime writes.
-const IN_THE_BUNDLE: [&str; 6] = ["config.json", "log.json", "recorder", "rootfs", "seen.args", "seen.json"];
+const IN_THE_BUNDLE: [&str; 6] = [
+    "config.json",
+    "log.json",
+    "recorder",
+    "rootfs",
+    "seen.args",
+    "seen.json",
+];
 
-/// A pod whose configMap is bound by a bundle, next to the host's `/` (which needs an edit of the spec) and a folder of
-/// the host (which must be probed first).
+/// A pod whose configMap is bound by a bundle, next to the host's `/` (which needs an edit of the
+/// spec) and a folder of the host (which must be probed first).
 #[derive(Debug)]
 pub struct StaleBundle<'n> {
     node: &'n Node,
@@ -38,10 +46,24 @@ impl<'n> StaleBundle<'n> {
         let pod = node.kubelet().pod(name)?;
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("count", "0")])?;
         let subpath = volume.subpath("app", 0, "count");
-        let binds = [(subpath.bind()?, "/etc/count"), (Path::new("/"), "/host"), (Path::new("/usr"), "/mnt")];
-        let spec = Bundle::spec(&binds.map(|(source, at)| Bundle::bind(source, at))).to_string().into_bytes();
+        let binds = [
+            (subpath.bind()?, "/etc/count"),
+            (Path::new("/"), "/host"),
+            (Path::new("/usr"), "/mnt"),
+        ];
+        let spec = Bundle::spec(&binds.map(|(source, at)| Bundle::bind(source, at)))
+            .to_string()
+            .into_bytes();
         let bundle = Bundle::create(node, name, &spec)?;
-        Ok(Self { node, pod, volume, subpath, bundle, spec, updates: 0 })
+        Ok(Self {
+            node,
+            pod,
+            volume,
+            subpath,
+            bundle,
+            spec,
+            updates: 0,
+        })
     }
 
     /// The bundle.
@@ -80,29 +102,49 @@ impl<'n> StaleBundle<'n> {
     /// The configMap changes.
     pub fn update(&mut self) -> Result<()> {
         self.updates += 1;
-        self.volume.update_during_a_repair(&[("count", &self.updates.to_string())])
+        self.volume
+            .update_during_a_repair(&[("count", &self.updates.to_string())])
     }
 
-    /// The path shows what it showed, or what is current, whatever a guard met; at most a swap is half done.
+    /// The path shows what it showed, or what is current, whatever a guard met; at most a swap is
+    /// half done.
     pub fn shows_no_file_underneath(&self) -> Result<()> {
         let mounts = self.subpath.mounts()?;
         let deleted = mounts.iter().filter(|mount| mount.is_deleted()).count();
-        ensure!((1..=2).contains(&mounts.len()) && mounts.len() - deleted <= 1, "mounts at the path: {mounts:?}");
+        ensure!(
+            (1..=2).contains(&mounts.len()) && mounts.len() - deleted <= 1,
+            "mounts at the path: {mounts:?}"
+        );
         let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
-        ensure!(!content.is_empty(), "the path shows the empty file underneath: {mounts:?}");
+        ensure!(
+            !content.is_empty(),
+            "the path shows the empty file underneath: {mounts:?}"
+        );
         Ok(())
     }
 
-    /// A create that nothing bad happens to: it ends with one current mount, an edited spec, and nothing left over.
+    /// A create that nothing bad happens to: it ends with one current mount, an edited spec, and
+    /// nothing left over.
     pub fn next_create(&self) -> Result<()> {
         let before = self.mounts_elsewhere()?;
         self.write_spec()?;
         run(self.guard(&[])?)?.success()?;
         self.is_repaired()?;
-        ensure!(self.volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
-        ensure!(self.mounts_elsewhere()? == before, "mounts elsewhere have changed");
+        ensure!(
+            self.volume.timestamp_directories()? == 1,
+            "a timestamp directory was stranded"
+        );
+        ensure!(
+            self.mounts_elsewhere()? == before,
+            "mounts elsewhere have changed"
+        );
         let names = names_in(self.bundle.path())?;
-        ensure!(names.iter().all(|name| IN_THE_BUNDLE.contains(&name.as_str())), "left in the bundle: {names:?}");
+        ensure!(
+            names
+                .iter()
+                .all(|name| IN_THE_BUNDLE.contains(&name.as_str())),
+            "left in the bundle: {names:?}"
+        );
         journal_is_whole()
     }
 
@@ -110,16 +152,23 @@ impl<'n> StaleBundle<'n> {
     pub fn is_repaired(&self) -> Result<()> {
         only_a_current_mount(&self.subpath)?;
         let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
-        ensure!(content == self.updates.to_string(), "it shows {content:?} after update {}", self.updates);
+        ensure!(
+            content == self.updates.to_string(),
+            "it shows {content:?} after update {}",
+            self.updates
+        );
         let seen = String::from_utf8(self.bundle.seen()?)?;
-        ensure!(seen.contains("rslave"), "the runtime saw a spec without the edit: {seen}");
+        ensure!(
+            seen.contains("rslave"),
+            "the runtime saw a spec without the edit: {seen}"
+        );
         Ok(())
     }
 
     /// The kubelet removes the pod, for which it needs exactly one mount on each subpath.
     ///
-    /// A guard that was killed may leave a process that holds the subpath for another moment: the kubelet would try again
-    /// at its next look, and so does this one.
+    /// A guard that was killed may leave a process that holds the subpath for another moment: the
+    /// kubelet would try again at its next look, and so does this one.
     pub fn delete(self) -> Result<()> {
         let mut last = Ok(());
         let clean = until("the pod's subpaths are removed", || {
@@ -131,18 +180,26 @@ impl<'n> StaleBundle<'n> {
     }
 
     fn mounts_elsewhere(&self) -> Result<usize> {
-        Ok(mounts::table()?.iter().filter(|mount| mount.target != self.subpath.target()).count())
+        Ok(mounts::table()?
+            .iter()
+            .filter(|mount| mount.target != self.subpath.target())
+            .count())
     }
 }
 
 fn names_in(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
-    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// Whatever happened to a guard, no line of the journal is cut off.
 fn journal_is_whole() -> Result<()> {
     // the last line may have made it full
-    ensure!(lines(JOURNAL)?.len() + lines(ROTATED)?.len() > 0, "nothing is in the journal");
+    ensure!(
+        lines(JOURNAL)?.len() + lines(ROTATED)?.len() > 0,
+        "nothing is in the journal"
+    );
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A guard that is stopped at one of its fault points, for stories in which something happens right there; then it goes on.
+//! A guard that is stopped at one of its fault points, for stories in which something happens right
+//! there; then it goes on.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,9 +16,13 @@ use crate::waiting::until;
 pub struct StoppedGuard(Child);
 
 impl StoppedGuard {
-    /// Starts a guard and waits until it has stopped at this place. `more`: other faults, with a comma behind each.
+    /// Starts a guard and waits until it has stopped at this place. `more`: other faults, with a
+    /// comma behind each.
     pub fn at(place: &str, more: &str, mut guard: Command) -> Result<Self> {
-        guard.env("BINDGUARD_FAULT", format!("{more}stop:{place}")).stdout(Stdio::null()).stderr(Stdio::null());
+        guard
+            .env("BINDGUARD_FAULT", format!("{more}stop:{place}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut stopped = Self(guard.spawn().context("start a guard")?);
         until(&format!("the guard is stopped at {place}"), || {
             if let Some(status) = stopped.0.try_wait().context("wait for a guard")? {
@@ -34,7 +39,10 @@ impl StoppedGuard {
         until("the guard that was stopped has ended", || {
             kill(pid, Signal::SIGCONT).context("let a guard go on")?;
             let ended = self.0.try_wait().context("wait for a guard")?;
-            ensure!(ended.is_none_or(|status| status.success()), "the guard that was stopped ended with {ended:?}");
+            ensure!(
+                ended.is_none_or(|status| status.success()),
+                "the guard that was stopped ended with {ended:?}"
+            );
             Ok(ended.is_some())
         })
     }
@@ -47,7 +55,10 @@ pub fn is_stopped(pid: u32) -> Result<bool> {
         let stat = task.context("read a thread")?.path().join("stat");
         // A thread that has just ended has no state; the caller tries again.
         let stat = fs::read_to_string(&stat).unwrap_or_default();
-        if !stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')) {
+        if !stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, state)| state.starts_with('T'))
+        {
             return Ok(false);
         }
     }

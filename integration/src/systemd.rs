@@ -1,7 +1,9 @@
-//! systemd as cgroup manager: the machine's own, for a node that was set up with it ([`Setup::systemd`](crate::Setup::systemd)).
+//! systemd as cgroup manager: the machine's own, for a node that was set up with it
+//! ([`Setup::systemd`](crate::Setup::systemd)).
 //!
-//! Such a node's containers are scopes in one slice that has the node's name. A slice's dashes would be levels, so they are
-//! written otherwise: `bgt-7-0` has `bgt_7_0.slice`, and in it `bgt-7-0-web.scope` and the `cri-containerd-….scope` of pods.
+//! Such a node's containers are scopes in one slice that has the node's name. A slice's dashes
+//! would be levels, so they are written otherwise: `bgt-7-0` has `bgt_7_0.slice`, and in it
+//! `bgt-7-0-web.scope` and the `cri-containerd-….scope` of pods.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -41,13 +43,27 @@ pub(crate) fn cgroup_of(name: &str) -> PathBuf {
 
 /// A property of a unit, by its name.
 pub fn property(unit: &str, name: &str) -> Result<String> {
-    Ok(host(["systemctl", "show", "--value", "--property", name, unit])?.trim().to_owned())
+    Ok(
+        host(["systemctl", "show", "--value", "--property", name, unit])?
+            .trim()
+            .to_owned(),
+    )
 }
 
 /// The units that systemd knows under this pattern, dead and failed ones included.
 pub fn units(pattern: &str) -> Result<Vec<String>> {
-    let table = host(["systemctl", "list-units", "--all", "--plain", "--no-legend", pattern])?;
-    Ok(table.lines().filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect())
+    let table = host([
+        "systemctl",
+        "list-units",
+        "--all",
+        "--plain",
+        "--no-legend",
+        pattern,
+    ])?;
+    Ok(table
+        .lines()
+        .filter_map(|line| line.split_whitespace().next().map(str::to_owned))
+        .collect())
 }
 
 /// The cgroups in the slice of the node `name`.
@@ -58,11 +74,16 @@ pub fn slice_members(name: &str) -> Result<Vec<String>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error).with_context(|| format!("list {}", slice.display())),
     };
-    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    Ok(folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+    let folders = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(folders
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect())
 }
 
-/// The node's containerd as a service, with the settings of containerd's own unit that matter here. It ends with this value.
+/// The node's containerd as a service, with the settings of containerd's own unit that matter here.
+/// It ends with this value.
 #[derive(Debug)]
 pub struct Service {
     name: String,
@@ -74,17 +95,31 @@ impl Service {
     /// Starts it, and waits until it answers. The node's own containerd must have ended.
     pub fn start(node: &Node) -> Result<Self> {
         let name = format!("{}.service", node.name());
-        let service = Self { unit: Path::new(BOOTED).join(&name), name, log: node.disk().join("service.log") };
-        let (daemon, config) = (node.containerd().display(), node.containerd_config().display());
-        let namespace = format!("/proc/{}/task/{}/ns/mnt", std::process::id(), nix::unistd::gettid());
-        let environment = node.environment().map(|(name, value)| format!("Environment={name}={value}\n"));
+        let service = Self {
+            unit: Path::new(BOOTED).join(&name),
+            name,
+            log: node.disk().join("service.log"),
+        };
+        let (daemon, config) = (
+            node.containerd().display(),
+            node.containerd_config().display(),
+        );
+        let namespace = format!(
+            "/proc/{}/task/{}/ns/mnt",
+            std::process::id(),
+            nix::unistd::gettid()
+        );
+        let environment = node
+            .environment()
+            .map(|(name, value)| format!("Environment={name}={value}\n"));
         let text = format!(
             "[Unit]\nStartLimitIntervalSec=0\n[Service]\nKillMode=process\nDelegate=yes\nRestart=always\nRestartSec=0\n{}StandardError=append:{}\n\
              ExecStart=/bin/busybox nsenter -m{namespace} {daemon} --config {config}\n",
             environment.collect::<String>(),
             service.log.display(),
         );
-        fs::write(&service.unit, text).with_context(|| format!("write {}", service.unit.display()))?;
+        fs::write(&service.unit, text)
+            .with_context(|| format!("write {}", service.unit.display()))?;
         host(["systemctl", "daemon-reload"])?;
         service.restart()?;
         Ok(service)
@@ -102,7 +137,16 @@ impl Service {
 
     /// Kills its main process; systemd starts it again.
     pub fn crash(&self) -> Result<()> {
-        self.answers_again(|| host(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", &self.name]).map(drop))
+        self.answers_again(|| {
+            host([
+                "systemctl",
+                "kill",
+                "--kill-whom=main",
+                "--signal=KILL",
+                &self.name,
+            ])
+            .map(drop)
+        })
     }
 
     /// Stops it.
@@ -111,7 +155,12 @@ impl Service {
     }
 
     fn answers_again(&self, action: impl FnOnce() -> Result<()>) -> Result<()> {
-        let boots = || fs::read_to_string(&self.log).unwrap_or_default().matches("successfully booted").count();
+        let boots = || {
+            fs::read_to_string(&self.log)
+                .unwrap_or_default()
+                .matches("successfully booted")
+                .count()
+        };
         let before = boots();
         action()?;
         until("containerd answers as a service", || Ok(boots() > before))

@@ -1,11 +1,13 @@
-//! Waiting for what happens sooner or later: how soon is the machine's affair, and no story is about it.
+//! Waiting for what happens sooner or later: how soon is the machine's affair, and no story is
+//! about it.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Far from what anything takes that a story waits for, also on a slow machine that has a lot else to do.
+/// Far from what anything takes that a story waits for, also on a slow machine that has a lot else
+/// to do.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(5);
@@ -16,10 +18,17 @@ pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
 }
 
 /// The same for what takes longer, because a pause belongs to it.
-pub fn until_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+pub fn until_within(
+    limit: Duration,
+    what: &str,
+    mut is_so: impl FnMut() -> Result<bool>,
+) -> Result<()> {
     let deadline = Instant::now() + limit;
     while !is_so()? {
-        ensure!(Instant::now() < deadline, "in {limit:?} it does not become so that {what}");
+        ensure!(
+            Instant::now() < deadline,
+            "in {limit:?} it does not become so that {what}"
+        );
         thread::sleep(PAUSE);
     }
     Ok(())

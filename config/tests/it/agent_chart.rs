@@ -1,5 +1,5 @@
-//! The node agent in the chart: the same pods as `config/agent.yaml`, words of the command line for the values, and what
-//! Prometheus and Grafana get.
+//! The node agent in the chart: the same pods as `config/agent.yaml`, words of the command line for
+//! the values, and what Prometheus and Grafana get.
 
 use bindguard_config::Config;
 use serde_json::{Value, json};
@@ -8,34 +8,60 @@ use crate::helm::{container, folder, helm, object, render, render_for, run, text
 use crate::kube::{documents, taken_by_kind};
 
 const AGENT: &str = "bindguard-agent";
-const MONITORING: [&str; 3] =
-    ["agent.podMonitor.enabled=true", "agent.prometheusRule.enabled=true", "agent.dashboard.enabled=true"];
+const MONITORING: [&str; 3] = [
+    "agent.podMonitor.enabled=true",
+    "agent.prometheusRule.enabled=true",
+    "agent.dashboard.enabled=true",
+];
 
 #[test]
 fn its_pods_are_those_of_the_manifest() {
     let Some(helm) = helm() else { return };
     let pod = |documents: &[Value]| {
-        let mut spec = object(documents, "DaemonSet", AGENT).unwrap()["spec"]["template"]["spec"].clone();
+        let mut spec =
+            object(documents, "DaemonSet", AGENT).unwrap()["spec"]["template"]["spec"].clone();
         let container = spec["containers"][0].as_object_mut().unwrap();
         for key in ["image", "imagePullPolicy"] {
             container.remove(key);
         }
         spec
     };
-    assert_eq!(pod(&render(&helm, &[])), pod(&documents(include_str!("../../agent.yaml"))));
+    assert_eq!(
+        pod(&render(&helm, &[])),
+        pod(&documents(include_str!("../../agent.yaml")))
+    );
 }
 
 #[test]
 fn values_become_words_of_the_command() {
     let Some(helm) = helm() else { return };
     let words = |values: &[&str]| container(&render(&helm, values), AGENT)["command"].clone();
-    let all = ["agent.refresh=all", "agent.nri.enabled=true", "agent.metrics.port=1", "agent.extraArgs={--cri,/a}"];
-    let wanted =
-        "bindguard-agent --host /host --metrics [::]:1 --refresh all --nri /var/run/nri/nri.sock --events all --cri /a";
+    let all = [
+        "agent.refresh=all",
+        "agent.nri.enabled=true",
+        "agent.metrics.port=1",
+        "agent.extraArgs={--cri,/a}",
+    ];
+    let wanted = "bindguard-agent --host /host --metrics [::]:1 --refresh all --nri /var/run/nri/nri.sock --events all --cri /a";
     assert_eq!(words(&all), json!(wanted.split(' ').collect::<Vec<_>>()));
     let chart = folder("chart");
-    for wrong in ["agent.refresh=on", "agent.metrics.port=0", "agent.nri.socket=nri.sock"] {
-        let rendered = run(&helm, &["template", "b", &chart, "--set", crate::helm::REGISTRY, "--set", wrong]);
+    for wrong in [
+        "agent.refresh=on",
+        "agent.metrics.port=0",
+        "agent.nri.socket=nri.sock",
+    ] {
+        let rendered = run(
+            &helm,
+            &[
+                "template",
+                "b",
+                &chart,
+                "--set",
+                crate::helm::REGISTRY,
+                "--set",
+                wrong,
+            ],
+        );
         assert!(!rendered.status.success(), "{wrong} is rendered");
     }
 }
@@ -47,12 +73,23 @@ fn a_config_is_mounted() {
     let rendered = |config: &str| render(&helm, &[&format!("agent.config={config}")]);
     let one = rendered("refresh.mode = 'off'");
     let command = &container(&one, AGENT)["command"];
-    assert!(text(command.to_string().as_bytes()).contains("/config/config.toml"), "{command}");
-    let map = object(&one, "ConfigMap", AGENT).unwrap()["data"]["config.toml"].as_str().unwrap();
+    assert!(
+        text(command.to_string().as_bytes()).contains("/config/config.toml"),
+        "{command}"
+    );
+    let map = object(&one, "ConfigMap", AGENT).unwrap()["data"]["config.toml"]
+        .as_str()
+        .unwrap();
     Config::from_toml(map).unwrap();
-    let template = |documents: &[Value]| object(documents, "DaemonSet", AGENT).unwrap()["spec"]["template"].clone();
-    assert_ne!(template(&one)["metadata"], template(&rendered("refresh.mode = 'all'"))["metadata"]);
-    one.iter().for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
+    let template = |documents: &[Value]| {
+        object(documents, "DaemonSet", AGENT).unwrap()["spec"]["template"].clone()
+    };
+    assert_ne!(
+        template(&one)["metadata"],
+        template(&rendered("refresh.mode = 'all'"))["metadata"]
+    );
+    one.iter()
+        .for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
 }
 
 #[test]
@@ -75,7 +112,10 @@ fn an_older_kubernetes_gets_an_annotation_for_apparmor() {
     let rendered = render_for(&helm, "1.29.0", &[]);
     assert!(container(&rendered, AGENT)["securityContext"]["appArmorProfile"].is_null());
     let metadata = &object(&rendered, "DaemonSet", AGENT).unwrap()["spec"]["template"]["metadata"];
-    assert_eq!(metadata["annotations"]["container.apparmor.security.beta.kubernetes.io/agent"], "unconfined");
+    assert_eq!(
+        metadata["annotations"]["container.apparmor.security.beta.kubernetes.io/agent"],
+        "unconfined"
+    );
 }
 
 #[test]
@@ -83,16 +123,33 @@ fn prometheus_and_grafana_get_the_files_of_the_repository() {
     let Some(helm) = helm() else { return };
     let kinds = ["PodMonitor", "PrometheusRule"];
     let none = render(&helm, &[]);
-    assert!(none.iter().all(|document| kinds.iter().all(|kind| document["kind"] != *kind)), "kinds that need a CRD");
+    assert!(
+        none.iter()
+            .all(|document| kinds.iter().all(|kind| document["kind"] != *kind)),
+        "kinds that need a CRD"
+    );
     let rendered = render(&helm, &MONITORING);
     let [monitor, rule] = kinds.map(|kind| object(&rendered, kind, AGENT).unwrap());
-    assert_eq!(rule["spec"], documents(include_str!("../../prometheus/rules.yaml"))[0]);
+    assert_eq!(
+        rule["spec"],
+        documents(include_str!("../../prometheus/rules.yaml"))[0]
+    );
     let pod = &object(&rendered, "DaemonSet", AGENT).unwrap()["spec"]["template"];
-    let selected = monitor["spec"]["selector"]["matchLabels"].as_object().unwrap();
-    assert!(selected.iter().all(|(key, value)| pod["metadata"]["labels"][key] == *value), "{selected:?}");
+    let selected = monitor["spec"]["selector"]["matchLabels"]
+        .as_object()
+        .unwrap();
+    assert!(
+        selected
+            .iter()
+            .all(|(key, value)| pod["metadata"]["labels"][key] == *value),
+        "{selected:?}"
+    );
     let port = &monitor["spec"]["podMetricsEndpoints"][0]["port"];
     assert_eq!(*port, container(&rendered, AGENT)["ports"][0]["name"]);
     let dashboard = &object(&rendered, "ConfigMap", "bindguard-agent-dashboard").unwrap()["data"]["bindguard.json"];
     let dashboard: Value = serde_json::from_str(dashboard.as_str().unwrap()).unwrap();
-    assert_eq!(dashboard, serde_json::from_str::<Value>(include_str!("../../prometheus/dashboard.json")).unwrap());
+    assert_eq!(
+        dashboard,
+        serde_json::from_str::<Value>(include_str!("../../prometheus/dashboard.json")).unwrap()
+    );
 }

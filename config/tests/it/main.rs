@@ -1,6 +1,10 @@
 //! `config.toml`, and the chart and manifests as Kubernetes reads them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod agent_chart;
 mod api_rights;

@@ -1,4 +1,5 @@
-//! The manifests match the Kubernetes API's own schema: the API has every field, and with the same type.
+//! The manifests match the Kubernetes API's own schema: the API has every field, and with the same
+//! type.
 
 use serde_json::Value;
 
@@ -23,14 +24,22 @@ fn a_field_that_is_misspelt_or_of_another_kind_is_noticed() {
     for (text, right, wrong) in [
         (DAEMON_SET, "mountPropagation", "mountPropogation"),
         (AGENT, "appArmorProfile", "apparmorProfile"),
-        (DAEMON_SET, "terminationGracePeriodSeconds: 60", "terminationGracePeriodSeconds: soon"),
+        (
+            DAEMON_SET,
+            "terminationGracePeriodSeconds: 60",
+            "terminationGracePeriodSeconds: soon",
+        ),
         (POD, "runtimeClassName", "runtimeclassName"),
         (RUNTIME_CLASS, "handler: bindguard", "handler: [bindguard]"),
     ] {
         let changed = text.replace(right, wrong);
         assert_ne!(changed, text);
-        let noticed = |document: &Value| taken_by_kind(document).map_or(true, |taken| taken != *document);
-        assert!(documents(&changed).iter().any(noticed), "{wrong} is not noticed");
+        let noticed =
+            |document: &Value| taken_by_kind(document).map_or(true, |taken| taken != *document);
+        assert!(
+            documents(&changed).iter().any(noticed),
+            "{wrong} is not noticed"
+        );
     }
 }
 
@@ -38,6 +47,9 @@ fn a_field_that_is_misspelt_or_of_another_kind_is_noticed() {
 fn pod_class_and_handler_have_one_name() {
     let (class, pods) = (&documents(RUNTIME_CLASS)[0], documents(POD));
     assert_eq!(class["handler"], "bindguard");
-    let pod = pods.iter().find(|document| document["kind"] == "Pod").unwrap();
+    let pod = pods
+        .iter()
+        .find(|document| document["kind"] == "Pod")
+        .unwrap();
     assert_eq!(pod["spec"]["runtimeClassName"], class["metadata"]["name"]);
 }

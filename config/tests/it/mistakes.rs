@@ -11,7 +11,10 @@ const VALUES: [(&str, &[&str]); 29] = [
     ("guard.deadline-ms", &["500", "0x7d1"]),
     ("guard.failed-repairs", &["\"refuse\""]),
     ("runtime.path", &["\"/usr/bin/crun\"", "'youki'"]),
-    ("kubelet.roots", &["[\"/data/kubelet\"]", "[ '/a', '/b' ]", "[]"]),
+    (
+        "kubelet.roots",
+        &["[\"/data/kubelet\"]", "[ '/a', '/b' ]", "[]"],
+    ),
     ("checks.stale-subpaths", &["\"report\"", "'off'"]),
     ("checks.host-root", &["\"report\"", "\"off\""]),
     ("checks.unmounted-volumes", &["\"refuse\"", "\"off\""]),
@@ -44,26 +47,40 @@ type File = BTreeMap<String, BTreeMap<String, String>>;
 
 fn file() -> impl Strategy<Value = File> {
     let keys = subsequence(VALUES.to_vec(), 1..=VALUES.len());
-    keys.prop_flat_map(|keys| keys.into_iter().map(|(key, values)| (Just(key), select(values))).collect::<Vec<_>>())
-        .prop_map(|keys| {
-            let mut file = File::new();
-            for (name, value) in keys {
-                let (table, key) = name.rsplit_once('.').unwrap();
-                file.entry(table.to_owned()).or_default().insert(key.to_owned(), value.to_owned());
-            }
-            file
-        })
+    keys.prop_flat_map(|keys| {
+        keys.into_iter()
+            .map(|(key, values)| (Just(key), select(values)))
+            .collect::<Vec<_>>()
+    })
+    .prop_map(|keys| {
+        let mut file = File::new();
+        for (name, value) in keys {
+            let (table, key) = name.rsplit_once('.').unwrap();
+            file.entry(table.to_owned())
+                .or_default()
+                .insert(key.to_owned(), value.to_owned());
+        }
+        file
+    })
 }
 
 fn text(file: &File) -> String {
     let lines = |keys: &BTreeMap<String, String>| {
-        keys.iter().map(|(key, value)| format!("{key} = {value}\n")).collect::<String>()
+        keys.iter()
+            .map(|(key, value)| format!("{key} = {value}\n"))
+            .collect::<String>()
     };
-    file.iter().map(|(table, keys)| format!("[{table}]\n{}", lines(keys))).collect()
+    file.iter()
+        .map(|(table, keys)| format!("[{table}]\n{}", lines(keys)))
+        .collect()
 }
 
 fn values(config: &Config) -> BTreeMap<&'static str, String> {
-    config.active_keys().into_iter().map(|key| (key.name, key.value.to_string())).collect()
+    config
+        .active_keys()
+        .into_iter()
+        .map(|key| (key.name, key.value.to_string()))
+        .collect()
 }
 
 /// Anything that TOML can state, and mistakes that people make.
@@ -72,8 +89,18 @@ fn any_value() -> impl Strategy<Value = String> {
         "[a-z-]{0,9}".prop_map(|word| format!("{word:?}")),
         any::<i64>().prop_map(|number| number.to_string()),
         select(
-            &["true", "1.5", "[]", "{}", "[1]", "['a', '/b']", "{ x = 1 }", "1979-05-27", "\"refused\"", "\"Report\""]
-                [..]
+            &[
+                "true",
+                "1.5",
+                "[]",
+                "{}",
+                "[1]",
+                "['a', '/b']",
+                "{ x = 1 }",
+                "1979-05-27",
+                "\"refused\"",
+                "\"Report\""
+            ][..]
         )
         .prop_map(str::to_owned),
     ]
@@ -81,7 +108,11 @@ fn any_value() -> impl Strategy<Value = String> {
 
 #[test]
 fn every_key_is_tried() {
-    let names: Vec<_> = Config::default().active_keys().iter().map(|key| key.name).collect();
+    let names: Vec<_> = Config::default()
+        .active_keys()
+        .iter()
+        .map(|key| key.name)
+        .collect();
     assert_eq!(VALUES.map(|(name, _)| name)[..], names);
 }
 

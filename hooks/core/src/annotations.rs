@@ -5,7 +5,8 @@
 //! | `bindguard.io/mode` | `repair`, `report`, `off` | the node's choice for stale subpaths and host-root binds; `report` and `off` refuse nothing |
 //! | `bindguard.io/propagation` | `rslave`, `keep`, `keep-read-only` | host-root binds are made rslave; or all of them, or the read-only ones, are left unchanged and reported |
 //!
-//! The runtime passes annotations on only if it is configured to: containerd's `pod_annotations = ["bindguard.io/*"]`.
+//! The runtime passes annotations on only if it is configured to: containerd's `pod_annotations =
+//! ["bindguard.io/*"]`.
 
 use std::borrow::Cow;
 
@@ -20,20 +21,26 @@ pub const PROPAGATION: &str = "bindguard.io/propagation";
 /// The quoted length of an invalid value: a pod may have written a quarter of a mebibyte.
 const QUOTED: usize = 64;
 
-/// The policy for one pod: the node's, with the changes of the pod's annotations. The second part names annotations that
-/// could not be followed; they change nothing.
+/// The policy for one pod: the node's, with the changes of the pod's annotations. The second part
+/// names annotations that could not be followed; they change nothing.
 pub fn policy_of_pod<'a, 'p>(
     node: &'p Policy,
     annotation: impl Fn(&str) -> Option<&'a str>,
 ) -> (Cow<'p, Policy>, Vec<String>) {
     let (mut policy, mut problems) = (Cow::Borrowed(node), Vec::new());
     let mut follow = |name: &str, allowed: bool, change: fn(&mut Policy, &str) -> bool| {
-        let Some(value) = annotation(name) else { return };
+        let Some(value) = annotation(name) else {
+            return;
+        };
         if !allowed {
-            problems.push(format!("annotation {name} is not followed: the node's config does not allow it"));
+            problems.push(format!(
+                "annotation {name} is not followed: the node's config does not allow it"
+            ));
         } else if !change(policy.to_mut(), value) {
             let value = cut(value, QUOTED);
-            problems.push(format!("annotation {name} is not followed: {value:?} is not one of its values"));
+            problems.push(format!(
+                "annotation {name} is not followed: {value:?} is not one of its values"
+            ));
         }
     };
     follow(MODE, node.pods_may.set_mode, set_mode);
@@ -79,35 +86,74 @@ mod tests {
     use crate::policy::PodsMay;
 
     fn policy_with(node: &Policy, name: &str, value: &str) -> (Policy, Vec<String>) {
-        let (policy, problems) = policy_of_pod(node, |annotation| (annotation == name).then_some(value));
+        let (policy, problems) =
+            policy_of_pod(node, |annotation| (annotation == name).then_some(value));
         (policy.into_owned(), problems)
     }
 
     #[test]
     fn a_pods_annotation_is_followed_only_where_the_node_allows_it() {
-        let strict = Policy { unmounted_volumes: Alarm::Refuse, ..Policy::default() };
+        let strict = Policy {
+            unmounted_volumes: Alarm::Refuse,
+            ..Policy::default()
+        };
         let (policy, problems) = policy_with(&strict, MODE, "off");
         assert_eq!((policy, problems.len()), (strict, 1));
 
-        let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..strict };
+        let open = Policy {
+            pods_may: PodsMay {
+                set_mode: true,
+                set_propagation: true,
+            },
+            ..strict
+        };
         let (policy, problems) = policy_with(&open, MODE, "report");
-        assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Report, Mode::Report));
-        assert_eq!((policy.unmounted_volumes, problems.len()), (Alarm::Report, 0));
+        assert_eq!(
+            (policy.stale_subpaths, policy.host_root),
+            (Mode::Report, Mode::Report)
+        );
+        assert_eq!(
+            (policy.unmounted_volumes, problems.len()),
+            (Alarm::Report, 0)
+        );
         let (policy, _) = policy_with(&open, PROPAGATION, "keep");
-        assert_eq!((policy.stale_subpaths, policy.host_root), (Mode::Repair, Mode::Report));
+        assert_eq!(
+            (policy.stale_subpaths, policy.host_root),
+            (Mode::Repair, Mode::Report)
+        );
         let (policy, _) = policy_with(&open, PROPAGATION, "keep-read-only");
-        assert_eq!((policy.host_root, policy.read_only_binds), (Mode::Repair, ReadOnlyBinds::Keep));
-        let keeping = Policy { read_only_binds: ReadOnlyBinds::Keep, ..open };
-        assert_eq!(policy_with(&keeping, PROPAGATION, "rslave").0.read_only_binds, ReadOnlyBinds::MakeRslave);
+        assert_eq!(
+            (policy.host_root, policy.read_only_binds),
+            (Mode::Repair, ReadOnlyBinds::Keep)
+        );
+        let keeping = Policy {
+            read_only_binds: ReadOnlyBinds::Keep,
+            ..open
+        };
+        assert_eq!(
+            policy_with(&keeping, PROPAGATION, "rslave")
+                .0
+                .read_only_binds,
+            ReadOnlyBinds::MakeRslave
+        );
     }
 
     #[test]
     fn an_invalid_value_changes_nothing_and_is_reported() {
-        let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..Policy::default() };
+        let open = Policy {
+            pods_may: PodsMay {
+                set_mode: true,
+                set_propagation: true,
+            },
+            ..Policy::default()
+        };
         for (name, value) in [(MODE, "Repair\n"), (MODE, ""), (PROPAGATION, "rshared")] {
             let (policy, problems) = policy_with(&open, name, value);
             assert_eq!(policy, open);
-            assert!(problems[0].contains(name) && problems[0].contains(&format!("{value:?}")), "{problems:?}");
+            assert!(
+                problems[0].contains(name) && problems[0].contains(&format!("{value:?}")),
+                "{problems:?}"
+            );
         }
         let (_, problems) = policy_with(&open, MODE, &"x".repeat(100_000));
         assert!(problems[0].len() < 200, "{} bytes", problems[0].len());

@@ -2,7 +2,8 @@
 
 use std::error::Error;
 
-/// `bind a over b: device or resource busy`: each error names the action and its object, its source the cause.
+/// `bind a over b: device or resource busy`: each error names the action and its object, its source
+/// the cause.
 pub fn error_chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();

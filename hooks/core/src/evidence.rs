@@ -1,7 +1,8 @@
 //! The evidence about a bind source, before any verdict.
 //!
-//! Plain data: `bindguard-sys` fills it in from the kernel, tests write it as literals. Each part that may be unreadable is
-//! [`Observed`], so "could not read" can never look like "does not exist".
+//! Plain data: `bindguard-sys` fills it in from the kernel, tests write it as literals. Each part
+//! that may be unreadable is [`Observed`], so "could not read" can never look like "does not
+//! exist".
 
 use std::path::PathBuf;
 
@@ -40,24 +41,31 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// A deleted file of which only the kind is known. It equals no other file: no file has the inode number 0.
+    /// A deleted file of which only the kind is known. It equals no other file: no file has the
+    /// inode number 0.
     pub fn of_what_is_gone(kind: FileKind) -> Self {
-        Self { device: 0, inode: 0, kind }
+        Self {
+            device: 0,
+            inode: 0,
+            kind,
+        }
     }
 }
 
 /// The evidence about one volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathEvidence {
-    /// The mount that a bind of the subpath would be made from. [`Observed::Absent`]: the path is not a mount point.
+    /// The mount that a bind of the subpath would be made from. [`Observed::Absent`]: the path is
+    /// not a mount point.
     pub mount: Observed<SubpathMount>,
     /// Its answer to a probe. Local filesystems are not probed.
     pub reach: Reach,
-    /// The volume. [`Observed::Absent`]: no known plugin has a volume of that name, and the filesystem of the mount was not
-    /// searched for, or not found, on the host.
+    /// The volume. [`Observed::Absent`]: no known plugin has a volume of that name, and the
+    /// filesystem of the mount was not searched for, or not found, on the host.
     pub volume: Observed<Volume>,
-    /// The target that the kubelet would bind today for the same sub path. It is read only if mount and volume were seen and
-    /// the sub path could be derived from them. Otherwise, and if the volume has no payload, it is [`Observed::Absent`].
+    /// The target that the kubelet would bind today for the same sub path. It is read only if mount
+    /// and volume were seen and the sub path could be derived from them. Otherwise, and if the
+    /// volume has no payload, it is [`Observed::Absent`].
     pub target: Observed<Target>,
 }
 
@@ -72,7 +80,8 @@ pub struct SubpathMount {
     pub fs_type: FsType,
     /// The file that it shows, as far as the kernel knows without a query to a server.
     pub identity: Observed<FileIdentity>,
-    /// Another mount is directly below it at the same path: an earlier swap was interrupted before its last step.
+    /// Another mount is directly below it at the same path: an earlier swap was interrupted before
+    /// its last step.
     pub covers_its_equal: bool,
 }
 
@@ -91,7 +100,8 @@ pub struct Volume {
     pub place: PathBuf,
     /// True if it is a mount of its own.
     pub is_mount_point: bool,
-    /// True if that mount was made after the subpath's. Checked only if the two are of different devices; otherwise `true`.
+    /// True if that mount was made after the subpath's. Checked only if the two are of different
+    /// devices; otherwise `true`.
     pub is_newer: bool,
     /// The layout of its files.
     pub layout: VolumeLayout,
@@ -136,16 +146,22 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// The errors of dead mounts. errno(3): EIO, ECONNABORTED (an aborted FUSE connection), ENOTCONN (a FUSE daemon that died),
-    /// ETIMEDOUT, ECONNREFUSED (one that died before it had begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE (an NFS handle that
-    /// the server forgot), EREMOTEIO.
+    /// The errors of dead mounts. errno(3): EIO, ECONNABORTED (an aborted FUSE connection),
+    /// ENOTCONN (a FUSE daemon that died), ETIMEDOUT, ECONNREFUSED (one that died before it had
+    /// begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE (an NFS handle that the server forgot),
+    /// EREMOTEIO.
     const DEAD: [i32; 9] = [5, 103, 107, 110, 111, 112, 113, 116, 121];
 
-    /// The error text of a source that is certainly dead. A source that is only silent may still answer.
+    /// The error text of a source that is certainly dead. A source that is only silent may still
+    /// answer.
     pub fn error_of_dead_source(&self) -> Option<&str> {
         match self {
             Self::Refused { number, words } if Self::DEAD.contains(number) => Some(words),
-            Self::Refused { .. } | Self::Silent(_) | Self::Alive | Self::NotProbed | Self::NotNeeded => None,
+            Self::Refused { .. }
+            | Self::Silent(_)
+            | Self::Alive
+            | Self::NotProbed
+            | Self::NotNeeded => None,
         }
     }
 

@@ -1,5 +1,5 @@
-//! The protocol between the shim and `bindguard-runtime`. Both are installed together, but an upgrade may put a newer one beside
-//! an older one: readers skip what they do not know.
+//! The protocol between the shim and `bindguard-runtime`. Both are installed together, but an
+//! upgrade may put a newer one beside an older one: readers skip what they do not know.
 
 /// The variable that names the real runtime: a path, or a name on `PATH`.
 pub const RUNTIME_VARIABLE: &str = "BINDGUARD_RUNTIME";

@@ -1,8 +1,8 @@
 //! The types of bindguard and every decision it takes.
 //!
-//! This crate reads no file and no clock and makes no syscall. Evidence arrives as plain data ([`evidence`]), and planned
-//! actions leave as plain data ([`plan`]). So each rule can be tested with a literal, and a fixture captured on a node gives
-//! the same verdicts as the node itself.
+//! This crate reads no file and no clock and makes no syscall. Evidence arrives as plain data
+//! ([`evidence`]), and planned actions leave as plain data ([`plan`]). So each rule can be tested
+//! with a literal, and a fixture captured on a node gives the same verdicts as the node itself.
 //!
 //! ```text
 //! config.json ─ spec ─► binds ─ source ─► kinds ─┐

@@ -1,8 +1,9 @@
 //! Paths compared by their names alone.
 //!
-//! The result is that of the standard library, but every bind of a spec is compared with every directory of the node.
-//! The first byte in which two paths differ nearly always decides. With `Path::strip_prefix` in its place, an admission of 30
-//! binds takes 1.3 times as long (161 instead of 126 µs, `cargo bench -p bindguard-guard`).
+//! The result is that of the standard library, but every bind of a spec is compared with every
+//! directory of the node. The first byte in which two paths differ nearly always decides. With
+//! `Path::strip_prefix` in its place, an admission of 30 binds takes 1.3 times as long (161 instead
+//! of 126 µs, `cargo bench -p bindguard-guard`).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +26,8 @@ pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
 /// True if `..` is one of the names of a path: then only a walk shows where it leads.
 pub fn climbs(path: &Path) -> bool {
     // Nearly every path has no two dots in it.
-    bytes(path).windows(2).any(|pair| pair == b"..") && path.components().any(|name| name == Component::ParentDir)
+    bytes(path).windows(2).any(|pair| pair == b"..")
+        && path.components().any(|name| name == Component::ParentDir)
 }
 
 /// True if a path is `/`, `//` and `/.` included.
@@ -42,17 +44,26 @@ enum Compared<'p> {
 }
 
 fn by_bytes<'p>(path: &'p [u8], directory: &[u8]) -> Compared<'p> {
-    let shared = path.iter().zip(directory).take_while(|(a, b)| a == b).count();
+    let shared = path
+        .iter()
+        .zip(directory)
+        .take_while(|(a, b)| a == b)
+        .count();
     let ends_in_name = is_in_name(path[..shared].last());
     match (&path[shared..], &directory[shared..]) {
         ([], []) => Compared::Below(Path::new("")),
-        ([b'/', rest @ ..], []) if ends_in_name && begins_with_name(rest) && is_in_name(rest.last()) => {
+        ([b'/', rest @ ..], [])
+            if ends_in_name && begins_with_name(rest) && is_in_name(rest.last()) =>
+        {
             Compared::Below(Path::new(OsStr::from_bytes(rest)))
         }
-        // One name ends where the other continues, or both continue differently. A slash is followed by another name, or nothing.
+        // One name ends where the other continues, or both continue differently. A slash is
+        // followed by another name, or nothing.
         ([b'/', ..], []) => Compared::Nothing,
         ([], [b'/', next @ ..]) if !is_in_name(next.first()) => Compared::Nothing,
-        (path, directory) if ends_in_name || is_in_name(path.first()) && is_in_name(directory.first()) => {
+        (path, directory)
+            if ends_in_name || is_in_name(path.first()) && is_in_name(directory.first()) =>
+        {
             Compared::Elsewhere
         }
         _ => Compared::Nothing,

@@ -1,7 +1,7 @@
 //! The directories of a node in which kubelets and container runtimes mount things.
 //!
-//! A bind of one of them, or of an ancestor, keeps the mounts of other containers alive. A path inside one is usually on the
-//! node's own disk, so it need not be probed.
+//! A bind of one of them, or of an ancestor, keeps the mounts of other containers alive. A path
+//! inside one is usually on the node's own disk, so it need not be probed.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -20,10 +20,14 @@ pub struct Places {
 
 impl Places {
     /// The kubelet's default root, and those of distributions that move it.
-    pub const KUBELET_ROOTS: [&'static str; 3] =
-        ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
+    pub const KUBELET_ROOTS: [&'static str; 3] = [
+        "/var/lib/kubelet",
+        "/var/lib/k0s/kubelet",
+        "/var/snap/microk8s/common/var/lib/kubelet",
+    ];
 
-    /// Default directories in which containerd, CRI-O, Docker and Podman mount snapshots, sandboxes and network namespaces.
+    /// Default directories in which containerd, CRI-O, Docker and Podman mount snapshots, sandboxes
+    /// and network namespaces.
     pub const RUNTIME_DIRECTORIES: [&'static str; 9] = [
         "/run/containerd",
         "/run/containers",
@@ -43,13 +47,19 @@ impl Places {
 
     /// The directories in which kubelets and runtimes mount things.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
-        self.kubelet_roots.iter().chain(&self.runtime_directories).map(PathBuf::as_path)
+        self.kubelet_roots
+            .iter()
+            .chain(&self.runtime_directories)
+            .map(PathBuf::as_path)
     }
 
-    /// The same places, with the `other_name` of each directory added; `None` if there is no other name.
+    /// The same places, with the `other_name` of each directory added; `None` if there is no other
+    /// name.
     pub fn with_names(&self, other_name: impl Fn(&Path) -> Option<PathBuf>) -> Option<Self> {
         let more = |directories: &[PathBuf]| -> Vec<PathBuf> {
-            let names = directories.iter().filter_map(|directory| other_name(directory));
+            let names = directories
+                .iter()
+                .filter_map(|directory| other_name(directory));
             names.filter(|name| !directories.contains(name)).collect()
         };
         let (roots, directories) = (more(&self.kubelet_roots), more(&self.runtime_directories));
@@ -61,46 +71,64 @@ impl Places {
         })
     }
 
-    /// True if a bind of `path` is known to include mounts that the kubelet or a runtime makes. `path` is `/` or, depending on
-    /// the scope, one of their directories or an ancestor of one.
+    /// True if a bind of `path` is known to include mounts that the kubelet or a runtime makes.
+    /// `path` is `/` or, depending on the scope, one of their directories or an ancestor of one.
     pub fn holds_runtime_mounts(&self, path: &Path, scope: Scope) -> bool {
         match scope {
             Scope::HostRoot => is_root(path),
-            Scope::RuntimeDirectories | Scope::AnySubmounts => is_root(path) || self.is_above_runtime(path),
+            Scope::RuntimeDirectories | Scope::AnySubmounts => {
+                is_root(path) || self.is_above_runtime(path)
+            }
         }
     }
 
     fn is_above_runtime(&self, path: &Path) -> bool {
         let above = |dir: &PathBuf| lies_in(dir, path);
-        let kubelets = |root: &PathBuf| above(root) || below(path, root).is_some_and(is_mounted_in_by_kubelet);
+        let kubelets =
+            |root: &PathBuf| above(root) || below(path, root).is_some_and(is_mounted_in_by_kubelet);
         self.runtime_directories.iter().any(above) || self.kubelet_roots.iter().any(kubelets)
     }
 
     /// True if a path is where the kubelet or a runtime mounts things.
     pub fn is_mounted_below(&self, path: &Path) -> bool {
-        let kubelets = |root: &PathBuf| KUBELET_MOUNTS.iter().any(|folder| path.starts_with(root.join(folder)));
-        self.runtime_directories.iter().any(|dir| lies_in(path, dir)) || self.kubelet_roots.iter().any(kubelets)
+        let kubelets = |root: &PathBuf| {
+            KUBELET_MOUNTS
+                .iter()
+                .any(|folder| path.starts_with(root.join(folder)))
+        };
+        self.runtime_directories
+            .iter()
+            .any(|dir| lies_in(path, dir))
+            || self.kubelet_roots.iter().any(kubelets)
     }
 
     /// True if a path is in a volume of a pod, or in one of Docker's or Podman's.
     pub fn lies_in_volume(&self, path: &Path) -> bool {
         let is_volume = |below: &Path| below.components().any(|name| name.as_os_str() == VOLUMES);
-        self.directories().any(|directory| below(path, directory).is_some_and(is_volume))
+        self.directories()
+            .any(|directory| below(path, directory).is_some_and(is_volume))
     }
 
-    /// True if a path is inside a runtime's directory and mounts of several containers may be below it. Examples: `containers`,
-    /// `overlay2` and `volumes` of Docker, the tasks of containerd. False for a path of one container or volume, such as
-    /// `containers/<id>/mounts/shm`: the runtime binds it. Also false for every folder of a pod or driver inside a kubelet's.
+    /// True if a path is inside a runtime's directory and mounts of several containers may be below
+    /// it. Examples: `containers`, `overlay2` and `volumes` of Docker, the tasks of containerd.
+    /// False for a path of one container or volume, such as `containers/<id>/mounts/shm`: the
+    /// runtime binds it. Also false for every folder of a pod or driver inside a kubelet's.
     pub fn may_hold_mounts_of_containers(&self, path: &Path) -> bool {
         let is_inside = |dir: &PathBuf| below(path, dir).is_some_and(|below| !is_of_one(below));
         self.runtime_directories.iter().any(is_inside) && !climbs(path)
     }
 
-    /// True if only the kubelet or a runtime writes at a path, on the node's own disk: outside of `plugins` and of all volumes
-    /// but kubelet-written ones. Such a path is not worth a process that probes it.
+    /// True if only the kubelet or a runtime writes at a path, on the node's own disk: outside of
+    /// `plugins` and of all volumes but kubelet-written ones. Such a path is not worth a process
+    /// that probes it.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
-        let is_own = |dir: &PathBuf| below(path, dir).is_some_and(|below| !may_be_mounted_on(below));
-        self.kubelet_roots.iter().chain(&self.runtime_directories).any(is_own) && !climbs(path)
+        let is_own =
+            |dir: &PathBuf| below(path, dir).is_some_and(|below| !may_be_mounted_on(below));
+        self.kubelet_roots
+            .iter()
+            .chain(&self.runtime_directories)
+            .any(is_own)
+            && !climbs(path)
     }
 }
 
@@ -108,7 +136,10 @@ impl Default for Places {
     fn default() -> Self {
         Self {
             kubelet_roots: Self::KUBELET_ROOTS.iter().map(PathBuf::from).collect(),
-            runtime_directories: Self::RUNTIME_DIRECTORIES.iter().map(PathBuf::from).collect(),
+            runtime_directories: Self::RUNTIME_DIRECTORIES
+                .iter()
+                .map(PathBuf::from)
+                .collect(),
         }
     }
 }
@@ -117,28 +148,36 @@ impl Default for Places {
 const KUBELET_MOUNTS: [&str; 2] = ["pods", "plugins"];
 
 fn is_mounted_in_by_kubelet(below_root: &Path) -> bool {
-    KUBELET_MOUNTS.iter().any(|folder| below_root == Path::new(folder))
+    KUBELET_MOUNTS
+        .iter()
+        .any(|folder| below_root == Path::new(folder))
 }
 
-/// True if drivers, or containers whose mounts reach the host, mount things at a path, relative to the root of a kubelet or
-/// of a runtime. They mount in volumes (`pods/<uid>/volumes/...` here, `volumes/...` with Docker, `storage/volumes/...` with
-/// Podman), and CSI drivers mount for the whole node in `plugins`.
+/// True if drivers, or containers whose mounts reach the host, mount things at a path, relative to
+/// the root of a kubelet or of a runtime. They mount in volumes (`pods/<uid>/volumes/...` here,
+/// `volumes/...` with Docker, `storage/volumes/...` with Podman), and CSI drivers mount for the
+/// whole node in `plugins`.
 fn may_be_mounted_on(below_root: &Path) -> bool {
     let mut names = below_root.components().map(Component::as_os_str);
     let in_volumes = names.any(|name| name == VOLUMES);
     // Others must not mount on a configMap's: the kubelet treats it as its own.
-    let is_kubelets =
-        names.next().and_then(Plugin::from_folder).is_some_and(|plugin| plugin.writer() == Writer::Kubelet);
+    let is_kubelets = names
+        .next()
+        .and_then(Plugin::from_folder)
+        .is_some_and(|plugin| plugin.writer() == Writer::Kubelet);
     below_root.starts_with("plugins") || in_volumes && !is_kubelets
 }
 
 const VOLUMES: &str = "volumes";
 
-/// True if a path, relative to a runtime's root, belongs to one sandbox, container or volume. Examples: `sandboxes/<id>/shm` of
-/// containerd, `containers/<id>/...` of Docker, `storage/overlay-containers/<id>/...` of Podman and CRI-O,
-/// `volumes/<name>/_data`.
+/// True if a path, relative to a runtime's root, belongs to one sandbox, container or volume.
+/// Examples: `sandboxes/<id>/shm` of containerd, `containers/<id>/...` of Docker,
+/// `storage/overlay-containers/<id>/...` of Podman and CRI-O, `volumes/<name>/_data`.
 fn is_of_one(below_root: &Path) -> bool {
-    let mut names = below_root.components().map(|name| name.as_os_str().as_encoded_bytes());
-    names.any(|name| matches!(name, b"sandboxes" | b"containers" | b"volumes") || name.ends_with(b"-containers"))
-        && names.next().is_some()
+    let mut names = below_root
+        .components()
+        .map(|name| name.as_os_str().as_encoded_bytes());
+    names.any(|name| {
+        matches!(name, b"sandboxes" | b"containers" | b"volumes") || name.ends_with(b"-containers")
+    }) && names.next().is_some()
 }

@@ -58,11 +58,13 @@ pub enum FailedRepair {
 pub enum Scope {
     /// Only binds of `/`.
     HostRoot,
-    /// Binds of `/`, of directories in which the kubelet or a runtime mounts things, and of their ancestors.
+    /// Binds of `/`, of directories in which the kubelet or a runtime mounts things, and of their
+    /// ancestors.
     #[serde(rename = "runtime-dirs")]
     #[default]
     RuntimeDirectories,
-    /// Every recursive bind of a directory that contains a mount. This requires reading the mount table.
+    /// Every recursive bind of a directory that contains a mount. This requires reading the mount
+    /// table.
     AnySubmounts,
 }
 
@@ -70,7 +72,8 @@ pub enum Scope {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadOnlyBinds {
-    /// Make them rslave, like the others. The container can then write to mounts that the host makes after its start.
+    /// Make them rslave, like the others. The container can then write to mounts that the host
+    /// makes after its start.
     #[serde(rename = "rslave")]
     #[default]
     MakeRslave,
@@ -96,7 +99,8 @@ pub struct PodsMay {
     pub set_propagation: bool,
 }
 
-/// The operator's choices, as far as decisions depend on them. The node's directories are [`Places`](crate::places::Places).
+/// The operator's choices, as far as decisions depend on them. The node's directories are
+/// [`Places`](crate::places::Places).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Stale volume-subpaths.
@@ -120,12 +124,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Why a host-root bind with this access is left unchanged. `rro` always is: Kubernetes requires propagation None for it.
+    /// Why a host-root bind with this access is left unchanged. `rro` always is: Kubernetes
+    /// requires propagation None for it.
     pub fn keeps(&self, access: RequestedAccess) -> Option<Kept> {
         match (access, self.read_only_binds) {
             (RequestedAccess::RecursivelyReadOnly, _) => Some(Kept::RecursivelyReadOnly),
             (RequestedAccess::ReadOnly, ReadOnlyBinds::Keep) => Some(Kept::ReadOnly),
-            (RequestedAccess::ReadOnly, ReadOnlyBinds::MakeRslave) | (RequestedAccess::ReadWrite, _) => None,
+            (RequestedAccess::ReadOnly, ReadOnlyBinds::MakeRslave)
+            | (RequestedAccess::ReadWrite, _) => None,
         }
     }
 }

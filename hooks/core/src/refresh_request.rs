@@ -1,6 +1,7 @@
 //! The requests for live refresh: annotations of a pod, labels of a container of Docker or Podman.
 //!
-//! A container runtime fixes a pod's annotations when it makes the sandbox: a later change of the pod has no effect.
+//! A container runtime fixes a pod's annotations when it makes the sandbox: a later change of the
+//! pod has no effect.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +28,8 @@ pub const NOTIFY_LABEL: &str = "bindguard.refresh-notify";
 pub enum RefreshMode {
     /// None.
     Off,
-    /// Those of pods that have the annotation [`REFRESH`], and those of engines that have the label `bindguard.refresh`.
+    /// Those of pods that have the annotation [`REFRESH`], and those of engines that have the label
+    /// `bindguard.refresh`.
     #[default]
     Annotated,
     /// All.
@@ -106,13 +108,18 @@ impl RefreshRequest {
             Some("true") => request.containers = OptIn::All,
             Some("") => request.refuse(REFRESH, "", "\"true\", \"false\" or names of containers"),
             Some(names) => {
-                let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
-                let (names, others): (Vec<_>, Vec<_>) = names.partition(|name| may_be_container(name));
+                let names = names
+                    .split(',')
+                    .map(str::trim)
+                    .filter(|name| !name.is_empty());
+                let (names, others): (Vec<_>, Vec<_>) =
+                    names.partition(|name| may_be_container(name));
                 for other in others {
                     request.refuse(REFRESH, other, "\"true\", \"false\" or names of containers");
                 }
                 if !names.is_empty() {
-                    request.containers = OptIn::Named(names.into_iter().map(str::to_owned).collect());
+                    request.containers =
+                        OptIn::Named(names.into_iter().map(str::to_owned).collect());
                 }
             }
         }
@@ -136,13 +143,18 @@ impl RefreshRequest {
         let Some(text) = text else { return };
         match Notify::from_text(text) {
             Some(notify) => self.notify = notify,
-            None => self.refuse(name, text, "\"none\", \"touch\" or \"signal:\" with HUP, USR1, USR2 or WINCH"),
+            None => self.refuse(
+                name,
+                text,
+                "\"none\", \"touch\" or \"signal:\" with HUP, USR1, USR2 or WINCH",
+            ),
         }
     }
 
     fn refuse(&mut self, name: &str, text: &str, expected: &str) {
         let text = crate::text::cut(text, 64);
-        self.problems.push(format!("ignoring {name}: {text:?} is not {expected}"));
+        self.problems
+            .push(format!("ignoring {name}: {text:?} is not {expected}"));
     }
 }
 
@@ -231,22 +243,50 @@ mod tests {
             (Some("True"), false, false),
         ] {
             let containers = request(value, None).containers;
-            assert_eq!((containers.includes("app"), containers.includes("side")), (app, side), "{value:?}");
+            assert_eq!(
+                (containers.includes("app"), containers.includes("side")),
+                (app, side),
+                "{value:?}"
+            );
         }
-        for (value, problems) in [("", 1), ("True", 1), ("YES,app,On", 2), ("app", 0), ("true", 0), ("false", 0)] {
-            assert_eq!(request(Some(value), None).problems.len(), problems, "{value}");
+        for (value, problems) in [
+            ("", 1),
+            ("True", 1),
+            ("YES,app,On", 2),
+            ("app", 0),
+            ("true", 0),
+            ("false", 0),
+        ] {
+            assert_eq!(
+                request(Some(value), None).problems.len(),
+                problems,
+                "{value}"
+            );
         }
         assert!(request(Some("YES,app"), None).containers.includes("app"));
     }
 
     #[test]
     fn a_label_opts_one_container_in() {
-        for (value, is_in, problems) in
-            [(None, false, 0), (Some("false"), false, 0), (Some("true"), true, 0), (Some("app"), false, 1)]
-        {
+        for (value, is_in, problems) in [
+            (None, false, 0),
+            (Some("false"), false, 0),
+            (Some("true"), true, 0),
+            (Some("app"), false, 1),
+        ] {
             let notify = |name: &str| (name == NOTIFY_LABEL).then_some("signal:HUP");
-            let request = RefreshRequest::from_labels(|name| if name == REFRESH_LABEL { value } else { notify(name) });
-            assert_eq!((request.containers == OptIn::All, request.problems.len()), (is_in, problems), "{value:?}");
+            let request = RefreshRequest::from_labels(|name| {
+                if name == REFRESH_LABEL {
+                    value
+                } else {
+                    notify(name)
+                }
+            });
+            assert_eq!(
+                (request.containers == OptIn::All, request.problems.len()),
+                (is_in, problems),
+                "{value:?}"
+            );
             assert_eq!(request.notify, Notify::Signal(NotifySignal::Hup));
         }
     }
@@ -268,7 +308,10 @@ mod tests {
                 (notify.unwrap_or_default(), usize::from(notify.is_none())),
                 "{value}"
             );
-            assert_eq!(notify.map(|notify| Notify::from_text(&notify.to_string())), notify.map(Some));
+            assert_eq!(
+                notify.map(|notify| Notify::from_text(&notify.to_string())),
+                notify.map(Some)
+            );
         }
         let long = Box::leak("x".repeat(10_000).into_boxed_str());
         assert!(request(None, Some(long)).problems[0].len() < 300);

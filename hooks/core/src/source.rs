@@ -15,13 +15,15 @@ pub enum SourceKind {
     Subpath(VolumeSubpath),
     /// A volume that requires its mount.
     MountedVolume(MountedVolume),
-    /// A volume that requires no mount. Only a check of the node reports it; as a bind's source it is [`SourceKind::Foreign`].
+    /// A volume that requires no mount. Only a check of the node reports it; as a bind's source it
+    /// is [`SourceKind::Foreign`].
     PlainVolume,
-    /// A name in a kubelet-written volume. The kubelet binds such volumes whole, so an earlier admission of this very bundle
-    /// pointed the spec there.
+    /// A name in a kubelet-written volume. The kubelet binds such volumes whole, so an earlier
+    /// admission of this very bundle pointed the spec there.
     InVolume,
-    /// The host's `/`, a directory in which the kubelet or a runtime mounts things, or an ancestor of one. A folder with mounts
-    /// inside a runtime's directory is also one, but only the mount table shows that.
+    /// The host's `/`, a directory in which the kubelet or a runtime mounts things, or an ancestor
+    /// of one. A folder with mounts inside a runtime's directory is also one, but only the mount
+    /// table shows that.
     HostRoot,
     /// Any other source: bindguard does not touch it.
     Foreign,
@@ -30,7 +32,8 @@ pub enum SourceKind {
 impl SourceKind {
     /// The kind of an absolute path, by its name alone.
     pub fn from_path(source: &Path, places: &Places, scope: Scope) -> Self {
-        let of_pod = PodPath::from_path(source, places.kubelet_roots()).and_then(|path| Self::of_pod(&path));
+        let of_pod =
+            PodPath::from_path(source, places.kubelet_roots()).and_then(|path| Self::of_pod(&path));
         of_pod.unwrap_or_else(|| match places.holds_runtime_mounts(source, scope) {
             true => Self::HostRoot,
             false => Self::Foreign,
@@ -93,7 +96,13 @@ mod tests {
 
     #[test]
     fn host_root_is_the_root_or_an_ancestor_of_where_runtimes_mount() {
-        let kind = |path: &str| SourceKind::from_path(Path::new(path), &Places::default(), Scope::RuntimeDirectories);
+        let kind = |path: &str| {
+            SourceKind::from_path(
+                Path::new(path),
+                &Places::default(),
+                Scope::RuntimeDirectories,
+            )
+        };
         for path in [
             "/",
             "/run",
@@ -118,10 +127,25 @@ mod tests {
 
     #[test]
     fn only_a_name_in_a_kubelet_written_volume_is_in_volume() {
-        let kind = |path: &str| SourceKind::from_path(Path::new(path), &Places::default(), Scope::RuntimeDirectories);
+        let kind = |path: &str| {
+            SourceKind::from_path(
+                Path::new(path),
+                &Places::default(),
+                Scope::RuntimeDirectories,
+            )
+        };
         let pod = "/var/lib/kubelet/pods/u/volumes";
-        assert_eq!(kind(&format!("{pod}/kubernetes.io~configmap/conf/app.conf")), SourceKind::InVolume);
-        assert_eq!(kind(&format!("{pod}/kubernetes.io~configmap/conf")), SourceKind::Foreign);
-        assert_eq!(kind(&format!("{pod}/kubernetes.io~empty-dir/cache/x")), SourceKind::Foreign);
+        assert_eq!(
+            kind(&format!("{pod}/kubernetes.io~configmap/conf/app.conf")),
+            SourceKind::InVolume
+        );
+        assert_eq!(
+            kind(&format!("{pod}/kubernetes.io~configmap/conf")),
+            SourceKind::Foreign
+        );
+        assert_eq!(
+            kind(&format!("{pod}/kubernetes.io~empty-dir/cache/x")),
+            SourceKind::Foreign
+        );
     }
 }

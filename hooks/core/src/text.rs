@@ -1,4 +1,5 @@
-//! Text that a pod writes: cut to a length that a log, a journal and a pipe can take, and quoted for a shell.
+//! Text that a pod writes: cut to a length that a log, a journal and a pipe can take, and quoted
+//! for a shell.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -8,11 +9,15 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
     }
-    let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=most)
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or(0);
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
-/// A path as one word of a command that is advised. A pod names its mount points: `/a;reboot` ends no command.
+/// A path as one word of a command that is advised. A pod names its mount points: `/a;reboot` ends
+/// no command.
 pub fn shell_word(path: &Path) -> String {
     let text = path.to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%=~".contains(c);

@@ -6,7 +6,12 @@ use bindguard_config::Config;
 pub fn check(text: &str) {
     match Config::from_toml(text) {
         Ok(config) => {
-            let _ = (config.deadline(), config.runtime(), config.journal(), config.policy());
+            let _ = (
+                config.deadline(),
+                config.runtime(),
+                config.journal(),
+                config.policy(),
+            );
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

@@ -1,5 +1,5 @@
-//! Any path is a subpath's, a volume's, or none of the kubelet's; what is taken for one is below the kubelet's root, and
-//! names that a container chose lead nowhere else.
+//! Any path is a subpath's, a volume's, or none of the kubelet's; what is taken for one is below
+//! the kubelet's root, and names that a container chose lead nowhere else.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -26,7 +26,11 @@ pub fn check(bytes: &[u8]) {
         lies_in_a_root(volume.mount_point(), &places);
         assert!(path.starts_with(volume.mount_point()));
     }
-    for scope in [Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts] {
+    for scope in [
+        Scope::HostRoot,
+        Scope::RuntimeDirectories,
+        Scope::AnySubmounts,
+    ] {
         let _ = SourceKind::from_path(path, &places, scope).name();
     }
     if let Some(timestamp) = TimestampDirectory::from_name(path.as_os_str()) {
@@ -37,6 +41,17 @@ pub fn check(bytes: &[u8]) {
 }
 
 fn lies_in_a_root(path: &Path, places: &Places) {
-    assert!(places.kubelet_roots().into_iter().any(|root| path.starts_with(root)), "{}", path.display());
-    assert!(!path.components().any(|part| part == Component::ParentDir), "{}", path.display());
+    assert!(
+        places
+            .kubelet_roots()
+            .into_iter()
+            .any(|root| path.starts_with(root)),
+        "{}",
+        path.display()
+    );
+    assert!(
+        !path.components().any(|part| part == Component::ParentDir),
+        "{}",
+        path.display()
+    );
 }

@@ -1,4 +1,5 @@
-//! Any bytes are a mount table or an error; a table that was read is the same when it is written and read again.
+//! Any bytes are a mount table or an error; a table that was read is the same when it is written
+//! and read again.
 
 use bindguard_core::mount_table::MountTable;
 

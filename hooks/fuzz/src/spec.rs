@@ -1,5 +1,6 @@
-//! Any bytes are a spec or an error, and edits of a spec change what they are meant to change and no other byte. Whatever its
-//! annotations say, the journal gets one line, and the pod what the node's config lets it choose.
+//! Any bytes are a spec or an error, and edits of a spec change what they are meant to change and
+//! no other byte. Whatever its annotations say, the journal gets one line, and the pod what the
+//! node's config lets it choose.
 
 use std::path::Path;
 
@@ -11,7 +12,9 @@ use serde_json::value::RawValue;
 
 /// Panics when that is not so.
 pub fn check(bytes: &[u8]) {
-    let Ok(view) = SpecView::from_bytes(bytes) else { return };
+    let Ok(view) = SpecView::from_bytes(bytes) else {
+        return;
+    };
     assert_eq!(view.edited(&[]).unwrap(), bytes);
     annotated(&view);
     // Few, and not always the same ones: a large spec has many.
@@ -34,34 +37,67 @@ fn annotated(view: &SpecView<'_>) {
     let strict = Policy::default();
     let (policy, problems) = of_pod(&strict);
     assert_eq!(policy, strict);
-    let open = Policy { pods_may: PodsMay { set_mode: true, set_propagation: true }, ..Policy::default() };
+    let open = Policy {
+        pods_may: PodsMay {
+            set_mode: true,
+            set_propagation: true,
+        },
+        ..Policy::default()
+    };
     let (policy, more) = of_pod(&open);
     assert!(![policy.unmounted_volumes, policy.dead_sources].contains(&Alarm::Refuse));
     let problems = [problems, more, view.overlooked().into_iter().collect()].concat();
-    let line = serde_json::to_string(&Report { container: Container::from_spec(view), problems, ..Report::default() });
+    let line = serde_json::to_string(&Report {
+        container: Container::from_spec(view),
+        problems,
+        ..Report::default()
+    });
     let line = line.unwrap();
     assert!(!line.contains(|c: char| c < ' '), "{line:?}");
-    assert_eq!(serde_json::from_str::<&RawValue>(&line).unwrap().get(), line);
+    assert_eq!(
+        serde_json::from_str::<&RawValue>(&line).unwrap().get(),
+        line
+    );
 }
 
 /// One JSON string of the old bytes is the new source, and all else is as it was.
 fn pointed_elsewhere(view: &SpecView<'_>, bind: usize) {
     let to = Path::new("/v/\"odd\"\n/app.conf");
     let quoted = br#""/v/\"odd\"\n/app.conf""#;
-    let edited = view.edited(&[SpecEdit::Source { bind, to: to.into() }]).unwrap();
+    let edited = view
+        .edited(&[SpecEdit::Source {
+            bind,
+            to: to.into(),
+        }])
+        .unwrap();
     let old = view.bytes();
     let after = |at: usize| &edited[at + quoted.len()..];
-    let mut places = (0..=edited.len() - quoted.len()).filter(|&at| edited[at..].starts_with(quoted));
+    let mut places =
+        (0..=edited.len() - quoted.len()).filter(|&at| edited[at..].starts_with(quoted));
     let found = places.any(|at| {
         let replaced = (at < old.len() && edited[..at] == old[..at])
-            .then(|| old.len().checked_sub(after(at).len()).filter(|end| *end >= at))
+            .then(|| {
+                old.len()
+                    .checked_sub(after(at).len())
+                    .filter(|end| *end >= at)
+            })
             .flatten()
             .map(|end| (&old[at..end], &old[end..]));
-        replaced.is_some_and(|(word, rest)| rest == after(at) && serde_json::from_slice::<Text<'_>>(word).is_ok())
+        replaced.is_some_and(|(word, rest)| {
+            rest == after(at) && serde_json::from_slice::<Text<'_>>(word).is_ok()
+        })
     });
     assert!(found, "bytes outside of the source have changed");
     let again = SpecView::from_bytes(&edited).unwrap();
-    assert_eq!(again.binds().iter().find(|b| b.index() == bind).unwrap().source(), to);
+    assert_eq!(
+        again
+            .binds()
+            .iter()
+            .find(|b| b.index() == bind)
+            .unwrap()
+            .source(),
+        to
+    );
 }
 
 /// Words of propagation, and the keys that hold them, are all that differs.
@@ -70,13 +106,28 @@ fn made_rslave(view: &SpecView<'_>, bind: usize, word: &str, others: &[u8]) {
     let edited = view.edited(&edits).unwrap();
     assert_eq!(what_else(&edited, word), others);
     let again = SpecView::from_bytes(&edited).unwrap();
-    let requested = again.binds().iter().find(|b| b.index() == bind).unwrap().propagation();
-    assert!(matches!(requested, RequestedPropagation::RecursiveSlave | RequestedPropagation::Shared), "{requested:?}");
-    assert_eq!(again.rootfs_propagation(), &RootfsPropagation::Set("rslave".into()));
+    let requested = again
+        .binds()
+        .iter()
+        .find(|b| b.index() == bind)
+        .unwrap()
+        .propagation();
+    assert!(
+        matches!(
+            requested,
+            RequestedPropagation::RecursiveSlave | RequestedPropagation::Shared
+        ),
+        "{requested:?}"
+    );
+    assert_eq!(
+        again.rootfs_propagation(),
+        &RootfsPropagation::Set("rslave".into())
+    );
     assert!(again.edited(&edits).is_ok());
 }
 
-/// The spec's words without those (`own` is the root filesystem's propagation), and without what separates words.
+/// The spec's words without those (`own` is the root filesystem's propagation), and without what
+/// separates words.
 fn what_else(spec: &[u8], own: &str) -> Vec<u8> {
     const ITS_WORDS: [&str; 12] = [
         "private",
@@ -94,11 +145,21 @@ fn what_else(spec: &[u8], own: &str) -> Vec<u8> {
     ];
     let (mut rest, mut others) = (spec, Vec::new());
     while let Some(first) = rest.first() {
-        let length = if *first == b'"' { string_length(rest) } else { 1 };
+        let length = if *first == b'"' {
+            string_length(rest)
+        } else {
+            1
+        };
         let (word, tail) = rest.split_at(length);
         rest = tail;
         let text: Option<Text<'_>> = serde_json::from_slice(word).ok();
-        if let Some(tail) = word.len().eq(&1).then(|| rest.strip_prefix(b"ull")).flatten().filter(|_| word == b"n") {
+        if let Some(tail) = word
+            .len()
+            .eq(&1)
+            .then(|| rest.strip_prefix(b"ull"))
+            .flatten()
+            .filter(|_| word == b"n")
+        {
             rest = tail;
         } else if !text.is_some_and(|Text(text)| text == own || ITS_WORDS.contains(&&*text))
             && !matches!(word, [b',' | b'[' | b']' | b'{' | b'}' | b':'])
@@ -112,5 +173,8 @@ fn what_else(spec: &[u8], own: &str) -> Vec<u8> {
 /// Of the JSON string that this begins with, its quotes included.
 fn string_length(text: &[u8]) -> usize {
     let mut stream = serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>();
-    stream.next().and_then(Result::ok).map_or(1, |raw| raw.get().len())
+    stream
+        .next()
+        .and_then(Result::ok)
+        .map_or(1, |raw| raw.get().len())
 }

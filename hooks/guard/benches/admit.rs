@@ -1,9 +1,13 @@
-//! The cost of an admission among many mounts: a pod's 30 binds with nothing stale, and with five stale subpaths repaired.
+//! The cost of an admission among many mounts: a pod's 30 binds with nothing stale, and with five
+//! stale subpaths repaired.
 //!
-//! The same run also measures the time to read mountinfo, for comparison. Needs root; everything happens in the bench's own
-//! mount namespace. Compare results within one run only.
+//! The same run also measures the time to read mountinfo, for comparison. Needs root; everything
+//! happens in the bench's own mount namespace. Compare results within one run only.
 
-#![allow(clippy::unwrap_used, reason = "a bench that cannot be set up has nothing to say")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a bench that cannot be set up has nothing to say"
+)]
 
 use std::fs;
 use std::path::Path;
@@ -19,13 +23,24 @@ use rustix::time::{ClockId, clock_gettime};
 const SIZES: [usize; 4] = [100, 1_000, 10_000, 30_000];
 const SUBPATHS: u32 = 5;
 const OTHERS: u32 = 16;
-const HOST_PATHS: [&str; 8] = ["/etc", "/usr/share", "/lib", "/opt", "/sys", "/dev", "/proc", "/var/log"];
+const HOST_PATHS: [&str; 8] = [
+    "/etc",
+    "/usr/share",
+    "/lib",
+    "/opt",
+    "/sys",
+    "/dev",
+    "/proc",
+    "/var/log",
+];
 
 /// Five keys of a configMap, directories of the pod, directories of the host, and the host's root.
 fn pod_with_30_binds() -> Pod {
     let pod = Pod::with_keys(SUBPATHS);
-    let others = (0..OTHERS).map(|n| mount_of(&pod.directory(), &format!("/other/{n}"), "rprivate"));
-    let host_paths = HOST_PATHS.map(|path| mount_of(Path::new(path), &format!("/host-path{path}"), "rprivate"));
+    let others =
+        (0..OTHERS).map(|n| mount_of(&pod.directory(), &format!("/other/{n}"), "rprivate"));
+    let host_paths =
+        HOST_PATHS.map(|path| mount_of(Path::new(path), &format!("/host-path{path}"), "rprivate"));
     let root = mount_of(Path::new("/"), "/host", "rslave");
     pod.write_spec(&others.chain(host_paths).chain([root]).collect::<Vec<_>>());
     pod
@@ -35,7 +50,12 @@ fn pod_with_30_binds() -> Pod {
 fn repaired_binds(pod: &Pod) -> usize {
     let admission = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First);
     assert!(admission.report.problems.is_empty());
-    admission.report.binds.iter().filter(|bind| bind.outcome.is_some()).count()
+    admission
+        .report
+        .binds
+        .iter()
+        .filter(|bind| bind.outcome.is_some())
+        .count()
 }
 
 /// The processor time of the calling thread: wall time also depends on the machine's other work.
@@ -54,8 +74,22 @@ fn admissions(criterion: &mut Criterion) {
         return;
     }
     let (pod, crowd) = (pod_with_30_binds(), tempfile::tempdir().unwrap());
-    mount(Some("crowd"), crowd.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
-    mount(None::<&str>, crowd.path(), None::<&str>, MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+    mount(
+        Some("crowd"),
+        crowd.path(),
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
+    mount(
+        None::<&str>,
+        crowd.path(),
+        None::<&str>,
+        MsFlags::MS_PRIVATE,
+        None::<&str>,
+    )
+    .unwrap();
     let (mut number, mut made) = (0, 0);
     for size in SIZES {
         for n in made..size {
@@ -66,23 +100,32 @@ fn admissions(criterion: &mut Criterion) {
         made = size;
         let mut group = criterion.benchmark_group(format!("{size} mounts"));
         group.sample_size(20);
-        group.bench_function(BenchmarkId::from_parameter("30 binds, nothing stale"), |b| {
-            b.iter_custom(|rounds| work(rounds, || assert_eq!(repaired_binds(&pod), 0)));
-        });
-        group.bench_function(BenchmarkId::from_parameter("30 binds, 5 stale repaired"), |b| {
-            b.iter_custom(|rounds| {
-                let mut spent = Duration::ZERO;
-                for _ in 0..rounds {
-                    number += 1;
-                    pod.update(number);
-                    spent += work(1, || assert_eq!(repaired_binds(&pod), SUBPATHS as usize));
-                }
-                spent
-            });
-        });
-        group.bench_function(BenchmarkId::from_parameter("mountinfo read and parsed, for comparison"), |b| {
-            b.iter_custom(|rounds| work(rounds, || drop(read_mount_table().unwrap())));
-        });
+        group.bench_function(
+            BenchmarkId::from_parameter("30 binds, nothing stale"),
+            |b| {
+                b.iter_custom(|rounds| work(rounds, || assert_eq!(repaired_binds(&pod), 0)));
+            },
+        );
+        group.bench_function(
+            BenchmarkId::from_parameter("30 binds, 5 stale repaired"),
+            |b| {
+                b.iter_custom(|rounds| {
+                    let mut spent = Duration::ZERO;
+                    for _ in 0..rounds {
+                        number += 1;
+                        pod.update(number);
+                        spent += work(1, || assert_eq!(repaired_binds(&pod), SUBPATHS as usize));
+                    }
+                    spent
+                });
+            },
+        );
+        group.bench_function(
+            BenchmarkId::from_parameter("mountinfo read and parsed, for comparison"),
+            |b| {
+                b.iter_custom(|rounds| work(rounds, || drop(read_mount_table().unwrap())));
+            },
+        );
         group.finish();
     }
 }

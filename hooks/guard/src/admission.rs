@@ -1,4 +1,5 @@
-//! The beginning of an admission, a check and a verification: one read of config.json, and the policy for its pod.
+//! The beginning of an admission, a check and a verification: one read of config.json, and the
+//! policy for its pod.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -51,11 +52,17 @@ pub(crate) fn with_spec<T>(
 ) -> Result<T, SpecError> {
     let spec = SpecView::from_bytes(bytes)?;
     let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
-    Ok(work(OpenBundle { path, spec, policy, not_followed }))
+    Ok(work(OpenBundle {
+        path,
+        spec,
+        policy,
+        not_followed,
+    }))
 }
 
 impl OpenBundle<'_> {
-    /// Adds the container's names, the parts that are not checked, and the annotations that are not followed.
+    /// Adds the container's names, the parts that are not checked, and the annotations that are not
+    /// followed.
     pub fn describe(&self, report: &mut Report) {
         report.container = Container::from_spec(&self.spec);
         report.problems.extend(self.spec.overlooked());

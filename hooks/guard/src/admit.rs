@@ -25,8 +25,9 @@ use crate::rebind::{NotRebound, Rebound, rebind};
 pub enum Attempt {
     /// The first.
     First,
-    /// Another one, because the runtime failed. A volume that changed between admission and the runtime's mount may change
-    /// again. Then re-binding alone can lose that race every time, so the spec is also pointed at the volume.
+    /// Another one, because the runtime failed. A volume that changed between admission and the
+    /// runtime's mount may change again. Then re-binding alone can lose that race every time, so
+    /// the spec is also pointed at the volume.
     Again,
 }
 
@@ -37,37 +38,45 @@ pub struct Admission {
     pub report: Report,
     /// The reason why policy refuses the container. Unless a repair failed, nothing was done then.
     pub refusal: Option<String>,
-    /// The binds that were not repaired and can make a runtime fail, with the next step: to be reported if it fails.
+    /// The binds that were not repaired and can make a runtime fail, with the next step: to be
+    /// reported if it fails.
     pub unrepaired: Option<String>,
-    /// True if something was repaired that the runtime can have failed on: creating again makes sense.
+    /// True if something was repaired that the runtime can have failed on: creating again makes
+    /// sense.
     pub worth_another_try: bool,
-    /// True if a host-root bind requests rslave now: only the created container shows if its mount is rslave.
+    /// True if a host-root bind requests rslave now: only the created container shows if its mount
+    /// is rslave.
     pub worth_verifying: bool,
 }
 
 /// Outcomes by position in the spec's `mounts`.
 type Outcomes = BTreeMap<usize, Outcome>;
 
-/// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's documentation.
+/// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's
+/// documentation.
 pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) -> Admission {
     fault::reach(FaultPoint::Start);
     let start = Instant::now();
-    let mut admission = Admission { report: Report::about_bundle(bundle), ..Admission::default() };
+    let mut admission = Admission {
+        report: Report::about_bundle(bundle),
+        ..Admission::default()
+    };
     if attempt == Attempt::Again {
-        // The guard of the first attempt may have been killed while it wrote, and this one may have nothing to write.
+        // The guard of the first attempt may have been killed while it wrote, and this one may have
+        // nothing to write.
         bundle::clear_leavings(bundle);
     }
-    if let Err(error) =
-        with_bundle(bundle, policy, |bundle| admission.run(&bundle, places, attempt, start, write_edits))
-    {
+    if let Err(error) = with_bundle(bundle, policy, |bundle| {
+        admission.run(&bundle, places, attempt, start, write_edits)
+    }) {
         admission.skip(error_chain(&error), policy);
     }
     admission.report.set_duration(start.elapsed());
     admission
 }
 
-/// Admits a spec that no bundle has yet, before its runtime gets it. `adjust` receives the edits, and returns those that the
-/// spec will have. Never fails, as [`admit`].
+/// Admits a spec that no bundle has yet, before its runtime gets it. `adjust` receives the edits,
+/// and returns those that the spec will have. Never fails, as [`admit`].
 pub fn admit_spec(
     spec: &[u8],
     policy: &Policy,
@@ -104,16 +113,24 @@ impl Admission {
         let plan = Plan::from_findings(&findings, policy);
         let unseen = || refusal_of_unseen(&spec.overlooked()?, policy);
         if let Some(reason) = plan.refusal.clone().or_else(unseen) {
-            report.add(findings, |finding| refusal_of(finding, policy).map(|_| Outcome::Refused));
+            report.add(findings, |finding| {
+                refusal_of(finding, policy).map(|_| Outcome::Refused)
+            });
             self.refusal = Some(reason);
             return;
         }
         let outcomes = carry_out(&plan, bundle, &findings, attempt, start, place);
         report.add(findings, |finding| outcome_of(finding, &outcomes));
-        self.refusal = report.binds.iter().find_map(|bind| refusal_of_unrepaired(bind, policy));
+        self.refusal = report
+            .binds
+            .iter()
+            .find_map(|bind| refusal_of_unrepaired(bind, policy));
         self.unrepaired = explain_unrepaired(&report.binds);
         self.worth_another_try = report.binds.iter().any(is_worth_another_try);
-        self.worth_verifying = report.binds.iter().any(|bind| is_worth_verifying(bind, policy));
+        self.worth_verifying = report
+            .binds
+            .iter()
+            .any(|bind| is_worth_verifying(bind, policy));
     }
 
     /// A bundle that could not be opened is created as it is, unless policy refuses it.
@@ -143,25 +160,44 @@ fn carry_out(
     match place(bundle, &edits) {
         Ok(placed) => note_edits(&placed, findings, &mut outcomes),
         Err(error) => edits.iter().filter_map(edited_bind).for_each(|bind| {
-            outcomes.insert(bind, Outcome::Failed { error: error_chain(&error) });
+            outcomes.insert(
+                bind,
+                Outcome::Failed {
+                    error: error_chain(&error),
+                },
+            );
         }),
     }
     outcomes
 }
 
-/// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition if it did not help
-/// before.
-fn repair(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outcomes) -> Option<SpecEdit> {
+/// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition
+/// if it did not help before.
+fn repair(
+    order: &Rebind,
+    attempt: Attempt,
+    probes: &Probes,
+    outcomes: &mut Outcomes,
+) -> Option<SpecEdit> {
     let bind = order.bind()?;
     let (outcome, edit) = match rebind(order, probes) {
-        Ok(Rebound::Swapped(tries)) => {
-            (Outcome::Rebound { tries }, (attempt == Attempt::Again).then(|| order.spec_edit()))
-        }
+        Ok(Rebound::Swapped(tries)) => (
+            Outcome::Rebound { tries },
+            (attempt == Attempt::Again).then(|| order.spec_edit()),
+        ),
         Ok(Rebound::AlreadyCurrent) => (Outcome::AlreadyCurrent, None),
-        Err(error @ NotRebound::Impossible(_)) => {
-            (Outcome::Failed { error: error.to_string() }, Some(order.spec_edit()))
-        }
-        Err(error @ NotRebound::NoLongerStale(_)) => (Outcome::Failed { error: error.to_string() }, None),
+        Err(error @ NotRebound::Impossible(_)) => (
+            Outcome::Failed {
+                error: error.to_string(),
+            },
+            Some(order.spec_edit()),
+        ),
+        Err(error @ NotRebound::NoLongerStale(_)) => (
+            Outcome::Failed {
+                error: error.to_string(),
+            },
+            None,
+        ),
     };
     outcomes.insert(bind, outcome);
     edit.flatten()
@@ -170,7 +206,10 @@ fn repair(order: &Rebind, attempt: Attempt, probes: &Probes, outcomes: &mut Outc
 /// Places the edits in the spec, and returns those that it placed.
 trait PlaceEdits: FnOnce(&OpenBundle<'_>, &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError> {}
 
-impl<F: FnOnce(&OpenBundle<'_>, &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError>> PlaceEdits for F {}
+impl<F: FnOnce(&OpenBundle<'_>, &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError>> PlaceEdits
+    for F
+{
+}
 
 /// Why the edited spec was not written.
 #[derive(Debug, thiserror::Error)]
@@ -199,9 +238,12 @@ fn note_edits(edits: &[SpecEdit], findings: &[Finding], outcomes: &mut Outcomes)
                 outcomes.insert(*bind, Outcome::MadeRslave);
             }
             SpecEdit::RootfsRslave => {
-                let pinning =
-                    findings.iter().filter(|finding| matches!(&finding.verdict, Verdict::Pinning(p) if p.rootfs));
-                outcomes.extend(pinning.filter_map(|finding| Some((finding.bind?, Outcome::MadeRslave))));
+                let pinning = findings
+                    .iter()
+                    .filter(|finding| matches!(&finding.verdict, Verdict::Pinning(p) if p.rootfs));
+                outcomes.extend(
+                    pinning.filter_map(|finding| Some((finding.bind?, Outcome::MadeRslave))),
+                );
             }
         }
     }
@@ -218,7 +260,13 @@ fn outcome_of(finding: &Finding, outcomes: &Outcomes) -> Option<Outcome> {
     match (&finding.verdict, outcomes.get(&finding.bind?)) {
         (_, Some(failed @ Outcome::Failed { .. })) => Some(failed.clone()),
         // rslave has no effect there, whatever was edited.
-        (Verdict::Pinning(Pinning { private_mount: Some(mount), .. }), _) => Some(Outcome::needs_shared(mount)),
+        (
+            Verdict::Pinning(Pinning {
+                private_mount: Some(mount),
+                ..
+            }),
+            _,
+        ) => Some(Outcome::needs_shared(mount)),
         (_, outcome) => outcome.cloned(),
     }
 }
@@ -230,13 +278,16 @@ fn refusal_of_unrepaired(bind: &BindReport, policy: &Policy) -> Option<String> {
     }
 }
 
-/// True if a stale source was repaired since the last create, or the spec points into a volume that may have changed
-/// meanwhile.
+/// True if a stale source was repaired since the last create, or the spec points into a volume that
+/// may have changed meanwhile.
 fn is_worth_another_try(bind: &BindReport) -> bool {
     match &bind.finding.kind {
         SourceKind::InVolume => true,
         SourceKind::Subpath(_) => bind.is_repaired(),
-        SourceKind::MountedVolume(_) | SourceKind::PlainVolume | SourceKind::HostRoot | SourceKind::Foreign => false,
+        SourceKind::MountedVolume(_)
+        | SourceKind::PlainVolume
+        | SourceKind::HostRoot
+        | SourceKind::Foreign => false,
     }
 }
 

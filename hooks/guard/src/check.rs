@@ -1,4 +1,5 @@
-//! The findings of an admission in a bundle, and the actions that it would take, without taking them.
+//! The findings of an admission in a bundle, and the actions that it would take, without taking
+//! them.
 
 use std::path::Path;
 use std::time::Instant;
@@ -30,26 +31,42 @@ fn check(bundle: &OpenBundle<'_>, places: &Places, report: &mut Report) {
     bundle.describe(report);
     let findings = inspect(&bundle.spec, bundle.path, policy, places);
     let mut plan = Plan::from_findings(&findings, policy);
-    plan.refusal = plan.refusal.or_else(|| refusal_of_unseen(&bundle.spec.overlooked()?, policy));
+    plan.refusal = plan
+        .refusal
+        .or_else(|| refusal_of_unseen(&bundle.spec.overlooked()?, policy));
     report.add(findings, |finding| planned_outcome(finding, &plan, policy));
 }
 
 /// The outcome that a plan would have for a finding. In a refused container nothing else is done.
 pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Option<Outcome> {
     if plan.refusal.is_some() {
-        return refusal_of(finding, policy).map(|_| Outcome::Planned { action: PlannedAction::Refuse });
+        return refusal_of(finding, policy).map(|_| Outcome::Planned {
+            action: PlannedAction::Refuse,
+        });
     }
-    if let Verdict::Pinning(Pinning { private_mount: Some(mount), .. }) = &finding.verdict {
+    if let Verdict::Pinning(Pinning {
+        private_mount: Some(mount),
+        ..
+    }) = &finding.verdict
+    {
         return Some(Outcome::needs_shared(mount));
     }
     let is_edited = finding.bind.is_some_and(|bind| plan.edits_bind(bind));
     let action = match (&finding.verdict, &finding.kind) {
-        (Verdict::Pinning(pinning), _) => {
-            (is_edited || pinning.rootfs && plan.edits_rootfs()).then_some(PlannedAction::MakeRslave)
-        }
-        (_, SourceKind::Subpath(subpath)) if plan.rebinds.iter().any(|rebind| rebind.subpath() == subpath) => {
+        (Verdict::Pinning(pinning), _) => (is_edited || pinning.rootfs && plan.edits_rootfs())
+            .then_some(PlannedAction::MakeRslave),
+        (_, SourceKind::Subpath(subpath))
+            if plan
+                .rebinds
+                .iter()
+                .any(|rebind| rebind.subpath() == subpath) =>
+        {
             let is_gone = matches!(&finding.verdict, Verdict::Orphaned { .. });
-            Some(if is_gone { PlannedAction::Remake } else { PlannedAction::Rebind })
+            Some(if is_gone {
+                PlannedAction::Remake
+            } else {
+                PlannedAction::Rebind
+            })
         }
         _ => is_edited.then_some(PlannedAction::PointAtVolume),
     };
@@ -62,7 +79,14 @@ mod tests {
 
     #[test]
     fn a_bundle_that_is_not_there_is_a_problem_and_no_panic() {
-        let report = check_bundle(Path::new("/nowhere"), &Policy::default(), &Places::default());
-        assert_eq!(report.problems, ["read /nowhere/config.json: No such file or directory (os error 2)"]);
+        let report = check_bundle(
+            Path::new("/nowhere"),
+            &Policy::default(),
+            &Places::default(),
+        );
+        assert_eq!(
+            report.problems,
+            ["read /nowhere/config.json: No such file or directory (os error 2)"]
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The directories of kubelets and runtimes by all their names.
 //!
-//! `/var/lib/kubelet` is a link to a larger disk on many nodes, or a link leads to the place that a distribution uses. A spec
-//! has the name that the kubelet was started with, the mount table has the kernel's name, and a config may have either.
+//! `/var/lib/kubelet` is a link to a larger disk on many nodes, or a link leads to the place that a
+//! distribution uses. A spec has the name that the kubelet was started with, the mount table has
+//! the kernel's name, and a config may have either.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -13,11 +14,16 @@ use bindguard_sys::{Handle, Mounts, open_without_waiting};
 use crate::probes::Probes;
 use crate::roots_in_use::RootsInUse;
 
-/// The places with the kernel's names of their directories added; `None` if they have only those names already.
+/// The places with the kernel's names of their directories added; `None` if they have only those
+/// names already.
 pub(crate) fn by_all_names(places: &Places, roots: &RootsInUse, probes: &Probes) -> Option<Places> {
     // On nearly every node this is empty.
-    let has_one_name = |directory: &&Path| roots.have_one_name(directory) || Handle::has_one_name(directory);
-    let directories: Vec<&Path> = places.directories().filter(|directory| !has_one_name(directory)).collect();
+    let has_one_name =
+        |directory: &&Path| roots.have_one_name(directory) || Handle::has_one_name(directory);
+    let directories: Vec<&Path> = places
+        .directories()
+        .filter(|directory| !has_one_name(directory))
+        .collect();
     if directories.is_empty() {
         return None;
     }
@@ -30,18 +36,35 @@ pub(crate) fn by_all_names(places: &Places, roots: &RootsInUse, probes: &Probes)
     places.with_names(|directory| real.get(directory).cloned())
 }
 
-/// A path whose directory has no links in it. Its last name is unchanged: the kernel has none for a deleted file.
+/// A path whose directory has no links in it. Its last name is unchanged: the kernel has none for a
+/// deleted file.
 pub fn in_real_folder(path: &Path, probes: &Probes) -> Option<PathBuf> {
-    Some(real_names(&[path.parent()?], probes).pop()??.join(path.file_name()?))
+    Some(
+        real_names(&[path.parent()?], probes)
+            .pop()??
+            .join(path.file_name()?),
+    )
 }
 
-/// The kernel's names of these paths. Most are in its cache. The others are probed in a separate process, because a server
-/// may have to answer. The kernel counts reading a link as an access, so it may have a link in its cache and not follow it.
+/// The kernel's names of these paths. Most are in its cache. The others are probed in a separate
+/// process, because a server may have to answer. The kernel counts reading a link as an access, so
+/// it may have a link in its cache and not follow it.
 fn real_names(paths: &[&Path], probes: &Probes) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
-    let known: Vec<_> = paths.iter().map(|path| open_without_waiting(path, |folder| mounts.is_local(folder))).collect();
-    let is_cold = |known: &io::Result<Handle>| known.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
-    let cold = paths.iter().zip(&known).filter(|(_, known)| is_cold(known)).map(|(path, _)| vec![path.to_path_buf()]);
+    let known: Vec<_> = paths
+        .iter()
+        .map(|path| open_without_waiting(path, |folder| mounts.is_local(folder)))
+        .collect();
+    let is_cold = |known: &io::Result<Handle>| {
+        known
+            .as_ref()
+            .is_err_and(|error| error.kind() != ErrorKind::NotFound)
+    };
+    let cold = paths
+        .iter()
+        .zip(&known)
+        .filter(|(_, known)| is_cold(known))
+        .map(|(path, _)| vec![path.to_path_buf()]);
     let mut probed = probes.probe(&cold.collect::<Vec<_>>()).into_iter();
     let mut name = |known: io::Result<Handle>| match known {
         Ok(handle) => handle.resolved_path().ok(),

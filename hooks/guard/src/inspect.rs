@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{FileKind, Reach};
-use bindguard_core::judge::{Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume};
+use bindguard_core::judge::{
+    Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
+};
 use bindguard_core::kubelet::{MountedVolume, PodPath};
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
@@ -23,58 +25,90 @@ enum Held<'a> {
     Subpath(Box<HeldSubpath>),
     Volume(MountedVolume, HeldVolume),
     HostRoot(Result<Handle, HandleError>),
-    /// A path anywhere on the node, perhaps on a server. This process never walks to it, unless the kernel has the whole path
-    /// in its cache.
+    /// A path anywhere on the node, perhaps on a server. This process never walks to it, unless the
+    /// kernel has the whole path in its cache.
     Somewhere(Cow<'a, Path>, Option<Handle>),
     InVolume,
     Foreign,
 }
 
 impl<'a> Held<'a> {
-    fn hold(bind: &Bind<'_>, source: Source<'a>, directories: &HeldVolumeDirectories, choice: &Choice<'_>) -> Self {
+    fn hold(
+        bind: &Bind<'_>,
+        source: Source<'a>,
+        directories: &HeldVolumeDirectories,
+        choice: &Choice<'_>,
+    ) -> Self {
         let policy = choice.policy;
         match source.kind {
-            SourceKind::Subpath(subpath) if policy.stale_subpaths != Mode::Off || checks_volumes(policy) => {
+            SourceKind::Subpath(subpath)
+                if policy.stale_subpaths != Mode::Off || checks_volumes(policy) =>
+            {
                 Self::Subpath(Box::new(HeldSubpath::hold_among(subpath, directories)))
             }
             SourceKind::MountedVolume(volume) if checks_volumes(policy) => {
                 let held = HeldVolume::hold_of(&volume);
                 Self::Volume(volume, held)
             }
-            SourceKind::HostRoot if policy.host_root != Mode::Off => Self::HostRoot(Handle::follow(&source.path)),
+            SourceKind::HostRoot if policy.host_root != Mode::Off => {
+                Self::HostRoot(Handle::follow(&source.path))
+            }
             SourceKind::Foreign if choice.is_worth_probing(bind, &source.path) => {
                 let cached = Handle::cached(&source.path).map(Handle::unqueried);
                 Self::Somewhere(source.path, cached)
             }
             SourceKind::InVolume => Self::InVolume,
-            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => Self::Foreign,
+            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => {
+                Self::Foreign
+            }
             SourceKind::HostRoot | SourceKind::Foreign => Self::Foreign,
         }
     }
 
-    /// The source by a name that matches the places, for a source that no name matched before: the name in the spec if
-    /// `more` names are known by now, else the kernel's.
-    fn by_other_name(&self, more: Option<&Choice<'_>>, choice: &Choice<'_>, probes: &Probes) -> Option<Source<'a>> {
-        let Self::Somewhere(path, _) = self else { return None };
+    /// The source by a name that matches the places, for a source that no name matched before: the
+    /// name in the spec if `more` names are known by now, else the kernel's.
+    fn by_other_name(
+        &self,
+        more: Option<&Choice<'_>>,
+        choice: &Choice<'_>,
+        probes: &Probes,
+    ) -> Option<Source<'a>> {
+        let Self::Somewhere(path, _) = self else {
+            return None;
+        };
         if let Some(source) = more.and_then(|more| more.known(path.clone())) {
             return Some(source);
         }
-        let real = PodPath::may_be_one(path).then(|| in_real_folder(path, probes)).flatten()?;
+        let real = PodPath::may_be_one(path)
+            .then(|| in_real_folder(path, probes))
+            .flatten()?;
         more.unwrap_or(choice).known(Cow::Owned(real))
     }
 
-    /// The paths to probe: those not on a local filesystem, for which the kernel itself answers. If the check for dead
-    /// sources is off, only those that cannot be judged otherwise: a subpath, and a path whose links are unknown.
+    /// The paths to probe: those not on a local filesystem, for which the kernel itself answers. If
+    /// the check for dead sources is off, only those that cannot be judged otherwise: a subpath,
+    /// and a path whose links are unknown.
     fn paths_to_probe(&self, look: &Look<'_>) -> Vec<PathBuf> {
-        let is_local = |handle| look.mounts.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local());
-        let is_to_answer = |handle| look.choice.policy.dead_sources != Alarm::Off && !is_local(handle);
+        let is_local = |handle| {
+            look.mounts
+                .mount_of(handle)
+                .is_ok_and(|mount| mount.entry.fs_type.is_local())
+        };
+        let is_to_answer =
+            |handle| look.choice.policy.dead_sources != Alarm::Off && !is_local(handle);
         match self {
             Self::Subpath(held) => held.paths_to_probe(&look.mounts),
             Self::Volume(volume, held) if held.handle().is_some_and(is_to_answer) => {
                 vec![volume.mount_point().to_owned()]
             }
-            Self::Somewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => vec![path.to_path_buf()],
-            Self::Volume(..) | Self::Somewhere(..) | Self::HostRoot(_) | Self::InVolume | Self::Foreign => Vec::new(),
+            Self::Somewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => {
+                vec![path.to_path_buf()]
+            }
+            Self::Volume(..)
+            | Self::Somewhere(..)
+            | Self::HostRoot(_)
+            | Self::InVolume
+            | Self::Foreign => Vec::new(),
         }
     }
 
@@ -92,13 +126,21 @@ impl<'a> Held<'a> {
             }
             Self::HostRoot(source) => (SourceKind::HostRoot, look.judge_host_root(bind, &source)),
             Self::Somewhere(path, cached) => {
-                let from_cache = cached.as_ref().and_then(|handle| handle.resolved_path().ok());
+                let from_cache = cached
+                    .as_ref()
+                    .and_then(|handle| handle.resolved_path().ok());
                 let resolved = answers.resolved().map(Path::to_owned).or(from_cache);
                 match (look.judge_reach(&answers.reach()), resolved) {
                     (Some(dead), _) => (SourceKind::Foreign, dead),
-                    // A path that is not itself a host root may be a link to one: `/var/run` is `/run` nearly everywhere.
-                    (None, Some(resolved)) if look.is_host_root(bind, &path, &resolved, cached.as_ref()) => {
-                        (SourceKind::HostRoot, look.judge_host_root(bind, &Handle::follow(&path)))
+                    // A path that is not itself a host root may be a link to one: `/var/run` is
+                    // `/run` nearly everywhere.
+                    (None, Some(resolved))
+                        if look.is_host_root(bind, &path, &resolved, cached.as_ref()) =>
+                    {
+                        (
+                            SourceKind::HostRoot,
+                            look.judge_host_root(bind, &Handle::follow(&path)),
+                        )
                     }
                     _ => (SourceKind::Foreign, Verdict::Foreign),
                 }
@@ -134,7 +176,8 @@ impl Choice<'_> {
     }
 
     fn is_host_root(&self, path: &Path) -> bool {
-        self.places.holds_runtime_mounts(path, self.policy.host_root_scope)
+        self.places
+            .holds_runtime_mounts(path, self.policy.host_root_scope)
     }
 
     /// True if mounts below a path count, as far as its name shows.
@@ -149,7 +192,8 @@ impl Choice<'_> {
     fn is_worth_probing(&self, bind: &Bind<'_>, source: &Path) -> bool {
         let checks_host_root = self.policy.host_root != Mode::Off;
         let wanted = checks_host_root || self.policy.dead_sources != Alarm::Off;
-        let may_take_mounts_along = || checks_host_root && bind.is_recursive() && self.may_take_mounts_along(source);
+        let may_take_mounts_along =
+            || checks_host_root && bind.is_recursive() && self.may_take_mounts_along(source);
         wanted && (!self.places.is_local_by_construction(source) || may_take_mounts_along())
     }
 }
@@ -164,28 +208,50 @@ struct Look<'a> {
 
 impl Look<'_> {
     /// True if a path that is no host root by its name leads to one, or is another name of one.
-    fn is_host_root(&self, bind: &Bind<'_>, written: &Path, resolved: &Path, held: Option<&Handle>) -> bool {
+    fn is_host_root(
+        &self,
+        bind: &Bind<'_>,
+        written: &Path,
+        resolved: &Path,
+        held: Option<&Handle>,
+    ) -> bool {
         let leads_to_one = || resolved != written && self.choice.is_host_root(resolved);
         let is_another_name = || held.is_some_and(|held| self.shows_host_root(held, resolved));
         let scope = self.choice.policy.host_root_scope;
         let may_hold_mounts = || {
-            self.choice.may_take_mounts_along(resolved) && (scope == Scope::AnySubmounts || !held.is_some_and(is_file))
+            self.choice.may_take_mounts_along(resolved)
+                && (scope == Scope::AnySubmounts || !held.is_some_and(is_file))
         };
-        let takes_mounts_along =
-            || bind.is_recursive() && may_hold_mounts() && self.mounts.any_below(resolved).is_ok_and(|any| any);
-        self.choice.policy.host_root != Mode::Off && (leads_to_one() || is_another_name() || takes_mounts_along())
+        let takes_mounts_along = || {
+            bind.is_recursive()
+                && may_hold_mounts()
+                && self.mounts.any_below(resolved).is_ok_and(|any| any)
+        };
+        self.choice.policy.host_root != Mode::Off
+            && (leads_to_one() || is_another_name() || takes_mounts_along())
     }
 
     fn shows_host_root(&self, held: &Handle, resolved: &Path) -> bool {
         let Choice { policy, places } = self.choice;
-        self.roots.show_below(held, resolved, &self.mounts, places, policy.host_root_scope)
+        self.roots
+            .show_below(held, resolved, &self.mounts, places, policy.host_root_scope)
     }
 
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {
-        let any_shared = self.spec.binds().iter().any(|bind| bind.propagation() == RequestedPropagation::Shared);
+        let any_shared = self
+            .spec
+            .binds()
+            .iter()
+            .any(|bind| bind.propagation() == RequestedPropagation::Shared);
         let host = observe_host_mount(source, &self.mounts);
         let kept = self.choice.policy.keeps(bind.access());
-        judge_host_root(bind.propagation(), kept, self.spec.rootfs_propagation(), any_shared, &host)
+        judge_host_root(
+            bind.propagation(),
+            kept,
+            self.spec.rootfs_propagation(),
+            any_shared,
+            &host,
+        )
     }
 
     fn judge_volume(&self, volume: &MountedVolume, held: &HeldVolume) -> Verdict {
@@ -195,12 +261,14 @@ impl Look<'_> {
         }
     }
 
-    /// If the check for stale subpaths is off, subpaths are inspected only for the other two checks.
+    /// If the check for stale subpaths is off, subpaths are inspected only for the other two
+    /// checks.
     fn wanted_of_subpath(&self, verdict: Verdict) -> Verdict {
         let is_wanted = self.choice.policy.stale_subpaths != Mode::Off
             || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed)
                 && self.choice.policy.dead_sources != Alarm::Off
-            || matches!(verdict, Verdict::Unmounted(_)) && self.choice.policy.unmounted_volumes != Alarm::Off;
+            || matches!(verdict, Verdict::Unmounted(_))
+                && self.choice.policy.unmounted_volumes != Alarm::Off;
         if is_wanted { verdict } else { Verdict::Foreign }
     }
 
@@ -210,20 +278,31 @@ impl Look<'_> {
 }
 
 /// Judges every bind of a spec.
-pub(crate) fn inspect(spec: &SpecView<'_>, bundle: &Path, policy: &Policy, places: &Places) -> Vec<Finding> {
+pub(crate) fn inspect(
+    spec: &SpecView<'_>,
+    bundle: &Path,
+    policy: &Policy,
+    places: &Places,
+) -> Vec<Finding> {
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
     let (mounts, probes) = (Mounts::default(), Probes::for_create());
     let roots = RootsInUse::of(places, is_in_use, &mounts, &probes);
     let answering = roots.without_silent(places);
-    let choice = Choice { policy, places: answering.as_ref().unwrap_or(places) };
+    let choice = Choice {
+        policy,
+        places: answering.as_ref().unwrap_or(places),
+    };
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(AT_A_TIME) {
-        findings.append(&mut judged(binds, spec, bundle, choice, &roots, &mounts, &probes));
+        findings.append(&mut judged(
+            binds, spec, bundle, choice, &roots, &mounts, &probes,
+        ));
     }
     findings
 }
 
-/// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit is usually 1024.
+/// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit
+/// is usually 1024.
 const AT_A_TIME: usize = 300;
 
 fn judged(
@@ -236,25 +315,54 @@ fn judged(
     probes: &Probes,
 ) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let hold = |bind| Held::hold(bind, choice.classify(source_of(bind, bundle)), &directories, &choice);
+    let hold = |bind| {
+        Held::hold(
+            bind,
+            choice.classify(source_of(bind, bundle)),
+            &directories,
+            &choice,
+        )
+    };
     let mut held: Vec<_> = binds.iter().map(hold).collect();
     // A source that no name of the places matches may match by another name.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
-    let by_all_names = any_unknown.then(|| by_all_names(choice.places, roots, probes)).flatten();
-    let more = by_all_names.as_ref().map(|places| Choice { places, ..choice });
+    let by_all_names = any_unknown
+        .then(|| by_all_names(choice.places, roots, probes))
+        .flatten();
+    let more = by_all_names
+        .as_ref()
+        .map(|places| Choice { places, ..choice });
     let choice = more.unwrap_or(choice);
     for (held, bind) in held.iter_mut().zip(binds) {
         if let Some(source) = held.by_other_name(more.as_ref(), &choice, probes) {
             *held = Held::hold(bind, source, &directories, &choice);
         }
     }
-    let look = Look { spec, choice, mounts: mounts.for_newly_opened(), roots };
+    let look = Look {
+        spec,
+        choice,
+        mounts: mounts.for_newly_opened(),
+        roots,
+    };
     let paths_to_probe: Vec<_> = held.iter().map(|held| held.paths_to_probe(&look)).collect();
-    let judged = binds.iter().zip(held).zip(probes.probe(&paths_to_probe)).map(|((bind, held), answers)| {
-        let (kind, verdict) = held.judge(bind, &look, &answers);
-        let (source, destination) = (bind.source().to_owned(), Some(bind.destination().to_owned()));
-        Finding { bind: Some(bind.index()), source, destination, kind, verdict }
-    });
+    let judged = binds
+        .iter()
+        .zip(held)
+        .zip(probes.probe(&paths_to_probe))
+        .map(|((bind, held), answers)| {
+            let (kind, verdict) = held.judge(bind, &look, &answers);
+            let (source, destination) = (
+                bind.source().to_owned(),
+                Some(bind.destination().to_owned()),
+            );
+            Finding {
+                bind: Some(bind.index()),
+                source,
+                destination,
+                kind,
+                verdict,
+            }
+        });
     judged.collect()
 }
 
@@ -266,10 +374,16 @@ fn checks_volumes(policy: &Policy) -> bool {
 /// The source of a bind; a relative source is relative to the bundle.
 fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
     let source = bind.source();
-    if source.is_absolute() { source.into() } else { bundle.join(source).into() }
+    if source.is_absolute() {
+        source.into()
+    } else {
+        bundle.join(source).into()
+    }
 }
 
-/// Nothing can be mounted below a file, such as a runtime's socket: the mount table need not be read.
+/// Nothing can be mounted below a file, such as a runtime's socket: the mount table need not be
+/// read.
 fn is_file(held: &Handle) -> bool {
-    held.identity().is_ok_and(|identity| identity.kind == FileKind::File)
+    held.identity()
+        .is_ok_and(|identity| identity.kind == FileKind::File)
 }

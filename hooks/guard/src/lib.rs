@@ -5,8 +5,8 @@
 //!                          └── bindguard check and diagnose stop here
 //! ```
 //!
-//! [`admit`] never fails: every error becomes a problem in its report, and the runtime gets the bundle unchanged. A guard
-//! that breaks creates is worse than the fault that it guards against.
+//! [`admit`] never fails: every error becomes a problem in its report, and the runtime gets the
+//! bundle unchanged. A guard that breaks creates is worse than the fault that it guards against.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -24,12 +24,15 @@ mod verify;
 pub use admit::{Admission, Attempt, admit, admit_spec};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::in_real_folder;
-pub use journal::{JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh};
+pub use journal::{
+    JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
+};
 pub use probes::{Answers, Probes};
 pub use rebind::{NotRebound, Rebound, rebind};
 pub use verify::verify_container;
 
-/// Reads a small file that may lie on a server that does not answer, without waiting for that server.
+/// Reads a small file that may lie on a server that does not answer, without waiting for that
+/// server.
 pub use bindguard_sys::read_file;
 /// Runs code in which a write beyond RLIMIT_FSIZE is an error, not the end of the process.
 pub use bindguard_sys::with_size_errors;

@@ -16,8 +16,8 @@ const EACH: Duration = Duration::from_millis(700);
 /// Time limit for all sources of one create: well within the guard's own deadline.
 const OF_A_CREATE: Duration = Duration::from_millis(1200);
 
-/// Additional time limit of all its repairs, whose servers answered a moment ago. A repair probes at least twice, before
-/// and after it.
+/// Additional time limit of all its repairs, whose servers answered a moment ago. A repair probes
+/// at least twice, before and after it.
 const OF_REPAIRS: Duration = Duration::from_millis(500);
 
 /// Time limit for all sources of a node when an operator waits.
@@ -67,7 +67,8 @@ impl Probes {
         Self::within(OF_A_CREATE)
     }
 
-    /// The time limit of all repairs of a create that began at `start`. They also have the time that its sources left.
+    /// The time limit of all repairs of a create that began at `start`. They also have the time
+    /// that its sources left.
     pub fn for_repairs(start: Instant) -> Self {
         Self::until(start + OF_A_CREATE + OF_REPAIRS)
     }
@@ -82,17 +83,23 @@ impl Probes {
     }
 
     fn until(until: Instant) -> Self {
-        Self { until, silent: RefCell::default() }
+        Self {
+            until,
+            silent: RefCell::default(),
+        }
     }
 
     /// Probes every source's paths; returns one set of answers for each source, in the same order.
     pub fn probe(&self, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
         let mut answers = self.probe_all(&sources.concat()).into_iter();
-        sources.iter().map(|paths| Answers(answers.by_ref().take(paths.len()).collect())).collect()
+        sources
+            .iter()
+            .map(|paths| Answers(answers.by_ref().take(paths.len()).collect()))
+            .collect()
     }
 
-    /// The answer of each path, in their order. The paths are probed one after the other. Once one is silent, the others are
-    /// probed side by side, until no time is left.
+    /// The answer of each path, in their order. The paths are probed one after the other. Once one
+    /// is silent, the others are probed side by side, until no time is left.
     fn probe_all(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(paths.len());
         let mut run_next: fn(&Self, &[PathBuf]) -> Vec<Answer> = Self::one_after_the_other;
@@ -105,7 +112,10 @@ impl Probes {
                 break;
             }
             let rest = &paths[answers.len()..];
-            let run = rest.iter().take_while(|path| self.silence_above(path).is_none()).count();
+            let run = rest
+                .iter()
+                .take_while(|path| self.silence_above(path).is_none())
+                .count();
             let answers_now = run_next(self, &rest[..run]);
             self.note_silence(rest, &answers_now);
             answers.extend(answers_now);
@@ -117,11 +127,22 @@ impl Probes {
 
     /// Probes one after the other, up to the first that is silent.
     fn one_after_the_other(&self, paths: &[PathBuf]) -> Vec<Answer> {
-        let answers_now = probe(paths, Patience { each: EACH, all: self.left() }).unwrap_or_default();
-        answers_now.into_iter().take_while(|answer| !matches!(answer, Answer::NotProbed)).collect()
+        let answers_now = probe(
+            paths,
+            Patience {
+                each: EACH,
+                all: self.left(),
+            },
+        )
+        .unwrap_or_default();
+        answers_now
+            .into_iter()
+            .take_while(|answer| !matches!(answer, Answer::NotProbed))
+            .collect()
     }
 
-    /// Probes the first of them side by side. If no process can be started, no source is called dead.
+    /// Probes the first of them side by side. If no process can be started, no source is called
+    /// dead.
     fn side_by_side(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let group = &paths[..paths.len().min(SIDE_BY_SIDE)];
         let answers_now = probe_side_by_side(group, self.left().min(EACH));
@@ -129,17 +150,23 @@ impl Probes {
     }
 
     fn note_silence(&self, paths: &[PathBuf], answers_now: &[Answer]) {
-        let silent = paths.iter().zip(answers_now).filter_map(|(path, answer)| match answer {
-            Answer::Silent(patience) => Some((path.clone(), *patience)),
-            Answer::Reached(_) | Answer::Refused(_) | Answer::NotProbed => None,
-        });
+        let silent = paths
+            .iter()
+            .zip(answers_now)
+            .filter_map(|(path, answer)| match answer {
+                Answer::Silent(patience) => Some((path.clone(), *patience)),
+                Answer::Reached(_) | Answer::Refused(_) | Answer::NotProbed => None,
+            });
         self.silent.borrow_mut().extend(silent);
     }
 
     /// A walk to a path passes everything above it, so a path below a silent one is silent.
     fn silence_above(&self, path: &Path) -> Option<Duration> {
         let silent = self.silent.borrow();
-        silent.iter().find(|(above, _)| lies_in(path, above)).map(|(_, patience)| *patience)
+        silent
+            .iter()
+            .find(|(above, _)| lies_in(path, above))
+            .map(|(_, patience)| *patience)
     }
 
     /// The answer of each path, as evidence.
@@ -149,8 +176,14 @@ impl Probes {
 
     /// Observes subpaths; probes those on servers first.
     pub fn observe(&self, held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
-        let paths: Vec<_> = held.iter().map(|held| held.paths_to_probe(mounts)).collect();
-        held.iter().zip(self.probe(&paths)).map(|(held, answers)| held.observe(mounts, &answers.reaches())).collect()
+        let paths: Vec<_> = held
+            .iter()
+            .map(|held| held.paths_to_probe(mounts))
+            .collect();
+        held.iter()
+            .zip(self.probe(&paths))
+            .map(|(held, answers)| held.observe(mounts, &answers.reaches()))
+            .collect()
     }
 
     /// Observes one subpath.
@@ -166,9 +199,10 @@ impl Probes {
 fn reach(answer: &Answer) -> Reach {
     match answer {
         Answer::Reached(_) => Reach::Alive,
-        Answer::Refused(error) => {
-            Reach::Refused { number: error.raw_os_error().unwrap_or(0), words: error.to_string() }
-        }
+        Answer::Refused(error) => Reach::Refused {
+            number: error.raw_os_error().unwrap_or(0),
+            words: error.to_string(),
+        },
         Answer::Silent(patience) => Reach::Silent(patience.as_millis() as u64),
         // Only paths that must be probed get here.
         Answer::NotProbed => Reach::NotProbed,
@@ -193,6 +227,9 @@ mod tests {
         let too_late = Probes::within(Duration::ZERO);
         assert_eq!(too_late.reaches(&[PathBuf::from("/")]), [Reach::NotProbed]);
         let answers = too_late.probe(&[vec![PathBuf::from("/")], Vec::new()]);
-        assert_eq!(answers.iter().map(Answers::reach).collect::<Vec<_>>(), [Reach::NotProbed, Reach::NotNeeded]);
+        assert_eq!(
+            answers.iter().map(Answers::reach).collect::<Vec<_>>(),
+            [Reach::NotProbed, Reach::NotNeeded]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Repairs one stale subpath: binds and checks again, until the mount is the one that should be there.
+//! Repairs one stale subpath: binds and checks again, until the mount is the one that should be
+//! there.
 //!
 //! ```text
 //! ┌► hold, look, judge ─ current? ─► done
@@ -8,9 +9,10 @@
 //! └─────────────────────────────────────────────────────┘   at most 32 times
 //! ```
 //!
-//! Each round judges from fresh evidence. So a volume that is updated meanwhile, another repairer, or an earlier guard that
-//! was killed half way are only states to continue from. No lock separates repairers, because a container could hold it
-//! (decision 0024). Each repairer detaches only a mount that it has open and that has another mount below it.
+//! Each round judges from fresh evidence. So a volume that is updated meanwhile, another repairer,
+//! or an earlier guard that was killed half way are only states to continue from. No lock separates
+//! repairers, because a container could hold it (decision 0024). Each repairer detaches only a
+//! mount that it has open and that has another mount below it.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -24,11 +26,14 @@ use bindguard_core::plan::Rebind;
 use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
-use bindguard_sys::{Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded};
+use bindguard_sys::{
+    Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded,
+};
 
 use crate::probes::Probes;
 
-/// Limit of changes of a volume during a re-bind. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
+/// Limit of changes of a volume during a re-bind. Updates every 2 ms needed at most 2 rounds,
+/// updates without a pause 12.
 const ROUNDS: u32 = 32;
 /// Limit of failures that may pass, and the pause after each.
 const PASSING_FAILURES: u32 = 3;
@@ -54,7 +59,8 @@ pub enum NotRebound {
     Impossible(String),
 }
 
-/// Replaces a stale subpath's mount by a bind of its current target. All repairs of one create share `probes`.
+/// Replaces a stale subpath's mount by a bind of its current target. All repairs of one create
+/// share `probes`.
 pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Rebound, NotRebound> {
     let mut left_behind = BTreeSet::new();
     let result = until_current(order, probes, &mut left_behind);
@@ -64,7 +70,11 @@ pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Rebound, NotRebound> {
     result
 }
 
-fn until_current(order: &Rebind, probes: &Probes, left_behind: &mut BTreeSet<String>) -> Result<Rebound, NotRebound> {
+fn until_current(
+    order: &Rebind,
+    probes: &Probes,
+    left_behind: &mut BTreeSet<String>,
+) -> Result<Rebound, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
     for _ in 0..ROUNDS {
         let round = RebindRound::begin(order.subpath(), probes);
@@ -76,7 +86,8 @@ fn until_current(order: &Rebind, probes: &Probes, left_behind: &mut BTreeSet<Str
             Ok(Step::LookAgain) => {}
             // Another repairer, or the kubelet, detached the mount that this round had open.
             Err(_) if round.was_overtaken() => {}
-            // Before Linux 6.5 the mount of another repairer may be in the volume for a moment (`sys::swap::attach_tucked`).
+            // Before Linux 6.5 the mount of another repairer may be in the volume for a moment
+            // (`sys::swap::attach_tucked`).
             Err(_) if order.writer() == Writer::Kubelet && failures < PASSING_FAILURES => {
                 failures += 1;
                 thread::sleep(PAUSE);
@@ -84,7 +95,9 @@ fn until_current(order: &Rebind, probes: &Probes, left_behind: &mut BTreeSet<Str
             Err(error) => return Err(error),
         }
     }
-    Err(NotRebound::Impossible(format!("its volume changed {ROUNDS} times meanwhile")))
+    Err(NotRebound::Impossible(format!(
+        "its volume changed {ROUNDS} times meanwhile"
+    )))
 }
 
 /// The result of one round.
@@ -108,7 +121,11 @@ impl<'s> RebindRound<'s> {
     fn begin(subpath: &'s VolumeSubpath, probes: &Probes) -> Self {
         let held = HeldSubpath::hold(subpath.clone());
         let evidence = probes.observe_one(&held, &Mounts::default());
-        Self { subpath, held, evidence }
+        Self {
+            subpath,
+            held,
+            evidence,
+        }
     }
 
     fn verdict(&self) -> Verdict {
@@ -117,26 +134,40 @@ impl<'s> RebindRound<'s> {
 
     fn act(&self, order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Step, NotRebound> {
         match self.verdict() {
-            // Two repairers attached a mount each. Detach the upper one: detaching a lower one would also detach the upper
-            // one.
+            // Two repairers attached a mount each. Detach the upper one: detaching a lower one
+            // would also detach the upper one.
             Verdict::Current | Verdict::Foreign if self.covers_its_equal() => {
                 detach(self.mount()?).map_err(swap_failed)?;
                 Ok(Step::LookAgain)
             }
-            // Foreign: the file that a hostPath shows exists again, and there is nothing else to compare it with.
+            // Foreign: the file that a hostPath shows exists again, and there is nothing else to
+            // compare it with.
             Verdict::Current | Verdict::Foreign => Ok(Step::Done),
-            Verdict::Stale { remedy: Ok(remedy), .. } if remedy.method == RepairMethod::Rebind => {
+            Verdict::Stale {
+                remedy: Ok(remedy), ..
+            } if remedy.method == RepairMethod::Rebind => {
                 if remedy.writer == Writer::Kubelet {
-                    left_behind.extend(remedy.sub_path.timestamp.as_ref().map(|shown| shown.name().to_owned()));
+                    left_behind.extend(
+                        remedy
+                            .sub_path
+                            .timestamp
+                            .as_ref()
+                            .map(|shown| shown.name().to_owned()),
+                    );
                 }
                 self.replace(&remedy)
             }
-            Verdict::Orphaned { remake: Some(remedy), .. } if order.method() == RepairMethod::Remake => {
+            Verdict::Orphaned {
+                remake: Some(remedy),
+                ..
+            } if order.method() == RepairMethod::Remake => {
                 self.remake(&remedy)?;
                 Ok(Step::LookAgain)
             }
             verdict => {
-                let why = verdict.reason().unwrap_or_else(|| verdict.name().to_string());
+                let why = verdict
+                    .reason()
+                    .unwrap_or_else(|| verdict.name().to_string());
                 Err(NotRebound::NoLongerStale(why))
             }
         }
@@ -145,14 +176,20 @@ impl<'s> RebindRound<'s> {
     /// True if the mount that this round opened is no longer the one at the path.
     fn was_overtaken(&self) -> bool {
         let now = HeldSubpath::hold(self.subpath.clone());
-        let ids = [&self.held, &now].map(|held| held.handle().and_then(|handle| handle.mount_id().ok()));
+        let ids =
+            [&self.held, &now].map(|held| held.handle().and_then(|handle| handle.mount_id().ok()));
         matches!(ids, [Some(held), Some(now)] if held != now)
     }
 
     fn replace(&self, remedy: &Remedy) -> Result<Step, NotRebound> {
-        // The new mount is there already: a guard was killed before it detached, or is about to detach.
+        // The new mount is there already: a guard was killed before it detached, or is about to
+        // detach.
         if !self.covers_its_equal() {
-            return Ok(if self.swap(remedy)? { Step::Swapped } else { Step::LookAgain });
+            return Ok(if self.swap(remedy)? {
+                Step::Swapped
+            } else {
+                Step::LookAgain
+            });
         }
         detach(self.mount()?).map_err(swap_failed)?;
         Ok(Step::Swapped)
@@ -164,12 +201,17 @@ impl<'s> RebindRound<'s> {
     }
 
     fn mount(&self) -> Result<&Handle, NotRebound> {
-        self.held.handle().ok_or_else(|| NotRebound::Impossible("it went away".to_owned()))
+        self.held
+            .handle()
+            .ok_or_else(|| NotRebound::Impossible("it went away".to_owned()))
     }
 
-    /// Swaps the stale mount for a bind of the current target. `false` if the target was removed meanwhile: judge again.
+    /// Swaps the stale mount for a bind of the current target. `false` if the target was removed
+    /// meanwhile: judge again.
     fn swap(&self, remedy: &Remedy) -> Result<bool, NotRebound> {
-        let Some(target) = self.open_current(&remedy.sub_path, remedy)?.file else { return Ok(false) };
+        let Some(target) = self.open_current(&remedy.sub_path, remedy)?.file else {
+            return Ok(false);
+        };
         fault::reach(FaultPoint::TargetOpened);
         match self.attach(&target) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
@@ -186,8 +228,7 @@ impl<'s> RebindRound<'s> {
     /// Creates the directory that the sub path names; the next round binds it.
     fn remake(&self, remedy: &Remedy) -> Result<(), NotRebound> {
         if self.held.attributes_to_keep().is_some() {
-            let why =
-                "the mount that it was bound from is gone, or was changed: a directory is not made through another one";
+            let why = "the mount that it was bound from is gone, or was changed: a directory is not made through another one";
             return Err(NotRebound::Impossible(why.to_owned()));
         }
         make_directories(self.directory()?, &remedy.sub_path.path).map_err(not_rebound)
@@ -195,30 +236,45 @@ impl<'s> RebindRound<'s> {
 
     fn attach(&self, target: &Handle) -> Result<(), SwapError> {
         match self.held.handle() {
-            Some(stale) if !fault::denies_beneath() => attach_beneath(target, stale, self.held.attributes_to_keep()),
+            Some(stale) if !fault::denies_beneath() => {
+                attach_beneath(target, stale, self.held.attributes_to_keep())
+            }
             _ => Err(SwapError::not_possible("mounting beneath the stale mount")),
         }
     }
 
-    fn open_current(&self, sub_path: &PathInVolume, remedy: &Remedy) -> Result<OpenedTarget, NotRebound> {
+    fn open_current(
+        &self,
+        sub_path: &PathInVolume,
+        remedy: &Remedy,
+    ) -> Result<OpenedTarget, NotRebound> {
         open_target(self.directory()?, &sub_path.path, remedy.layout).map_err(not_rebound)
     }
 
     fn directory(&self) -> Result<&Handle, NotRebound> {
-        self.held.volume().ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))
+        self.held
+            .volume()
+            .ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))
     }
 
-    /// Attaches below the stale mount through propagation, and checks that it arrived there. `false` if the target was
-    /// removed meanwhile.
+    /// Attaches below the stale mount through propagation, and checks that it arrived there.
+    /// `false` if the target was removed meanwhile.
     fn tuck(&self, target: &Handle) -> Result<bool, NotRebound> {
         let before = self.mount_of_stale()?;
-        if before.parent.is_none_or(|parent| parent.propagation.peer_group.is_none()) {
+        if before
+            .parent
+            .is_none_or(|parent| parent.propagation.peer_group.is_none())
+        {
             return Err(NotRebound::Impossible(
                 "its parent mount is private, and this kernel cannot mount beneath it".to_owned(),
             ));
         }
         let path = self.subpath.path();
-        let folder = path.parent().map(Handle::of).transpose().map_err(not_rebound)?;
+        let folder = path
+            .parent()
+            .map(Handle::of)
+            .transpose()
+            .map_err(not_rebound)?;
         let folder = folder.ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
         match attach_tucked(target, &folder, &path, self.held.attributes_to_keep()) {
             Ok(()) => fault::reach(FaultPoint::AfterAttach),
@@ -228,12 +284,16 @@ impl<'s> RebindRound<'s> {
         if self.mount_of_stale()?.covers_its_equal() {
             Ok(true)
         } else {
-            Err(NotRebound::Impossible("the new mount did not arrive below the stale one".to_owned()))
+            Err(NotRebound::Impossible(
+                "the new mount did not arrive below the stale one".to_owned(),
+            ))
         }
     }
 
     fn mount_of_stale(&self) -> Result<MountOf, NotRebound> {
-        Mounts::default().mount_of(self.mount()?).map_err(not_rebound)
+        Mounts::default()
+            .mount_of(self.mount()?)
+            .map_err(not_rebound)
     }
 }
 
@@ -243,9 +303,15 @@ fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
         return;
     }
     let held = HeldSubpath::hold(subpath.clone());
-    let Some(volume) = held.volume_of_kubelet() else { return };
-    for payload in left_behind.iter().filter_map(|name| TimestampDirectory::from_name(name.as_ref())) {
-        // A payload that stays costs a little disk, and the judge recognizes it; the container does not wait for its removal.
+    let Some(volume) = held.volume_of_kubelet() else {
+        return;
+    };
+    for payload in left_behind
+        .iter()
+        .filter_map(|name| TimestampDirectory::from_name(name.as_ref()))
+    {
+        // A payload that stays costs a little disk, and the judge recognizes it; the container does
+        // not wait for its removal.
         let _ = stranded::remove_payload(volume, &payload);
     }
 }

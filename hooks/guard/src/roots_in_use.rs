@@ -22,7 +22,12 @@ pub(crate) struct RootsInUse {
 
 impl RootsInUse {
     /// Opens the wanted roots that can be reached without waiting, and probes the others.
-    pub(crate) fn of(places: &Places, is_wanted: impl Fn(&Path) -> bool, mounts: &Mounts, probes: &Probes) -> Self {
+    pub(crate) fn of(
+        places: &Places,
+        is_wanted: impl Fn(&Path) -> bool,
+        mounts: &Mounts,
+        probes: &Probes,
+    ) -> Self {
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for root in places.kubelet_roots().filter(|root| is_wanted(root)) {
             match open_without_waiting(root, |handle| mounts.is_local(handle)) {
@@ -34,13 +39,21 @@ impl RootsInUse {
         }
         let paths_to_probe: Vec<_> = others.iter().map(|root| vec![root.join("pods")]).collect();
         let answers = probes.probe(&paths_to_probe);
-        let silent = others.into_iter().zip(answers).filter(|(_, answers)| !answers.reach().is_answer());
-        Self { held, silent: silent.map(|(root, _)| root).collect(), mounts: OnceCell::new() }
+        let silent = others
+            .into_iter()
+            .zip(answers)
+            .filter(|(_, answers)| !answers.reach().is_answer());
+        Self {
+            held,
+            silent: silent.map(|(root, _)| root).collect(),
+            mounts: OnceCell::new(),
+        }
     }
 
     /// The places without the roots that do not answer; `None` if all answer.
     ///
-    /// A path below such a root is then like any other path of the node: it is probed, and never walked to.
+    /// A path below such a root is then like any other path of the node: it is probed, and never
+    /// walked to.
     pub(crate) fn without_silent(&self, places: &Places) -> Option<Places> {
         let is_silent = |root: &PathBuf| self.silent.contains(root);
         places.kubelet_roots.iter().any(is_silent).then(|| {
@@ -52,11 +65,14 @@ impl RootsInUse {
 
     /// True if a path is one of them, and has no symlink in it.
     pub(crate) fn have_one_name(&self, path: &Path) -> bool {
-        self.held.iter().any(|root| root.path_as_written() == Some(path))
+        self.held
+            .iter()
+            .any(|root| root.path_as_written() == Some(path))
     }
 
-    /// True if a path, as the kernel prints it, is another name of a directory above these kubelets' mounts. Their roots are
-    /// bound from a larger disk, as on Container-Optimized OS, and a mount at one name also shows at the other.
+    /// True if a path, as the kernel prints it, is another name of a directory above these
+    /// kubelets' mounts. Their roots are bound from a larger disk, as on Container-Optimized OS,
+    /// and a mount at one name also shows at the other.
     pub(crate) fn show_below(
         &self,
         held: &Handle,
@@ -65,13 +81,19 @@ impl RootsInUse {
         places: &Places,
         scope: Scope,
     ) -> bool {
-        let Ok(mount) = mounts.mount_of(held) else { return false };
+        let Ok(mount) = mounts.mount_of(held) else {
+            return false;
+        };
         let name_there = |other: &Rc<MountEntry>| mount.entry.name_at_origin(path, other);
-        self.mounts(mounts).iter().filter_map(name_there).any(|name| places.holds_runtime_mounts(&name, scope))
+        self.mounts(mounts)
+            .iter()
+            .filter_map(name_there)
+            .any(|name| places.holds_runtime_mounts(&name, scope))
     }
 
     fn mounts(&self, mounts: &Mounts) -> &[Rc<MountEntry>] {
         let mount = |root: &Handle| mounts.mount_of(root).ok().map(|mount| mount.entry);
-        self.mounts.get_or_init(|| self.held.iter().filter_map(mount).collect())
+        self.mounts
+            .get_or_init(|| self.held.iter().filter_map(mount).collect())
     }
 }

@@ -20,15 +20,17 @@ use crate::directories::by_all_names;
 use crate::probes::Probes;
 use crate::roots_in_use::RootsInUse;
 
-/// Checks the mounts of a container's init for each host-root bind that the spec requests as rslave. Changes nothing. It
-/// walks in the container's filesystems: call it from a process that can be abandoned.
+/// Checks the mounts of a container's init for each host-root bind that the spec requests as
+/// rslave. Changes nothing. It walks in the container's filesystems: call it from a process that
+/// can be abandoned.
 pub fn verify_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places) -> Report {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
     let verified = with_bundle(bundle, policy, |bundle| {
         // The admission reported the problems of the spec.
         report.container = Container::from_spec(&bundle.spec);
-        ContainerMounts::of(pid).map(|mounts| report.add(verify(&bundle, places, &mounts), |_| None))
+        ContainerMounts::of(pid)
+            .map(|mounts| report.add(verify(&bundle, places, &mounts), |_| None))
     });
     match verified {
         Ok(Ok(())) => {}
@@ -48,7 +50,11 @@ fn verify(bundle: &OpenBundle<'_>, places: &Places, mounts: &ContainerMounts) ->
     let is_host_root = |bind: &Bind<'_>| {
         let held = Handle::follow(&bundle.path.join(bind.source())).ok();
         let resolved = held.as_ref().and_then(|held| held.resolved_path().ok());
-        let leads_to_one = || resolved.as_deref().is_some_and(|path| places.holds_runtime_mounts(path, scope));
+        let leads_to_one = || {
+            resolved
+                .as_deref()
+                .is_some_and(|path| places.holds_runtime_mounts(path, scope))
+        };
         let is_another_name = || match (&held, &resolved) {
             (Some(held), Some(resolved)) => roots.show_below(held, resolved, &hosts, places, scope),
             _ => false,
@@ -60,8 +66,15 @@ fn verify(bundle: &OpenBundle<'_>, places: &Places, mounts: &ContainerMounts) ->
         }
     };
     let made_rslave = |bind: &&Bind<'_>| bind.propagation() == RequestedPropagation::RecursiveSlave;
-    let checked = bundle.spec.binds().iter().filter(made_rslave).filter(|bind| is_host_root(bind));
-    checked.map(|bind| in_container(bind, &mounts.at(bind.destination()))).collect()
+    let checked = bundle
+        .spec
+        .binds()
+        .iter()
+        .filter(made_rslave)
+        .filter(|bind| is_host_root(bind));
+    checked
+        .map(|bind| in_container(bind, &mounts.at(bind.destination())))
+        .collect()
 }
 
 fn in_container(bind: &Bind<'_>, mount: &Observed<Propagation>) -> Finding {

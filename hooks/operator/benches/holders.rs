@@ -1,9 +1,14 @@
-//! The cost of reading every mount namespace of a node with 500 containers: `bindguard holders`, and the doctor's `pinned`.
+//! The cost of reading every mount namespace of a node with 500 containers: `bindguard holders`,
+//! and the doctor's `pinned`.
 //!
-//! Each container is a process in a mount namespace of its own, with a copy of this machine's mounts, about as many as a
-//! container's. Five more have a copy of the whole host, with 2,000 mounts of pods on it, as monitoring pods do. Needs root.
+//! Each container is a process in a mount namespace of its own, with a copy of this machine's
+//! mounts, about as many as a container's. Five more have a copy of the whole host, with 2,000
+//! mounts of pods on it, as monitoring pods do. Needs root.
 
-#![allow(clippy::unwrap_used, reason = "a bench that cannot be set up has nothing to say")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a bench that cannot be set up has nothing to say"
+)]
 
 use std::fs;
 use std::path::Path;
@@ -28,12 +33,15 @@ struct Container(Child);
 impl Container {
     fn start() -> Self {
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sleep", "1000000"]).stdin(Stdio::null());
+        command
+            .args(["--mount", "--propagation", "private", "sleep", "1000000"])
+            .stdin(Stdio::null());
         Self(command.spawn().unwrap())
     }
 
     fn has_begun(&self) -> bool {
-        fs::read_to_string(format!("/proc/{}/comm", self.0.id())).is_ok_and(|comm| comm.trim_end() == "sleep")
+        fs::read_to_string(format!("/proc/{}/comm", self.0.id()))
+            .is_ok_and(|comm| comm.trim_end() == "sleep")
     }
 }
 
@@ -58,9 +66,23 @@ fn holders(criterion: &mut Criterion) {
     }
     let _containers = started(CONTAINERS);
     let crowd = tempfile::tempdir().unwrap();
-    mount(Some("crowd"), crowd.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    mount(
+        Some("crowd"),
+        crowd.path(),
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
     // otherwise each bind would be repeated in those before it
-    mount(None::<&str>, crowd.path(), None::<&str>, MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+    mount(
+        None::<&str>,
+        crowd.path(),
+        None::<&str>,
+        MsFlags::MS_PRIVATE,
+        None::<&str>,
+    )
+    .unwrap();
     for n in 0..MOUNTS {
         let place = crowd.path().join(n.to_string());
         fs::create_dir(&place).unwrap();
@@ -68,24 +90,33 @@ fn holders(criterion: &mut Criterion) {
     }
     let _exporters = started(EXPORTERS);
 
-    let mut group =
-        criterion.benchmark_group(format!("{CONTAINERS} containers, {EXPORTERS} exporters, {MOUNTS} mounts"));
+    let mut group = criterion.benchmark_group(format!(
+        "{CONTAINERS} containers, {EXPORTERS} exporters, {MOUNTS} mounts"
+    ));
     group.sample_size(10);
-    group.bench_function("every namespace read", |b| b.iter(|| Proc::default().namespaces().unwrap()));
+    group.bench_function("every namespace read", |b| {
+        b.iter(|| Proc::default().namespaces().unwrap())
+    });
     let seen = Proc::default().namespaces().unwrap();
     assert!(seen.others.len() >= CONTAINERS + EXPORTERS);
     let one = crowd.path().join("7");
-    for (name, path) in [("holders of one mount", one.as_path()), ("holders of /", Path::new("/"))] {
+    for (name, path) in [
+        ("holders of one mount", one.as_path()),
+        ("holders of /", Path::new("/")),
+    ] {
         group.bench_function(name, |b| {
             b.iter(|| {
                 let wanted = Wanted::at_or_below(path, &seen.own);
                 let (pods, places) = (Pods::default(), Places::default());
-                let report = HoldersReport::find(path, &wanted, &seen.own, &seen.others, &pods, &places);
+                let report =
+                    HoldersReport::find(path, &wanted, &seen.own, &seen.others, &pods, &places);
                 assert!(report.holders.len() >= EXPORTERS);
             });
         });
     }
-    group.bench_function("pinned mounts", |b| b.iter(|| pinned(&seen.own, &seen.others, &[], &Places::default())));
+    group.bench_function("pinned mounts", |b| {
+        b.iter(|| pinned(&seen.own, &seen.others, &[], &Places::default()))
+    });
     group.finish();
 }
 

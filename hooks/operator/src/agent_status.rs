@@ -1,6 +1,7 @@
 //! The state of the node agent, as it reports it on its unix socket.
 //!
-//! The agent writes this form and the command line reads it. A newer agent may send more keys, which are skipped.
+//! The agent writes this form and the command line reads it. A newer agent may send more keys,
+//! which are skipped.
 
 use bindguard_core::policy::Mode;
 use bindguard_core::refresh_request::RefreshMode;

@@ -7,13 +7,17 @@ use std::path::Path;
 
 use bindguard_core::mount_table::Device;
 
-/// The device of a block special file; `None` for any other file. Follows links, such as those in `/dev/disk`.
+/// The device of a block special file; `None` for any other file. Follows links, such as those in
+/// `/dev/disk`.
 ///
 /// # Errors
 /// stat(2)'s.
 pub fn block_device(path: &Path) -> io::Result<Option<Device>> {
     let metadata = fs::metadata(path)?;
     let number = metadata.rdev();
-    let device = Device { major: rustix::fs::major(number), minor: rustix::fs::minor(number) };
+    let device = Device {
+        major: rustix::fs::major(number),
+        minor: rustix::fs::minor(number),
+    };
     Ok(metadata.file_type().is_block_device().then_some(device))
 }

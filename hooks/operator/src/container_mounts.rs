@@ -1,7 +1,9 @@
-//! The host's mounts in running containers of pods: binds of the host's root, and mounts that the host has unmounted.
+//! The host's mounts in running containers of pods: binds of the host's root, and mounts that the
+//! host has unmounted.
 //!
-//! A container whose bind of the host's root is private keeps every mount that it was started with. That shows only later, when
-//! the host unmounts one: no create happens then. Namespaces without a pod are left to the doctor's point `pinned`.
+//! A container whose bind of the host's root is private keeps every mount that it was started with.
+//! That shows only later, when the host unmounts one: no create happens then. Namespaces without a
+//! pod are left to the doctor's point `pinned`.
 
 use std::path::PathBuf;
 
@@ -46,12 +48,18 @@ pub struct UnreadContainer {
     pub why: ProcessError,
 }
 
-/// Reads the mount tables of the running containers of pods, one after the other. Only one is in memory at a time.
+/// Reads the mount tables of the running containers of pods, one after the other. Only one is in
+/// memory at a time.
 ///
 /// # Errors
 /// If the host's own mount table cannot be read.
-pub fn container_mounts(pods: &Pods, places: &Places, scope: Scope) -> Result<ContainerMounts, MountinfoError> {
-    let running = |it: &&PodContainer| it.state == Some(ContainerState::Running) && it.name.is_some();
+pub fn container_mounts(
+    pods: &Pods,
+    places: &Places,
+    scope: Scope,
+) -> Result<ContainerMounts, MountinfoError> {
+    let running =
+        |it: &&PodContainer| it.state == Some(ContainerState::Running) && it.name.is_some();
     let running: Vec<&PodContainer> = pods.containers.iter().filter(running).collect();
     if running.is_empty() {
         return Ok(ContainerMounts::default());
@@ -61,27 +69,44 @@ pub fn container_mounts(pods: &Pods, places: &Places, scope: Scope) -> Result<Co
     let host = HostMounts::of(&table, places);
     let mut found = ContainerMounts::default();
     for container in running {
-        let Some(init) = inits.get(container.id.as_str()) else { continue };
+        let Some(init) = inits.get(container.id.as_str()) else {
+            continue;
+        };
         let table = match table_of(&container.id, *init) {
             Ok(table) => table,
-            // A container that ends meanwhile keeps nothing, nor does one whose pid is another process by now.
-            Err(NotInit::Process(ProcessError::Ended(_)) | NotInit::Cgroup { .. } | NotInit::Record { .. }) => continue,
+            // A container that ends meanwhile keeps nothing, nor does one whose pid is another
+            // process by now.
+            Err(
+                NotInit::Process(ProcessError::Ended(_))
+                | NotInit::Cgroup { .. }
+                | NotInit::Record { .. },
+            ) => continue,
             Err(NotInit::Process(why)) => {
-                found.unread.push(UnreadContainer { container: container.clone(), why });
+                found.unread.push(UnreadContainer {
+                    container: container.clone(),
+                    why,
+                });
                 continue;
             }
         };
         for is_reached in host.host_root_binds(&table, scope) {
-            *if is_reached { &mut found.following_host } else { &mut found.private } += 1;
+            *if is_reached {
+                &mut found.following_host
+            } else {
+                &mut found.private
+            } += 1;
         }
         if host.pinned_by(&table).is_empty() {
             continue;
         }
-        // The host's table is read again, last: a mount that the host made meanwhile, and that a new container copied, is no
-        // pinned one.
+        // The host's table is read again, last: a mount that the host made meanwhile, and that a
+        // new container copied, is no pinned one.
         let places = HostMounts::of(&read_mount_table()?, places).pinned_by(&table);
         if !places.is_empty() {
-            found.keepers.push(Keeper { container: container.clone(), places });
+            found.keepers.push(Keeper {
+                container: container.clone(),
+                places,
+            });
         }
     }
     Ok(found)

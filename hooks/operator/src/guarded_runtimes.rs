@@ -18,18 +18,38 @@ pub struct GuardedRuntimes {
 }
 
 impl GuardedRuntimes {
-    /// By the configuration that containerd's CRI plugin reports: `config` in the answer to `Status` with `verbose`.
+    /// By the configuration that containerd's CRI plugin reports: `config` in the answer to
+    /// `Status` with `verbose`.
     pub fn of_containerd(config: &Value) -> Self {
-        Self::from_config("containerd", &config["containerd"], "runtimes", "defaultRuntimeName")
+        Self::from_config(
+            "containerd",
+            &config["containerd"],
+            "runtimes",
+            "defaultRuntimeName",
+        )
     }
 
-    /// `runtimes` and `default` are the names of the members with the runtimes and with the name of the default one.
-    pub fn from_config(daemon: &'static str, config: &Value, runtimes: &str, default: &str) -> Self {
+    /// `runtimes` and `default` are the names of the members with the runtimes and with the name of
+    /// the default one.
+    pub fn from_config(
+        daemon: &'static str,
+        config: &Value,
+        runtimes: &str,
+        default: &str,
+    ) -> Self {
         let entries = config[runtimes].as_object().into_iter().flatten();
-        let names: Vec<String> =
-            entries.filter(|(_, entry)| calls_guard(entry)).map(|(name, _)| name.clone()).collect();
-        let default = config[default].as_str().is_some_and(|default| names.iter().any(|name| name == default));
-        Self { daemon, runtimes: names, default }
+        let names: Vec<String> = entries
+            .filter(|(_, entry)| calls_guard(entry))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let default = config[default]
+            .as_str()
+            .is_some_and(|default| names.iter().any(|name| name == default));
+        Self {
+            daemon,
+            runtimes: names,
+            default,
+        }
     }
 }
 

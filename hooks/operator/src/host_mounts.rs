@@ -25,7 +25,8 @@ type MountsByRoot<'t> = HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>;
 
 /// The reader's own mounts.
 pub(crate) struct HostMounts<'t> {
-    /// A look-up for each mount of a container, not a search: the container decides how many there are.
+    /// A look-up for each mount of a container, not a search: the container decides how many there
+    /// are.
     by_root: HashMap<Device, MountsByRoot<'t>>,
     peer_groups: HashSet<u32>,
     places: &'t Places,
@@ -33,19 +34,34 @@ pub(crate) struct HostMounts<'t> {
 
 impl<'t> HostMounts<'t> {
     pub(crate) fn of(own: &'t MountTable, places: &'t Places) -> Self {
-        let peer_groups = own.entries().iter().filter_map(|entry| entry.propagation.peer_group).collect();
+        let peer_groups = own
+            .entries()
+            .iter()
+            .filter_map(|entry| entry.propagation.peer_group)
+            .collect();
         let mut by_root: HashMap<Device, MountsByRoot<'t>> = HashMap::new();
         for (position, entry) in own.entries().iter().enumerate() {
             let of_device = by_root.entry(entry.device).or_default();
-            of_device.entry(entry.root.path.as_path()).or_default().push((position, entry));
+            of_device
+                .entry(entry.root.path.as_path())
+                .or_default()
+                .push((position, entry));
         }
-        Self { by_root, peer_groups, places }
+        Self {
+            by_root,
+            peer_groups,
+            places,
+        }
     }
 
-    /// The places on the host of the mounts that a namespace pins, each once; at most [`MAX_PLACES`].
+    /// The places on the host of the mounts that a namespace pins, each once; at most
+    /// [`MAX_PLACES`].
     pub(crate) fn pinned_by(&self, table: &MountTable) -> Vec<PathBuf> {
         let index = MountIndex::of(table);
-        let places = table.entries().iter().filter_map(|entry| self.place_of_pinned(entry, &index));
+        let places = table
+            .entries()
+            .iter()
+            .filter_map(|entry| self.place_of_pinned(entry, &index));
         let mut found: Vec<_> = places.take(MAX_PLACES).collect();
         found.sort();
         found.dedup();
@@ -56,14 +72,23 @@ impl<'t> HostMounts<'t> {
     pub(crate) fn host_root_binds(&self, table: &MountTable, scope: Scope) -> Vec<bool> {
         let index = MountIndex::of(table);
         let is_on_its_root = |entry: &&MountEntry| {
-            let parent = index.parent(entry).map(|parent| parent.mount_point.as_path());
+            let parent = index
+                .parent(entry)
+                .map(|parent| parent.mount_point.as_path());
             entry.mount_point != Path::new("/") && parent == Some(Path::new("/"))
         };
         let is_host_root = |entry: &&MountEntry| {
-            self.paths_of(entry, &entry.root.path).any(|(_, path)| self.places.holds_runtime_mounts(&path, scope))
+            self.paths_of(entry, &entry.root.path)
+                .any(|(_, path)| self.places.holds_runtime_mounts(&path, scope))
         };
-        let binds = table.entries().iter().filter(is_on_its_root).filter(is_host_root);
-        binds.map(|entry| self.unmounts_below(&entry.propagation)).collect()
+        let binds = table
+            .entries()
+            .iter()
+            .filter(is_on_its_root)
+            .filter(is_host_root);
+        binds
+            .map(|entry| self.unmounts_below(&entry.propagation))
+            .collect()
     }
 
     /// The place of a pinned mount on the host; `None`: it is not pinned.
@@ -73,8 +98,10 @@ impl<'t> HostMounts<'t> {
         }
         let parent = table.parent(entry)?;
         let root = table.stack_at(Path::new("/")).last()?;
-        // The host also has a container's root mounted. Mounts in it, or in a copy of it, are the container's.
-        let is_its_own = parent.device == root.device && parent.root.path.starts_with(&root.root.path);
+        // The host also has a container's root mounted. Mounts in it, or in a copy of it, are the
+        // container's.
+        let is_its_own =
+            parent.device == root.device && parent.root.path.starts_with(&root.root.path);
         if is_its_own || self.unmounts_below(&parent.propagation) {
             return None;
         }
@@ -87,48 +114,83 @@ impl<'t> HostMounts<'t> {
         (!is_made_there).then_some(path)
     }
 
-    /// True if host umounts reach mounts on `parent`: a umount propagates from a peer or a master of the parent mount.
+    /// True if host umounts reach mounts on `parent`: a umount propagates from a peer or a master
+    /// of the parent mount.
     fn unmounts_below(&self, parent: &Propagation) -> bool {
-        parent.master.is_some() || parent.peer_group.is_some_and(|group| self.peer_groups.contains(&group))
+        parent.master.is_some()
+            || parent
+                .peer_group
+                .is_some_and(|group| self.peer_groups.contains(&group))
     }
 
-    /// True if the host has the same filesystem mounted anywhere. All namespaces' files are on one device.
+    /// True if the host has the same filesystem mounted anywhere. All namespaces' files are on one
+    /// device.
     fn shows(&self, entry: &MountEntry) -> bool {
         if entry.fs_type.0 != "nsfs" {
             return self.by_root.contains_key(&entry.device);
         }
-        self.with_root(entry.device, &entry.root.path).iter().any(|(_, mount)| mount.root == entry.root)
+        self.with_root(entry.device, &entry.root.path)
+            .iter()
+            .any(|(_, mount)| mount.root == entry.root)
     }
 
     fn with_root(&self, device: Device, root: &Path) -> &[(usize, &'t MountEntry)] {
-        self.by_root.get(&device).and_then(|roots| roots.get(root)).map_or(&[], Vec::as_slice)
+        self.by_root
+            .get(&device)
+            .and_then(|roots| roots.get(root))
+            .map_or(&[], Vec::as_slice)
     }
 
-    /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place, in the order of the table.
-    fn paths_of(&self, of: &MountEntry, place: &Path) -> impl Iterator<Item = (&'t MountEntry, PathBuf)> {
-        let showing = place.ancestors().flat_map(|above| self.with_root(of.device, above));
+    /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place,
+    /// in the order of the table.
+    fn paths_of(
+        &self,
+        of: &MountEntry,
+        place: &Path,
+    ) -> impl Iterator<Item = (&'t MountEntry, PathBuf)> {
+        let showing = place
+            .ancestors()
+            .flat_map(|above| self.with_root(of.device, above));
         let mut mounts: Vec<(usize, &'t MountEntry)> = showing.copied().collect();
         mounts.sort_by_key(|(position, _)| *position);
         let path = |(_, mount): (usize, &'t MountEntry)| {
             let below = below(place, &mount.root.path)?;
             // Joining an empty path would leave a slash at the end.
             let is_root = below.as_os_str().is_empty();
-            Some((mount, if is_root { mount.mount_point.clone() } else { mount.mount_point.join(below) }))
+            Some((
+                mount,
+                if is_root {
+                    mount.mount_point.clone()
+                } else {
+                    mount.mount_point.join(below)
+                },
+            ))
         };
-        mounts.into_iter().filter_map(path).collect::<Vec<_>>().into_iter()
+        mounts
+            .into_iter()
+            .filter_map(path)
+            .collect::<Vec<_>>()
+            .into_iter()
     }
 
-    /// True for a container's root. The runtime mounts on it before the container's init makes it the root of its namespace.
+    /// True for a container's root. The runtime mounts on it before the container's init makes it
+    /// the root of its namespace.
     fn is_root_of_a_container(&self, mount: &MountEntry) -> bool {
-        let is_named = mount.mount_point.file_name().is_some_and(|name| name == "rootfs" || name == "merged");
+        let is_named = mount
+            .mount_point
+            .file_name()
+            .is_some_and(|name| name == "rootfs" || name == "merged");
         let is_overlay = matches!(mount.fs_type.0.as_str(), "overlay" | "fuse.fuse-overlayfs");
         (is_named || is_overlay) && self.places.is_mounted_below(&mount.mount_point)
     }
 }
 
-/// True for a kernel directory. Runtimes mount there for containers, also in a copy of the host's; no host mount is busy there.
+/// True for a kernel directory. Runtimes mount there for containers, also in a copy of the host's;
+/// no host mount is busy there.
 fn is_of_the_kernel(path: &Path) -> bool {
-    ["/proc", "/sys", "/dev"].iter().any(|folder| path.starts_with(folder))
+    ["/proc", "/sys", "/dev"]
+        .iter()
+        .any(|folder| path.starts_with(folder))
 }
 
 #[cfg(test)]
@@ -137,7 +199,8 @@ mod tests {
 
     const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 0:20 / /run rw shared:2 - tmpfs tmpfs rw\n";
 
-    /// A container with a bind of the host's `/`, which includes `/run`, and with a file of the kubelet's.
+    /// A container with a bind of the host's `/`, which includes `/run`, and with a file of the
+    /// kubelet's.
     const CONTAINER: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rwTAGS - ext4 /dev/sda1 rw\n\
         13 12 0:20 / /host/run rw - tmpfs tmpfs rw\n14 11 8:1 /var/lib/kubelet/pods/u/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw\n";
 
@@ -149,11 +212,27 @@ mod tests {
 
     #[test]
     fn a_host_root_bind_is_counted_once_and_with_its_propagation() {
-        for (tags, expected) in [("", false), (" master:1", true), (" shared:1", true), (" shared:9", false)] {
-            assert_eq!(binds(&CONTAINER.replace("TAGS", tags)), [expected], "{tags:?}");
+        for (tags, expected) in [
+            ("", false),
+            (" master:1", true),
+            (" shared:1", true),
+            (" shared:9", false),
+        ] {
+            assert_eq!(
+                binds(&CONTAINER.replace("TAGS", tags)),
+                [expected],
+                "{tags:?}"
+            );
         }
         let runtime = "11 10 0:50 / / rw - overlay overlay rw\n12 11 0:20 /containerd /runtime rw - tmpfs tmpfs rw\n";
-        assert_eq!(binds(runtime), [false], "a directory in which a runtime mounts is one, too");
-        assert!(binds("11 10 8:1 / / rw - ext4 /dev/sda1 rw\n").is_empty(), "the root itself is no bind");
+        assert_eq!(
+            binds(runtime),
+            [false],
+            "a directory in which a runtime mounts is one, too"
+        );
+        assert!(
+            binds("11 10 8:1 / / rw - ext4 /dev/sda1 rw\n").is_empty(),
+            "the root itself is no bind"
+        );
     }
 }

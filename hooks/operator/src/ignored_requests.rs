@@ -1,4 +1,5 @@
-//! Annotations for live refresh that have no effect: a value that is not understood, or a name that no container of the pod has.
+//! Annotations for live refresh that have no effect: a value that is not understood, or a name that
+//! no container of the pod has.
 //!
 //! `True` in place of `true` would otherwise go unnoticed until an update does not arrive.
 
@@ -16,8 +17,8 @@ pub struct IgnoredRequest {
     pub pod: PodName,
     /// Values that are not understood.
     pub problems: Vec<String>,
-    /// Names that no container of the pod has. A container that has yet to start is not known, either: only a name that stays unknown is
-    /// wrong.
+    /// Names that no container of the pod has. A container that has yet to start is not known,
+    /// either: only a name that stays unknown is wrong.
     pub unknown_names: Vec<String>,
 }
 
@@ -39,7 +40,11 @@ pub fn ignored_requests(pods: &Pods) -> Vec<IgnoredRequest> {
         let unknown_names: Vec<String> = unknown.map(|name| cut(name, 64).into()).collect();
         let problems = request.problems.clone();
         let is_ignored = !problems.is_empty() || !unknown_names.is_empty();
-        is_ignored.then(|| IgnoredRequest { pod: pods.of_uid(uid), problems, unknown_names })
+        is_ignored.then(|| IgnoredRequest {
+            pod: pods.of_uid(uid),
+            problems,
+            unknown_names,
+        })
     });
     ignored.collect()
 }
@@ -48,9 +53,11 @@ impl IgnoredRequest {
     /// The problems in words. A name counts if the earlier findings have the name as well.
     pub fn confirmed_by(&self, earlier: &[Self]) -> Vec<String> {
         let before = earlier.iter().find(|before| before.pod.uid == self.pod.uid);
-        let is_confirmed = |name: &&String| before.is_some_and(|before| before.unknown_names.contains(name));
+        let is_confirmed =
+            |name: &&String| before.is_some_and(|before| before.unknown_names.contains(name));
         let names = self.unknown_names.iter().filter(is_confirmed);
-        let names = names.map(|name| format!("ignoring {REFRESH}: the pod has no container {name:?}"));
+        let names =
+            names.map(|name| format!("ignoring {REFRESH}: the pod has no container {name:?}"));
         self.problems.iter().cloned().chain(names).collect()
     }
 }
@@ -73,7 +80,10 @@ mod tests {
         };
         let request = RefreshRequest::from_annotations(|name| (name == REFRESH).then_some(value));
         let refresh_requests = [("u".to_owned(), request)].into();
-        Pods { containers: vec![container(None), container(Some("app"))], refresh_requests }
+        Pods {
+            containers: vec![container(None), container(Some("app"))],
+            refresh_requests,
+        }
     }
 
     #[test]
@@ -89,7 +99,14 @@ mod tests {
         ] {
             let found = ignored_requests(&pods(value));
             let sum = |of: fn(&IgnoredRequest) -> usize| found.iter().map(of).sum::<usize>();
-            assert_eq!((sum(|it| it.problems.len()), sum(|it| it.unknown_names.len())), (problems, names), "{value}");
+            assert_eq!(
+                (
+                    sum(|it| it.problems.len()),
+                    sum(|it| it.unknown_names.len())
+                ),
+                (problems, names),
+                "{value}"
+            );
         }
     }
 
@@ -98,7 +115,10 @@ mod tests {
     fn a_name_is_wrong_once_it_stays_unknown() {
         let found = ignored_requests(&pods("yes"));
         assert_eq!(found[0].confirmed_by(&[]), [""; 0]);
-        assert_eq!(found[0].confirmed_by(&found), [r#"ignoring bindguard.io/refresh: the pod has no container "yes""#]);
+        assert_eq!(
+            found[0].confirmed_by(&found),
+            [r#"ignoring bindguard.io/refresh: the pod has no container "yes""#]
+        );
         let found = ignored_requests(&pods("True"));
         assert_eq!(found[0].confirmed_by(&[]).len(), 1);
     }

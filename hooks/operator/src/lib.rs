@@ -7,7 +7,8 @@
 //! engines     the running containers of Docker and Podman
 //! ```
 //!
-//! Findings and repairs are the guard's own: an operator sees what an admission would find, and repairs by the same re-bind.
+//! Findings and repairs are the guard's own: an operator sees what an admission would find, and
+//! repairs by the same re-bind.
 #![forbid(unsafe_code)]
 
 pub mod agent_status;
@@ -31,5 +32,6 @@ mod support_bundle;
 
 pub use block_device::block_device;
 pub use survey::{
-    Act, NotASubpath, exact_subpath, kubelets_here, named_subpath, repair_node, survey_node, survey_recorded,
+    Act, NotASubpath, exact_subpath, kubelets_here, named_subpath, repair_node, survey_node,
+    survey_recorded,
 };

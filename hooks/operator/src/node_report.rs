@@ -1,5 +1,5 @@
-//! The report of a whole node: the findings in the journal's terms, each with the pod's names, the origin of the mount, and
-//! the next step.
+//! The report of a whole node: the findings in the journal's terms, each with the pod's names, the
+//! origin of the mount, and the next step.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,8 @@ use bindguard_core::text::shell_word;
 /// The Kubernetes issue that describes stale volume-subpaths.
 pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
 
-/// The subpaths and volumes of a node, judged. Its JSON form is what `diagnose --json` and `repair --json` print.
+/// The subpaths and volumes of a node, judged. Its JSON form is what `diagnose --json` and `repair
+/// --json` print.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct NodeReport {
     /// The finding on each.
@@ -28,7 +29,8 @@ pub struct NodeReport {
     /// Running containers that read old files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub old_files: Vec<OldFiles>,
-    /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left out.
+    /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left
+    /// out.
     pub checked: usize,
     /// Errors that left the check incomplete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -52,7 +54,8 @@ pub struct NodeBind {
     /// The origin of a stale subpath's mount.
     #[serde(flatten)]
     pub origin: Option<Origin>,
-    /// True if the guard runs before the creates of the pod; set for a subpath that the guard repairs.
+    /// True if the guard runs before the creates of the pod; set for a subpath that the guard
+    /// repairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarded: Option<bool>,
     /// Effects of the finding on the pod.
@@ -76,7 +79,11 @@ pub struct Origin {
 
 impl Origin {
     fn of(entry: &MountEntry) -> Self {
-        Self { issue: ISSUE, original_source: entry.root.for_people(), original_destination: entry.mount_point.clone() }
+        Self {
+            issue: ISSUE,
+            original_source: entry.root.for_people(),
+            original_destination: entry.mount_point.clone(),
+        }
     }
 }
 
@@ -85,7 +92,11 @@ impl NodeReport {
     pub fn from_report(report: Report, table: &MountTable, pods: &Pods, places: &Places) -> Self {
         let checked = report.binds.len();
         let index = MountIndex::of(table);
-        let binds = report.binds.into_iter().map(|bind| NodeBind::from_bind(bind, &index, pods, places)).collect();
+        let binds = report
+            .binds
+            .into_iter()
+            .map(|bind| NodeBind::from_bind(bind, &index, pods, places))
+            .collect();
         let others = other_roots(table, places.kubelet_roots()).into_iter().map(|root| {
             format!(
                 "the pods of the kubelet at {0} are not checked: name it in [kubelet] roots of config.toml",
@@ -93,7 +104,13 @@ impl NodeReport {
             )
         });
         let problems = report.problems.into_iter().chain(others).collect();
-        Self { binds, old_files: Vec::new(), checked, problems, duration_us: report.duration_us }
+        Self {
+            binds,
+            old_files: Vec::new(),
+            checked,
+            problems,
+            duration_us: report.duration_us,
+        }
     }
 
     /// Leaves out healthy binds.
@@ -104,33 +121,61 @@ impl NodeReport {
 
     /// True if something could not be checked.
     pub fn is_incomplete(&self) -> bool {
-        !self.problems.is_empty() || self.binds.iter().any(|bind| bind.bind.verdict() == VerdictName::Unknown)
+        !self.problems.is_empty()
+            || self
+                .binds
+                .iter()
+                .any(|bind| bind.bind.verdict() == VerdictName::Unknown)
     }
 
     /// True if there is a finding that this run did not repair.
     pub fn has_findings(&self) -> bool {
-        self.binds.iter().any(|bind| bind.is_finding() && !bind.bind.is_repaired())
+        self.binds
+            .iter()
+            .any(|bind| bind.is_finding() && !bind.bind.is_repaired())
             || self.old_files.iter().any(OldFiles::is_finding)
     }
 }
 
 impl NodeBind {
-    fn from_bind(mut bind: BindReport, table: &MountIndex<'_>, pods: &Pods, places: &Places) -> Self {
+    fn from_bind(
+        mut bind: BindReport,
+        table: &MountIndex<'_>,
+        pods: &Pods,
+        places: &Places,
+    ) -> Self {
         let path = PodPath::from_path(bind.source(), places.kubelet_roots());
         let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
         let pod = path.map(|path| pods.of_uid(path.pod_uid()));
-        let container = subpath.as_ref().and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
+        let container = subpath
+            .as_ref()
+            .and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
         let container = container.cloned();
-        let origin = table.stack_at(bind.source()).last().filter(|_| is_stale(&bind)).map(|entry| Origin::of(entry));
-        let may_run = subpath.as_ref().and_then(|subpath| pods.may_run(subpath.pod_uid(), subpath.container()));
+        let origin = table
+            .stack_at(bind.source())
+            .last()
+            .filter(|_| is_stale(&bind))
+            .map(|entry| Origin::of(entry));
+        let may_run = subpath
+            .as_ref()
+            .and_then(|subpath| pods.may_run(subpath.pod_uid(), subpath.container()));
         let guarded = subpath.as_ref().filter(|_| would_be_repaired(&bind));
         let guarded = guarded.and_then(|subpath| pods.is_guarded(subpath.pod_uid()));
-        if bind.finding.verdict == Verdict::Unmounted(Unmounted::Subpath) && may_run == Some(false) {
+        if bind.finding.verdict == Verdict::Unmounted(Unmounted::Subpath) && may_run == Some(false)
+        {
             bind.finding.verdict = Verdict::Unmounted(Unmounted::UnusedSubpath);
         }
         let notes = notes(&bind.finding, may_run, guarded);
         let command = next_step(&bind, pod.as_ref());
-        Self { bind, pod, container, origin, guarded, notes, command }
+        Self {
+            bind,
+            pod,
+            container,
+            origin,
+            guarded,
+            notes,
+            command,
+        }
     }
 
     /// True if it is not healthy, or could not be checked.
@@ -181,14 +226,20 @@ impl Serialize for Note {
     }
 }
 
-/// Effects of a finding on its pod. `may_run`: its container may be running; `guarded`: the guard runs before the pod's
-/// creates. `None` means unknown.
+/// Effects of a finding on its pod. `may_run`: its container may be running; `guarded`: the guard
+/// runs before the pod's creates. `None` means unknown.
 fn notes(finding: &Finding, may_run: Option<bool>, guarded: Option<bool>) -> Vec<Note> {
     match (&finding.verdict, &finding.kind) {
         (Verdict::Unmounted(Unmounted::UnusedSubpath), _) => vec![Note::NotInUse],
         (Verdict::Stale { .. } | Verdict::Orphaned { .. }, SourceKind::Subpath(_)) => {
             let old = (may_run != Some(false)).then_some(Note::OldContent);
-            let guard = guarded.map(|guarded| if guarded { Note::Guarded } else { Note::NotGuarded });
+            let guard = guarded.map(|guarded| {
+                if guarded {
+                    Note::Guarded
+                } else {
+                    Note::NotGuarded
+                }
+            });
             old.into_iter().chain(guard).collect()
         }
         _ => Vec::new(),
@@ -196,16 +247,21 @@ fn notes(finding: &Finding, may_run: Option<bool>, guarded: Option<bool>) -> Vec
 }
 
 fn is_stale(bind: &BindReport) -> bool {
-    matches!(bind.finding.verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. })
+    matches!(
+        bind.finding.verdict,
+        Verdict::Stale { .. } | Verdict::Orphaned { .. }
+    )
 }
 
-/// True for a subpath that the guard will repair at a create. For a placeholder directory it edits the spec.
+/// True for a subpath that the guard will repair at a create. For a placeholder directory it edits
+/// the spec.
 fn would_be_repaired(bind: &BindReport) -> bool {
     let is_planned = match &bind.outcome {
         Some(Outcome::Planned { action }) => *action != PlannedAction::Refuse,
         _ => false,
     };
-    matches!(bind.finding.kind, SourceKind::Subpath(_)) && (is_planned || is_placeholder(&bind.finding.verdict))
+    matches!(bind.finding.kind, SourceKind::Subpath(_))
+        && (is_planned || is_placeholder(&bind.finding.verdict))
 }
 
 /// The next step for a finding.
@@ -219,29 +275,45 @@ fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
             Some(format!("bindguard repair {path}"))
         }
         verdict @ Verdict::Stale { .. } => match bind.finding.kind {
-            SourceKind::Subpath(_) if !is_placeholder(verdict) => Some(format!("bindguard repair --unmount {path}")),
-            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => on_pod("delete", pod?),
+            SourceKind::Subpath(_) if !is_placeholder(verdict) => {
+                Some(format!("bindguard repair --unmount {path}"))
+            }
+            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => {
+                on_pod("delete", pod?)
+            }
             SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => None,
         },
-        Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => on_pod("describe", pod?),
+        Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => {
+            on_pod("describe", pod?)
+        }
         Verdict::Current | Verdict::Foreign | Verdict::Pinning(_) | Verdict::WithoutMaster => None,
         Verdict::NotProbed | Verdict::Unknown(_) => None,
     }
 }
 
-/// True for a placeholder directory. A directory is also beneath the mount, so no file can be bound there any more.
+/// True for a placeholder directory. A directory is also beneath the mount, so no file can be bound
+/// there any more.
 fn is_placeholder(verdict: &Verdict) -> bool {
-    matches!(verdict, Verdict::Stale { cause: StaleCause::Placeholder, .. })
+    matches!(
+        verdict,
+        Verdict::Stale {
+            cause: StaleCause::Placeholder,
+            ..
+        }
+    )
 }
 
-/// A command about a pod. If no runtime of this node knows the pod's name, the command that finds the name by the uid.
+/// A command about a pod. If no runtime of this node knows the pod's name, the command that finds
+/// the name by the uid.
 fn on_pod(verb: &str, pod: &PodName) -> Option<String> {
     const COLUMNS: &str = "NAMESPACE:.metadata.namespace,NAME:.metadata.name,UID:.metadata.uid";
     if let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) {
         return Some(format!("kubectl -n {namespace} {verb} pod {name}"));
     }
     let uid = shell_word(Path::new(pod.uid.as_ref()?));
-    Some(format!("kubectl get pods -A -o custom-columns={COLUMNS} | grep -F -e {uid}"))
+    Some(format!(
+        "kubectl get pods -A -o custom-columns={COLUMNS} | grep -F -e {uid}"
+    ))
 }
 
 #[cfg(test)]
@@ -254,21 +326,46 @@ mod tests {
     const SOURCE: &str = "/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/0";
 
     fn pods(state: Option<ContainerState>, guarded: Option<bool>) -> Pods {
-        let pod = PodName { uid: Some("u-1".to_owned()), ..PodName::default() };
+        let pod = PodName {
+            uid: Some("u-1".to_owned()),
+            ..PodName::default()
+        };
         let name = Some("app".to_owned());
-        let container = PodContainer { id: "c".to_owned(), name, state, attempt: None, pod, guarded };
-        Pods { containers: vec![container], ..Pods::default() }
+        let container = PodContainer {
+            id: "c".to_owned(),
+            name,
+            state,
+            attempt: None,
+            pod,
+            guarded,
+        };
+        Pods {
+            containers: vec![container],
+            ..Pods::default()
+        }
     }
 
     fn node(verdict: Verdict, outcome: Option<Outcome>, pods: &Pods) -> NodeReport {
         let kind = SourceKind::from_path(SOURCE.as_ref(), &Places::default(), Scope::default());
-        let finding = Finding { bind: None, source: SOURCE.into(), destination: None, kind, verdict };
-        let report = Report { binds: vec![BindReport { finding, outcome }], ..Report::default() };
+        let finding = Finding {
+            bind: None,
+            source: SOURCE.into(),
+            destination: None,
+            kind,
+            verdict,
+        };
+        let report = Report {
+            binds: vec![BindReport { finding, outcome }],
+            ..Report::default()
+        };
         NodeReport::from_report(report, &MountTable::default(), pods, &Places::default())
     }
 
     fn stale(cause: StaleCause) -> Verdict {
-        Verdict::Stale { cause, remedy: Err(NoRemedy::Unreadable("why".to_owned())) }
+        Verdict::Stale {
+            cause,
+            remedy: Err(NoRemedy::Unreadable("why".to_owned())),
+        }
     }
 
     #[test]
@@ -278,20 +375,43 @@ mod tests {
         assert!(!report.has_findings() && report.binds[0].notes == [Note::NotInUse]);
         assert_eq!(report.binds[0].bind.reason(), None);
         assert!(of(&pods(Some(ContainerState::Created), None)).has_findings());
-        assert!(of(&Pods::default()).has_findings(), "no runtime reported anything");
+        assert!(
+            of(&Pods::default()).has_findings(),
+            "no runtime reported anything"
+        );
     }
 
     #[test]
     fn a_stale_subpath_has_notes_on_the_running_container_and_on_the_guard() {
         let planned = |action| Some(Outcome::Planned { action });
-        let notes = |outcome, pods: &Pods| node(stale(StaleCause::DeletedRoot), outcome, pods).binds.remove(0).notes;
+        let notes = |outcome, pods: &Pods| {
+            node(stale(StaleCause::DeletedRoot), outcome, pods)
+                .binds
+                .remove(0)
+                .notes
+        };
         let (running, exited) = (Some(ContainerState::Running), Some(ContainerState::Exited));
         let rebind = || planned(PlannedAction::Rebind);
-        assert_eq!(notes(rebind(), &pods(running, Some(true))), [Note::OldContent, Note::Guarded]);
-        assert_eq!(notes(rebind(), &pods(None, Some(false))), [Note::OldContent, Note::NotGuarded]);
+        assert_eq!(
+            notes(rebind(), &pods(running, Some(true))),
+            [Note::OldContent, Note::Guarded]
+        );
+        assert_eq!(
+            notes(rebind(), &pods(None, Some(false))),
+            [Note::OldContent, Note::NotGuarded]
+        );
         assert_eq!(notes(rebind(), &pods(exited, None)), []);
-        assert_eq!(notes(planned(PlannedAction::Refuse), &pods(exited, Some(true))), []);
-        assert_eq!(notes(Some(Outcome::Rebound { tries: 1 }), &pods(running, Some(true))), [Note::OldContent]);
+        assert_eq!(
+            notes(planned(PlannedAction::Refuse), &pods(exited, Some(true))),
+            []
+        );
+        assert_eq!(
+            notes(
+                Some(Outcome::Rebound { tries: 1 }),
+                &pods(running, Some(true))
+            ),
+            [Note::OldContent]
+        );
     }
 
     #[test]
@@ -301,7 +421,10 @@ mod tests {
         let unmount = format!("bindguard repair --unmount {SOURCE}");
         assert_eq!(bind(StaleCause::DeletedRoot).command, Some(unmount));
         let placeholder = bind(StaleCause::Placeholder);
-        assert!(placeholder.would_be_repaired() && finds_the_pod(&placeholder), "{placeholder:?}");
+        assert!(
+            placeholder.would_be_repaired() && finds_the_pod(&placeholder),
+            "{placeholder:?}"
+        );
     }
 
     fn finds_the_pod(bind: &NodeBind) -> bool {
@@ -312,8 +435,11 @@ mod tests {
     /// Issue 16: without a runtime that answers, an orphaned subpath had no next step.
     #[test]
     fn a_pod_of_which_only_the_uid_is_known_is_looked_up_by_it() {
-        let orphaned =
-            Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Key("app.conf".into()), remake: None };
+        let orphaned = Verdict::Orphaned {
+            cause: StaleCause::DeletedRoot,
+            lacks: Lack::Key("app.conf".into()),
+            remake: None,
+        };
         for verdict in [orphaned.clone(), Verdict::Unmounted(Unmounted::Subpath)] {
             let bind = node(verdict, None, &Pods::default()).binds.remove(0);
             assert!(finds_the_pod(&bind), "{bind:?}");
@@ -322,6 +448,9 @@ mod tests {
         let pod = &mut named.containers[0].pod;
         (pod.namespace, pod.name) = (Some("shop".to_owned()), Some("web".to_owned()));
         let bind = node(orphaned, None, &named).binds.remove(0);
-        assert_eq!(bind.command.as_deref(), Some("kubectl -n shop describe pod web"));
+        assert_eq!(
+            bind.command.as_deref(),
+            Some("kubectl -n shop describe pod web")
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Running containers that read old files of a configMap, secret, projected or downwardAPI volume.
 //!
-//! A `subPath` file of a running container never changes (kubernetes#50345). The container's own mount table shows which of
-//! its mounts are stale. Nothing is entered and nothing is changed.
+//! A `subPath` file of a running container never changes (kubernetes#50345). The container's own
+//! mount table shows which of its mounts are stale. Nothing is entered and nothing is changed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,33 +33,48 @@ pub struct OldFiles {
 }
 
 impl OldFiles {
-    /// True if the container should read the current files: it opted in. Otherwise old files are documented behaviour.
+    /// True if the container should read the current files: it opted in. Otherwise old files are
+    /// documented behaviour.
     pub fn is_finding(&self) -> bool {
         self.opted_in == Some(true)
     }
 }
 
-/// The containers that read old files, of the pods whose folders are `wanted`; and the reasons why others are not checked.
+/// The containers that read old files, of the pods whose folders are `wanted`; and the reasons why
+/// others are not checked.
 pub(crate) fn old_files<'r>(
     kubelet_roots: impl Iterator<Item = &'r Path> + Clone,
     pods: &Pods,
     wanted: impl Fn(&Path) -> bool,
 ) -> (Vec<OldFiles>, Vec<String>) {
-    let is_running = |it: &&PodContainer| matches!(it.state, None | Some(ContainerState::Running)) && it.name.is_some();
+    let is_running = |it: &&PodContainer| {
+        matches!(it.state, None | Some(ContainerState::Running)) && it.name.is_some()
+    };
     let mut by_pod = BTreeMap::<PathBuf, Vec<&PodContainer>>::new();
     for container in pods.containers.iter().filter(is_running) {
-        let folder = container.pod.uid.as_deref().and_then(|uid| folder_of(uid, kubelet_roots.clone()));
+        let folder = container
+            .pod
+            .uid
+            .as_deref()
+            .and_then(|uid| folder_of(uid, kubelet_roots.clone()));
         if let Some(folder) = folder.filter(|folder| wanted(folder)) {
             by_pod.entry(folder).or_default().push(container);
         }
     }
-    let inits = inits_of(by_pod.values().flatten().map(|container| container.id.as_str()));
+    let inits = inits_of(
+        by_pod
+            .values()
+            .flatten()
+            .map(|container| container.id.as_str()),
+    );
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for (folder, containers) in by_pod {
         match PodVolumes::open(&folder) {
             Ok(volumes) => {
                 for container in containers {
-                    let Some(init) = inits.get(container.id.as_str()) else { continue };
+                    let Some(init) = inits.get(container.id.as_str()) else {
+                        continue;
+                    };
                     match of_container(container, *init, &volumes, pods) {
                         Ok(old_files) => found.extend(old_files),
                         Err(error) => problems.push(problem(container, &error)),
@@ -86,7 +101,8 @@ fn problem(container: &PodContainer, error: &ProcessError) -> String {
     format!("{pod} container {name}: {}", error_chain(error))
 }
 
-/// `None` if all files are current, or if the container ended or has no mounts that this kernel shows.
+/// `None` if all files are current, or if the container ended or has no mounts that this kernel
+/// shows.
 fn of_container(
     container: &PodContainer,
     init: u32,
@@ -112,20 +128,40 @@ fn of_container(
         MountResult::Restless | MountResult::Refused { .. } | MountResult::Failed { .. } => false,
     };
     let files: Vec<_> = mounts.filter(is_old).collect();
-    let (pod, names) = (container.pod.clone(), (container.pod.uid.as_deref(), container.name.as_deref()));
-    let (false, (Some(uid), Some(name))) = (files.is_empty(), names) else { return Ok(None) };
+    let (pod, names) = (
+        container.pod.clone(),
+        (container.pod.uid.as_deref(), container.name.as_deref()),
+    );
+    let (false, (Some(uid), Some(name))) = (files.is_empty(), names) else {
+        return Ok(None);
+    };
     let opted_in = pods.opted_in(uid, name);
     // A removed key does not come back by a refresh, and a bind that is gone only by a restart.
     let helps = files.iter().any(|file| file.outcome == MountResult::Stale);
-    let command = pod.for_people().filter(|_| helps).map(|pod| format!("bindguard refresh --pod {pod}"));
-    Ok(Some(OldFiles { pod, container: container.clone(), opted_in, files, command }))
+    let command = pod
+        .for_people()
+        .filter(|_| helps)
+        .map(|pod| format!("bindguard refresh --pod {pod}"));
+    Ok(Some(OldFiles {
+        pod,
+        container: container.clone(),
+        opted_in,
+        files,
+        command,
+    }))
 }
 
-fn look_at(container: &PodContainer, init: u32, volumes: &PodVolumes) -> Result<Refreshed, RefreshError> {
+fn look_at(
+    container: &PodContainer,
+    init: u32,
+    volumes: &PodVolumes,
+) -> Result<Refreshed, RefreshError> {
     let process = match hold_init(&container.id, init) {
         Ok(process) => process,
         Err(NotInit::Process(error)) => return Err(error.into()),
-        Err(NotInit::Cgroup { .. } | NotInit::Record { .. }) => return Err(ProcessError::Ended(init).into()),
+        Err(NotInit::Cgroup { .. } | NotInit::Record { .. }) => {
+            return Err(ProcessError::Ended(init).into());
+        }
     };
     let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
     find_stale(&process, &volumes)

@@ -7,11 +7,20 @@ use bindguard_core::mount_table::MountTable;
 
 use bindguard_core::kubelet::VolumeSubpath;
 
-/// The roots, other than the known ones, below which volume-subpaths are mounted: their pods are not checked.
-pub fn other_roots<'a>(table: &MountTable, known: impl IntoIterator<Item = &'a Path>) -> BTreeSet<PathBuf> {
+/// The roots, other than the known ones, below which volume-subpaths are mounted: their pods are
+/// not checked.
+pub fn other_roots<'a>(
+    table: &MountTable,
+    known: impl IntoIterator<Item = &'a Path>,
+) -> BTreeSet<PathBuf> {
     let known: BTreeSet<&Path> = known.into_iter().collect();
-    let roots = table.entries().iter().filter_map(|entry| root_of_subpath(&entry.mount_point));
-    roots.filter(|root| !known.contains(root.as_path())).collect()
+    let roots = table
+        .entries()
+        .iter()
+        .filter_map(|entry| root_of_subpath(&entry.mount_point));
+    roots
+        .filter(|root| !known.contains(root.as_path()))
+        .collect()
 }
 
 /// Six names below its root: `pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
@@ -26,8 +35,15 @@ mod tests {
 
     #[test]
     fn only_unconfigured_roots_are_reported() {
-        let line = |root: &str| format!("1 0 8:1 /x {root}/pods/u/volume-subpaths/v/c/0 rw - ext4 /dev/sda1 rw\n");
-        let text = [line("/var/lib/kubelet"), line("/data/kubelet"), line("/data/kubelet")].concat();
+        let line = |root: &str| {
+            format!("1 0 8:1 /x {root}/pods/u/volume-subpaths/v/c/0 rw - ext4 /dev/sda1 rw\n")
+        };
+        let text = [
+            line("/var/lib/kubelet"),
+            line("/data/kubelet"),
+            line("/data/kubelet"),
+        ]
+        .concat();
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
         let others = other_roots(&table, [Path::new("/var/lib/kubelet")]);
         assert_eq!(others, BTreeSet::from([PathBuf::from("/data/kubelet")]));

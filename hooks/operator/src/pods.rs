@@ -1,7 +1,8 @@
 //! Pods by the names that people use and by the uids in the kubelet's folders.
 //!
-//! The kubelet's folders contain only a pod's uid; an operator knows its name. Code that knows both (a container runtime's
-//! CRI, the annotations of bundles) fills in [`PodName`]s. All other code selects pods with [`PodSelector`].
+//! The kubelet's folders contain only a pod's uid; an operator knows its name. Code that knows both
+//! (a container runtime's CRI, the annotations of bundles) fills in [`PodName`]s. All other code
+//! selects pods with [`PodSelector`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +27,10 @@ pub struct PodName {
 impl PodName {
     /// A pod of which only the uid is known.
     pub fn of_uid(uid: &str) -> Self {
-        Self { uid: Some(uid.to_owned()), ..Self::default() }
+        Self {
+            uid: Some(uid.to_owned()),
+            ..Self::default()
+        }
     }
 
     /// `namespace/name` where both are known, else the uid.
@@ -98,7 +102,11 @@ impl Pods {
     /// The pod with this uid. If no more is known, it has only the uid.
     pub fn of_uid(&self, uid: &str) -> PodName {
         let known = self.containers.iter().map(|container| &container.pod);
-        known.into_iter().find(|pod| pod.uid.as_deref() == Some(uid)).cloned().unwrap_or_else(|| PodName::of_uid(uid))
+        known
+            .into_iter()
+            .find(|pod| pod.uid.as_deref() == Some(uid))
+            .cloned()
+            .unwrap_or_else(|| PodName::of_uid(uid))
     }
 
     /// The newest container of that name in a pod.
@@ -106,32 +114,53 @@ impl Pods {
         let named = |container: &&PodContainer| {
             container.pod.uid.as_deref() == Some(uid) && container.name.as_deref() == Some(name)
         };
-        self.containers.iter().filter(named).max_by_key(|container| container.attempt)
+        self.containers
+            .iter()
+            .filter(named)
+            .max_by_key(|container| container.attempt)
     }
 
-    /// True if a container of that name may be running; `None` if no container runtime reported any pod.
+    /// True if a container of that name may be running; `None` if no container runtime reported any
+    /// pod.
     pub fn may_run(&self, uid: &str, name: &str) -> Option<bool> {
-        if !self.containers.iter().any(|container| container.pod.uid.is_some()) {
+        if !self
+            .containers
+            .iter()
+            .any(|container| container.pod.uid.is_some())
+        {
             return None;
         }
         let container = self.container(uid, name);
         Some(container.is_some_and(|container| container.state != Some(ContainerState::Exited)))
     }
 
-    /// True if the guard runs before the creates of a pod. All containers of a pod share its sandbox's runtime.
+    /// True if the guard runs before the creates of a pod. All containers of a pod share its
+    /// sandbox's runtime.
     pub fn is_guarded(&self, uid: &str) -> Option<bool> {
-        let of_pod = self.containers.iter().filter(|container| container.pod.uid.as_deref() == Some(uid));
-        of_pod.filter_map(|container| container.guarded).reduce(|one, other| one || other)
+        let of_pod = self
+            .containers
+            .iter()
+            .filter(|container| container.pod.uid.as_deref() == Some(uid));
+        of_pod
+            .filter_map(|container| container.guarded)
+            .reduce(|one, other| one || other)
     }
 
-    /// True if a container of that name opted in to live refresh; `None` if the pod's annotations are not known.
+    /// True if a container of that name opted in to live refresh; `None` if the pod's annotations
+    /// are not known.
     pub fn opted_in(&self, uid: &str, name: &str) -> Option<bool> {
-        self.refresh_requests.get(uid).map(|request| request.containers.includes(name))
+        self.refresh_requests
+            .get(uid)
+            .map(|request| request.containers.includes(name))
     }
 
     /// Opts every pod in, as the node's config does with `[refresh] mode = "all"`.
     pub fn opt_all_in(&mut self) {
-        for uid in self.containers.iter().filter_map(|container| container.pod.uid.clone()) {
+        for uid in self
+            .containers
+            .iter()
+            .filter_map(|container| container.pod.uid.clone())
+        {
             self.refresh_requests.entry(uid).or_default().containers = OptIn::All;
         }
     }
@@ -153,8 +182,14 @@ impl PodSelector {
     /// Parses an argument. Neither uids nor names contain a slash.
     pub fn from_argument(argument: &str) -> Self {
         match argument.split_once('/') {
-            Some((namespace, name)) => Self { namespace: Some(namespace.to_owned()), name: name.to_owned() },
-            None => Self { namespace: None, name: argument.to_owned() },
+            Some((namespace, name)) => Self {
+                namespace: Some(namespace.to_owned()),
+                name: name.to_owned(),
+            },
+            None => Self {
+                namespace: None,
+                name: argument.to_owned(),
+            },
         }
     }
 
@@ -182,15 +217,28 @@ mod tests {
 
     fn web() -> PodName {
         let some = |word: &str| Some(word.to_owned());
-        PodName { uid: some("u-1"), namespace: some("shop"), name: some("web") }
+        PodName {
+            uid: some("u-1"),
+            namespace: some("shop"),
+            name: some("web"),
+        }
     }
 
     #[test]
     fn a_pod_is_meant_by_uid_by_name_and_by_namespace_and_name() {
-        for (argument, is_meant) in
-            [("u-1", true), ("web", true), ("shop/web", true), ("shop/u-1", false), ("other/web", false), ("we", false)]
-        {
-            assert_eq!(PodSelector::from_argument(argument).is(&web()), is_meant, "{argument}");
+        for (argument, is_meant) in [
+            ("u-1", true),
+            ("web", true),
+            ("shop/web", true),
+            ("shop/u-1", false),
+            ("other/web", false),
+            ("we", false),
+        ] {
+            assert_eq!(
+                PodSelector::from_argument(argument).is(&web()),
+                is_meant,
+                "{argument}"
+            );
         }
     }
 
@@ -204,7 +252,10 @@ mod tests {
             pod: web(),
             guarded: None,
         };
-        let pods = Pods { containers: vec![container("b", 2), container("a", 0)], ..Pods::default() };
+        let pods = Pods {
+            containers: vec![container("b", 2), container("a", 0)],
+            ..Pods::default()
+        };
         assert_eq!(pods.container("u-1", "app").unwrap().id, "b");
         assert_eq!(pods.of_uid("u-1"), web());
         assert_eq!(pods.of_uid("u-2"), PodName::of_uid("u-2"));
@@ -226,7 +277,10 @@ mod tests {
             (vec![None, Some(false)], Some(false)),
             (vec![Some(false), Some(true)], Some(true)),
         ] {
-            let pods = Pods { containers: seen.into_iter().map(container).collect(), ..Pods::default() };
+            let pods = Pods {
+                containers: seen.into_iter().map(container).collect(),
+                ..Pods::default()
+            };
             assert_eq!(pods.is_guarded("u-1"), expected);
             assert_eq!(pods.is_guarded("u-2"), None);
         }
@@ -242,12 +296,31 @@ mod tests {
             pod: web(),
             guarded: None,
         };
-        let may_run = |containers: Vec<PodContainer>, name| Pods { containers, ..Pods::default() }.may_run("u-1", name);
+        let may_run = |containers: Vec<PodContainer>, name| {
+            Pods {
+                containers,
+                ..Pods::default()
+            }
+            .may_run("u-1", name)
+        };
         assert_eq!(may_run(vec![], "app"), None);
-        assert_eq!(may_run(vec![container(Some(ContainerState::Running))], "app"), Some(true));
-        assert_eq!(may_run(vec![container(None)], "app"), Some(true), "its bundle is there");
-        assert_eq!(may_run(vec![container(Some(ContainerState::Exited))], "app"), Some(false));
-        assert_eq!(may_run(vec![container(Some(ContainerState::Running))], "other"), Some(false));
+        assert_eq!(
+            may_run(vec![container(Some(ContainerState::Running))], "app"),
+            Some(true)
+        );
+        assert_eq!(
+            may_run(vec![container(None)], "app"),
+            Some(true),
+            "its bundle is there"
+        );
+        assert_eq!(
+            may_run(vec![container(Some(ContainerState::Exited))], "app"),
+            Some(false)
+        );
+        assert_eq!(
+            may_run(vec![container(Some(ContainerState::Running))], "other"),
+            Some(false)
+        );
     }
 
     #[test]
@@ -261,10 +334,21 @@ mod tests {
             pod: web(),
             guarded: None,
         };
-        let mut pods = Pods { containers: vec![container], ..Pods::default() };
-        assert_eq!(pods.opted_in("u-1", "app"), None, "no runtime reported the annotations");
-        pods.refresh_requests.insert("u-1".to_owned(), request("side"));
-        assert_eq!((pods.opted_in("u-1", "side"), pods.opted_in("u-1", "app")), (Some(true), Some(false)));
+        let mut pods = Pods {
+            containers: vec![container],
+            ..Pods::default()
+        };
+        assert_eq!(
+            pods.opted_in("u-1", "app"),
+            None,
+            "no runtime reported the annotations"
+        );
+        pods.refresh_requests
+            .insert("u-1".to_owned(), request("side"));
+        assert_eq!(
+            (pods.opted_in("u-1", "side"), pods.opted_in("u-1", "app")),
+            (Some(true), Some(false))
+        );
         pods.opt_all_in();
         assert_eq!(pods.opted_in("u-1", "app"), Some(true));
     }

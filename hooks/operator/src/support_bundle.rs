@@ -1,17 +1,20 @@
-//! The record of a node in a support bundle: its mount table, and a copy of its files below some directory.
+//! The record of a node in a support bundle: its mount table, and a copy of its files below some
+//! directory.
 //!
-//! A copy usually has no secrets. If the volume is missing from it, a deleted root is still certain: nothing can be bound
-//! from it.
+//! A copy usually has no secrets. If the volume is missing from it, a deleted root is still
+//! certain: nothing can be bound from it.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{
-    FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume, VolumeMount,
+    FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
+    VolumeMount,
 };
 use bindguard_core::kubelet::{
-    DATA_LINK, Fit, MountedVolume, PathInVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath,
+    DATA_LINK, Fit, MountedVolume, PathInVolume, Plugin, TimestampDirectory, VolumeLayout,
+    VolumeSubpath,
 };
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 
@@ -25,7 +28,10 @@ pub struct Recorded<'r> {
 impl<'r> Recorded<'r> {
     /// The node with this mount table, whose `/` was copied to `root`.
     pub fn new(table: &'r MountTable, root: &'r Path) -> Self {
-        Self { table: MountIndex::of(table), root }
+        Self {
+            table: MountIndex::of(table),
+            root,
+        }
     }
 
     /// The path that a file of the node has in the copy.
@@ -36,7 +42,10 @@ impl<'r> Recorded<'r> {
     /// The recorded mount of a volume.
     pub fn volume_mount(&self, volume: &MountedVolume) -> Observed<VolumeMount> {
         match self.table.stack_at(volume.mount_point()).last() {
-            Some(entry) => Observed::Seen(VolumeMount { fs_type: entry.fs_type.clone(), deleted: entry.root.deleted }),
+            Some(entry) => Observed::Seen(VolumeMount {
+                fs_type: entry.fs_type.clone(),
+                deleted: entry.root.deleted,
+            }),
             None => Observed::Absent,
         }
     }
@@ -47,7 +56,12 @@ impl<'r> Recorded<'r> {
         let stack = self.table.stack_at(&path);
         let Some(entry) = stack.last() else {
             let (mount, volume, target) = (Observed::Absent, Observed::Absent, Observed::Absent);
-            return SubpathEvidence { mount, reach: Reach::NotNeeded, volume, target };
+            return SubpathEvidence {
+                mount,
+                reach: Reach::NotNeeded,
+                volume,
+                target,
+            };
         };
         let mut mount = SubpathMount {
             root: entry.root.clone(),
@@ -61,37 +75,82 @@ impl<'r> Recorded<'r> {
             Observed::Seen(volume) => self.target(&mount, volume),
             Observed::Absent | Observed::Unreadable(_) => Observed::Absent,
         };
-        if let Observed::Seen(Target { file: Observed::Seen(file), .. }) = &target {
+        if let Observed::Seen(Target {
+            file: Observed::Seen(file),
+            ..
+        }) = &target
+        {
             // A copy does not show which file is mounted, only which file has the name.
             mount.identity = Observed::Seen(*file);
         }
-        SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotNeeded, volume, target }
+        SubpathEvidence {
+            mount: Observed::Seen(mount),
+            reach: Reach::NotNeeded,
+            volume,
+            target,
+        }
     }
 
-    /// The volume of its name that fits best. A volume that is not in the copy is derived from the subpath's own mount.
-    fn volume(&self, subpath: &VolumeSubpath, entry: &MountEntry, mount: &SubpathMount) -> Observed<Volume> {
-        let copied = |plugin: &Plugin| self.copy_of(&subpath.volume_directory(*plugin)).symlink_metadata().is_ok();
+    /// The volume of its name that fits best. A volume that is not in the copy is derived from the
+    /// subpath's own mount.
+    fn volume(
+        &self,
+        subpath: &VolumeSubpath,
+        entry: &MountEntry,
+        mount: &SubpathMount,
+    ) -> Observed<Volume> {
+        let copied = |plugin: &Plugin| {
+            self.copy_of(&subpath.volume_directory(*plugin))
+                .symlink_metadata()
+                .is_ok()
+        };
         let of_plugin = |plugin: Plugin| self.volume_of(plugin, subpath, entry);
         let mut volumes: Vec<_> = Plugin::all().filter(copied).map(of_plugin).collect();
         volumes.sort_by_key(|volume| match volume {
             Observed::Seen(volume) => Fit::of(mount, volume),
             Observed::Absent | Observed::Unreadable(_) => Fit::None,
         });
-        let by_mount = || Plugin::all().find(|plugin| in_root(subpath, *plugin, entry).is_some()).map(of_plugin);
+        let by_mount = || {
+            Plugin::all()
+                .find(|plugin| in_root(subpath, *plugin, entry).is_some())
+                .map(of_plugin)
+        };
         let nowhere = || Observed::Unreadable("the copy does not hold its volume".to_owned());
-        match volumes.into_iter().next().or_else(by_mount).unwrap_or_else(nowhere) {
-            Observed::Seen(volume) => Observed::Seen(Volume { layout: self.layout(mount, &volume), ..volume }),
+        match volumes
+            .into_iter()
+            .next()
+            .or_else(by_mount)
+            .unwrap_or_else(nowhere)
+        {
+            Observed::Seen(volume) => Observed::Seen(Volume {
+                layout: self.layout(mount, &volume),
+                ..volume
+            }),
             other => other,
         }
     }
 
-    fn volume_of(&self, plugin: Plugin, subpath: &VolumeSubpath, entry: &MountEntry) -> Observed<Volume> {
+    fn volume_of(
+        &self,
+        plugin: Plugin,
+        subpath: &VolumeSubpath,
+        entry: &MountEntry,
+    ) -> Observed<Volume> {
         let directory = subpath.volume_directory(plugin);
         let seen = |mount: &MountEntry, place: PathBuf, is_mount_point: bool| {
             let (device, fs_type) = (mount.device, mount.fs_type.clone());
             let (directory, layout) = (directory.clone(), plugin.layout());
             let is_newer = self.table.is_listed_after(mount, entry);
-            Observed::Seen(Volume { plugin, directory, device, fs_type, place, is_mount_point, is_newer, layout })
+            Observed::Seen(Volume {
+                plugin,
+                directory,
+                device,
+                fs_type,
+                place,
+                is_mount_point,
+                is_newer,
+                layout,
+            })
         };
         if let Some(own) = self.table.stack_at(&directory).last() {
             return seen(own, own.root.path.clone(), true);
@@ -103,22 +162,30 @@ impl<'r> Recorded<'r> {
         ) {
             (Some((over, place)), _) => seen(over, place, false),
             (None, Some(place)) => seen(entry, place, false),
-            (None, None) => Observed::Unreadable("the mount table does not hold the mount of its volume".to_owned()),
+            (None, None) => Observed::Unreadable(
+                "the mount table does not hold the mount of its volume".to_owned(),
+            ),
         }
     }
 
     /// The layout that the volume's writer made: see [`PathInVolume::begins_like_a_payload`].
     fn layout(&self, mount: &SubpathMount, volume: &Volume) -> VolumeLayout {
-        let may_be_payload =
-            PathInVolume::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
+        let may_be_payload = PathInVolume::from_mount(mount, volume)
+            .is_ok_and(|sub_path| sub_path.begins_like_a_payload());
         let link = || fs::read_link(self.copy_of(&volume.directory).join(DATA_LINK)).ok();
-        let is_payload =
-            may_be_payload && link().is_some_and(|to| TimestampDirectory::from_name(to.as_os_str()).is_some());
-        if is_payload { VolumeLayout::Payload } else { volume.layout }
+        let is_payload = may_be_payload
+            && link().is_some_and(|to| TimestampDirectory::from_name(to.as_os_str()).is_some());
+        if is_payload {
+            VolumeLayout::Payload
+        } else {
+            volume.layout
+        }
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
-        let Ok(sub_path) = PathInVolume::from_mount(mount, volume) else { return Observed::Absent };
+        let Ok(sub_path) = PathInVolume::from_mount(mount, volume) else {
+            return Observed::Absent;
+        };
         let copy = self.copy_of(&volume.directory);
         let payload = match volume.layout {
             VolumeLayout::Plain => None,
@@ -127,36 +194,61 @@ impl<'r> Recorded<'r> {
                 Err(error) => return missing_or(&error, &copy),
             },
         };
-        let folder = payload.as_ref().map_or_else(|| copy.clone(), |payload| copy.join(payload.name()));
+        let folder = payload
+            .as_ref()
+            .map_or_else(|| copy.clone(), |payload| copy.join(payload.name()));
         match folder.join(&sub_path.path).symlink_metadata() {
             Ok(metadata) => {
-                let kind = if metadata.is_dir() { FileKind::Directory } else { FileKind::File };
-                Observed::Seen(Target { timestamp: payload, file: Observed::Seen(recorded_identity(kind)) })
+                let kind = if metadata.is_dir() {
+                    FileKind::Directory
+                } else {
+                    FileKind::File
+                };
+                Observed::Seen(Target {
+                    timestamp: payload,
+                    file: Observed::Seen(recorded_identity(kind)),
+                })
             }
             // If nothing of a payload was copied, its keys are unknown.
-            Err(_) if fs::read_dir(&folder).is_err() => missing_or(&io::ErrorKind::NotFound.into(), &folder),
-            Err(_) => Observed::Seen(Target { timestamp: payload, file: Observed::Absent }),
+            Err(_) if fs::read_dir(&folder).is_err() => {
+                missing_or(&io::ErrorKind::NotFound.into(), &folder)
+            }
+            Err(_) => Observed::Seen(Target {
+                timestamp: payload,
+                file: Observed::Absent,
+            }),
         }
     }
 }
 
 fn missing_or<T>(error: &io::Error, copy: &Path) -> Observed<T> {
     match error.kind() {
-        io::ErrorKind::NotFound => Observed::Unreadable(format!("the copy does not hold {}", copy.display())),
+        io::ErrorKind::NotFound => {
+            Observed::Unreadable(format!("the copy does not hold {}", copy.display()))
+        }
         _ => Observed::Unreadable(format!("read {}: {error}", copy.display())),
     }
 }
 
-/// The volume's place according to the subpath's own mount: the root of that mount up to the volume's name.
+/// The volume's place according to the subpath's own mount: the root of that mount up to the
+/// volume's name.
 fn in_root(subpath: &VolumeSubpath, plugin: Plugin, entry: &MountEntry) -> Option<PathBuf> {
-    let folder = format!("/pods/{}/volumes/{plugin}/{}", subpath.pod_uid(), subpath.volume());
+    let folder = format!(
+        "/pods/{}/volumes/{plugin}/{}",
+        subpath.pod_uid(),
+        subpath.volume()
+    );
     let root = entry.root.path.to_str()?;
     let at = root.find(&folder)?;
     Some(PathBuf::from(&root[..at + folder.len()]))
 }
 
-/// The one identity of every file of that kind in a copy. A copy has other inodes than the node had, so files with the same
-/// names are treated as the same file.
+/// The one identity of every file of that kind in a copy. A copy has other inodes than the node
+/// had, so files with the same names are treated as the same file.
 fn recorded_identity(kind: FileKind) -> FileIdentity {
-    FileIdentity { device: 0, inode: 0, kind }
+    FileIdentity {
+        device: 0,
+        inode: 0,
+        kind,
+    }
 }

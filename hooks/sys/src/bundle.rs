@@ -11,13 +11,15 @@ use rustix::process::{Pid, test_kill_process};
 use crate::fault::{self, FaultPoint};
 use crate::size_errors::with_size_errors;
 
-/// A larger spec is not read: containerd's specs have some tens of KiB, and the guard's memory is bounded.
+/// A larger spec is not read: containerd's specs have some tens of KiB, and the guard's memory is
+/// bounded.
 const LARGEST_SPEC: u64 = 16 << 20;
 
 /// Enough for nearly every spec, so that no stat(2) for its size is needed.
 const USUAL_SPEC: usize = 32 << 10;
 
-/// The name of an edited spec until it replaces the old one; the process id of the writing guard follows.
+/// The name of an edited spec until it replaces the old one; the process id of the writing guard
+/// follows.
 const BESIDE: &str = ".config.json.bindguard-";
 
 /// An error with a bundle's config.json.
@@ -58,15 +60,24 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
         file.take(LARGEST_SPEC + 1).read_to_end(&mut spec)?;
         Ok(spec)
     };
-    let spec = read().map_err(|source| BundleError::Read { path: path.clone(), source })?;
-    if spec.len() as u64 > LARGEST_SPEC { Err(BundleError::TooLarge(path)) } else { Ok(spec) }
+    let spec = read().map_err(|source| BundleError::Read {
+        path: path.clone(),
+        source,
+    })?;
+    if spec.len() as u64 > LARGEST_SPEC {
+        Err(BundleError::TooLarge(path))
+    } else {
+        Ok(spec)
+    }
 }
 
-/// Replaces the old spec by an edited one: writes it beside the old one, then renames it. A reader sees one of the two and
-/// never a part. First removes the files of guards that were killed while they did the same.
+/// Replaces the old spec by an edited one: writes it beside the old one, then renames it. A reader
+/// sees one of the two and never a part. First removes the files of guards that were killed while
+/// they did the same.
 ///
 /// # Errors
-/// If the new spec cannot be written or renamed. Then the old spec is unchanged and no file stays beside it.
+/// If the new spec cannot be written or renamed. Then the old spec is unchanged and no file stays
+/// beside it.
 pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     let path = bundle.join("config.json");
     let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
@@ -82,26 +93,40 @@ pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     })
 }
 
-/// Removes the file of a guard that was killed while it edited this bundle's spec. Keeps the file of a live guard.
+/// Removes the file of a guard that was killed while it edited this bundle's spec. Keeps the file
+/// of a live guard.
 ///
 /// Best effort: a file that cannot be removed, or not even listed, is deleted with the bundle.
 pub fn clear_leavings(bundle: &Path) {
     for entry in fs::read_dir(bundle).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().and_then(|name| name.strip_prefix(BESIDE)).is_some_and(is_abandoned) {
+        if entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.strip_prefix(BESIDE))
+            .is_some_and(is_abandoned)
+        {
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-/// True if no other process has this id. This process's own id is also free: it has written nothing yet.
+/// True if no other process has this id. This process's own id is also free: it has written nothing
+/// yet.
 fn is_abandoned(id: &str) -> bool {
     let pid = id.parse().ok().filter(|id| *id > 0).and_then(Pid::from_raw);
-    pid.is_some_and(|pid| pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH))
+    pid.is_some_and(|pid| {
+        pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH)
+    })
 }
 
 fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {
     let mode = fs::metadata(old)?.permissions().mode();
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(new)?;
     fault::reach(FaultPoint::SpecBegun);
     with_size_errors(|| file.write_all(bytes))?;
     file.set_permissions(fs::Permissions::from_mode(mode))
@@ -123,7 +148,10 @@ mod tests {
         let mut seen = String::new();
         reader.read_to_string(&mut seen).unwrap();
         assert_eq!(seen, "old");
-        assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(
+            fs::metadata(&config).unwrap().permissions().mode() & 0o777,
+            0o640
+        );
         assert_eq!(fs::read_dir(bundle.path()).unwrap().count(), 1);
     }
 
@@ -140,8 +168,16 @@ mod tests {
         let bundle = tempfile::tempdir().unwrap();
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
-        let names = [ended.id().to_string(), std::process::id().to_string(), "1".into(), "other".into(), "-1".into()];
-        names.iter().for_each(|id| fs::write(bundle.path().join(format!("{BESIDE}{id}")), "half").unwrap());
+        let names = [
+            ended.id().to_string(),
+            std::process::id().to_string(),
+            "1".into(),
+            "other".into(),
+            "-1".into(),
+        ];
+        names
+            .iter()
+            .for_each(|id| fs::write(bundle.path().join(format!("{BESIDE}{id}")), "half").unwrap());
         clear_leavings(bundle.path());
         let left = names.map(|id| fs::exists(bundle.path().join(format!("{BESIDE}{id}"))).unwrap());
         assert_eq!(left, [false, false, true, true, true]);

@@ -1,30 +1,33 @@
 //! Walks paths without waiting for a server or a daemon.
 //!
-//! Nearly always the kernel has the whole path in its cache and resolves it in a few microseconds: openat2(2),
-//! `RESOLVE_CACHED`. A name that the cache lacks may still be on a local filesystem. tmpfs, and so most of /run, caches no
-//! missing names, and a file that was not read since the node started is on a disk. So a path is walked as far as the cache
-//! knows it, and one step further if that ends on a local filesystem. A second step could go through a link and lead
-//! anywhere.
+//! Nearly always the kernel has the whole path in its cache and resolves it in a few microseconds:
+//! openat2(2), `RESOLVE_CACHED`. A name that the cache lacks may still be on a local filesystem.
+//! tmpfs, and so most of /run, caches no missing names, and a file that was not read since the node
+//! started is on a disk. So a path is walked as far as the cache knows it, and one step further if
+//! that ends on a local filesystem. A second step could go through a link and lead anywhere.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use crate::handle::Handle;
 
-/// Opens the file that an absolute path leads to, a final symlink followed, if the walk needs no answer from a server or a
-/// daemon. The file itself may be on a server.
+/// Opens the file that an absolute path leads to, a final symlink followed, if the walk needs no
+/// answer from a server or a daemon. The file itself may be on a server.
 ///
 /// # Errors
-/// `WouldBlock` if the walk may have to wait; `InvalidInput` before Linux 5.12, which has no `RESOLVE_CACHED`; otherwise the
-/// kernel's error, which is certain.
+/// `WouldBlock` if the walk may have to wait; `InvalidInput` before Linux 5.12, which has no
+/// `RESOLVE_CACHED`; otherwise the kernel's error, which is certain.
 pub fn open_without_waiting(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
     match Handle::try_cached(path) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => one_step_more(path, is_local).unwrap_or(Err(error)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            one_step_more(path, is_local).unwrap_or(Err(error))
+        }
         known => known,
     }
 }
 
-/// True if neither the walk to a path nor a call on its file can wait. Also true where the kernel cannot detect that.
+/// True if neither the walk to a path nor a call on its file can wait. Also true where the kernel
+/// cannot detect that.
 pub(crate) fn cannot_wait(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
     match open_without_waiting(path, &is_local) {
         Ok(handle) => is_local(&handle),
@@ -34,11 +37,19 @@ pub(crate) fn cannot_wait(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bo
 
 /// Opens the first name that the cache lacks. `None` if that does not settle where the path leads.
 fn one_step_more(path: &Path, is_local: impl Fn(&Handle) -> bool) -> Option<io::Result<Handle>> {
-    let in_known_folder = |next: &&Path| next.parent().and_then(Handle::cached).is_some_and(|folder| is_local(&folder));
+    let in_known_folder = |next: &&Path| {
+        next.parent()
+            .and_then(Handle::cached)
+            .is_some_and(|folder| is_local(&folder))
+    };
     let next = path.ancestors().find(in_known_folder)?;
     match Handle::of(next) {
-        Ok(found) => (next == path && found.is_symlink().is_ok_and(|is_link| !is_link)).then_some(Ok(found)),
-        Err(error) => error.is_not_found().then(|| Err(ErrorKind::NotFound.into())),
+        Ok(found) => {
+            (next == path && found.is_symlink().is_ok_and(|is_link| !is_link)).then_some(Ok(found))
+        }
+        Err(error) => error
+            .is_not_found()
+            .then(|| Err(ErrorKind::NotFound.into())),
     }
 }
 
@@ -55,8 +66,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), "").unwrap();
         // /proc caches no missing names.
-        for missing in ["missing", "deep/er/missing"].map(|name| Path::new("/proc/self").join(name)) {
-            let kind = |is_local: bool| open_without_waiting(&missing, |_| is_local).unwrap_err().kind();
+        for missing in ["missing", "deep/er/missing"].map(|name| Path::new("/proc/self").join(name))
+        {
+            let kind = |is_local: bool| {
+                open_without_waiting(&missing, |_| is_local)
+                    .unwrap_err()
+                    .kind()
+            };
             assert_eq!(kind(true), ErrorKind::NotFound);
             assert!(cannot_wait(&missing, |_| true));
             if Handle::try_cached(&missing).unwrap_err().kind() == ErrorKind::WouldBlock {
@@ -65,7 +81,10 @@ mod tests {
             }
         }
         let file = folder.path().join("file");
-        assert!(open_without_waiting(&file, |_| false).is_ok(), "its name is known, wherever it lies");
+        assert!(
+            open_without_waiting(&file, |_| false).is_ok(),
+            "its name is known, wherever it lies"
+        );
         assert!(cannot_wait(&file, |_| true) && !cannot_wait(&file, |_| false));
     }
 }

@@ -1,8 +1,9 @@
 //! Creates a directory again that is missing in a volume which containers write.
 //!
-//! It follows the kubelet's code for a missing `subPath` (`doSafeMakeDir` in `pkg/volume/util/subpath/subpath_linux.go`). It
-//! opens one component after the other from the volume's root and follows no symlink. So nothing that a container puts in the
-//! way can lead out of the volume. New directories get the mode and owner of the volume's root.
+//! It follows the kubelet's code for a missing `subPath` (`doSafeMakeDir` in
+//! `pkg/volume/util/subpath/subpath_linux.go`). It opens one component after the other from the
+//! volume's root and follows no symlink. So nothing that a container puts in the way can lead out
+//! of the volume. New directories get the mode and owner of the volume's root.
 
 use std::ffi::OsStr;
 use std::io;
@@ -44,28 +45,46 @@ pub enum DirectoriesError {
     },
 }
 
-/// Creates `path` and its missing parents below a volume's root. Existing directories stay unchanged.
+/// Creates `path` and its missing parents below a volume's root. Existing directories stay
+/// unchanged.
 ///
 /// # Errors
 /// When something else has one of the names, a symlink may have led there, or the kernel refuses.
 pub fn make_directories(volume: &Handle, path: &Path) -> Result<(), DirectoriesError> {
     let volume_path = || volume.path().to_owned();
-    let failed =
-        |errno: Errno| DirectoriesError::Make { volume: volume_path(), path: path.to_owned(), source: errno.into() };
+    let failed = |errno: Errno| DirectoriesError::Make {
+        volume: volume_path(),
+        path: path.to_owned(),
+        source: errno.into(),
+    };
     let mut names = path.components().map(|component| match component {
         Component::Normal(name) => Ok(name),
-        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => Err(Errno::INVAL),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => {
+            Err(Errno::INVAL)
+        }
     });
     let (there, missing) = on_the_way(volume, &mut names).map_err(failed)?;
-    let Some(missing) = missing else { return Ok(()) };
+    let Some(missing) = missing else {
+        return Ok(());
+    };
     if let Some(link) = there.link_beside(volume.path()).map_err(failed)? {
-        return Err(DirectoriesError::Linked { volume: volume_path(), path: path.to_owned(), link });
+        return Err(DirectoriesError::Linked {
+            volume: volume_path(),
+            path: path.to_owned(),
+            link,
+        });
     }
     let root = open_directory(volume, OsStr::new(".")).map_err(failed)?;
-    let made = [Ok(missing)].into_iter().chain(names).try_fold(None::<OwnedFd>, |parent, name| {
-        let parent = parent.as_ref().or(there.deepest()).map_or(root.as_fd(), AsFd::as_fd);
-        make_below(parent, name?, root.as_fd()).map(Some)
-    });
+    let made = [Ok(missing)]
+        .into_iter()
+        .chain(names)
+        .try_fold(None::<OwnedFd>, |parent, name| {
+            let parent = parent
+                .as_ref()
+                .or(there.deepest())
+                .map_or(root.as_fd(), AsFd::as_fd);
+            make_below(parent, name?, root.as_fd()).map(Some)
+        });
     made.map(drop).map_err(failed)
 }
 
@@ -101,8 +120,17 @@ fn make_below(parent: impl AsFd, name: &OsStr, like: impl AsFd) -> Result<OwnedF
     let directory = open_directory(&parent, name)?;
     if is_new {
         let like = rustix::fs::fstat(&like)?;
-        let (owner, group) = (rustix::fs::Uid::from_raw(like.st_uid), rustix::fs::Gid::from_raw(like.st_gid));
-        rustix::fs::chownat(&directory, "", Some(owner), Some(group), AtFlags::EMPTY_PATH)?;
+        let (owner, group) = (
+            rustix::fs::Uid::from_raw(like.st_uid),
+            rustix::fs::Gid::from_raw(like.st_gid),
+        );
+        rustix::fs::chownat(
+            &directory,
+            "",
+            Some(owner),
+            Some(group),
+            AtFlags::EMPTY_PATH,
+        )?;
         // After the owner: chown(2) takes set-group-ID away.
         rustix::fs::fchmod(&directory, Mode::from_raw_mode(like.st_mode))?;
     }

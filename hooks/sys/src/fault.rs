@@ -1,6 +1,8 @@
-//! Fault points: places where a test can kill or stop the guard, and switches that disable newer kernel features.
+//! Fault points: places where a test can kill or stop the guard, and switches that disable newer
+//! kernel features.
 //!
-//! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the faults, separated by commas:
+//! Compiled in only with the feature `fault-points`. `BINDGUARD_FAULT` then names the faults,
+//! separated by commas:
 //! * `PLACE` kills the process there, as an out-of-memory kill would
 //! * `stop:PLACE` stops it there, as a hung server would
 //! * `panic:PLACE` panics there
@@ -8,10 +10,11 @@
 //! * `no-setattr` disables mount_setattr(2), as before Linux 5.12
 //! * `list` prints every place and exits
 //!
-//! There is one place for each state that a killed guard can leave behind: after each step that changes something, a test can
-//! inspect the change.
+//! There is one place for each state that a killed guard can leave behind: after each step that
+//! changes something, a test can inspect the change.
 
-/// Declares the places in the order in which an admission reaches them, each with its name for tests.
+/// Declares the places in the order in which an admission reaches them, each with its name for
+/// tests.
 macro_rules! fault_points {
     ($($(#[$about:meta])* $point:ident = $name:literal,)*) => {
         /// A place at which a test can end the guard.
@@ -80,7 +83,9 @@ fault_points! {
 pub fn reach(point: FaultPoint) {
     use rustix::process::{Signal, getpid, kill_process};
     if asks_for("list") {
-        FaultPoint::ALL.iter().for_each(|point| println!("{}", point.name()));
+        FaultPoint::ALL
+            .iter()
+            .for_each(|point| println!("{}", point.name()));
         std::process::exit(0);
     }
     let signal = match point.name() {

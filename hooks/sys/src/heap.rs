@@ -6,7 +6,8 @@ use nix::libc;
 
 /// Returns the unused pages of the heap to the kernel, also those between pages in use.
 ///
-/// glibc shrinks its heap only from the end: one small block that lives on keeps everything before it.
+/// glibc shrinks its heap only from the end: one small block that lives on keeps everything before
+/// it.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes a number, and locks the heap itself.
@@ -30,11 +31,21 @@ mod tests {
     #[test]
     fn free_pages_between_used_ones_are_returned() {
         // Every hundredth block stays: the heap cannot shrink, but most of its pages are unused.
-        let mut blocks: Vec<_> = (0..100_000).map(|number| Some(Box::new([number; 60]))).collect();
-        blocks.iter_mut().enumerate().filter(|(number, _)| number % 100 != 0).for_each(|(_, block)| drop(block.take()));
+        let mut blocks: Vec<_> = (0..100_000)
+            .map(|number| Some(Box::new([number; 60])))
+            .collect();
+        blocks
+            .iter_mut()
+            .enumerate()
+            .filter(|(number, _)| number % 100 != 0)
+            .for_each(|(_, block)| drop(block.take()));
         let before = resident();
         trim_heap();
-        assert!(resident() + 3000 < before, "{before} pages before, {} after", resident());
+        assert!(
+            resident() + 3000 < before,
+            "{before} pages before, {} after",
+            resident()
+        );
         drop(blocks);
     }
 }

@@ -1,7 +1,9 @@
-//! Walks a path of the host, one name after the other, and shows every folder and symlink on the way.
+//! Walks a path of the host, one name after the other, and shows every folder and symlink on the
+//! way.
 //!
-//! A path that is resolved by the kernel in one call shows only its end. Each folder of this walk stays open, so owners, modes and places
-//! belong to the very folders in which the names were looked up. `..` leads to the folder before, as the walk came from there.
+//! A path that is resolved by the kernel in one call shows only its end. Each folder of this walk
+//! stays open, so owners, modes and places belong to the very folders in which the names were
+//! looked up. `..` leads to the folder before, as the walk came from there.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -29,7 +31,8 @@ pub struct WalkedFolder {
     pub owner: u32,
     /// Its mode.
     pub mode: u32,
-    /// The time since 1970 at which the folder was made; none on a filesystem that does not record that.
+    /// The time since 1970 at which the folder was made; none on a filesystem that does not record
+    /// that.
     pub born: Option<Duration>,
 }
 
@@ -40,9 +43,11 @@ pub struct HostWalk {
     pub folders: Vec<WalkedFolder>,
     /// The look-ups, in their order.
     pub look_ups: Vec<LookUp>,
-    /// The index of the folder in which the last name of the path itself was looked up; none if the walk ended before.
+    /// The index of the folder in which the last name of the path itself was looked up; none if the
+    /// walk ended before.
     pub named_in: Option<usize>,
-    /// The file or folder at the end; none if nothing has that name, or something is mounted on the file.
+    /// The file or folder at the end; none if nothing has that name, or something is mounted on the
+    /// file.
     pub end: Option<Handle>,
 }
 
@@ -63,15 +68,29 @@ pub struct WalkError {
 /// If the kernel refuses a step, or there are too many symlinks. A missing name is no error.
 pub fn walk_host_path(path: &Path) -> Result<HostWalk, WalkError> {
     let root = rustix::fs::openat(CWD, "/", FOLDER, Mode::empty());
-    let root = root.and_then(|root| Walking::of(root, "/".into())).map_err(|errno| failed(Path::new("/"), errno))?;
-    let mut walk = HostWalk { folders: vec![root], look_ups: Vec::new(), named_in: None, end: None };
-    let mut walking = Walking { at: vec![0], names: VecDeque::new(), links: 0 };
+    let root = root
+        .and_then(|root| Walking::of(root, "/".into()))
+        .map_err(|errno| failed(Path::new("/"), errno))?;
+    let mut walk = HostWalk {
+        folders: vec![root],
+        look_ups: Vec::new(),
+        named_in: None,
+        end: None,
+    };
+    let mut walking = Walking {
+        at: vec![0],
+        names: VecDeque::new(),
+        links: 0,
+    };
     walking.add_target(path.as_os_str());
     walking.run(&mut walk)?;
     Ok(walk)
 }
 
-const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const FOLDER: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 const ANY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Debug)]
@@ -135,17 +154,23 @@ impl Walking {
         let (stat, opened) = match opened {
             Ok(opened) => opened,
             Err(Errno::NOENT) => {
-                walk.look_ups.push(LookUp { folder, name, found: Found::Missing });
+                walk.look_ups.push(LookUp {
+                    folder,
+                    name,
+                    found: Found::Missing,
+                });
                 return Ok(false);
             }
             Err(errno) => return Err(failed(&path, errno)),
         };
-        let is_mount_point = stat.stx_mnt_id != mount_of(&parent.handle).map_err(|errno| failed(&path, errno))?;
+        let is_mount_point =
+            stat.stx_mnt_id != mount_of(&parent.handle).map_err(|errno| failed(&path, errno))?;
         let (found, goes_on) = match FileType::from_raw_mode(stat.stx_mode.into()) {
             FileType::Directory => {
                 let child = walk.folders.len();
                 if is_last {
-                    let end = rustix::io::fcntl_dupfd_cloexec(&opened, 0).map_err(|errno| failed(&path, errno))?;
+                    let end = rustix::io::fcntl_dupfd_cloexec(&opened, 0)
+                        .map_err(|errno| failed(&path, errno))?;
                     walk.end = Some(Handle::from_fd(end, path.clone()));
                 }
                 walk.folders.push(Self::folder(opened, path, &stat));
@@ -157,9 +182,15 @@ impl Walking {
                 if self.links > MAX_LINKS {
                     return Err(failed(&path, Errno::LOOP));
                 }
-                let target = rustix::fs::readlinkat(&opened, "", Vec::new()).map_err(|errno| failed(&path, errno))?;
+                let target = rustix::fs::readlinkat(&opened, "", Vec::new())
+                    .map_err(|errno| failed(&path, errno))?;
                 self.add_target(&OsString::from_vec(target.into_bytes()));
-                (Found::Link { owner: stat.stx_uid }, true)
+                (
+                    Found::Link {
+                        owner: stat.stx_uid,
+                    },
+                    true,
+                )
             }
             _ if !is_last => (Found::Missing, false),
             _ if is_mount_point => (Found::MountPoint, false),
@@ -168,7 +199,11 @@ impl Walking {
                 (Found::File, false)
             }
         };
-        walk.look_ups.push(LookUp { folder, name, found });
+        walk.look_ups.push(LookUp {
+            folder,
+            name,
+            found,
+        });
         Ok(goes_on)
     }
 
@@ -179,7 +214,9 @@ impl Walking {
 
     fn folder(opened: OwnedFd, path: PathBuf, stat: &Statx) -> WalkedFolder {
         let is_known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
-        let seconds = u64::try_from(stat.stx_btime.tv_sec).ok().filter(|_| is_known);
+        let seconds = u64::try_from(stat.stx_btime.tv_sec)
+            .ok()
+            .filter(|_| is_known);
         WalkedFolder {
             handle: Handle::from_fd(opened, path),
             owner: stat.stx_uid,
@@ -189,7 +226,8 @@ impl Walking {
     }
 }
 
-/// Opens a name itself. O_DIRECTORY mounts what autofs(5) mounts on demand, as the runtime's own walk did.
+/// Opens a name itself. O_DIRECTORY mounts what autofs(5) mounts on demand, as the runtime's own
+/// walk did.
 fn open(folder: &Handle, name: &OsStr, is_last: bool) -> Result<OwnedFd, Errno> {
     if !is_last {
         match rustix::fs::openat(folder, name, FOLDER, Mode::empty()) {
@@ -201,8 +239,17 @@ fn open(folder: &Handle, name: &OsStr, is_last: bool) -> Result<OwnedFd, Errno> 
 }
 
 fn stat(file: impl AsFd) -> Result<Statx, Errno> {
-    let wanted = StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::UID | StatxFlags::BTIME | StatxFlags::MNT_ID;
-    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, wanted)
+    let wanted = StatxFlags::TYPE
+        | StatxFlags::MODE
+        | StatxFlags::UID
+        | StatxFlags::BTIME
+        | StatxFlags::MNT_ID;
+    rustix::fs::statx(
+        file,
+        "",
+        AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC,
+        wanted,
+    )
 }
 
 fn mount_of(file: impl AsFd) -> Result<u64, Errno> {
@@ -210,7 +257,10 @@ fn mount_of(file: impl AsFd) -> Result<u64, Errno> {
 }
 
 fn failed(path: &Path, errno: Errno) -> WalkError {
-    WalkError { path: path.to_owned(), source: errno.into() }
+    WalkError {
+        path: path.to_owned(),
+        source: errno.into(),
+    }
 }
 
 #[cfg(test)]
@@ -269,6 +319,9 @@ mod tests {
         let walk = walk_host_path(&root.join("a/down")).unwrap();
         let named_in = &walk.folders[walk.named_in.unwrap()];
         assert_eq!(named_in.handle.path(), root.join("a"));
-        assert!(named_in.born.is_some(), "the filesystem of the tests records when a folder was made");
+        assert!(
+            named_in.born.is_some(),
+            "the filesystem of the tests records when a folder was made"
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! The mounts of a container, seen from outside: `/proc/PID/mountinfo` and `/proc/PID/root`, see proc_pid_root(5).
+//! The mounts of a container, seen from outside: `/proc/PID/mountinfo` and `/proc/PID/root`, see
+//! proc_pid_root(5).
 //!
-//! The walk to a destination may wait for any filesystem mounted on the way: use this only in a process that can be
-//! abandoned.
+//! The walk to a destination may wait for any filesystem mounted on the way: use this only in a
+//! process that can be abandoned.
 
 use std::fs::File;
 use std::io;
@@ -63,17 +64,26 @@ impl ContainerMounts {
     pub fn of(pid: u32) -> Result<Self, ContainerMountsError> {
         let root = PathBuf::from(format!("/proc/{pid}/root"));
         let held = rustix::fs::openat(CWD, &root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let held = held.map_err(|errno| ContainerMountsError::Open { path: root.clone(), source: errno.into() })?;
+        let held = held.map_err(|errno| ContainerMountsError::Open {
+            path: root.clone(),
+            source: errno.into(),
+        })?;
         let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
-        let table = File::open(&path).map_err(ReadTableError::from).and_then(read_container_table);
+        let table = File::open(&path)
+            .map_err(ReadTableError::from)
+            .and_then(read_container_table);
         let table = table.map_err(|error| match error {
             ReadTableError::Read(source) => ContainerMountsError::Read { path, source },
             ReadTableError::Table(source) => ContainerMountsError::Table { path, source },
         })?;
-        Ok(Self { root: Handle::from_fd(held, root), table })
+        Ok(Self {
+            root: Handle::from_fd(held, root),
+            table,
+        })
     }
 
-    /// The propagation of the mount that is seen at a destination, its symlinks followed as the container would.
+    /// The propagation of the mount that is seen at a destination, its symlinks followed as the
+    /// container would.
     pub fn at(&self, destination: &Path) -> Observed<Propagation> {
         let inside = destination.strip_prefix("/").unwrap_or(destination);
         let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -81,7 +91,12 @@ impl ContainerMounts {
         let handle = match rustix::fs::openat2(&self.root, inside, flags, Mode::empty(), in_root) {
             Ok(fd) => Handle::from_fd(fd, destination.to_owned()),
             Err(Errno::NOENT | Errno::NOTDIR) => return Observed::Absent,
-            Err(errno) => return Observed::Unreadable(format!("open {} in it: {errno}", destination.display())),
+            Err(errno) => {
+                return Observed::Unreadable(format!(
+                    "open {} in it: {errno}",
+                    destination.display()
+                ));
+            }
         };
         match (handle.is_mount_root(), handle.mount_id()) {
             (Ok(false), _) => Observed::Absent,

@@ -1,9 +1,10 @@
 //! The journal of admissions: one JSON line each, appended by any number of guards at once.
 //!
-//! Each line is one `write` to a file opened with `O_APPEND`, which local filesystems keep whole. If a full disk takes only a
-//! part of a line, that part is removed. A full file is renamed to `<name>.1` and replaces the one before it. So the journal
-//! is bounded to twice its size, and only its oldest lines are lost. Only a regular file is accepted: a fifo or a device
-//! would keep a container waiting for its reader, and a partly written line could not be removed.
+//! Each line is one `write` to a file opened with `O_APPEND`, which local filesystems keep whole.
+//! If a full disk takes only a part of a line, that part is removed. A full file is renamed to
+//! `<name>.1` and replaces the one before it. So the journal is bounded to twice its size, and only
+//! its oldest lines are lost. Only a regular file is accepted: a fifo or a device would keep a
+//! container waiting for its reader, and a partly written line could not be removed.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -43,16 +44,22 @@ pub struct JournalError {
 /// # Errors
 /// When the journal cannot be opened or written.
 pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
-    let appended =
-        if cannot_wait(journal) { try_append(journal, line) } else { append_in_separate_process(journal, line) };
-    appended.map_err(|source| JournalError { path: journal.to_owned(), source })
+    let appended = if cannot_wait(journal) {
+        try_append(journal, line)
+    } else {
+        append_in_separate_process(journal, line)
+    };
+    appended.map_err(|source| JournalError {
+        path: journal.to_owned(),
+        source,
+    })
 }
 
 /// Time limit for a journal on a server: the container waits meanwhile.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// True if the journal and its directory are on a local filesystem. Also true before Linux 5.12, where that cannot be
-/// detected without waiting.
+/// True if the journal and its directory are on a local filesystem. Also true before Linux 5.12,
+/// where that cannot be detected without waiting.
 fn cannot_wait(journal: &Path) -> bool {
     let mounts = Mounts::default();
     let folder = match Handle::try_cached(journal.parent().unwrap_or(journal)) {
@@ -66,13 +73,26 @@ fn cannot_wait(journal: &Path) -> bool {
 /// Appends in a separate process, which may hang in this one's place.
 fn append_in_separate_process(journal: &Path, line: &str) -> io::Result<()> {
     let mut process = SeparateProcess::start(|pipe| {
-        let failed = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::INVAL.raw_os_error());
+        let failed = |error: io::Error| {
+            error
+                .raw_os_error()
+                .unwrap_or_else(|| Errno::INVAL.raw_os_error())
+        };
         let answer = try_append(journal, line).map_or_else(failed, |()| 0);
         // If the reader is gone, the answer is not needed.
         let _ = pipe.write_all(&answer.to_ne_bytes());
     })?;
-    let (received, _) = read_until(process.output(), Patience { each: PATIENCE, all: PATIENCE })?;
-    match received.first_chunk().map(|number| i32::from_ne_bytes(*number)) {
+    let (received, _) = read_until(
+        process.output(),
+        Patience {
+            each: PATIENCE,
+            all: PATIENCE,
+        },
+    )?;
+    match received
+        .first_chunk()
+        .map(|number| i32::from_ne_bytes(*number))
+    {
         Some(0) => Ok(()),
         Some(number) => Err(io::Error::from_raw_os_error(number)),
         None => Err(io::Error::new(
@@ -84,20 +104,31 @@ fn append_in_separate_process(journal: &Path, line: &str) -> io::Result<()> {
 
 fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     if let Some(directory) = journal.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(directory)?;
     }
     let mut file = open(journal)?;
     with_size_errors(|| write_whole(&mut file, format!("{line}\n").as_bytes()))?;
     fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;
-    if written.len() >= FULL { rotate(journal, &file, &written) } else { Ok(()) }
+    if written.len() >= FULL {
+        rotate(journal, &file, &written)
+    } else {
+        Ok(())
+    }
 }
 
-/// Opens a regular file without waiting: opening a fifo waits for its reader, and opening some devices starts their work.
+/// Opens a regular file without waiting: opening a fifo waits for its reader, and opening some
+/// devices starts their work.
 fn open(journal: &Path) -> io::Result<File> {
     let regular = |is_file: bool| match is_file {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        )),
     };
     let found = match fs::metadata(journal) {
         Ok(found) => regular(found.is_file()).map(|()| Some(found))?,
@@ -117,15 +148,25 @@ fn open(journal: &Path) -> io::Result<File> {
 }
 
 fn open_at_once(journal: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(O_NONBLOCK | O_NOCTTY).open(journal)
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        .custom_flags(O_NONBLOCK | O_NOCTTY)
+        .open(journal)
 }
 
-/// Any reader of the file can have a lease on it, which keeps writers out for 45 s and can be taken again (fcntl(2)). A lease is on
-/// the file and not on its name: the line goes into a new one, and the old one is kept as at a rotation.
+/// Any reader of the file can have a lease on it, which keeps writers out for 45 s and can be taken
+/// again (fcntl(2)). A lease is on the file and not on its name: the line goes into a new one, and
+/// the old one is kept as at a rotation.
 fn move_leased_away(journal: &Path, found: &Option<Metadata>) -> io::Result<()> {
     // Another guard may have done so since: its new file stays.
     let is_the_one = |now: Metadata| found.as_ref().is_none_or(|found| found.ino() == now.ino());
-    if fs::metadata(journal).is_ok_and(is_the_one) { fs::rename(journal, rotated(journal)) } else { Ok(()) }
+    if fs::metadata(journal).is_ok_and(is_the_one) {
+        fs::rename(journal, rotated(journal))
+    } else {
+        Ok(())
+    }
 }
 
 /// Writes the whole line or nothing.
@@ -139,21 +180,24 @@ fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
     if file.metadata()?.len() == end {
         file.set_len(end - taken as u64)?;
     }
-    let at_limit = getrlimit(Resource::Fsize).current.is_some_and(|limit| limit <= end);
+    let at_limit = getrlimit(Resource::Fsize)
+        .current
+        .is_some_and(|limit| limit <= end);
     Err(if at_limit { Errno::FBIG } else { Errno::NOSPC }.into())
 }
 
 /// Only one guard moves a full file away: a second one would move the new file over it.
 ///
-/// Any reader of the file can hold that lock for ever. So a file of twice the size is moved without the lock: at worst two
-/// guards do so at once, and old lines are lost.
+/// Any reader of the file can hold that lock for ever. So a file of twice the size is moved without
+/// the lock: at worst two guards do so at once, and old lines are lost.
 fn rotate(journal: &Path, file: &File, written: &Metadata) -> io::Result<()> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) if written.len() < 2 * FULL => return Ok(()),
         Err(Errno::WOULDBLOCK) => {}
         locked => locked?,
     }
-    // Another guard may have moved it before this one got the lock: then the path leads to another file.
+    // Another guard may have moved it before this one got the lock: then the path leads to another
+    // file.
     if fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {
         fault::reach(FaultPoint::Rotating);
         fs::rename(journal, rotated(journal))?;
@@ -183,7 +227,8 @@ mod tests {
         assert!(folder.path().join("new/journal.jsonl.1").metadata().is_ok());
     }
 
-    /// Issue 14: a container with a read-only hostPath of `/run` can have a lease on the journal, without any capability.
+    /// Issue 14: a container with a read-only hostPath of `/run` can have a lease on the journal,
+    /// without any capability.
     #[test]
     fn a_reader_that_has_a_lease_on_the_journal_keeps_no_line_out() {
         use nix::libc::{F_RDLCK, F_SETLEASE, F_WRLCK, SIGURG, fcntl};
@@ -197,7 +242,8 @@ mod tests {
         for kind in [F_RDLCK, F_WRLCK] {
             fs::write(&journal, "old\n").unwrap();
             let reader = File::open(&journal).unwrap();
-            // SAFETY: numbers alone. The kernel's SIGIO would end this process; SIGURG is ignored by default.
+            // SAFETY: numbers alone. The kernel's SIGIO would end this process; SIGURG is ignored
+            // by default.
             let leased = unsafe {
                 fcntl(reader.as_raw_fd(), F_SETSIG, SIGURG);
                 fcntl(reader.as_raw_fd(), F_SETLEASE, kind)

@@ -1,5 +1,5 @@
-//! The features of this kernel. They are probed by calls that change nothing, not derived from its version: distributions
-//! backport.
+//! The features of this kernel. They are probed by calls that change nothing, not derived from its
+//! version: distributions backport.
 
 use std::fs;
 use std::path::Path;
@@ -29,9 +29,14 @@ pub struct KernelFeatures {
 /// Probes the kernel.
 pub fn kernel_features() -> KernelFeatures {
     let root = Handle::follow(Path::new("/")).ok();
-    let unique = root.as_ref().and_then(|root| root.unique_mount_id().ok().flatten());
+    let unique = root
+        .as_ref()
+        .and_then(|root| root.unique_mount_id().ok().flatten());
     KernelFeatures {
-        release: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim_end().to_owned(),
+        release: fs::read_to_string("/proc/sys/kernel/osrelease")
+            .unwrap_or_default()
+            .trim_end()
+            .to_owned(),
         openat2: rustix::fs::openat2(
             CWD,
             "/",
@@ -46,11 +51,15 @@ pub fn kernel_features() -> KernelFeatures {
     }
 }
 
-/// move_mount(2) checks its flags before its paths: a call with an impossible path shows if it knows the flag.
+/// move_mount(2) checks its flags before its paths: a call with an impossible path shows if it
+/// knows the flag.
 fn knows_beneath() -> bool {
     let nowhere = "/proc/self/fd/bindguard-probe";
     let flags = MoveMountFlags::MOVE_MOUNT_BENEATH;
-    !matches!(rustix::mount::move_mount(CWD, nowhere, CWD, nowhere, flags), Err(Errno::INVAL | Errno::NOSYS))
+    !matches!(
+        rustix::mount::move_mount(CWD, nowhere, CWD, nowhere, flags),
+        Err(Errno::INVAL | Errno::NOSYS)
+    )
 }
 
 #[cfg(test)]

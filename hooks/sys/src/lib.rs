@@ -1,9 +1,11 @@
-//! bindguard's access to the kernel and the disk: reads, probes, binds, detaches. This crate decides nothing.
+//! bindguard's access to the kernel and the disk: reads, probes, binds, detaches. This crate
+//! decides nothing.
 //!
-//! An open `O_PATH` descriptor refers to each file while it is inspected. A path can lead elsewhere a moment later, and a
-//! mount id belongs to another mount as soon as the first is gone. Such descriptors, mountinfo, statmount and `statx` with
-//! `AT_STATX_DONT_SYNC` never wait for a file server or a FUSE daemon. On SMB and 9p statx does wait; [`Handle::unqueried`] avoids
-//! it there. Calls that may wait run in a [separate process](probe), which can be abandoned.
+//! An open `O_PATH` descriptor refers to each file while it is inspected. A path can lead elsewhere
+//! a moment later, and a mount id belongs to another mount as soon as the first is gone. Such
+//! descriptors, mountinfo, statmount and `statx` with `AT_STATX_DONT_SYNC` never wait for a file
+//! server or a FUSE daemon. On SMB and 9p statx does wait; [`Handle::unqueried`] avoids it there.
+//! Calls that may wait run in a [separate process](probe), which can be abandoned.
 #![deny(unsafe_code)]
 
 pub mod bundle;
@@ -40,7 +42,9 @@ pub use handle::{Handle, HandleError};
 pub use heap::trim_heap;
 pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path};
 pub use kernel_features::{KernelFeatures, kernel_features};
-pub use mountinfo::{MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table};
+pub use mountinfo::{
+    MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table,
+};
 pub use mounts::{MountError, MountOf, Mounts};
 pub use read_file::read_file;
 pub use size_errors::with_size_errors;

@@ -1,9 +1,10 @@
 //! Symlinks that may have led to a directory which is gone.
 //!
-//! A pod's `subPath` may be a symlink: `current`, which leads to `releases/42`. The kubelet follows it and binds `releases/42`, and
-//! the mount shows nothing else. When a deployment removes `releases/42`, or a folder in it, and has `current` lead to
-//! `releases/43`, a kubelet binds that one. So a directory is not made again where a link on the way to it leads to something
-//! beside it, or beside a directory above it.
+//! A pod's `subPath` may be a symlink: `current`, which leads to `releases/42`. The kubelet follows
+//! it and binds `releases/42`, and the mount shows nothing else. When a deployment removes
+//! `releases/42`, or a folder in it, and has `current` lead to `releases/43`, a kubelet binds that
+//! one. So a directory is not made again where a link on the way to it leads to something beside
+//! it, or beside a directory above it.
 //!
 //! A link that was removed, or lies elsewhere in the volume, is not found.
 
@@ -33,7 +34,8 @@ impl OnTheWay {
         self.0.last().map(|(_, directory)| directory)
     }
 
-    /// A link that leads away from the path: to something else in one of them. `volume` is the path of the volume's root.
+    /// A link that leads away from the path: to something else in one of them. `volume` is the path
+    /// of the volume's root.
     ///
     /// # Errors
     /// getdents(2)'s and readlink(2)'s; `E2BIG` when there are too many names to read.
@@ -49,7 +51,8 @@ impl OnTheWay {
                 if !matches!(entry.file_type(), FileType::Symlink | FileType::Unknown) {
                     continue;
                 }
-                let target = match rustix::fs::readlinkat(directory, entry.file_name(), Vec::new()) {
+                let target = match rustix::fs::readlinkat(directory, entry.file_name(), Vec::new())
+                {
                     Ok(target) => target,
                     // It is no link, or went away.
                     Err(Errno::INVAL | Errno::NOENT) => continue,
@@ -57,24 +60,40 @@ impl OnTheWay {
                 };
                 let target = Path::new(OsStr::from_bytes(target.as_bytes()));
                 if within(volume, path, target).is_some_and(|target| self.are_left_for(&target)) {
-                    return Ok(Some(path.join(OsStr::from_bytes(entry.file_name().to_bytes()))));
+                    return Ok(Some(
+                        path.join(OsStr::from_bytes(entry.file_name().to_bytes())),
+                    ));
                 }
             }
         }
         Ok(None)
     }
 
-    /// True for a path that lies in one of them and is none of them. It may be missing, as a release that is put in place later. A file
-    /// is nothing that a directory was bound through.
+    /// True for a path that lies in one of them and is none of them. It may be missing, as a
+    /// release that is put in place later. A file is nothing that a directory was bound through.
     fn are_left_for(&self, target: &Path) -> bool {
-        let held = |path: &Path| self.0.iter().find(|(known, _)| known == path).map(|(_, directory)| directory);
-        let Some((parent, name)) = target.parent().and_then(held).zip(target.file_name()) else { return false };
-        let kind = || Some(FileType::from_raw_mode(statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_mode));
+        let held = |path: &Path| {
+            self.0
+                .iter()
+                .find(|(known, _)| known == path)
+                .map(|(_, directory)| directory)
+        };
+        let Some((parent, name)) = target.parent().and_then(held).zip(target.file_name()) else {
+            return false;
+        };
+        let kind = || {
+            Some(FileType::from_raw_mode(
+                statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
+                    .ok()?
+                    .st_mode,
+            ))
+        };
         held(target).is_none() && kind() != Some(FileType::RegularFile)
     }
 }
 
-/// The target of a link in a directory of the volume, as a path within the volume; `None` if it is outside.
+/// The target of a link in a directory of the volume, as a path within the volume; `None` if it is
+/// outside.
 fn within(volume: &Path, directory: &Path, target: &Path) -> Option<PathBuf> {
     let (mut path, target) = match target.strip_prefix(volume) {
         Ok(below) if target.is_absolute() => (PathBuf::new(), below),
@@ -99,10 +118,14 @@ mod tests {
     #[test]
     fn a_link_is_followed_by_its_words() {
         let leads = |directory: &str, target: &str| {
-            within("/v".as_ref(), directory.as_ref(), target.as_ref()).map(|path| path.display().to_string())
+            within("/v".as_ref(), directory.as_ref(), target.as_ref())
+                .map(|path| path.display().to_string())
         };
         assert_eq!(leads("", "releases/43").as_deref(), Some("releases/43"));
-        assert_eq!(leads("a", "../releases/./43").as_deref(), Some("releases/43"));
+        assert_eq!(
+            leads("a", "../releases/./43").as_deref(),
+            Some("releases/43")
+        );
         assert_eq!(leads("a", "/v/releases/43").as_deref(), Some("releases/43"));
         assert_eq!((leads("", "../etc"), leads("a", "/etc")), (None, None));
     }

@@ -13,14 +13,14 @@ use rustix::io::Errno;
 /// Adds these attributes to a mount. Everything that the mount denies already stays denied.
 ///
 /// # Errors
-/// `ENOSYS` before Linux 5.12, `EPERM` under a seccomp filter that does not know the call, `EINVAL` where nosymfollow is
-/// wanted before Linux 5.14.
+/// `ENOSYS` before Linux 5.12, `EPERM` under a seccomp filter that does not know the call, `EINVAL`
+/// where nosymfollow is wanted before Linux 5.14.
 pub(crate) fn mount_setattr(mount: impl AsFd, attributes: MountAttributes) -> io::Result<()> {
     set(mount.as_fd(), &request(attributes))
 }
 
-/// As [`mount_setattr`], and sets the propagation (`MS_PRIVATE`, `MS_SLAVE`; 0 leaves it) and the idmapping of a user
-/// namespace.
+/// As [`mount_setattr`], and sets the propagation (`MS_PRIVATE`, `MS_SLAVE`; 0 leaves it) and the
+/// idmapping of a user namespace.
 ///
 /// # Errors
 /// As [`mount_setattr`], and `EINVAL` where the filesystem cannot be idmapped.
@@ -31,9 +31,21 @@ pub(crate) fn mount_setattr_in_full(
     idmap: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let plain = request(attributes);
-    let idmapped = if idmap.is_some() { libc::MOUNT_ATTR_IDMAP } else { 0 };
+    let idmapped = if idmap.is_some() {
+        libc::MOUNT_ATTR_IDMAP
+    } else {
+        0
+    };
     let userns_fd = idmap.map_or(0, |namespace| namespace.as_raw_fd() as u64);
-    set(mount.as_fd(), &libc::mount_attr { attr_set: plain.attr_set | idmapped, propagation, userns_fd, ..plain })
+    set(
+        mount.as_fd(),
+        &libc::mount_attr {
+            attr_set: plain.attr_set | idmapped,
+            propagation,
+            userns_fd,
+            ..plain
+        },
+    )
 }
 
 /// Makes a mount writable. Uses neither the heap nor a lock.
@@ -41,7 +53,12 @@ pub(crate) fn mount_setattr_in_full(
 /// # Errors
 /// As [`mount_setattr`].
 pub(crate) fn make_writable(mount: impl AsFd) -> Result<(), Errno> {
-    let request = libc::mount_attr { attr_set: 0, attr_clr: libc::MOUNT_ATTR_RDONLY, propagation: 0, userns_fd: 0 };
+    let request = libc::mount_attr {
+        attr_set: 0,
+        attr_clr: libc::MOUNT_ATTR_RDONLY,
+        propagation: 0,
+        userns_fd: 0,
+    };
     set(mount.as_fd(), &request).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
@@ -55,7 +72,8 @@ fn request(attributes: MountAttributes) -> libc::mount_attr {
 }
 
 fn set(mount: BorrowedFd<'_>, request: &libc::mount_attr) -> io::Result<()> {
-    // SAFETY: the request is of the size that is passed with it and the path ends with a zero; the kernel keeps neither.
+    // SAFETY: the request is of the size that is passed with it and the path ends with a zero; the
+    // kernel keeps neither.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -66,5 +84,9 @@ fn set(mount: BorrowedFd<'_>, request: &libc::mount_attr) -> io::Result<()> {
             size_of::<libc::mount_attr>(),
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

@@ -30,7 +30,8 @@ pub enum ReadTableError {
 /// The kernel returns at most a page of mountinfo for each read(2). The size is for pipes.
 const PIECE: usize = 16 << 10;
 
-/// Reads `/proc/thread-self/mountinfo`: the thread's own namespace, which may differ from the process's.
+/// Reads `/proc/thread-self/mountinfo`: the thread's own namespace, which may differ from the
+/// process's.
 ///
 /// # Errors
 /// If it cannot be read, or contains a line that is not a mount.
@@ -50,16 +51,21 @@ pub fn read_host_table(text: impl Read) -> Result<MountTable, ReadTableError> {
     read_table(text, TableLimits::HOST, Detail::All)
 }
 
-/// Reads the mount table of a container or of any other foreign process: a `/proc/PID/mountinfo`, or a descriptor over which its
-/// text arrives. The sources of the mounts are left out.
+/// Reads the mount table of a container or of any other foreign process: a `/proc/PID/mountinfo`,
+/// or a descriptor over which its text arrives. The sources of the mounts are left out.
 ///
 /// # Errors
-/// If it cannot be read, exceeds [`TableLimits::CONTAINER`], ends in the middle of a line, or contains a line that is not a mount.
+/// If it cannot be read, exceeds [`TableLimits::CONTAINER`], ends in the middle of a line, or
+/// contains a line that is not a mount.
 pub fn read_container_table(text: impl Read) -> Result<MountTable, ReadTableError> {
     read_table(text, TableLimits::CONTAINER, Detail::WithoutSources)
 }
 
-fn read_table(mut text: impl Read, limits: TableLimits, detail: Detail) -> Result<MountTable, ReadTableError> {
+fn read_table(
+    mut text: impl Read,
+    limits: TableLimits,
+    detail: Detail,
+) -> Result<MountTable, ReadTableError> {
     let mut parser = TableParser::new(limits, detail);
     let mut piece = vec![0; PIECE];
     loop {

@@ -1,8 +1,8 @@
 //! The mount of an open file, as the kernel reports it.
 //!
-//! statx(2) and statmount(2) report it in microseconds, however many mounts a node has. Before Linux 6.8, and where the call
-//! is denied, the mount table is read once, at its first use. That is after every file of interest is open, so mount ids
-//! still name the same mounts.
+//! statx(2) and statmount(2) report it in microseconds, however many mounts a node has. Before
+//! Linux 6.8, and where the call is denied, the mount table is read once, at its first use. That is
+//! after every file of interest is open, so mount ids still name the same mounts.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -32,7 +32,8 @@ pub enum MountError {
     NotListed(MountId),
 }
 
-/// The mounts of the calling thread's namespace. Open the files to be inspected before you create one.
+/// The mounts of the calling thread's namespace. Open the files to be inspected before you create
+/// one.
 #[derive(Debug, Default)]
 pub struct Mounts {
     only_table: bool,
@@ -60,23 +61,33 @@ pub struct MountOf {
 }
 
 impl MountOf {
-    /// True if another mount lies directly below this one at the same mount point. A swap leaves this state if it is
-    /// interrupted between attaching the new mount beneath the stale one and detaching the stale one.
+    /// True if another mount lies directly below this one at the same mount point. A swap leaves
+    /// this state if it is interrupted between attaching the new mount beneath the stale one and
+    /// detaching the stale one.
     pub fn covers_its_equal(&self) -> bool {
-        self.parent.as_ref().is_some_and(|parent| parent.mount_point == self.entry.mount_point)
+        self.parent
+            .as_ref()
+            .is_some_and(|parent| parent.mount_point == self.entry.mount_point)
     }
 }
 
 impl Mounts {
     /// Uses only the mount table, as on a kernel without statmount(2).
     pub fn from_mountinfo() -> Self {
-        Self { only_table: true, ..Self::default() }
+        Self {
+            only_table: true,
+            ..Self::default()
+        }
     }
 
-    /// The same for files that were opened since. Keeps the results of statmount(2), whose ids are never reused, and reads
-    /// the mount table again when it is needed.
+    /// The same for files that were opened since. Keeps the results of statmount(2), whose ids are
+    /// never reused, and reads the mount table again when it is needed.
     pub fn for_newly_opened(&self) -> Self {
-        Self { only_table: self.only_table, cached: Rc::clone(&self.cached), table: OnceCell::new() }
+        Self {
+            only_table: self.only_table,
+            cached: Rc::clone(&self.cached),
+            table: OnceCell::new(),
+        }
     }
 
     /// Returns the mount that a handle is on.
@@ -94,66 +105,96 @@ impl Mounts {
         }
     }
 
-    /// True if a call on the file cannot wait for a server or a daemon. False if its mount is unknown.
+    /// True if a call on the file cannot wait for a server or a daemon. False if its mount is
+    /// unknown.
     pub fn is_local(&self, handle: &Handle) -> bool {
-        self.mount_of(handle).is_ok_and(|mount| mount.entry.fs_type.is_local())
+        self.mount_of(handle)
+            .is_ok_and(|mount| mount.entry.fs_type.is_local())
     }
 
-    /// True if a call on the file may wait for a server or a daemon, as far as statmount(2) reports it. Does not read the
-    /// mount table.
+    /// True if a call on the file may wait for a server or a daemon, as far as statmount(2) reports
+    /// it. Does not read the mount table.
     pub(crate) fn is_on_a_server(&self, handle: &Handle) -> bool {
-        self.by_statmount(handle).is_some_and(|mount| !mount.entry.fs_type.is_local())
+        self.by_statmount(handle)
+            .is_some_and(|mount| !mount.entry.fs_type.is_local())
     }
 
     /// The mount table, read at the first call.
     pub(crate) fn table(&self) -> Result<&MountTable, MountError> {
-        let table = self.table.get_or_init(|| read_mount_table().map_err(Arc::new));
-        table.as_ref().map_err(|error| MountError::Table(Arc::clone(error)))
+        let table = self
+            .table
+            .get_or_init(|| read_mount_table().map_err(Arc::new));
+        table
+            .as_ref()
+            .map_err(|error| MountError::Table(Arc::clone(error)))
     }
 
     /// True if `mount` was made after `than`; both must be open. Reads the mount table.
     ///
     /// # Errors
     /// If the kernel does not report it.
-    pub(crate) fn is_newer(&self, mount: &MountEntry, than: &MountEntry) -> Result<bool, MountError> {
+    pub(crate) fn is_newer(
+        &self,
+        mount: &MountEntry,
+        than: &MountEntry,
+    ) -> Result<bool, MountError> {
         let is_newer = self.table()?.is_listed_after(mount.id, than.id);
         is_newer.ok_or(MountError::NotListed(mount.id))
     }
 
-    /// True if anything is mounted below a directory, hidden mounts included. Reads the mount table.
+    /// True if anything is mounted below a directory, hidden mounts included. Reads the mount
+    /// table.
     ///
     /// # Errors
     /// If the table cannot be read.
     pub fn any_below(&self, directory: &Path) -> Result<bool, MountError> {
         let table = self.table()?;
         let is_below = |point: &Path| point != directory && point.starts_with(directory);
-        Ok(table.entries().iter().any(|entry| is_below(&entry.mount_point)))
+        Ok(table
+            .entries()
+            .iter()
+            .any(|entry| is_below(&entry.mount_point)))
     }
 
-    /// `None` if statmount(2) does not report it. Then the mount table does, or fails with a reason.
+    /// `None` if statmount(2) does not report it. Then the mount table does, or fails with a
+    /// reason.
     fn by_statmount(&self, handle: &Handle) -> Option<MountOf> {
         let unique_id = handle.unique_mount_id().ok()??;
         let is_mount_point = handle.is_mount_root().ok()?;
         let known_point = handle.path_as_written().filter(|_| is_mount_point);
-        let Cached { entry, unique_parent } = self.statmount(unique_id, known_point).ok()?;
+        let Cached {
+            entry,
+            unique_parent,
+        } = self.statmount(unique_id, known_point).ok()?;
         let parent = match is_namespace_root(&entry) {
             true => None,
             false => match self.statmount(unique_parent, None) {
                 Ok(parent) => Some(parent.entry),
-                // A process may have a root below the namespace's root: then the kernel does not name its parent.
+                // A process may have a root below the namespace's root: then the kernel does not
+                // name its parent.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(_) => return None,
             },
         };
-        Some(MountOf { entry, parent, is_mount_point })
+        Some(MountOf {
+            entry,
+            parent,
+            is_mount_point,
+        })
     }
 
     fn statmount(&self, unique_id: u64, mount_point: Option<&Path>) -> io::Result<Cached> {
         if let Some(cached) = self.cached.borrow().get(&unique_id) {
             return Ok(cached.clone());
         }
-        let StatmountEntry { entry, unique_parent } = statmount(unique_id, mount_point)?;
-        let cached = Cached { entry: Rc::new(entry), unique_parent };
+        let StatmountEntry {
+            entry,
+            unique_parent,
+        } = statmount(unique_id, mount_point)?;
+        let cached = Cached {
+            entry: Rc::new(entry),
+            unique_parent,
+        };
         self.cached.borrow_mut().insert(unique_id, cached.clone());
         Ok(cached)
     }
@@ -162,23 +203,30 @@ impl Mounts {
         let table = self.table()?;
         let id = handle.mount_id()?;
         let entry = table.mount(id).ok_or(MountError::NotListed(id))?;
-        let parent = table.mount(entry.parent).filter(|_| !is_namespace_root(entry));
+        let parent = table
+            .mount(entry.parent)
+            .filter(|_| !is_namespace_root(entry));
         let is_mount_point = match entry.fs_type.queries_server_for_attributes() {
             true => handle.is_at(&entry.mount_point),
             false => handle.is_mount_root()?,
         };
         let shared = |entry: &MountEntry| Rc::new(entry.clone());
-        Ok(MountOf { entry: shared(entry), parent: parent.map(shared), is_mount_point })
+        Ok(MountOf {
+            entry: shared(entry),
+            parent: parent.map(shared),
+            is_mount_point,
+        })
     }
 }
 
-/// True if mountinfo has more: the FUSE subtype, and the part of an NFS export that is mounted. statmount(2) reports these
-/// since Linux 6.13, but only for a larger request.
+/// True if mountinfo has more: the FUSE subtype, and the part of an NFS export that is mounted.
+/// statmount(2) reports these since Linux 6.13, but only for a larger request.
 fn is_incomplete(fs_type: &FsType) -> bool {
     fs_type.0 == "fuse" || fs_type.has_root_in_source()
 }
 
-/// True for the root of the namespace. Only some kernels show the mount below it, and no path reaches that mount.
+/// True for the root of the namespace. Only some kernels show the mount below it, and no path
+/// reaches that mount.
 fn is_namespace_root(entry: &MountEntry) -> bool {
     is_root(&entry.mount_point)
 }

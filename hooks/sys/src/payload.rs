@@ -18,11 +18,15 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
-    /// Opens the current payload of a volume. `None` if that fails; [`open_target`](crate::open_target) reports the reason.
+    /// Opens the current payload of a volume. `None` if that fails;
+    /// [`open_target`](crate::open_target) reports the reason.
     pub(crate) fn hold(volume: &Handle) -> Option<Self> {
         let timestamp = current_payload(volume).ok()?;
         let directory = open_below(volume, Path::new(timestamp.name()), OFlags::DIRECTORY).ok()?;
-        Some(Self { timestamp, directory })
+        Some(Self {
+            timestamp,
+            directory,
+        })
     }
 
     /// Its name.
@@ -30,10 +34,12 @@ impl Payload {
         &self.timestamp
     }
 
-    /// The identity of a key of the `volume`, read without opening it. `None` for a key that is gone or is being removed with
-    /// its payload, a path of several names, a symlink, and a mount.
+    /// The identity of a key of the `volume`, read without opening it. `None` for a key that is
+    /// gone or is being removed with its payload, a path of several names, a symlink, and a mount.
     pub(crate) fn key(&self, key: &Path, volume: &Handle) -> Option<FileIdentity> {
         let is_one_name = key.file_name().is_some_and(|name| name == key.as_os_str());
-        is_one_name.then(|| volume.identity_on_same_mount(&self.directory, key)).flatten()
+        is_one_name
+            .then(|| volume.identity_on_same_mount(&self.directory, key))
+            .flatten()
     }
 }

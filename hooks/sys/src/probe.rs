@@ -1,7 +1,8 @@
 //! Probes sources without waiting for those that do not answer.
 //!
-//! A runtime first walks to the path of a bind's source and calls stat(2). A dead mount answers these with ENOTCONN, ESTALE
-//! or not at all (containerd#10828). A separate process makes the calls.
+//! A runtime first walks to the path of a bind's source and calls stat(2). A dead mount answers
+//! these with ENOTCONN, ESTALE or not at all (containerd#10828). A separate process makes the
+//! calls.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -25,7 +26,8 @@ pub enum Answer {
     Refused(io::Error),
     /// No answer within this time.
     Silent(Duration),
-    /// It was not probed, or not for long enough: the one before it gave no answer, or there are too many.
+    /// It was not probed, or not for long enough: the one before it gave no answer, or there are
+    /// too many.
     NotProbed,
 }
 
@@ -34,7 +36,8 @@ pub enum Answer {
 pub struct Patience {
     /// For one path. One that takes longer is silent.
     pub each: Duration,
-    /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: it did not get its full time.
+    /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: it did not get its
+    /// full time.
     pub all: Duration,
 }
 
@@ -46,8 +49,11 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     if paths.is_empty() {
         return Ok(Vec::new());
     }
-    let mut process =
-        SeparateProcess::start(|pipe| paths.iter().for_each(|path| write_answer(pipe, probe_path(path))))?;
+    let mut process = SeparateProcess::start(|pipe| {
+        paths
+            .iter()
+            .for_each(|path| write_answer(pipe, probe_path(path)))
+    })?;
     let (received, end) = read_until(process.output(), patience)?;
     let mut answers = answers(&received);
     if answers.len() < paths.len() && end == End::Silence {
@@ -57,18 +63,27 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     Ok(answers)
 }
 
-/// Probes each of these paths in a process of its own, all at the same time, for `patience` in all. A path that hangs delays
-/// no other. The answers are in the same order. A process costs a millisecond: this is for the paths that [`probe`] left.
+/// Probes each of these paths in a process of its own, all at the same time, for `patience` in all.
+/// A path that hangs delays no other. The answers are in the same order. A process costs a
+/// millisecond: this is for the paths that [`probe`] left.
 ///
 /// # Errors
 /// When no process can be made.
 pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
-    let processes = paths.iter().map(|path| SeparateProcess::start(|pipe| write_answer(pipe, probe_path(path))));
+    let processes = paths
+        .iter()
+        .map(|path| SeparateProcess::start(|pipe| write_answer(pipe, probe_path(path))));
     let mut processes = processes.collect::<io::Result<Vec<_>>>()?;
     let start = Instant::now();
     let mut answer = |process: &mut SeparateProcess| {
         let left = patience.saturating_sub(start.elapsed());
-        let (received, end) = read_until(process.output(), Patience { each: left, all: left })?;
+        let (received, end) = read_until(
+            process.output(),
+            Patience {
+                each: left,
+                all: left,
+            },
+        )?;
         Ok(answers(&received).pop().unwrap_or(if end == End::Closed {
             Answer::NotProbed
         } else {
@@ -80,11 +95,16 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
 
 fn probe_path(path: &Path) -> Result<PathBuf, i32> {
     match walk(path) {
-        // The client trusts a name for up to a minute. A statx(2) of the path itself makes the kernel walk again and query
-        // the server for each name: by now another file may have it.
+        // The client trusts a name for up to a minute. A statx(2) of the path itself makes the
+        // kernel walk again and query the server for each name: by now another file may have it.
         Err(number) if number == Errno::STALE.raw_os_error() => {
-            rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
-                .map_err(Errno::raw_os_error)?;
+            rustix::fs::statx(
+                CWD,
+                path,
+                AtFlags::STATX_FORCE_SYNC,
+                StatxFlags::BASIC_STATS,
+            )
+            .map_err(Errno::raw_os_error)?;
             walk(path)
         }
         answer => answer,
@@ -94,9 +114,15 @@ fn probe_path(path: &Path) -> Result<PathBuf, i32> {
 fn walk(path: &Path) -> Result<PathBuf, i32> {
     let number = |error: io::Error| error.raw_os_error().unwrap_or(0);
     let handle = Handle::follow(path).map_err(|error| number(error.into_io()))?;
-    // This forces the server's own answer: for a second or so the kernel would answer for a dead daemon.
-    rustix::fs::statx(&handle, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
-        .map_err(Errno::raw_os_error)?;
+    // This forces the server's own answer: for a second or so the kernel would answer for a dead
+    // daemon.
+    rustix::fs::statx(
+        &handle,
+        "",
+        AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC,
+        StatxFlags::BASIC_STATS,
+    )
+    .map_err(Errno::raw_os_error)?;
     handle.resolved_path().map_err(number)
 }
 
@@ -127,7 +153,10 @@ pub(crate) fn read_until(pipe: &mut File, patience: Patience) -> io::Result<(Vec
     loop {
         let left = patience.all.saturating_sub(start.elapsed());
         let wait = left.min(patience.each);
-        let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+        let timeout = Timespec {
+            tv_sec: wait.as_secs() as i64,
+            tv_nsec: wait.subsec_nanos().into(),
+        };
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
             Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
             Ok(0) => return Ok((received, End::Silence)),
@@ -145,8 +174,12 @@ pub(crate) fn read_until(pipe: &mut File, patience: Patience) -> io::Result<(Vec
 fn answers(mut received: &[u8]) -> Vec<Answer> {
     let mut answers = Vec::new();
     while let Some((number, rest)) = received.split_first_chunk() {
-        let Some((length, rest)) = rest.split_first_chunk() else { break };
-        let Some((path, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize) else { break };
+        let Some((length, rest)) = rest.split_first_chunk() else {
+            break;
+        };
+        let Some((path, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize) else {
+            break;
+        };
         answers.push(match i32::from_ne_bytes(*number) {
             0 => Answer::Reached(PathBuf::from(std::ffi::OsStr::from_bytes(path))),
             number => Answer::Refused(io::Error::from_raw_os_error(number)),
@@ -163,20 +196,32 @@ mod tests {
     #[test]
     fn existing_and_missing_paths_are_answered_in_order() {
         let paths = ["/", "/nowhere", "/proc/self/../version"].map(PathBuf::from);
-        let patience = Patience { each: Duration::from_secs(10), all: Duration::from_secs(10) };
+        let patience = Patience {
+            each: Duration::from_secs(10),
+            all: Duration::from_secs(10),
+        };
         let answers = probe(&paths, patience).unwrap();
         assert!(matches!(&answers[0], Answer::Reached(path) if path == Path::new("/")));
-        assert!(matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound));
+        assert!(
+            matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound)
+        );
         assert!(matches!(&answers[2], Answer::Reached(path) if path == Path::new("/proc/version")));
     }
 
     #[test]
     fn many_paths_that_answer_are_never_silent() {
         let paths = vec![PathBuf::from("/proc/version"); 50_000];
-        let patience = Patience { each: Duration::from_secs(1), all: Duration::from_millis(30) };
+        let patience = Patience {
+            each: Duration::from_secs(1),
+            all: Duration::from_millis(30),
+        };
         let answers = probe(&paths, patience).unwrap();
         assert_eq!(answers.len(), paths.len());
-        assert!(answers.iter().all(|answer| matches!(answer, Answer::Reached(_) | Answer::NotProbed)));
+        assert!(
+            answers
+                .iter()
+                .all(|answer| matches!(answer, Answer::Reached(_) | Answer::NotProbed))
+        );
     }
 
     #[test]
@@ -184,15 +229,22 @@ mod tests {
         let paths = ["/", "/nowhere", "/proc/version"].map(PathBuf::from);
         let answers = probe_side_by_side(&paths, Duration::from_secs(10)).unwrap();
         assert!(matches!(&answers[0], Answer::Reached(path) if path == Path::new("/")));
-        assert!(matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound));
+        assert!(
+            matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound)
+        );
         assert!(matches!(&answers[2], Answer::Reached(path) if path == Path::new("/proc/version")));
     }
 
     #[test]
     fn half_an_answer_is_none() {
         let mut whole = Vec::new();
-        for record in [&5i32.to_ne_bytes()[..], &0u32.to_ne_bytes(), &0i32.to_ne_bytes(), &9u32.to_ne_bytes(), b"/cut"]
-        {
+        for record in [
+            &5i32.to_ne_bytes()[..],
+            &0u32.to_ne_bytes(),
+            &0i32.to_ne_bytes(),
+            &9u32.to_ne_bytes(),
+            b"/cut",
+        ] {
             whole.extend_from_slice(record);
         }
         assert_eq!(answers(&whole).len(), 1);

@@ -6,9 +6,10 @@
 //! | `stat`, `exe`, `cwd`, `root`, `fd/*`, `ns/*`, `wchan`, `stack`, `io`, `syscall`, `auxv` | exec_update_lock, at least on Linux 6.18 |
 //! | `comm`, `cgroup`, `status`, `statm`, `mountinfo`, the list of `fd` | none that a process can hold |
 //!
-//! A process holds its mmap_lock for as long as it wants in a write to a FUSE file that it mapped. It holds its exec_update_lock in
-//! an execve(2) that closes a file of a FUSE daemon. A hung NFS server has the same effect. So a separate process reads the first two
-//! rows, with a time limit: a reader that waits for one of these locks can be killed.
+//! A process holds its mmap_lock for as long as it wants in a write to a FUSE file that it mapped.
+//! It holds its exec_update_lock in an execve(2) that closes a file of a FUSE daemon. A hung NFS
+//! server has the same effect. So a separate process reads the first two rows, with a time limit: a
+//! reader that waits for one of these locks can be killed.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -48,11 +49,15 @@ pub struct ProcessFile {
 impl ProcessFile {
     /// The file with this name below `/proc/PID`.
     pub fn of(pid: u32, name: &str) -> Self {
-        Self { pid, path: Path::new("/proc").join(pid.to_string()).join(name) }
+        Self {
+            pid,
+            path: Path::new("/proc").join(pid.to_string()).join(name),
+        }
     }
 }
 
-/// The contents of these files, in the same order. The error of a process that holds its lock is `TimedOut`.
+/// The contents of these files, in the same order. The error of a process that holds its lock is
+/// `TimedOut`.
 pub fn contents(files: &[ProcessFile]) -> Vec<io::Result<Vec<u8>>> {
     read(files, Part::Content)
 }
@@ -67,14 +72,28 @@ pub fn links(files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
 
 /// The inode numbers of the files that these links lead to, in the same order.
 pub fn inodes(files: &[ProcessFile]) -> Vec<io::Result<u64>> {
-    let number = |bytes: Vec<u8>| bytes.try_into().map(u64::from_ne_bytes).map_err(|_| ErrorKind::InvalidData.into());
-    read(files, Part::Inode).into_iter().map(|inode| inode.and_then(number)).collect()
+    let number = |bytes: Vec<u8>| {
+        bytes
+            .try_into()
+            .map(u64::from_ne_bytes)
+            .map_err(|_| ErrorKind::InvalidData.into())
+    };
+    read(files, Part::Inode)
+        .into_iter()
+        .map(|inode| inode.and_then(number))
+        .collect()
 }
 
 /// The arguments of each of these processes, its name first, in the same order.
 pub fn arguments_of(pids: &[u32]) -> Vec<io::Result<Vec<String>>> {
-    let files: Vec<ProcessFile> = pids.iter().map(|pid| ProcessFile::of(*pid, "cmdline")).collect();
-    contents(&files).into_iter().map(|words| words.map(|words| arguments(&words))).collect()
+    let files: Vec<ProcessFile> = pids
+        .iter()
+        .map(|pid| ProcessFile::of(*pid, "cmdline"))
+        .collect();
+    contents(&files)
+        .into_iter()
+        .map(|words| words.map(|words| arguments(&words)))
+        .collect()
 }
 
 fn read(files: &[ProcessFile], part: Part) -> Vec<io::Result<Vec<u8>>> {
@@ -83,8 +102,11 @@ fn read(files: &[ProcessFile], part: Part) -> Vec<io::Result<Vec<u8>>> {
         let left = CALL_TIMEOUT.saturating_sub(start.elapsed());
         match read_until_silence(&files[answers.len()..], part, left) {
             Ok(read) if read.is_empty() => {
-                // The lock belongs to the process: its next files would only cost the time limit again.
-                let others = files[answers.len()..].iter().take_while(|file| file.pid == next.pid);
+                // The lock belongs to the process: its next files would only cost the time limit
+                // again.
+                let others = files[answers.len()..]
+                    .iter()
+                    .take_while(|file| file.pid == next.pid);
                 answers.extend(others.map(|_| Err(ErrorKind::TimedOut.into())));
             }
             Ok(read) => answers.extend(read),
@@ -95,7 +117,11 @@ fn read(files: &[ProcessFile], part: Part) -> Vec<io::Result<Vec<u8>>> {
 }
 
 /// The answers up to the first file that gives none.
-fn read_until_silence(files: &[ProcessFile], part: Part, all: Duration) -> io::Result<Vec<io::Result<Vec<u8>>>> {
+fn read_until_silence(
+    files: &[ProcessFile],
+    part: Part,
+    all: Duration,
+) -> io::Result<Vec<io::Result<Vec<u8>>>> {
     if all.is_zero() {
         return Ok(Vec::new());
     }
@@ -104,10 +130,20 @@ fn read_until_silence(files: &[ProcessFile], part: Part, all: Duration) -> io::R
             write_answer(pipe, read_part(&file.path, part));
         }
     })?;
-    let (received, end) = read_until(process.output(), Patience { each: FILE_TIMEOUT, all })?;
+    let (received, end) = read_until(
+        process.output(),
+        Patience {
+            each: FILE_TIMEOUT,
+            all,
+        },
+    )?;
     let read = answers(&received);
     // A separate process that was killed would otherwise look like a process that gives no answer.
-    if read.is_empty() && end == End::Closed { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
+    if read.is_empty() && end == End::Closed {
+        Err(ErrorKind::UnexpectedEof.into())
+    } else {
+        Ok(read)
+    }
 }
 
 fn read_part(path: &Path, part: Part) -> io::Result<Vec<u8>> {
@@ -120,9 +156,19 @@ fn read_part(path: &Path, part: Part) -> io::Result<Vec<u8>> {
 
 /// An answer on the pipe: error number, length, bytes.
 fn write_answer(pipe: &mut fs::File, answer: io::Result<Vec<u8>>) {
-    let number = |error: io::Error| error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error());
-    let (number, bytes) = answer.map_or_else(|error| (number(error), Vec::new()), |bytes| (0, bytes));
-    let record = [&number.to_ne_bytes()[..], &(bytes.len() as u32).to_ne_bytes(), &bytes].concat();
+    let number = |error: io::Error| {
+        error
+            .raw_os_error()
+            .unwrap_or_else(|| Errno::IO.raw_os_error())
+    };
+    let (number, bytes) =
+        answer.map_or_else(|error| (number(error), Vec::new()), |bytes| (0, bytes));
+    let record = [
+        &number.to_ne_bytes()[..],
+        &(bytes.len() as u32).to_ne_bytes(),
+        &bytes,
+    ]
+    .concat();
     // If the reader is gone, the answer is not needed.
     let _ = pipe.write_all(&record);
 }
@@ -131,8 +177,13 @@ fn write_answer(pipe: &mut fs::File, answer: io::Result<Vec<u8>>) {
 fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
     let mut answers = Vec::new();
     while let Some((number, rest)) = received.split_first_chunk() {
-        let Some((length, rest)) = rest.split_first_chunk() else { break };
-        let Some((bytes, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize) else { break };
+        let Some((length, rest)) = rest.split_first_chunk() else {
+            break;
+        };
+        let Some((bytes, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize)
+        else {
+            break;
+        };
         answers.push(match i32::from_ne_bytes(*number) {
             0 => Ok(bytes.to_vec()),
             number => Err(io::Error::from_raw_os_error(number)),
@@ -143,6 +194,8 @@ fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
 }
 
 fn arguments(bytes: &[u8]) -> Vec<String> {
-    let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+    let words = bytes
+        .split(|byte| *byte == 0)
+        .map(|word| String::from_utf8_lossy(word).into_owned());
     words.filter(|word| !word.is_empty()).collect()
 }

@@ -1,7 +1,7 @@
 //! Reads a small file on any filesystem, even on a server that does not answer.
 //!
-//! Nearly always the file can be reached [without waiting](crate::at_hand), and this process reads it. Otherwise a separate
-//! process reads it, which may hang in this one's place.
+//! Nearly always the file can be reached [without waiting](crate::at_hand), and this process reads
+//! it. Otherwise a separate process reads it, which may hang in this one's place.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read, Write};
@@ -23,13 +23,18 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// Reads a file, or its first `most` bytes.
 ///
 /// # Errors
-/// The kernel's errors, `TimedOut` if a server does not answer, and `InvalidInput` for a fifo: its writer may never come.
+/// The kernel's errors, `TimedOut` if a server does not answer, and `InvalidInput` for a fifo: its
+/// writer may never come.
 pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    if is_on_this_node(path) { read_here(path, most) } else { read_in_separate_process(path, most) }
+    if is_on_this_node(path) {
+        read_here(path, most)
+    } else {
+        read_in_separate_process(path, most)
+    }
 }
 
-/// True if the file can be read without waiting for a server. Before Linux 6.8 only the mount table shows that, which costs
-/// more than a small file is worth: the answer is true then.
+/// True if the file can be read without waiting for a server. Before Linux 6.8 only the mount table
+/// shows that, which costs more than a small file is worth: the answer is true then.
 fn is_on_this_node(path: &Path) -> bool {
     let mounts = Mounts::default();
     cannot_wait(path, |handle| !mounts.is_on_a_server(handle))
@@ -37,7 +42,10 @@ fn is_on_this_node(path: &Path) -> bool {
 
 fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
     if file.metadata()?.file_type().is_fifo() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "it is a fifo"));
     }
@@ -49,12 +57,23 @@ fn read_in_separate_process(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut process = SeparateProcess::start(|pipe| {
         let (number, bytes) = match read_here(path, most) {
             Ok(bytes) => (0, bytes),
-            Err(error) => (error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error()), Vec::new()),
+            Err(error) => (
+                error
+                    .raw_os_error()
+                    .unwrap_or_else(|| Errno::IO.raw_os_error()),
+                Vec::new(),
+            ),
         };
         // If the reader is gone, the answer is not needed.
         let _ = pipe.write_all(&[&number.to_ne_bytes(), bytes.as_slice()].concat());
     })?;
-    let (received, end) = read_until(process.output(), Patience { each: PATIENCE, all: PATIENCE })?;
+    let (received, end) = read_until(
+        process.output(),
+        Patience {
+            each: PATIENCE,
+            all: PATIENCE,
+        },
+    )?;
     match received.split_first_chunk().filter(|_| end == End::Closed) {
         Some((number, bytes)) if i32::from_ne_bytes(*number) == 0 => Ok(bytes.to_vec()),
         Some((number, _)) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(*number))),
@@ -86,8 +105,15 @@ mod tests {
                 assert_eq!(read(path, 10).unwrap().len(), 10);
             }
         }
-        for path in [folder.path().join("missing"), folder.path().join("deep/er/missing")] {
-            assert!(is_on_this_node(&path), "a process would be made each time: {}", path.display());
+        for path in [
+            folder.path().join("missing"),
+            folder.path().join("deep/er/missing"),
+        ] {
+            assert!(
+                is_on_this_node(&path),
+                "a process would be made each time: {}",
+                path.display()
+            );
             for read in [read_file, read_here, read_in_separate_process] {
                 assert_eq!(read(&path, 10).unwrap_err().kind(), ErrorKind::NotFound);
             }
@@ -99,7 +125,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
-        assert_eq!(read_file(&fifo, 10).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(
+            read_file(&fifo, 10).unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
         assert!(read_file(Path::new("/dev/null"), 10).unwrap().is_empty());
     }
 }

@@ -1,9 +1,10 @@
 //! Runs work in a separate process, so that the caller never waits for work that hangs.
 //!
-//! A request that a FUSE daemon or a file server took and never answers cannot be interrupted, not even by SIGKILL. And
-//! execve(2) waits for every thread of a process to end. So a process that is not a child of this one does the work. It is
-//! forked twice, and init (or the shim, as subreaper) reaps it when it ends. Its only open descriptor is its end of a pipe.
-//! Otherwise a container's stdout would stay open for as long as a server does not answer.
+//! A request that a FUSE daemon or a file server took and never answers cannot be interrupted, not
+//! even by SIGKILL. And execve(2) waits for every thread of a process to end. So a process that is
+//! not a child of this one does the work. It is forked twice, and init (or the shim, as subreaper)
+//! reaps it when it ends. Its only open descriptor is its end of a pipe. Otherwise a container's
+//! stdout would stay open for as long as a server does not answer.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -26,12 +27,13 @@ pub(crate) struct SeparateProcess {
 }
 
 impl SeparateProcess {
-    /// Starts `work`; its output can be read from [`SeparateProcess::output`]. `work` must not use anything that another thread may have
-    /// locked.
+    /// Starts `work`; its output can be read from [`SeparateProcess::output`]. `work` must not use
+    /// anything that another thread may have locked.
     pub(crate) fn start(work: impl FnOnce(&mut File)) -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        // SAFETY: the child makes plain syscalls and uses the heap, which glibc keeps usable across fork; it never
-        // returns from here, so nothing of this process's is dropped or flushed twice.
+        // SAFETY: the child makes plain syscalls and uses the heap, which glibc keeps usable across
+        // fork; it never returns from here, so nothing of this process's is dropped or flushed
+        // twice.
         match unsafe { fork() }? {
             ForkResult::Parent { child } => {
                 drop(write);
@@ -47,7 +49,8 @@ impl SeparateProcess {
                     // A panic must not unwind from here: the caller would go on twice.
                     let _ = catch_unwind(AssertUnwindSafe(|| work(&mut pipe)));
                 }
-                // SAFETY: ends the process without running what its copy of this one has registered.
+                // SAFETY: ends the process without running what its copy of this one has
+                // registered.
                 unsafe { libc::_exit(0) }
             }
         }
@@ -101,7 +104,9 @@ mod tests {
     #[test]
     fn it_holds_nothing_but_its_end_of_the_pipe() {
         // Some with lower numbers than that pipe gets, and some with higher ones.
-        let mut more: Vec<_> = (0..8).map(|_| pipe_with(PipeFlags::empty()).unwrap()).collect();
+        let mut more: Vec<_> = (0..8)
+            .map(|_| pipe_with(PipeFlags::empty()).unwrap())
+            .collect();
         drop(more.drain(2..6));
         let mut process = SeparateProcess::start(|pipe| {
             // Beside the pipe there is the one by which the folder is read.
@@ -119,7 +124,10 @@ mod tests {
         let process = SeparateProcess::start(|_| sleep(Duration::from_secs(1000))).unwrap();
         let pidfd = process.process.as_ref().unwrap().try_clone().unwrap();
         drop(process);
-        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let patience = Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
         let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&patience)).unwrap();
         assert_eq!(ended, 1, "it still works");
     }

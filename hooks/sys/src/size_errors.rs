@@ -1,8 +1,8 @@
 //! Makes a write beyond RLIMIT_FSIZE return EFBIG.
 //!
-//! The kernel sends SIGXFSZ first, which ends a process that does not ignore it (setrlimit(2)). Guards inherit a service
-//! manager's `LimitFSIZE` from containerd. The guard becomes the runtime by exec, and an ignored signal would stay ignored
-//! there. So it is ignored only during a write.
+//! The kernel sends SIGXFSZ first, which ends a process that does not ignore it (setrlimit(2)).
+//! Guards inherit a service manager's `LimitFSIZE` from containerd. The guard becomes the runtime
+//! by exec, and an ignored signal would stay ignored there. So it is ignored only during a write.
 #![allow(unsafe_code)]
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -27,7 +27,8 @@ impl Ignored {
 impl Drop for Ignored {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // SAFETY: it is the action that the process had; no program of bindguard's has a handler for this signal.
+            // SAFETY: it is the action that the process had; no program of bindguard's has a
+            // handler for this signal.
             let _ = unsafe { sigaction(Signal::SIGXFSZ, before) };
         }
     }

@@ -1,8 +1,9 @@
 //! Payload directories that the kubelet could not remove because of a swap.
 //!
-//! Between attaching and detaching, a current file is the mount point of the stale one above it, and unlinking a mount point
-//! fails with EBUSY. An AtomicWriter that removes its old payload in that moment fails, and never tries again. So the guard
-//! that bound from a payload removes it when it is no longer current, as the kubelet intended.
+//! Between attaching and detaching, a current file is the mount point of the stale one above it,
+//! and unlinking a mount point fails with EBUSY. An AtomicWriter that removes its old payload in
+//! that moment fails, and never tries again. So the guard that bound from a payload removes it when
+//! it is no longer current, as the kubelet intended.
 
 use std::ffi::OsStr;
 use std::io;
@@ -28,9 +29,10 @@ pub struct StrandedError {
     pub source: io::Error,
 }
 
-/// Removes a payload that `..data` named once and names no longer. `..data` never goes back to an earlier directory, so the
-/// kubelet has removed it, is removing it, or failed to. The payload that `..data` names stays: one of its files may have
-/// been created again. Nothing is removed if `..data` cannot be read.
+/// Removes a payload that `..data` named once and names no longer. `..data` never goes back to an
+/// earlier directory, so the kubelet has removed it, is removing it, or failed to. The payload that
+/// `..data` names stays: one of its files may have been created again. Nothing is removed if
+/// `..data` cannot be read.
 ///
 /// # Errors
 /// When something cannot be removed. What is gone already is no error.
@@ -38,8 +40,10 @@ pub fn remove_payload(volume: &Handle, payload: &TimestampDirectory) -> Result<(
     if !current_payload(volume).is_ok_and(|current| current != *payload) {
         return Ok(());
     }
-    remove_tree(volume, Path::new(payload.name()))
-        .map_err(|errno| StrandedError { path: volume.path().join(payload.name()), source: errno.into() })
+    remove_tree(volume, Path::new(payload.name())).map_err(|errno| StrandedError {
+        path: volume.path().join(payload.name()),
+        source: errno.into(),
+    })
 }
 
 /// As `rm -r`: removes symlinks without following them, and skips missing files.

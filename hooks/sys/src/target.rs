@@ -1,8 +1,9 @@
 //! Opens the file that a sub path leads to today, so that nothing in the volume can lead out of it.
 //!
-//! A payload is opened in two steps. The first reads `..data`; the second opens the path from there, with no symlink allowed.
-//! AtomicWriter may swap the payload between the two; then both steps are repeated. openat2(2) refuses paths that leave the
-//! directory, another mount in the way, and magic links (CVE-2017-1002101 was a symlink in a volume).
+//! A payload is opened in two steps. The first reads `..data`; the second opens the path from
+//! there, with no symlink allowed. AtomicWriter may swap the payload between the two; then both
+//! steps are repeated. openat2(2) refuses paths that leave the directory, another mount in the way,
+//! and magic links (CVE-2017-1002101 was a symlink in a volume).
 
 use std::ffi::OsStr;
 use std::io;
@@ -69,10 +70,18 @@ pub enum TargetError {
 /// Opens `sub_path` of a volume, below `..data` where its files lie in a payload.
 ///
 /// # Errors
-/// If the kernel refuses a step, or the volume does not have its writer's layout. A missing name is no error.
-pub fn open_target(volume: &Handle, sub_path: &Path, layout: VolumeLayout) -> Result<OpenedTarget, TargetError> {
+/// If the kernel refuses a step, or the volume does not have its writer's layout. A missing name is
+/// no error.
+pub fn open_target(
+    volume: &Handle,
+    sub_path: &Path,
+    layout: VolumeLayout,
+) -> Result<OpenedTarget, TargetError> {
     match layout {
-        VolumeLayout::Plain => Ok(OpenedTarget { timestamp: None, file: below(volume, sub_path)? }),
+        VolumeLayout::Plain => Ok(OpenedTarget {
+            timestamp: None,
+            file: below(volume, sub_path)?,
+        }),
         VolumeLayout::Payload => in_payload(volume, sub_path),
     }
 }
@@ -82,11 +91,17 @@ fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetEr
         let timestamp = current_payload(volume)?;
         // AtomicWriter makes no links within a payload: from its name on, none is followed.
         if let Some(file) = below(volume, &Path::new(timestamp.name()).join(sub_path))? {
-            return Ok(OpenedTarget { timestamp: Some(timestamp), file: Some(file) });
+            return Ok(OpenedTarget {
+                timestamp: Some(timestamp),
+                file: Some(file),
+            });
         }
         // Not there: because the key is gone, or because the payload is just being removed?
         if current_payload(volume)? == timestamp {
-            return Ok(OpenedTarget { timestamp: Some(timestamp), file: None });
+            return Ok(OpenedTarget {
+                timestamp: Some(timestamp),
+                file: None,
+            });
         }
     }
     Err(TargetError::Restless(volume.path().to_owned()))
@@ -100,13 +115,19 @@ pub(crate) fn current_payload(volume: &Handle) -> Result<TimestampDirectory, Tar
         Err(errno) => return Err(open_error(volume, Path::new(DATA_LINK), errno)),
     };
     let names = OsStr::from_bytes(link.as_bytes());
-    TimestampDirectory::from_name(names)
-        .ok_or_else(|| TargetError::NotAPayload { volume: volume.path().to_owned(), names: names.into() })
+    TimestampDirectory::from_name(names).ok_or_else(|| TargetError::NotAPayload {
+        volume: volume.path().to_owned(),
+        names: names.into(),
+    })
 }
 
 /// Opens `path` below a volume's root; `None` when it is not there.
 fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
-    let name = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let name = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
     let file = match open_below(volume, name, OFlags::empty()) {
         Ok(fd) => Handle::from_fd(fd, volume.path().join(path)),
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -115,27 +136,46 @@ fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
     match file.is_symlink() {
         Ok(false) => Ok(Some(file)),
         // With O_PATH | O_NOFOLLOW the kernel opens a final symlink itself.
-        Ok(true) => Err(TargetError::Symlink { volume: volume.path().to_owned(), path: path.to_owned() }),
+        Ok(true) => Err(TargetError::Symlink {
+            volume: volume.path().to_owned(),
+            path: path.to_owned(),
+        }),
         // The client trusted a name, and queried its server only now.
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => {
             let (volume, path) = (volume.path().to_owned(), path.to_owned());
-            Err(TargetError::Open { volume, path, source: error.into_io() })
+            Err(TargetError::Open {
+                volume,
+                path,
+                source: error.into_io(),
+            })
         }
     }
 }
 
 /// Opens `path` below a directory; nothing can lead out of it or onto another mount.
-pub(crate) fn open_below(directory: impl AsFd, path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_below(
+    directory: impl AsFd,
+    path: &Path,
+    more: OFlags,
+) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
-    let beneath =
-        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    let beneath = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
     open_resolved(directory, path, flags, beneath)
 }
 
-fn open_resolved(directory: impl AsFd, path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+fn open_resolved(
+    directory: impl AsFd,
+    path: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> Result<OwnedFd, Errno> {
     loop {
-        // EAGAIN: something was renamed somewhere during the walk, and the kernel cannot be sure of the result.
+        // EAGAIN: something was renamed somewhere during the walk, and the kernel cannot be sure of
+        // the result.
         match rustix::fs::openat2(&directory, path, flags, Mode::empty(), resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
@@ -144,5 +184,9 @@ fn open_resolved(directory: impl AsFd, path: &Path, flags: OFlags, resolve: Reso
 }
 
 fn open_error(volume: &Handle, path: &Path, errno: Errno) -> TargetError {
-    TargetError::Open { volume: volume.path().to_owned(), path: path.to_owned(), source: errno.into() }
+    TargetError::Open {
+        volume: volume.path().to_owned(),
+        path: path.to_owned(),
+        source: errno.into(),
+    }
 }

@@ -26,11 +26,19 @@ impl AsRef<Path> for Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What a mount covers cannot be removed, even where only a namespace that is about to end has the mount.
+        // What a mount covers cannot be removed, even where only a namespace that is about to end
+        // has the mount.
         let table = read_mount_table().unwrap();
-        let inside = table.entries().iter().rev().filter(|mount| mount.mount_point.starts_with(self.path()));
+        let inside = table
+            .entries()
+            .iter()
+            .rev()
+            .filter(|mount| mount.mount_point.starts_with(self.path()));
         for mount in inside {
-            let _ = umount2(&mount.mount_point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+            let _ = umount2(
+                &mount.mount_point,
+                MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW,
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A FUSE mount whose daemon is the test itself: it opens `/dev/fuse`, mounts, and answers nothing. See fuse(4).
+//! A FUSE mount whose daemon is the test itself: it opens `/dev/fuse`, mounts, and answers nothing.
+//! See fuse(4).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -23,12 +24,26 @@ impl Fuse {
             return None;
         };
         let folder = tempfile::tempdir().unwrap();
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
-        mount(Some("silent"), folder.path(), Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
-        Some(Self { folder, device: Some(device) })
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            device.as_raw_fd()
+        );
+        mount(
+            Some("silent"),
+            folder.path(),
+            Some("fuse"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .unwrap();
+        Some(Self {
+            folder,
+            device: Some(device),
+        })
     }
 
-    /// Answers the first request, and so allows for others. fuse(4): `struct fuse_init_out`, version 7.31
+    /// Answers the first request, and so allows for others. fuse(4): `struct fuse_init_out`,
+    /// version 7.31
     pub fn begin(&mut self) {
         let device = self.device.as_mut().unwrap();
         let mut request = [0; 8192];
@@ -46,7 +61,10 @@ impl Fuse {
     pub fn receives_a_request_during<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
         let device = self.device.as_ref().unwrap();
         let has_request = || {
-            let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+            let timeout = Timespec {
+                tv_sec: 0,
+                tv_nsec: 10_000_000,
+            };
             poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&timeout)).unwrap() > 0
         };
         let done = AtomicBool::new(false);

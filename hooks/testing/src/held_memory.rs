@@ -1,7 +1,8 @@
 //! A process that holds its own mmap_lock for as long as a test wants.
 //!
-//! The process maps a file of a FUSE mount, writes to the page, and maps something else over it. The kernel then writes the
-//! page back under the mmap_lock, and the daemon, this test, never answers. A page on a hung NFS server does the same.
+//! The process maps a file of a FUSE mount, writes to the page, and maps something else over it.
+//! The kernel then writes the page back under the mmap_lock, and the daemon, this test, never
+//! answers. A page on a hung NFS server does the same.
 
 #![allow(unsafe_code, reason = "a test forks and maps memory")]
 
@@ -42,8 +43,19 @@ impl Unwritable {
             return None;
         };
         let folder = tempfile::tempdir().unwrap();
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
-        if mount(Some("unwritable"), folder.path(), Some("fuse"), MsFlags::empty(), Some(options.as_str())).is_err() {
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            device.as_raw_fd()
+        );
+        if mount(
+            Some("unwritable"),
+            folder.path(),
+            Some("fuse"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .is_err()
+        {
             let _ = writeln!(io::stderr(), "SKIPPED: no right to mount");
             return None;
         }
@@ -52,16 +64,29 @@ impl Unwritable {
         let daemon = thread::spawn({
             let (device, is_over) = (Arc::clone(&device), Arc::clone(&is_over));
             move || {
-                let now_and_then = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+                let now_and_then = Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 10_000_000,
+                };
                 while !is_over.load(Ordering::Acquire) {
-                    let ready = poll(&mut [PollFd::new(&*device, PollFlags::IN)], Some(&now_and_then)).unwrap_or(0);
+                    let ready = poll(
+                        &mut [PollFd::new(&*device, PollFlags::IN)],
+                        Some(&now_and_then),
+                    )
+                    .unwrap_or(0);
                     if ready > 0 && answer(&device).is_some_and(|opcode| opcode == WRITE) {
                         let _ = write.send(());
                     }
                 }
             }
         });
-        Some(Self { folder, device: Some(device), is_over, daemon: Some(daemon), writes })
+        Some(Self {
+            folder,
+            device: Some(device),
+            is_over,
+            daemon: Some(daemon),
+            writes,
+        })
     }
 
     /// Its file.
@@ -103,24 +128,33 @@ impl Holder {
     /// Starts one with this name, after `before` in it.
     pub fn start(name: &CStr, before: impl FnOnce()) -> Option<Self> {
         let files = Unwritable::mounted()?;
-        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+        // returning.
         match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => {
                 files.wait_for_a_holder();
-                Some(Self { pid: child, files: Some(files) })
+                Some(Self {
+                    pid: child,
+                    files: Some(files),
+                })
             }
             ForkResult::Child => {
-                // Copies of the devices of tests that run beside this one would keep their daemons alive, too.
-                // SAFETY: the child uses no descriptor of the test.
+                // Copies of the devices of tests that run beside this one would keep their daemons
+                // alive, too. SAFETY: the child uses no descriptor of the test.
                 unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
                 let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    let file = OpenOptions::new().read(true).write(true).open(files.file()).unwrap();
+                    let file = OpenOptions::new()
+                        .read(true)
+                        .write(true)
+                        .open(files.file())
+                        .unwrap();
                     before();
                     // SAFETY: it sets the name of this process.
                     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
                     hold_memory(&file);
                 }));
-                // SAFETY: ends the process without running what its copy of this one has registered.
+                // SAFETY: ends the process without running what its copy of this one has
+                // registered.
                 unsafe { libc::_exit(if work.is_ok() { 0 } else { 1 }) }
             }
         }
@@ -140,8 +174,8 @@ impl Drop for Holder {
     }
 }
 
-/// A process that hangs in execve(2): the kernel closes a file of the daemon and waits for an answer. It holds the lock
-/// exec_update_lock of the process meanwhile.
+/// A process that hangs in execve(2): the kernel closes a file of the daemon and waits for an
+/// answer. It holds the lock exec_update_lock of the process meanwhile.
 pub struct Executing {
     pid: Pid,
     files: Option<Unwritable>,
@@ -155,7 +189,10 @@ impl Executing {
         match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => {
                 files.wait_for_a_holder();
-                let hangs = Self { pid: child, files: Some(files) };
+                let hangs = Self {
+                    pid: child,
+                    files: Some(files),
+                };
                 // The write began before the kernel took the lock.
                 while !hangs.is_waiting() {
                     thread::yield_now();
@@ -166,11 +203,22 @@ impl Executing {
                 // SAFETY: as in `Holder::start`.
                 unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
                 let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    let file = OpenOptions::new().read(true).write(true).open(files.file()).unwrap();
+                    let file = OpenOptions::new()
+                        .read(true)
+                        .write(true)
+                        .open(files.file())
+                        .unwrap();
                     let (write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
                     // SAFETY: a new mapping, which nothing else uses.
                     unsafe {
-                        let page = libc::mmap(std::ptr::null_mut(), PAGE, write, shared, file.as_raw_fd(), 0);
+                        let page = libc::mmap(
+                            std::ptr::null_mut(),
+                            PAGE,
+                            write,
+                            shared,
+                            file.as_raw_fd(),
+                            0,
+                        );
                         page.cast::<u8>().write_volatile(1);
                         libc::execl(
                             c"/bin/sleep".as_ptr(),
@@ -210,7 +258,14 @@ pub fn hold_memory(file: &File) {
     let (write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     // SAFETY: a new mapping, which nothing else uses, and then another one in its place.
     unsafe {
-        let page = libc::mmap(std::ptr::null_mut(), PAGE, write, shared, file.as_raw_fd(), 0);
+        let page = libc::mmap(
+            std::ptr::null_mut(),
+            PAGE,
+            write,
+            shared,
+            file.as_raw_fd(),
+            0,
+        );
         assert_ne!(page, libc::MAP_FAILED);
         page.cast::<u8>().write_volatile(1);
         let over = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -220,7 +275,11 @@ pub fn hold_memory(file: &File) {
 
 /// The control of a test: a reader of the command line of this process hangs.
 pub fn blocks_readers(pid: u32) -> bool {
-    let mut reader = Command::new("cat").arg(format!("/proc/{pid}/cmdline")).stdout(Stdio::null()).spawn().unwrap();
+    let mut reader = Command::new("cat")
+        .arg(format!("/proc/{pid}/cmdline"))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let status = format!("/proc/{}/status", reader.id());
     let hangs = loop {
         if reader.try_wait().unwrap().is_some() {
@@ -251,11 +310,28 @@ fn answer(mut device: &File) -> Option<u32> {
     let length = device.read(&mut request).ok()?;
     let number = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
     assert!(length >= 40);
-    let (opcode, node) = (number(4), u64::from_ne_bytes(request[16..24].try_into().unwrap()));
+    let (opcode, node) = (
+        number(4),
+        u64::from_ne_bytes(request[16..24].try_into().unwrap()),
+    );
     let (error, body) = match opcode {
         INIT => (0, init()),
-        LOOKUP => (0, [2u64, 0, 100, 100, 0].iter().flat_map(|n| n.to_ne_bytes()).chain(attributes(2)).collect()),
-        GETATTR => (0, [100u64, 0].iter().flat_map(|n| n.to_ne_bytes()).chain(attributes(node)).collect()),
+        LOOKUP => (
+            0,
+            [2u64, 0, 100, 100, 0]
+                .iter()
+                .flat_map(|n| n.to_ne_bytes())
+                .chain(attributes(2))
+                .collect(),
+        ),
+        GETATTR => (
+            0,
+            [100u64, 0]
+                .iter()
+                .flat_map(|n| n.to_ne_bytes())
+                .chain(attributes(node))
+                .collect(),
+        ),
         OPEN => (0, [1u64, 0].iter().flat_map(|n| n.to_ne_bytes()).collect()),
         READ => (0, vec![0; PAGE]),
         WRITE => return Some(opcode),
@@ -283,6 +359,13 @@ fn init() -> Vec<u8> {
 /// `struct fuse_attr`: the root directory, or the file.
 fn attributes(node: u64) -> Vec<u8> {
     let mode: u32 = if node == 1 { 0o40777 } else { 0o100666 };
-    let long = [node, PAGE as u64, 8, 0, 0, 0].into_iter().flat_map(u64::to_ne_bytes);
-    long.chain([0, 0, 0, mode, 1, 0, 0, 0, PAGE as u32, 0].into_iter().flat_map(u32::to_ne_bytes)).collect()
+    let long = [node, PAGE as u64, 8, 0, 0, 0]
+        .into_iter()
+        .flat_map(u64::to_ne_bytes);
+    long.chain(
+        [0, 0, 0, mode, 1, 0, 0, 0, PAGE as u32, 0]
+            .into_iter()
+            .flat_map(u32::to_ne_bytes),
+    )
+    .collect()
 }

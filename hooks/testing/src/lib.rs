@@ -1,10 +1,14 @@
-//! Scenes for the tests of sys, guard, operator and agent: a mount namespace of the test's own thread, a kubelet's pod in it, and
-//! a container that reads its files.
+//! Scenes for the tests of sys, guard, operator and agent: a mount namespace of the test's own
+//! thread, a kubelet's pod in it, and a container that reads its files.
 //!
 //! The stories of `integration` use real containerds instead. No program depends on this crate.
 
 #![allow(missing_docs, reason = "only tests read these names")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod folder;
 mod fuse;

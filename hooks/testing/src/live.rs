@@ -1,4 +1,5 @@
-//! A "container" for tests: a process in a mount namespace and root of its own, which reads its subpaths all the time.
+//! A "container" for tests: a process in a mount namespace and root of its own, which reads its
+//! subpaths all the time.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -24,12 +25,20 @@ pub struct Inside {
 impl Inside {
     pub fn of(source: PathBuf, destination: &'static str) -> Self {
         let is_folder = fs::metadata(&source).unwrap().is_dir();
-        Self { source, destination, is_folder, is_writable: false }
+        Self {
+            source,
+            destination,
+            is_folder,
+            is_writable: false,
+        }
     }
 
     /// The same, and the container may write it.
     pub fn writable(source: PathBuf, destination: &'static str) -> Self {
-        Self { is_writable: true, ..Self::of(source, destination) }
+        Self {
+            is_writable: true,
+            ..Self::of(source, destination)
+        }
     }
 }
 
@@ -45,14 +54,25 @@ pub struct Seen {
 
 /// The version of the running kernel: uname(2).
 pub fn kernel() -> (u32, u32) {
-    let release = nix::sys::utsname::uname().unwrap().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+    let release = nix::sys::utsname::uname()
+        .unwrap()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap());
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// An error with the reason if the kernel cannot make a mount like another one before it is attached.
+/// An error with the reason if the kernel cannot make a mount like another one before it is
+/// attached.
 pub fn has_mount_setattr() -> Result<(), &'static str> {
-    if kernel() >= (5, 12) { Ok(()) } else { Err("no mount_setattr(2) before Linux 5.12") }
+    if kernel() >= (5, 12) {
+        Ok(())
+    } else {
+        Err("no mount_setattr(2) before Linux 5.12")
+    }
 }
 
 /// A process that reads the files of its binds until it is stopped.
@@ -64,13 +84,22 @@ pub struct Container {
     spec: SpecUsers,
 }
 
-/// The spec of a container with these ids in a user namespace of its own, or with the user namespace of its runtime.
+/// The spec of a container with these ids in a user namespace of its own, or with the user
+/// namespace of its runtime.
 pub fn spec_of(ids: Option<&str>) -> SpecUsers {
-    let Some(ids) = ids else { return SpecUsers::from_spec(b"{}").unwrap() };
+    let Some(ids) = ids else {
+        return SpecUsers::from_spec(b"{}").unwrap();
+    };
     let mut numbers = ids.split(' ');
     let mut next = || numbers.next().unwrap();
-    let ids = format!(r#"[{{"containerID":{},"hostID":{},"size":{}}}]"#, next(), next(), next());
-    let linux = format!(r#"{{"namespaces":[{{"type":"user"}}],"uidMappings":{ids},"gidMappings":{ids}}}"#);
+    let ids = format!(
+        r#"[{{"containerID":{},"hostID":{},"size":{}}}]"#,
+        next(),
+        next(),
+        next()
+    );
+    let linux =
+        format!(r#"{{"namespaces":[{{"type":"user"}}],"uidMappings":{ids},"gidMappings":{ids}}}"#);
     // As for a volume of a pod with `hostUsers: false`.
     let mount = r#"{"destination":"/idmapped","options":["idmap"]}"#;
     SpecUsers::from_spec(format!(r#"{{"linux":{linux},"mounts":[{mount}]}}"#).as_bytes()).unwrap()
@@ -95,7 +124,12 @@ impl Container {
     }
 
     /// The same, with descriptors of the test open.
-    pub fn start_keeping(root: &Path, binds: &[Inside], kept: &[BorrowedFd<'_>], more: impl FnOnce()) -> Self {
+    pub fn start_keeping(
+        root: &Path,
+        binds: &[Inside],
+        kept: &[BorrowedFd<'_>],
+        more: impl FnOnce(),
+    ) -> Self {
         Self::start_as(root, binds, kept, || {}, more)
     }
 
@@ -109,14 +143,22 @@ impl Container {
         make_places(root, binds);
         let (stop_read, stop) = pipe();
         let (seen, seen_write) = pipe();
-        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+        // returning.
         match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => {
                 drop((stop_read, seen_write));
                 let mut seen = File::from(seen);
-                seen.read_exact(&mut [0]).expect("the container did not start");
+                seen.read_exact(&mut [0])
+                    .expect("the container did not start");
                 let process = HeldProcess::open(child.as_raw() as u32).unwrap();
-                Self { pid: child, stop: Some(File::from(stop)), seen, process, spec: spec_of(None) }
+                Self {
+                    pid: child,
+                    stop: Some(File::from(stop)),
+                    seen,
+                    process,
+                    spec: spec_of(None),
+                }
             }
             ForkResult::Child => {
                 close_all_but(&[&[stop_read.as_fd(), seen_write.as_fd()], kept].concat());
@@ -128,9 +170,12 @@ impl Container {
                     out.write_all(&[1]).unwrap();
                     let seen = read_until_stopped(&File::from(stop_read), binds);
                     let numbers = [seen.reads, seen.failed, seen.empty, seen.older, seen.last];
-                    numbers.iter().for_each(|number| out.write_all(&number.to_ne_bytes()).unwrap());
+                    numbers
+                        .iter()
+                        .for_each(|number| out.write_all(&number.to_ne_bytes()).unwrap());
                 }));
-                // SAFETY: ends the process without running what its copy of this one has registered.
+                // SAFETY: ends the process without running what its copy of this one has
+                // registered.
                 unsafe { nix::libc::_exit(if work.is_ok() { 0 } else { 1 }) }
             }
         }
@@ -143,7 +188,11 @@ impl Container {
 
     /// Its mount namespace.
     pub fn namespace(&self) -> ContainerNamespace {
-        self.process.mount_namespace().unwrap().accepted(&self.process, self.spec.namespace()).unwrap()
+        self.process
+            .mount_namespace()
+            .unwrap()
+            .accepted(&self.process, self.spec.namespace())
+            .unwrap()
     }
 
     /// Stops it, and returns what it read.
@@ -154,7 +203,13 @@ impl Container {
             self.seen.read_exact(&mut bytes).unwrap();
             u64::from_ne_bytes(bytes)
         };
-        Seen { reads: next(), failed: next(), empty: next(), older: next(), last: next() }
+        Seen {
+            reads: next(),
+            failed: next(),
+            empty: next(),
+            older: next(),
+            last: next(),
+        }
     }
 
     /// The content that a file has for it.
@@ -165,21 +220,34 @@ impl Container {
     /// The roots of its mounts at a place, and their options.
     pub fn mounts_at(&self, place: &str) -> Vec<(String, String)> {
         let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.pid)).unwrap();
-        let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let fields = table
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>());
         let here = fields.filter(|fields| fields[4] == place);
-        here.map(|fields| (fields[3].to_owned(), fields[5].to_owned())).collect()
+        here.map(|fields| (fields[3].to_owned(), fields[5].to_owned()))
+            .collect()
     }
 
     /// The number of its mounts.
     pub fn mounts(&self) -> usize {
-        fs::read_to_string(format!("/proc/{}/mountinfo", self.pid)).unwrap().lines().count()
+        fs::read_to_string(format!("/proc/{}/mountinfo", self.pid))
+            .unwrap()
+            .lines()
+            .count()
     }
 
     /// The optional fields of the mount at a place: its propagation.
     pub fn propagation_at(&self, place: &str) -> Vec<String> {
         let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.pid)).unwrap();
-        let line = table.lines().rfind(|line| line.split(' ').nth(4) == Some(place)).unwrap();
-        line.split(' ').skip(6).take_while(|field| *field != "-").map(kind_of).collect()
+        let line = table
+            .lines()
+            .rfind(|line| line.split(' ').nth(4) == Some(place))
+            .unwrap();
+        line.split(' ')
+            .skip(6)
+            .take_while(|field| *field != "-")
+            .map(kind_of)
+            .collect()
     }
 }
 
@@ -221,11 +289,29 @@ fn enter_user_namespace() {
 pub fn enter_root(root: &Path, binds: &[Inside]) {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     change("/".as_ref(), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
-    mount(Some(root), root, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    mount(
+        Some(root),
+        root,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .unwrap();
     for bind in binds {
         let place = root.join(bind.destination);
-        mount(Some(&bind.source), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-        let access = if bind.is_writable { MsFlags::empty() } else { MsFlags::MS_RDONLY };
+        mount(
+            Some(&bind.source),
+            &place,
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .unwrap();
+        let access = if bind.is_writable {
+            MsFlags::empty()
+        } else {
+            MsFlags::MS_RDONLY
+        };
         let attributes = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | access;
         mount(None::<&str>, &place, None::<&str>, attributes, None::<&str>).unwrap();
         change(&place, MsFlags::MS_PRIVATE);
@@ -246,7 +332,8 @@ pub fn make_mounts(count: usize) {
     make_mounts_in("/many", count);
 }
 
-/// The same below names of 250 newlines each, which mountinfo prints as 1,000 bytes: about 26 kB for each mount.
+/// The same below names of 250 newlines each, which mountinfo prints as 1,000 bytes: about 26 kB
+/// for each mount.
 pub fn make_long_mounts(count: usize) {
     let name = "\n".repeat(250);
     make_tmpfs("/long");
@@ -262,7 +349,14 @@ pub fn make_long_mounts(count: usize) {
 
 fn make_tmpfs(place: &str) {
     fs::create_dir(place).unwrap();
-    mount(Some("tmpfs"), place, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    mount(
+        Some("tmpfs"),
+        place,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
 }
 
 /// Both paths of each line have the folder's name.
@@ -270,7 +364,14 @@ fn make_mounts_in(folder: &str, count: usize) {
     for number in 0..count {
         let place = Path::new(folder).join(number.to_string());
         fs::create_dir(&place).unwrap();
-        mount(Some(folder), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        mount(
+            Some(folder),
+            &place,
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .unwrap();
     }
 }
 
@@ -278,7 +379,10 @@ fn read_until_stopped(stop: &File, binds: &[Inside]) -> Seen {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut seen = Seen::default();
     let mut newest = vec![0; binds.len()];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     loop {
         let is_stopped = poll(&mut [PollFd::new(stop, PollFlags::HUP)], Some(&now)).unwrap() > 0;
         for (bind, newest) in binds.iter().zip(&mut newest) {
@@ -302,8 +406,9 @@ fn read_until_stopped(stop: &File, binds: &[Inside]) -> Seen {
     }
 }
 
-/// Closes all descriptors above the standard streams but these. The child has a copy of what other tests of this program have
-/// open: a pipe that never ends, or a FUSE device whose daemon never dies.
+/// Closes all descriptors above the standard streams but these. The child has a copy of what other
+/// tests of this program have open: a pipe that never ends, or a FUSE device whose daemon never
+/// dies.
 pub(crate) fn close_all_but(kept: &[BorrowedFd<'_>]) {
     let mut kept: Vec<u32> = kept.iter().map(|fd| fd.as_raw_fd() as u32).collect();
     kept.sort_unstable();

@@ -1,4 +1,5 @@
-//! A mount namespace of the calling thread's own: it ends with the thread and takes every mount along.
+//! A mount namespace of the calling thread's own: it ends with the thread and takes every mount
+//! along.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -6,11 +7,13 @@ use std::path::Path;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-/// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, with a printed reason, without
-/// privilege.
+/// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, with a
+/// printed reason, without privilege.
 pub fn enter(shared: bool) -> bool {
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
-        skipped(&format!("unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN"));
+        skipped(&format!(
+            "unshare(CLONE_NEWNS) says {errno}: this needs CAP_SYS_ADMIN"
+        ));
         return false;
     }
     change("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC);

@@ -1,5 +1,5 @@
-//! One pod of a kubelet, in a mount namespace of the calling thread's own: a configMap, its keys bound as subpaths, and a
-//! bundle that names them.
+//! One pod of a kubelet, in a mount namespace of the calling thread's own: a configMap, its keys
+//! bound as subpaths, and a bundle that names them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use crate::folder::Folder;
 use crate::namespace::bind;
 
-/// The spec that containerd wrote for a kubelet's pod, 14 KB without its mounts: most of a spec is not about binds.
+/// The spec that containerd wrote for a kubelet's pod, 14 KB without its mounts: most of a spec is
+/// not about binds.
 const REAL_SPEC: &str = include_str!("../../core/tests/fixtures/kubelet-1.36/config-hostroot.json");
 
 /// A pod with one container and one configMap.
@@ -24,14 +25,20 @@ pub struct Pod {
 impl Pod {
     /// A pod whose configMap has this many keys, the bundle's spec binding each of them.
     pub fn with_keys(keys: u32) -> Self {
-        let pod = Self { folder: Folder::new(), keys };
+        let pod = Self {
+            folder: Folder::new(),
+            keys,
+        };
         fs::create_dir_all(pod.volume()).unwrap();
         fs::create_dir_all(pod.subpath(0).parent().unwrap()).unwrap();
         fs::create_dir(pod.bundle()).unwrap();
         pod.update(0);
         for key in 0..keys {
             fs::write(pod.subpath(key), "").unwrap();
-            bind(&pod.volume().join(format!("..data/{key}")), &pod.subpath(key));
+            bind(
+                &pod.volume().join(format!("..data/{key}")),
+                &pod.subpath(key),
+            );
         }
         pod.write_spec(&[]);
         pod
@@ -50,11 +57,13 @@ impl Pod {
     }
 
     pub fn volume(&self) -> PathBuf {
-        self.directory().join("volumes/kubernetes.io~configmap/conf")
+        self.directory()
+            .join("volumes/kubernetes.io~configmap/conf")
     }
 
     pub fn subpath(&self, key: u32) -> PathBuf {
-        self.directory().join(format!("volume-subpaths/conf/app/{key}"))
+        self.directory()
+            .join(format!("volume-subpaths/conf/app/{key}"))
     }
 
     pub fn policy(&self) -> Policy {
@@ -62,7 +71,10 @@ impl Pod {
     }
 
     pub fn places(&self) -> Places {
-        Places { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Places::default() }
+        Places {
+            kubelet_roots: vec![self.folder.path().join("kubelet")],
+            ..Places::default()
+        }
     }
 
     /// As AtomicWriter does it; every key's content is the number.
@@ -80,14 +92,20 @@ impl Pod {
         let timestamp = format!("..2026_11_21_05_10_00.{number}");
         let payload = self.volume().join(&timestamp);
         fs::create_dir(&payload).unwrap();
-        (0..self.keys).for_each(|key| fs::write(payload.join(key.to_string()), number.to_string()).unwrap());
+        (0..self.keys)
+            .for_each(|key| fs::write(payload.join(key.to_string()), number.to_string()).unwrap());
         symlink(&timestamp, self.volume().join("..data_tmp")).unwrap();
-        fs::rename(self.volume().join("..data_tmp"), self.volume().join("..data")).unwrap();
+        fs::rename(
+            self.volume().join("..data_tmp"),
+            self.volume().join("..data"),
+        )
+        .unwrap();
     }
 
     /// A spec that binds every key, and more.
     pub fn write_spec(&self, more: &[Value]) {
-        let keys = (0..self.keys).map(|key| mount_of(&self.subpath(key), &format!("/etc/app/{key}"), "rprivate"));
+        let keys = (0..self.keys)
+            .map(|key| mount_of(&self.subpath(key), &format!("/etc/app/{key}"), "rprivate"));
         let mounts: Vec<Value> = keys.chain(more.iter().cloned()).collect();
         let mut spec: Value = serde_json::from_str(REAL_SPEC).unwrap();
         (spec["mounts"], spec["linux"]["rootfsPropagation"]) = (mounts.into(), "rslave".into());

@@ -1,4 +1,5 @@
-//! A pod with one subpath of a volume that containers write, in a mount namespace of the calling thread's own.
+//! A pod with one subpath of a volume that containers write, in a mount namespace of the calling
+//! thread's own.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -31,7 +32,9 @@ impl Scene {
     /// A volume in a folder of the pod's own.
     pub fn of_plugin(plugin: &str) -> Self {
         let folder = Folder::new();
-        let volume = folder.path().join(format!("kubelet/pods/uid-1/volumes/{plugin}/data"));
+        let volume = folder
+            .path()
+            .join(format!("kubelet/pods/uid-1/volumes/{plugin}/data"));
         Self::with_volume(folder, volume)
     }
 
@@ -60,7 +63,10 @@ impl Scene {
 
     /// Writes a spec with these binds; at first it has only the subpath.
     pub fn write_spec(&self, sources: &[&Path]) {
-        let mounts: Vec<_> = sources.iter().map(|source| mount_of(source, "/data", "rprivate")).collect();
+        let mounts: Vec<_> = sources
+            .iter()
+            .map(|source| mount_of(source, "/data", "rprivate"))
+            .collect();
         let spec = json!({"mounts": mounts, "linux": {}, "annotations": {}});
         fs::write(self.bundle().join("config.json"), spec.to_string()).unwrap();
     }
@@ -70,7 +76,9 @@ impl Scene {
     }
 
     pub fn subpath(&self) -> PathBuf {
-        self.folder.path().join("kubelet/pods/uid-1/volume-subpaths/data/app/0")
+        self.folder
+            .path()
+            .join("kubelet/pods/uid-1/volume-subpaths/data/app/0")
     }
 
     /// A subpath of a file that a container replaced since.
@@ -99,12 +107,19 @@ impl Scene {
     }
 
     pub fn places(&self) -> Places {
-        Places { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Places::default() }
+        Places {
+            kubelet_roots: vec![self.folder.path().join("kubelet")],
+            ..Places::default()
+        }
     }
 
     /// The same policy, but no container may start with a bind that cannot be repaired.
     pub fn refusing(&self) -> Policy {
-        Policy { unmounted_volumes: Alarm::Refuse, dead_sources: Alarm::Refuse, ..self.policy() }
+        Policy {
+            unmounted_volumes: Alarm::Refuse,
+            dead_sources: Alarm::Refuse,
+            ..self.policy()
+        }
     }
 
     pub fn admitted(&self, policy: &Policy) -> Admission {
@@ -114,19 +129,33 @@ impl Scene {
     /// The only bind's verdict, reason and outcome.
     pub fn finding(&self, policy: &Policy) -> (&'static str, String, Option<Outcome>) {
         let report = self.admitted(policy).report;
-        let [bind] = &report.binds[..] else { panic!("{report:?}") };
-        (bind.verdict().as_str(), bind.reason().unwrap_or_default(), bind.outcome.clone())
+        let [bind] = &report.binds[..] else {
+            panic!("{report:?}")
+        };
+        (
+            bind.verdict().as_str(),
+            bind.reason().unwrap_or_default(),
+            bind.outcome.clone(),
+        )
     }
 
     /// The content of the subpath's file for the container, which is `state` in a directory.
     pub fn content(&self) -> String {
         let (subpath, inside) = (self.subpath(), self.subpath().join("state"));
-        fs::read_to_string(if fs::metadata(&subpath).unwrap().is_dir() { inside } else { subpath }).unwrap()
+        fs::read_to_string(if fs::metadata(&subpath).unwrap().is_dir() {
+            inside
+        } else {
+            subpath
+        })
+        .unwrap()
     }
 
     pub fn mounts_at_subpath(&self) -> usize {
         let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-        table.lines().filter(|line| line.split(' ').nth(4) == self.subpath().to_str()).count()
+        table
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == self.subpath().to_str())
+            .count()
     }
 }
 
@@ -140,7 +169,14 @@ impl Drop for Scene {
 }
 
 pub fn tmpfs(at: &Path) {
-    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    mount(
+        Some("tmpfs"),
+        at,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
 }
 
 /// A FUSE daemon that shows a folder at a mount point: bindfs(1).
@@ -156,7 +192,10 @@ impl Daemon {
         let daemon = Self(daemon);
         let began = Instant::now();
         while fs::metadata(at).unwrap().dev() == fs::metadata(at.parent().unwrap()).unwrap().dev() {
-            assert!(began.elapsed() < Duration::from_secs(60), "bindfs did not mount");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "bindfs did not mount"
+            );
             thread::sleep(Duration::from_millis(5));
         }
         Some(daemon)

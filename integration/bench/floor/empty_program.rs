@@ -1,5 +1,6 @@
-//! The floor of `start` with its server: with an argument it starts itself again without one, and without one it does
-//! nothing. `make bench` builds it with the flags of bindguard's programs, static and small.
+//! The floor of `start` with its server: with an argument it starts itself again without one, and
+//! without one it does nothing. `make bench` builds it with the flags of bindguard's programs,
+//! static and small.
 
 use std::env;
 use std::io;
@@ -8,7 +9,9 @@ use std::process::{Command, Stdio};
 fn main() -> io::Result<()> {
     if env::args_os().len() > 1 {
         // It ends by itself, as a server is left behind.
-        let _ = Command::new(env::current_exe()?).stdin(Stdio::null()).spawn()?;
+        let _ = Command::new(env::current_exe()?)
+            .stdin(Stdio::null())
+            .spawn()?;
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! CPU time of everything that is started from here: client, containerd, shim, guard and runtime.
 //!
-//! A cgroup counts it, whatever the processes do: cpuacct's of version 1 where there is one, else version 2's. Containers
-//! have cgroups of their own and are not in it. On a busy machine CPU time repeats within a few per cent, wall time does
-//! not. The bench's own time is taken off.
+//! A cgroup counts it, whatever the processes do: cpuacct's of version 1 where there is one, else
+//! version 2's. Containers have cgroups of their own and are not in it. On a busy machine CPU time
+//! repeats within a few per cent, wall time does not. The bench's own time is taken off.
 //!
-//! The cgroup lies below the node's name, so the node's keeper ends what is in it and removes it, however the bench ends.
+//! The cgroup lies below the node's name, so the node's keeper ends what is in it and removes it,
+//! however the bench ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup"];
 pub struct CpuAccount(PathBuf);
 
 impl CpuAccount {
-    /// Moves this process, the node's containerd, and with them all that they start, into a new cgroup.
+    /// Moves this process, the node's containerd, and with them all that they start, into a new
+    /// cgroup.
     pub fn open(node: &Node) -> Result<Self> {
         let folder = hierarchy()?.join(node.name()).join("account");
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
@@ -47,7 +49,8 @@ impl CpuAccount {
         Ok(usage(&self.0)? - clocks::of_this_process()?)
     }
 
-    /// Waits until the bench and containerd are alone: a shim ends a moment after its last client got its answer.
+    /// Waits until the bench and containerd are alone: a shim ends a moment after its last client
+    /// got its answer.
     pub fn settle(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(30);
         while let Some(shim) = self.shims()?.first() {
@@ -62,7 +65,8 @@ impl CpuAccount {
     /// The pids of all shims, and of what is about to become one.
     pub fn shims(&self) -> Result<Vec<u32>> {
         let is_shim = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("containerd-shim"))
+            fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|name| name.starts_with("containerd-shim"))
         };
         Ok(members(&self.0)?.into_iter().filter(is_shim).collect())
     }
@@ -94,7 +98,10 @@ impl SubAccount {
 }
 
 fn hierarchy() -> Result<&'static Path> {
-    let found = HIERARCHIES.into_iter().map(Path::new).find(|root| root.join("cgroup.procs").is_file());
+    let found = HIERARCHIES
+        .into_iter()
+        .map(Path::new)
+        .find(|root| root.join("cgroup.procs").is_file());
     found.context("find a cgroup hierarchy that counts CPU time")
 }
 
@@ -111,8 +118,16 @@ fn members(folder: &Path) -> Result<Vec<u32>> {
 
 fn usage(folder: &Path) -> Result<f64> {
     let (version_1, version_2) = (folder.join("cpuacct.usage"), folder.join("cpu.stat"));
-    let (file, per_millisecond) = if version_1.is_file() { (version_1, 1e6) } else { (version_2, 1e3) };
+    let (file, per_millisecond) = if version_1.is_file() {
+        (version_1, 1e6)
+    } else {
+        (version_2, 1e3)
+    };
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-    let spent: Option<f64> = text.trim_start_matches("usage_usec ").lines().next().and_then(|line| line.parse().ok());
+    let spent: Option<f64> = text
+        .trim_start_matches("usage_usec ")
+        .lines()
+        .next()
+        .and_then(|line| line.parse().ok());
     Ok(spent.with_context(|| format!("parse {text:?}"))? / per_millisecond)
 }

@@ -1,5 +1,5 @@
-//! The floor: what a runtime costs without a shim or a guard. `create`, `start`, `delete`, as a shim calls them, on the spec
-//! that containerd wrote for the same container.
+//! The floor: what a runtime costs without a shim or a guard. `create`, `start`, `delete`, as a
+//! shim calls them, on the spec that containerd wrote for the same container.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,9 @@ impl Bare {
     pub fn lay_out(ground: &Ground) -> Result<Self> {
         let node = &ground.node;
         ground.start_pod(Candidate::Bindguard, "pattern", 1)?;
-        let file =
-            Path::new("/run/containerd/io.containerd.runtime.v2.task").join(node.name()).join("pattern/config.json");
+        let file = Path::new("/run/containerd/io.containerd.runtime.v2.task")
+            .join(node.name())
+            .join("pattern/config.json");
         let spec = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
         node.ctr().remove("pattern")?;
         let bundle = node.disk().join("bare");
@@ -44,7 +45,13 @@ impl Bare {
         let pid_file = self.0.join("pid");
         self.call(
             runtime,
-            &["create", "--bundle", &self.0.to_string_lossy(), "--pid-file", &pid_file.to_string_lossy()],
+            &[
+                "create",
+                "--bundle",
+                &self.0.to_string_lossy(),
+                "--pid-file",
+                &pid_file.to_string_lossy(),
+            ],
         )?;
         let pid = fs::read_to_string(&pid_file).context("read the container's pid")?;
         self.call(runtime, &["start"])?;
@@ -64,12 +71,17 @@ impl Bare {
             .stderr(Stdio::inherit())
             .status();
         let status = status.with_context(|| format!("run {}", runtime.display()))?;
-        ensure!(status.success(), "{} {words:?}: {status}", runtime.display());
+        ensure!(
+            status.success(),
+            "{} {words:?}: {status}",
+            runtime.display()
+        );
         Ok(())
     }
 }
 
-/// This process is not the container's parent: the container is gone, or a zombie until it is reaped.
+/// This process is not the container's parent: the container is gone, or a zombie until it is
+/// reaped.
 fn wait_for_end(pid: &str) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {

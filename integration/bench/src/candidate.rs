@@ -25,16 +25,31 @@ pub enum Candidate {
     Runc,
     /// crun by itself.
     Crun,
-    /// Two empty static programs, the first of which starts the second: the floor of `start` with its server.
+    /// Two empty static programs, the first of which starts the second: the floor of `start` with
+    /// its server.
     EmptyPrograms,
 }
 
 impl Candidate {
     /// Every shim.
-    pub const SHIMS: [Self; 5] = [Self::Bindguard, Self::Rust, Self::Go16, Self::Go17, Self::Go21];
+    pub const SHIMS: [Self; 5] = [
+        Self::Bindguard,
+        Self::Rust,
+        Self::Go16,
+        Self::Go17,
+        Self::Go21,
+    ];
     /// Everybody, in the order of the tables.
-    pub const ALL: [Self; 8] =
-        [Self::Bindguard, Self::Rust, Self::Go16, Self::Go17, Self::Go21, Self::Runc, Self::Crun, Self::EmptyPrograms];
+    pub const ALL: [Self; 8] = [
+        Self::Bindguard,
+        Self::Rust,
+        Self::Go16,
+        Self::Go17,
+        Self::Go21,
+        Self::Runc,
+        Self::Crun,
+        Self::EmptyPrograms,
+    ];
 
     /// As tables call it.
     pub fn title(self) -> &'static str {

@@ -24,5 +24,8 @@ pub fn of_children() -> Result<f64> {
 }
 
 fn read(clock: ClockId) -> Result<f64> {
-    Ok(clock_gettime(clock).context("read a CPU clock")?.num_nanoseconds() as f64 / 1e6)
+    Ok(clock_gettime(clock)
+        .context("read a CPU clock")?
+        .num_nanoseconds() as f64
+        / 1e6)
 }

@@ -1,4 +1,5 @@
-//! A node with many mounts: binds of one tmpfs, in the node's own mount namespace, in which containerd and all shims live.
+//! A node with many mounts: binds of one tmpfs, in the node's own mount namespace, in which
+//! containerd and all shims live.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,8 +22,14 @@ impl Crowd {
         let folder = node.disk().join("crowd");
         fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
         tmpfs(&folder, "mode=755")?;
-        mount(None::<&str>, &folder, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)
-            .context("make the crowd private")?;
+        mount(
+            None::<&str>,
+            &folder,
+            None::<&str>,
+            MsFlags::MS_PRIVATE,
+            None::<&str>,
+        )
+        .context("make the crowd private")?;
         Ok(Self { folder, mounts: 0 })
     }
 

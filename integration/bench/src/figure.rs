@@ -61,12 +61,20 @@ impl Figure {
     fn words(self) -> Words {
         let mounts = Some("more mounts");
         match self {
-            Self::PrivateDirty => Words("private dirty memory of an idle shim", "KiB", Some("containers")),
+            Self::PrivateDirty => Words(
+                "private dirty memory of an idle shim",
+                "KiB",
+                Some("containers"),
+            ),
             Self::Pss => Words("PSS of an idle shim", "KiB", Some("pods")),
             Self::Threads => Words("threads of an idle shim", "", None),
             Self::WakeUps => Words("wake-ups of an idle shim in 60 s", "", None),
             Self::StartWall => Words("`start` until the first answer, wall", "ms", None),
-            Self::StartCpu => Words("`start` and the shim until the first answer, CPU", "ms", None),
+            Self::StartCpu => Words(
+                "`start` and the shim until the first answer, CPU",
+                "ms",
+                None,
+            ),
             Self::StartCommandCpu => Words("the command `start` alone, CPU", "ms", None),
             Self::LifeCpu => Words("`ctr run --rm`, CPU", "ms", None),
             Self::LifeWall => Words("`ctr run --rm`, wall", "ms", None),
@@ -77,11 +85,23 @@ impl Figure {
             Self::BurstCpu => Words("50 pods at once by 8 clients, CPU", "s", None),
             Self::GuardCpu => Words("the guard with its exec, CPU", "ms", mounts),
             Self::GuardWall => Words("the guard with its exec, wall", "ms", mounts),
-            Self::RepairCpu => Words("a repaired create over a clean one, CPU", "ms", Some("stale")),
-            Self::RepairWall => Words("a repaired create over a clean one, wall", "ms", Some("stale")),
+            Self::RepairCpu => Words(
+                "a repaired create over a clean one, CPU",
+                "ms",
+                Some("stale"),
+            ),
+            Self::RepairWall => Words(
+                "a repaired create over a clean one, wall",
+                "ms",
+                Some("stale"),
+            ),
             Self::WorkClean => Words("the guard's work, nothing stale, CPU", "µs", mounts),
             Self::WorkRepaired => Words("the guard's work, 5 stale repaired, CPU", "µs", mounts),
-            Self::MountinfoRead => Words("for comparison: reading and parsing mountinfo, CPU", "µs", mounts),
+            Self::MountinfoRead => Words(
+                "for comparison: reading and parsing mountinfo, CPU",
+                "µs",
+                mounts,
+            ),
             Self::ShippedSize => Words("the shim's program as it comes", "MB", None),
             Self::StrippedSize => Words("the shim's program, stripped", "MB", None),
         }
@@ -97,7 +117,8 @@ impl Figure {
         self.words().1
     }
 
-    /// The variable that it is measured over, if any: the number of containers in the shim, of pods, of mounts.
+    /// The variable that it is measured over, if any: the number of containers in the shim, of
+    /// pods, of mounts.
     pub fn over(self) -> Option<&'static str> {
         self.words().2
     }

@@ -33,30 +33,126 @@ const FLAT: f64 = 1.25;
 
 /// Everything that is wanted.
 pub const GOALS: [Goal; 24] = [
-    Goal { figure: Figure::PrivateDirty, at: 1, limit: Limit::AtMost(300.0) },
-    Goal { figure: Figure::PrivateDirty, at: 5, limit: Limit::AtMost(450.0) },
-    Goal { figure: Figure::Pss, at: 50, limit: Limit::Of(Candidate::Go21, 1.0 / 8.0) },
-    Goal { figure: Figure::Threads, at: 0, limit: Limit::AtMost(1.0) },
-    Goal { figure: Figure::WakeUps, at: 0, limit: Limit::AtMost(0.0) },
-    Goal { figure: Figure::StartWall, at: 0, limit: Limit::AtMost(2.0) },
-    Goal { figure: Figure::StartCommandCpu, at: 0, limit: Limit::AtMost(1.0) },
-    Goal { figure: Figure::StartCpu, at: 0, limit: Limit::Of(Candidate::EmptyPrograms, 1.3) },
-    Goal { figure: Figure::LifeCpu, at: 0, limit: Limit::Of(Candidate::Rust, 0.9) },
-    Goal { figure: Figure::LifeAmongMounts, at: 10_000, limit: Limit::OfBestPeer(0.7) },
-    Goal { figure: Figure::ShimAmongMounts, at: 10_000, limit: Limit::OfItselfAt(100, FLAT) },
-    Goal { figure: Figure::WorkClean, at: 100, limit: Limit::AtMost(300.0) },
-    Goal { figure: Figure::WorkClean, at: 30_000, limit: Limit::AtMost(300.0) },
-    Goal { figure: Figure::GuardCpu, at: 100, limit: Limit::AtMost(1.5) },
-    Goal { figure: Figure::GuardCpu, at: 30_000, limit: Limit::AtMost(1.5) },
-    Goal { figure: Figure::GuardCpu, at: 10_000, limit: Limit::OfItselfAt(100, FLAT) },
-    Goal { figure: Figure::RepairCpu, at: 1, limit: Limit::AtMost(3.0) },
-    Goal { figure: Figure::RepairCpu, at: 5, limit: Limit::AtMost(3.0) },
-    Goal { figure: Figure::RepairWall, at: 1, limit: Limit::AtMost(3.0) },
-    Goal { figure: Figure::RepairWall, at: 5, limit: Limit::AtMost(3.0) },
-    Goal { figure: Figure::ExecAboveBare, at: 0, limit: Limit::AtMost(1.5) },
-    Goal { figure: Figure::BurstWall, at: 0, limit: Limit::OfBestPeer(0.9) },
-    Goal { figure: Figure::BurstCpu, at: 0, limit: Limit::OfBestPeer(0.9) },
-    Goal { figure: Figure::ShippedSize, at: 0, limit: Limit::AtMost(2.5) },
+    Goal {
+        figure: Figure::PrivateDirty,
+        at: 1,
+        limit: Limit::AtMost(300.0),
+    },
+    Goal {
+        figure: Figure::PrivateDirty,
+        at: 5,
+        limit: Limit::AtMost(450.0),
+    },
+    Goal {
+        figure: Figure::Pss,
+        at: 50,
+        limit: Limit::Of(Candidate::Go21, 1.0 / 8.0),
+    },
+    Goal {
+        figure: Figure::Threads,
+        at: 0,
+        limit: Limit::AtMost(1.0),
+    },
+    Goal {
+        figure: Figure::WakeUps,
+        at: 0,
+        limit: Limit::AtMost(0.0),
+    },
+    Goal {
+        figure: Figure::StartWall,
+        at: 0,
+        limit: Limit::AtMost(2.0),
+    },
+    Goal {
+        figure: Figure::StartCommandCpu,
+        at: 0,
+        limit: Limit::AtMost(1.0),
+    },
+    Goal {
+        figure: Figure::StartCpu,
+        at: 0,
+        limit: Limit::Of(Candidate::EmptyPrograms, 1.3),
+    },
+    Goal {
+        figure: Figure::LifeCpu,
+        at: 0,
+        limit: Limit::Of(Candidate::Rust, 0.9),
+    },
+    Goal {
+        figure: Figure::LifeAmongMounts,
+        at: 10_000,
+        limit: Limit::OfBestPeer(0.7),
+    },
+    Goal {
+        figure: Figure::ShimAmongMounts,
+        at: 10_000,
+        limit: Limit::OfItselfAt(100, FLAT),
+    },
+    Goal {
+        figure: Figure::WorkClean,
+        at: 100,
+        limit: Limit::AtMost(300.0),
+    },
+    Goal {
+        figure: Figure::WorkClean,
+        at: 30_000,
+        limit: Limit::AtMost(300.0),
+    },
+    Goal {
+        figure: Figure::GuardCpu,
+        at: 100,
+        limit: Limit::AtMost(1.5),
+    },
+    Goal {
+        figure: Figure::GuardCpu,
+        at: 30_000,
+        limit: Limit::AtMost(1.5),
+    },
+    Goal {
+        figure: Figure::GuardCpu,
+        at: 10_000,
+        limit: Limit::OfItselfAt(100, FLAT),
+    },
+    Goal {
+        figure: Figure::RepairCpu,
+        at: 1,
+        limit: Limit::AtMost(3.0),
+    },
+    Goal {
+        figure: Figure::RepairCpu,
+        at: 5,
+        limit: Limit::AtMost(3.0),
+    },
+    Goal {
+        figure: Figure::RepairWall,
+        at: 1,
+        limit: Limit::AtMost(3.0),
+    },
+    Goal {
+        figure: Figure::RepairWall,
+        at: 5,
+        limit: Limit::AtMost(3.0),
+    },
+    Goal {
+        figure: Figure::ExecAboveBare,
+        at: 0,
+        limit: Limit::AtMost(1.5),
+    },
+    Goal {
+        figure: Figure::BurstWall,
+        at: 0,
+        limit: Limit::OfBestPeer(0.9),
+    },
+    Goal {
+        figure: Figure::BurstCpu,
+        at: 0,
+        limit: Limit::OfBestPeer(0.9),
+    },
+    Goal {
+        figure: Figure::ShippedSize,
+        at: 0,
+        limit: Limit::AtMost(2.5),
+    },
 ];
 
 impl Goal {
@@ -67,8 +163,11 @@ impl Goal {
 
     /// The best peer and its figure.
     pub fn best_peer(&self, results: &Results) -> Option<(Candidate, f64)> {
-        let peers = Candidate::ALL.into_iter().filter(|candidate| candidate.is_peer());
-        let figures = peers.filter_map(|peer| Some((peer, results.median(self.figure, peer, self.at)?)));
+        let peers = Candidate::ALL
+            .into_iter()
+            .filter(|candidate| candidate.is_peer());
+        let figures =
+            peers.filter_map(|peer| Some((peer, results.median(self.figure, peer, self.at)?)));
         figures.min_by(|(_, one), (_, other)| one.total_cmp(other))
     }
 
@@ -90,15 +189,29 @@ mod tests {
     #[test]
     fn the_floor_is_no_peer_and_only_peers_set_a_goal() {
         let mut results = Results::default();
-        let figures =
-            [(Candidate::Runc, 10.0), (Candidate::Bindguard, 20.0), (Candidate::Go16, 40.0), (Candidate::Rust, 60.0)];
+        let figures = [
+            (Candidate::Runc, 10.0),
+            (Candidate::Bindguard, 20.0),
+            (Candidate::Go16, 40.0),
+            (Candidate::Rust, 60.0),
+        ];
         for (candidate, value) in figures {
             results.add(Figure::BurstWall, candidate, 0, value);
         }
-        let goal = |limit| Goal { figure: Figure::BurstWall, at: 0, limit };
-        assert_eq!(goal(Limit::OfBestPeer(0.5)).best_peer(&results), Some((Candidate::Go16, 40.0)));
+        let goal = |limit| Goal {
+            figure: Figure::BurstWall,
+            at: 0,
+            limit,
+        };
+        assert_eq!(
+            goal(Limit::OfBestPeer(0.5)).best_peer(&results),
+            Some((Candidate::Go16, 40.0))
+        );
         assert_eq!(goal(Limit::OfBestPeer(0.5)).most(&results), Some(20.0));
-        assert_eq!(goal(Limit::Of(Candidate::Rust, 0.5)).most(&results), Some(30.0));
+        assert_eq!(
+            goal(Limit::Of(Candidate::Rust, 0.5)).most(&results),
+            Some(30.0)
+        );
         assert_eq!(goal(Limit::OfItselfAt(0, 2.0)).most(&results), Some(40.0));
         assert_eq!(goal(Limit::Of(Candidate::Go21, 0.5)).most(&results), None);
     }

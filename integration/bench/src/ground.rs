@@ -1,4 +1,5 @@
-//! The ground on which candidates meet: one node with containerd 2.1 and runc, every shim on it, one account of CPU time.
+//! The ground on which candidates meet: one node with containerd 2.1 and runc, every shim on it,
+//! one account of CPU time.
 //!
 //! All shims run under the same containerd with the same runc, so what differs is theirs.
 
@@ -33,7 +34,10 @@ impl Ground {
         let mut shims = Vec::new();
         for candidate in Candidate::ALL {
             let Some(program) = candidate.program(&matrix) else {
-                eprintln!("bench: {} is left out: it is not installed (`make bench` does that)", candidate.title());
+                eprintln!(
+                    "bench: {} is left out: it is not installed (`make bench` does that)",
+                    candidate.title()
+                );
                 continue;
             };
             let link = node.programs().join(candidate.link());
@@ -45,33 +49,55 @@ impl Ground {
                 shims.push(candidate);
             }
         }
-        Ok(Self { account: CpuAccount::open(&node)?, shims, node })
+        Ok(Self {
+            account: CpuAccount::open(&node)?,
+            shims,
+            node,
+        })
     }
 
     /// The shims that are here, and the bare runtimes.
     pub fn everybody(&self) -> Vec<Candidate> {
-        self.shims.iter().copied().chain([Candidate::Runc, Candidate::Crun]).collect()
+        self.shims
+            .iter()
+            .copied()
+            .chain([Candidate::Runc, Candidate::Crun])
+            .collect()
     }
 
     /// The shims, and the floor of their `start` if it was built.
     pub fn shims_and_floor(&self) -> Vec<Candidate> {
-        let floor = Some(Candidate::EmptyPrograms).filter(|floor| self.node.programs().join(floor.link()).exists());
+        let floor = Some(Candidate::EmptyPrograms)
+            .filter(|floor| self.node.programs().join(floor.link()).exists());
         self.shims.iter().copied().chain(floor).collect()
     }
 
     /// Starts a pod: one shim with so many containers. Answers the shim's pid.
     pub fn start_pod(&self, shim: Candidate, name: &str, containers: u64) -> Result<u32> {
         let ctr = self.node.ctr();
-        let ids: Vec<String> =
-            (0..containers).map(|n| if n == 0 { name.to_owned() } else { format!("{name}-{n}") }).collect();
+        let ids: Vec<String> = (0..containers)
+            .map(|n| {
+                if n == 0 {
+                    name.to_owned()
+                } else {
+                    format!("{name}-{n}")
+                }
+            })
+            .collect();
         for id in &ids {
             in_pod(&ctr, shim, id, name).start()?.success()?;
         }
         let pids = ctr.pids()?;
-        let mut shims = ids.iter().map(|id| parent_of(*pids.get(id).with_context(|| format!("find {id}"))?));
+        let mut shims = ids
+            .iter()
+            .map(|id| parent_of(*pids.get(id).with_context(|| format!("find {id}"))?));
         let pid = shims.next().context("a pod has a container")??;
         for other in shims {
-            ensure!(other? == pid, "{} has more than one shim for a pod", shim.title());
+            ensure!(
+                other? == pid,
+                "{} has more than one shim for a pod",
+                shim.title()
+            );
         }
         Ok(pid)
     }
@@ -79,5 +105,7 @@ impl Ground {
 
 /// A container in a pod's group: containerd's shims take the CRI's annotation for it.
 pub fn in_pod<'a>(ctr: &'a Ctr, shim: Candidate, id: &str, pod: &str) -> Container<'a> {
-    ctr.container(id).runtime(shim.runtime()).annotation("io.kubernetes.cri.sandbox-id", pod)
+    ctr.container(id)
+        .runtime(shim.runtime())
+        .annotation("io.kubernetes.cri.sandbox-id", pod)
 }

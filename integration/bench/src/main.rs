@@ -3,8 +3,9 @@
 //! ```text
 //!   main ── a part each ──► Ground (a node, every shim on it, an account of CPU time) ──► Results ──► report
 //! ```
-//! `bench PART...` measures some parts only. Figures are kept in a file until they are measured again; the last part,
-//! `document`, writes docs/benchmarks.md and its plots from them. What each figure is, and what is wanted of it: `figure.rs`, `goals.rs`.
+//! `bench PART...` measures some parts only. Figures are kept in a file until they are measured
+//! again; the last part, `document`, writes docs/benchmarks.md and its plots from them. What each
+//! figure is, and what is wanted of it: `figure.rs`, `goals.rs`.
 
 mod account;
 mod bare;

@@ -1,4 +1,5 @@
-//! The measured samples: for each figure and candidate, and each number of containers, pods or mounts, some samples.
+//! The measured samples: for each figure and candidate, and each number of containers, pods or
+//! mounts, some samples.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,21 +46,36 @@ struct Series {
 impl Results {
     /// None yet, of one part.
     pub fn of(machine: Machine, condition: Condition) -> Self {
-        Self { machine, conditions: vec![condition], series: Vec::new() }
+        Self {
+            machine,
+            conditions: vec![condition],
+            series: Vec::new(),
+        }
     }
 
     /// Adds a sample. `at` is the number of what [`Figure::over`] says, else 0.
     pub fn add(&mut self, figure: Figure, candidate: Candidate, at: u64, sample: f64) {
-        let found = self.series.iter_mut().find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at));
+        let found = self
+            .series
+            .iter_mut()
+            .find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at));
         match found {
             Some(series) => series.samples.push(sample),
-            None => self.series.push(Series { figure, candidate, at, samples: vec![sample] }),
+            None => self.series.push(Series {
+                figure,
+                candidate,
+                at,
+                samples: vec![sample],
+            }),
         }
     }
 
     /// The median, if it was measured.
     pub fn median(&self, figure: Figure, candidate: Candidate, at: u64) -> Option<f64> {
-        let series = self.series.iter().find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at))?;
+        let series = self
+            .series
+            .iter()
+            .find(|one| (one.figure, one.candidate, one.at) == (figure, candidate, at))?;
         let mut samples = series.samples.clone();
         samples.sort_by(f64::total_cmp);
         samples.get(samples.len() / 2).copied()
@@ -72,15 +88,21 @@ impl Results {
 
     /// At which numbers a figure was measured.
     pub fn places(&self, figure: Figure) -> BTreeSet<u64> {
-        self.series.iter().filter(|one| one.figure == figure).map(|one| one.at).collect()
+        self.series
+            .iter()
+            .filter(|one| one.figure == figure)
+            .map(|one| one.at)
+            .collect()
     }
 
     /// Takes new figures in the place of old ones.
     pub fn replace(&mut self, newer: Self) {
         let measured = newer.figures();
-        self.series.retain(|series| !measured.contains(&series.figure));
+        self.series
+            .retain(|series| !measured.contains(&series.figure));
         self.series.extend(newer.series);
-        self.conditions.retain(|old| newer.conditions.iter().all(|new| new.part != old.part));
+        self.conditions
+            .retain(|old| newer.conditions.iter().all(|new| new.part != old.part));
         self.conditions.extend(newer.conditions);
         self.machine = newer.machine;
     }
@@ -88,8 +110,12 @@ impl Results {
     /// The results in a file; empty if the file does not exist.
     pub fn load(file: &Path) -> Result<Self> {
         match fs::read(file) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("parse {}: of another edition of the bench? Remove it", file.display())),
+            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
+                format!(
+                    "parse {}: of another edition of the bench? Remove it",
+                    file.display()
+                )
+            }),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
         }

@@ -1,5 +1,5 @@
-//! Round by round: each candidate once a round, and each round another one begins, so that a drift of the machine hits all
-//! alike. Medians are taken over the rounds.
+//! Round by round: each candidate once a round, and each round another one begins, so that a drift
+//! of the machine hits all alike. Medians are taken over the rounds.
 
 use anyhow::{Context, Result};
 
@@ -21,9 +21,12 @@ pub fn in_turns(
     for round in 0..WARM_UP + rounds {
         for turn in 0..candidates.len() {
             let candidate = candidates[(round + turn) % candidates.len()];
-            let figures = once(candidate).with_context(|| format!("measure {}", candidate.title()))?;
+            let figures =
+                once(candidate).with_context(|| format!("measure {}", candidate.title()))?;
             if round >= WARM_UP {
-                figures.into_iter().for_each(|(figure, value)| results.add(figure, candidate, at, value));
+                figures
+                    .into_iter()
+                    .for_each(|(figure, value)| results.add(figure, candidate, at, value));
             }
         }
     }

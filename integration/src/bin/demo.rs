@@ -1,6 +1,8 @@
-//! `make demo`: the faults with the stock shim, and their end with bindguard, on a private containerd.
+//! `make demo`: the faults with the stock shim, and their end with bindguard, on a private
+//! containerd.
 //!
-//! `demo [1.6|1.7|2.1]` chooses containerd's generation. The exit code is 0 only if every step was seen as said.
+//! `demo [1.6|1.7|2.1]` chooses containerd's generation. The exit code is 0 only if every step was
+//! seen as said.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,10 @@
-//! `denied_once SYSCALL ERRNO NUMBER PROGRAM ARGUMENTS...`: runs a program on a kernel that denies it a syscall one time.
+//! `denied_once SYSCALL ERRNO NUMBER PROGRAM ARGUMENTS...`: runs a program on a kernel that denies
+//! it a syscall one time.
 //!
-//! strace(1) does so for the calls that it knows by name, and not for those that are newer than itself. seccomp(2) stops the
-//! program at each of these calls, and ptrace(2) lets them go on, but for the one of this number; 0 is none. How many there
-//! were is said on stderr: `denied_once: 12 calls`. Only calls of the program's first thread are counted.
+//! strace(1) does so for the calls that it knows by name, and not for those that are newer than
+//! itself. seccomp(2) stops the program at each of these calls, and ptrace(2) lets them go on, but
+//! for the one of this number; 0 is none. How many there were is said on stderr: `denied_once: 12
+//! calls`. Only calls of the program's first thread are counted.
 
 use std::convert::Infallible;
 use std::env;
@@ -23,10 +25,17 @@ const USAGE: &str = "usage: denied_once SYSCALL ERRNO NUMBER PROGRAM ...";
 fn main() -> Result<ExitCode> {
     let mut words = env::args_os().skip(1);
     let mut number = || words.next()?.to_str()?.parse::<i64>().ok();
-    let (syscall, errno, which) = (number().context(USAGE)?, number().context(USAGE)?, number().context(USAGE)?);
+    let (syscall, errno, which) = (
+        number().context(USAGE)?,
+        number().context(USAGE)?,
+        number().context(USAGE)?,
+    );
     let filter = stop_at(syscall)?;
-    let words = words.map(|word: OsString| CString::new(word.into_vec())).collect::<Result<Vec<_>, _>>()?;
-    // SAFETY: there is one thread; the child does what any program may, and ends or becomes another one.
+    let words = words
+        .map(|word: OsString| CString::new(word.into_vec()))
+        .collect::<Result<Vec<_>, _>>()?;
+    // SAFETY: there is one thread; the child does what any program may, and ends or becomes another
+    // one.
     match unsafe { fork() }.context("fork")? {
         ForkResult::Child => {
             let Err(error) = become_program(&filter, &words);
@@ -39,8 +48,12 @@ fn main() -> Result<ExitCode> {
 
 fn stop_at(syscall: i64) -> Result<BpfProgram> {
     let rules = [(syscall, Vec::new())].into_iter().collect();
-    let filter =
-        SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Trace(0), env::consts::ARCH.try_into()?)?;
+    let filter = SeccompFilter::new(
+        rules,
+        SeccompAction::Allow,
+        SeccompAction::Trace(0),
+        env::consts::ARCH.try_into()?,
+    )?;
     Ok(filter.try_into()?)
 }
 
@@ -55,7 +68,10 @@ fn become_program(filter: &BpfProgram, words: &[CString]) -> Result<Infallible> 
 fn supervise(child: Pid, errno: i64, which: i64) -> Result<ExitCode> {
     let mut calls = 0;
     waitpid(child, None).context("wait for the child")?;
-    ptrace::setoptions(child, Options::PTRACE_O_TRACESECCOMP | Options::PTRACE_O_EXITKILL)?;
+    ptrace::setoptions(
+        child,
+        Options::PTRACE_O_TRACESECCOMP | Options::PTRACE_O_EXITKILL,
+    )?;
     ptrace::cont(child, None)?;
     loop {
         match waitpid(child, None).context("wait for the program")? {

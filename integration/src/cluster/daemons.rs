@@ -17,8 +17,11 @@ use crate::process::host;
 const TOKEN: &str = "the-story";
 
 /// The kernel settings that a kubelet writes or requires: the machine is not the story's to change.
-const SYSCTLS: [(&str, &str); 3] =
-    [("vm/overcommit_memory", "1"), ("kernel/panic", "10"), ("kernel/panic_on_oops", "1")];
+const SYSCTLS: [(&str, &str); 3] = [
+    ("vm/overcommit_memory", "1"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+];
 
 /// The extent of a control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +51,11 @@ impl Cluster<'_> {
             format!("--initial-cluster=default=http://{peers}"),
         ];
         self.start_daemon("etcd", &etcd)?;
-        fs::write(folder.join("tokens"), format!("{TOKEN},story,1,system:masters\n")).context("write the tokens")?;
+        fs::write(
+            folder.join("tokens"),
+            format!("{TOKEN},story,1,system:masters\n"),
+        )
+        .context("write the tokens")?;
         host(["openssl", "genrsa", "-out", &file("accounts.key"), "2048"])?;
         let (address, port) = api.split_once(':').context("an address has a port")?;
         let mut apiserver = vec![
@@ -60,16 +67,22 @@ impl Cluster<'_> {
             "--allow-privileged".to_owned(),
             "--service-account-issuer=https://bindguard.test".to_owned(),
             format!("--service-account-key-file={}", file("accounts.key")),
-            format!("--service-account-signing-key-file={}", file("accounts.key")),
+            format!(
+                "--service-account-signing-key-file={}",
+                file("accounts.key")
+            ),
             "--service-cluster-ip-range=192.0.2.0/24".to_owned(),
         ];
         apiserver.extend(match self.control_plane {
-            ControlPlane::ApiOnly => {
-                ["--authorization-mode=AlwaysAllow", "--disable-admission-plugins=ServiceAccount"].map(str::to_owned)
-            }
-            ControlPlane::Whole => {
-                ["--authorization-mode=RBAC".to_owned(), format!("--advertise-address={API_SERVER}")]
-            }
+            ControlPlane::ApiOnly => [
+                "--authorization-mode=AlwaysAllow",
+                "--disable-admission-plugins=ServiceAccount",
+            ]
+            .map(str::to_owned),
+            ControlPlane::Whole => [
+                "--authorization-mode=RBAC".to_owned(),
+                format!("--advertise-address={API_SERVER}"),
+            ],
         });
         self.start_daemon("kube-apiserver", &apiserver)?;
         let kubeconfig = json!({
@@ -96,7 +109,10 @@ impl Cluster<'_> {
         }
         self.start_daemon("kube-scheduler", &common)?;
         let own = [
-            format!("--service-account-private-key-file={}", file("accounts.key")),
+            format!(
+                "--service-account-private-key-file={}",
+                file("accounts.key")
+            ),
             format!("--root-ca-file={}", file("certificates/apiserver.crt")),
         ];
         self.start_daemon("kube-controller-manager", &[&common[..], &own].concat())
@@ -134,14 +150,20 @@ impl Cluster<'_> {
             // since 1.35 a kubelet refuses cgroup v1 by default
             config["failCgroupV1"] = json!(false);
         } else {
-            runtime_flags =
-                vec!["--container-runtime=remote".to_owned(), format!("--container-runtime-endpoint={endpoint}")];
+            runtime_flags = vec![
+                "--container-runtime=remote".to_owned(),
+                format!("--container-runtime-endpoint={endpoint}"),
+            ];
         }
-        fs::write(folder.join("kubelet.json"), config.to_string()).context("write the kubelet's configuration")?;
+        fs::write(folder.join("kubelet.json"), config.to_string())
+            .context("write the kubelet's configuration")?;
         let arguments = [
             format!("--config={}", folder.join("kubelet.json").display()),
             format!("--kubeconfig={}", self.kubeconfig.display()),
-            format!("--cert-dir={}", folder.join("kubelet-certificates").display()),
+            format!(
+                "--cert-dir={}",
+                folder.join("kubelet-certificates").display()
+            ),
             format!("--root-dir={}", self.node.kubelet().root().display()),
             format!("--hostname-override={NODE}"),
         ];
@@ -159,26 +181,42 @@ impl Cluster<'_> {
         self.spawn(program, command)
     }
 
-    /// A command that runs its arguments with the [`SYSCTLS`]. They are mounts in `/proc` that no other program sees: where something is
-    /// mounted in `/proc`, the kernel lets no user namespace mount one of its own. All other mounts are shared with the node.
+    /// A command that runs its arguments with the [`SYSCTLS`]. They are mounts in `/proc` that no
+    /// other program sees: where something is mounted in `/proc`, the kernel lets no user namespace
+    /// mount one of its own. All other mounts are shared with the node.
     fn with_settings(&self) -> Result<Command> {
         let mut script = "mount --make-private /proc\n".to_owned();
         for (number, (name, wanted)) in SYSCTLS.iter().enumerate() {
             let file = self.folder().join(format!("sysctl-{number}"));
             fs::write(&file, wanted).with_context(|| format!("write {name}"))?;
-            script.push_str(&format!("mount --bind {} /proc/sys/{name}\n", file.display()));
+            script.push_str(&format!(
+                "mount --bind {} /proc/sys/{name}\n",
+                file.display()
+            ));
         }
         script.push_str("exec \"$@\"");
         let mut command = self.node.command("unshare")?;
-        command.args(["--mount", "--propagation", "unchanged", "sh", "-ec", &script, "sh"]);
+        command.args([
+            "--mount",
+            "--propagation",
+            "unchanged",
+            "sh",
+            "-ec",
+            &script,
+            "sh",
+        ]);
         Ok(command)
     }
 
     /// A kubelet makes the cgroups of its pods, but not the one above them.
     fn make_cgroup_root(&self) -> Result<()> {
-        for hierarchy in fs::read_dir("/sys/fs/cgroup").context("list the cgroup hierarchies")?.flatten() {
+        for hierarchy in fs::read_dir("/sys/fs/cgroup")
+            .context("list the cgroup hierarchies")?
+            .flatten()
+        {
             let group = hierarchy.path().join(self.node.name());
-            fs::create_dir_all(&group).with_context(|| format!("create the cgroup {}", group.display()))?;
+            fs::create_dir_all(&group)
+                .with_context(|| format!("create the cgroup {}", group.display()))?;
         }
         Ok(())
     }
@@ -186,8 +224,10 @@ impl Cluster<'_> {
 
 /// Free ports, all taken at once so that they differ.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
-    let taken: Vec<TcpListener> =
-        (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().context("find a free port")?;
+    let taken: Vec<TcpListener> = (0..N)
+        .map(|_| TcpListener::bind("127.0.0.1:0"))
+        .collect::<Result<_, _>>()
+        .context("find a free port")?;
     let mut ports = [0; N];
     for (port, listener) in ports.iter_mut().zip(&taken) {
         *port = listener.local_addr().context("look at a port")?.port();

@@ -28,10 +28,21 @@ impl Helm {
 
     /// helm for a namespace of this cluster.
     pub fn on(cluster: &Cluster<'_>, namespace: &'static str) -> Result<Self> {
-        let program = Self::program().context("no helm: run integration/helm/fetch.sh, set BINDGUARD_HELM")?;
-        let validation: &[_] = if cluster.is_own_build { &["--disable-openapi-validation"] } else { &[] };
+        let program = Self::program()
+            .context("no helm: run integration/helm/fetch.sh, set BINDGUARD_HELM")?;
+        let validation: &[_] = if cluster.is_own_build {
+            &["--disable-openapi-validation"]
+        } else {
+            &[]
+        };
         let home = cluster.folder().join("helm");
-        Ok(Self { program, kubeconfig: cluster.kubeconfig.clone(), home, validation, namespace })
+        Ok(Self {
+            program,
+            kubeconfig: cluster.kubeconfig.clone(),
+            home,
+            validation,
+            namespace,
+        })
     }
 
     /// The folder of the chart.
@@ -47,8 +58,14 @@ impl Helm {
     /// Starts helm with these words. It may wait for pods, and the story plays systemd meanwhile.
     pub fn start(&self, words: &[&str]) -> Result<Child> {
         let mut command = Command::new(&self.program);
-        command.arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", self.namespace]).args(words);
+        command
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .args(["--namespace", self.namespace])
+            .args(words);
         command.env("HOME", &self.home).stdin(Stdio::null());
-        command.spawn().with_context(|| format!("start helm {words:?}"))
+        command
+            .spawn()
+            .with_context(|| format!("start helm {words:?}"))
     }
 }

@@ -1,9 +1,11 @@
 //! A real kubelet on a node, with the etcd and the kube-apiserver that it uses.
 //!
-//! Pods are bound to the one node by name, so no scheduler is needed; they use its network, so no CNI is; without the
-//! controllers; only the story writes objects. The programs are those that `cluster/fetch.sh` builds.
+//! Pods are bound to the one node by name, so no scheduler is needed; they use its network, so no
+//! CNI is; without the controllers; only the story writes objects. The programs are those that
+//! `cluster/fetch.sh` builds.
 //!
-//! A [whole](Cluster::start_whole) cluster has the controllers and the scheduler as well, and pods with a [`Network`].
+//! A [whole](Cluster::start_whole) cluster has the controllers and the scheduler as well, and pods
+//! with a [`Network`].
 
 mod daemons;
 mod helm;
@@ -61,42 +63,72 @@ impl<'n> Cluster<'n> {
 
     /// Starts the three, one after the other, and applies the RuntimeClass that bindguard ships.
     ///
-    /// The kubelet syncs each pod and rewrites its volumes every `sync_seconds` and half as many again.
+    /// The kubelet syncs each pod and rewrites its volumes every `sync_seconds` and half as many
+    /// again.
     pub fn start(node: &'n Node, kubelet: RealKubelet, sync_seconds: u32) -> Result<Self> {
         let cluster = Self::start_as(node, ControlPlane::ApiOnly, kubelet, sync_seconds)?;
         cluster
-            .kubectl(&["apply", cluster.validation(), "--filename", &shipped("runtimeclass.yaml")], "")?
+            .kubectl(
+                &[
+                    "apply",
+                    cluster.validation(),
+                    "--filename",
+                    &shipped("runtimeclass.yaml"),
+                ],
+                "",
+            )?
             .success()?;
         Ok(cluster)
     }
 
-    /// Starts a cluster with controllers, a scheduler and RBAC in a network of its own. It has nothing of bindguard.
+    /// Starts a cluster with controllers, a scheduler and RBAC in a network of its own. It has
+    /// nothing of bindguard.
     pub fn start_whole(node: &'n Node, network: &Network) -> Result<Self> {
         network.give_pods_addresses(node, &Self::folder_of_programs()?)?;
         let cluster = Self::start_as(node, ControlPlane::Whole, RealKubelet::AsReleased, 5)?;
         cluster.start_controllers()?;
         cluster.until("the node is ready", |cluster| {
             let node = cluster.get(&format!("nodes/{NODE}"))?;
-            let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
-            Ok(node["status"]["conditions"].as_array().is_some_and(|all| all.iter().any(is_ready)))
+            let is_ready =
+                |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+            Ok(node["status"]["conditions"]
+                .as_array()
+                .is_some_and(|all| all.iter().any(is_ready)))
         })?;
         Ok(cluster)
     }
 
-    fn start_as(node: &'n Node, control_plane: ControlPlane, kubelet: RealKubelet, sync_seconds: u32) -> Result<Self> {
+    fn start_as(
+        node: &'n Node,
+        control_plane: ControlPlane,
+        kubelet: RealKubelet,
+        sync_seconds: u32,
+    ) -> Result<Self> {
         let programs = Self::folder_of_programs()?;
         let kubeconfig = node.disk().join("cluster/kubeconfig");
         let is_own_build = programs.with_file_name("version").exists();
-        let cluster = Self { node, programs, is_own_build, control_plane, kubeconfig, daemons: RefCell::default() };
+        let cluster = Self {
+            node,
+            programs,
+            is_own_build,
+            control_plane,
+            kubeconfig,
+            daemons: RefCell::default(),
+        };
         cluster.start_control_plane()?;
-        cluster.until("kube-apiserver answers", |cluster| Ok(cluster.get("namespaces/default").is_ok()))?;
+        cluster.until("kube-apiserver answers", |cluster| {
+            Ok(cluster.get("namespaces/default").is_ok())
+        })?;
         cluster.start_kubelet(kubelet, sync_seconds)?;
-        cluster.until("the node is registered", |cluster| Ok(cluster.get(&format!("nodes/{NODE}")).is_ok()))?;
+        cluster.until("the node is registered", |cluster| {
+            Ok(cluster.get(&format!("nodes/{NODE}")).is_ok())
+        })?;
         Ok(cluster)
     }
 
     fn folder_of_programs() -> Result<PathBuf> {
-        Self::programs().context("no kubelet: run integration/cluster/fetch.sh, set BINDGUARD_CLUSTER")
+        Self::programs()
+            .context("no kubelet: run integration/cluster/fetch.sh, set BINDGUARD_CLUSTER")
     }
 
     /// Gives the node an image with these programs, each at its path there.
@@ -107,23 +139,32 @@ impl<'n> Cluster<'n> {
         self.node.cri()?.wait_for_image(name)
     }
 
-    /// The kubectl of the cluster, with the libraries that it needs, as [`Cluster::add_image`] takes them.
+    /// The kubectl of the cluster, with the libraries that it needs, as [`Cluster::add_image`]
+    /// takes them.
     pub fn kubectl_files(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
         let kubectl = self.programs.join("kubectl");
-        let real = fs::canonicalize(&kubectl).with_context(|| format!("find {}", kubectl.display()))?;
+        let real =
+            fs::canonicalize(&kubectl).with_context(|| format!("find {}", kubectl.display()))?;
         let mut ldd = Command::new("ldd");
         ldd.arg(&real);
         // lines are `libc.so.6 => /lib/libc.so.6 (0x...)` and `/lib64/ld-linux-x86-64.so.2 (0x...)`
         let libraries = run(ldd)?.stdout;
-        let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+        let libraries = libraries
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'));
         let files = libraries.map(|library| (PathBuf::from(library), PathBuf::from(library)));
-        Ok(files.chain([(real, PathBuf::from("/usr/bin/kubectl"))]).collect())
+        Ok(files
+            .chain([(real, PathBuf::from("/usr/bin/kubectl"))])
+            .collect())
     }
 
     /// Runs `kubectl` with these words.
     pub fn kubectl(&self, words: &[&str], input: &str) -> Result<Finished> {
         let mut command = Command::new(self.programs.join("kubectl"));
-        command.arg("--kubeconfig").arg(&self.kubeconfig).args(words);
+        command
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .args(words);
         run_with_input(command, input, LIMIT)
     }
 
@@ -139,31 +180,55 @@ impl<'n> Cluster<'n> {
 
     /// Makes an object, or changes it.
     pub fn apply(&self, object: &Value) -> Result<()> {
-        self.kubectl(&["apply", self.validation(), "--filename", "-"], &object.to_string())?.success().map(drop)
+        self.kubectl(
+            &["apply", self.validation(), "--filename", "-"],
+            &object.to_string(),
+        )?
+        .success()
+        .map(drop)
     }
 
     /// Makes a configMap and a secret of this name, or changes them: every key has this content.
     pub fn apply_payload(&self, name: &str, keys: &[&str], content: &str) -> Result<()> {
-        let data: Value = keys.iter().map(|key| ((*key).to_owned(), Value::from(content))).collect();
+        let data: Value = keys
+            .iter()
+            .map(|key| ((*key).to_owned(), Value::from(content)))
+            .collect();
         self.apply(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}))?;
         self.apply(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}))
     }
 
     /// Has the API server say whether it would take a manifest that bindguard ships.
     pub fn would_take(&self, manifest: &str) -> Result<()> {
-        self.kubectl(&["apply", self.validation(), "--dry-run=server", "--filename", &shipped(manifest)], "")?
-            .success()
-            .map(drop)
+        self.kubectl(
+            &[
+                "apply",
+                self.validation(),
+                "--dry-run=server",
+                "--filename",
+                &shipped(manifest),
+            ],
+            "",
+        )?
+        .success()
+        .map(drop)
     }
 
-    /// Vendors' API servers, which a source tree may be of, do not publish the schemas that kubectl validates with.
+    /// Vendors' API servers, which a source tree may be of, do not publish the schemas that kubectl
+    /// validates with.
     fn validation(&self) -> &'static str {
-        if self.is_own_build { "--validate=false" } else { "--validate=true" }
+        if self.is_own_build {
+            "--validate=false"
+        } else {
+            "--validate=true"
+        }
     }
 
     /// An object, `KIND/NAME`.
     pub fn get(&self, object: &str) -> Result<Value> {
-        let text = self.kubectl(&["get", object, "--output", "json"], "")?.success()?;
+        let text = self
+            .kubectl(&["get", object, "--output", "json"], "")?
+            .success()?;
         serde_json::from_str(&text).with_context(|| format!("parse {object}"))
     }
 
@@ -184,7 +249,8 @@ impl<'n> Cluster<'n> {
         Ok(self.get(&format!("pods/{pod}"))?["status"]["containerStatuses"][0].clone())
     }
 
-    /// Starts a program of the cluster in the node; it ends with the node, or when the cluster is dropped.
+    /// Starts a program of the cluster in the node; it ends with the node, or when the cluster is
+    /// dropped.
     fn start_daemon(&self, name: &str, arguments: &[String]) -> Result<()> {
         let mut command = self.node.command(self.programs.join(name))?;
         command.args(arguments);
@@ -193,11 +259,15 @@ impl<'n> Cluster<'n> {
 
     fn spawn(&self, name: &str, mut command: Command) -> Result<()> {
         let folder = self.folder();
-        let log =
-            fs::File::create(folder.join(format!("{name}.log"))).with_context(|| format!("make a log for {name}"))?;
+        let log = fs::File::create(folder.join(format!("{name}.log")))
+            .with_context(|| format!("make a log for {name}"))?;
         command.current_dir(&folder).stdin(Stdio::null());
-        command.stdout(log.try_clone().context("duplicate a log")?).stderr(log);
-        self.daemons.borrow_mut().push(command.spawn().with_context(|| format!("start {name}"))?);
+        command
+            .stdout(log.try_clone().context("duplicate a log")?)
+            .stderr(log);
+        self.daemons
+            .borrow_mut()
+            .push(command.spawn().with_context(|| format!("start {name}"))?);
         Ok(())
     }
 
@@ -207,7 +277,11 @@ impl<'n> Cluster<'n> {
 }
 
 fn shipped(manifest: &str) -> String {
-    repository().join("config").join(manifest).display().to_string()
+    repository()
+        .join("config")
+        .join(manifest)
+        .display()
+        .to_string()
 }
 
 impl Drop for Cluster<'_> {

@@ -1,7 +1,8 @@
 //! A network of the story's own: pods have addresses, and the machine's network is not touched.
 //!
-//! The story's thread enters a network namespace before it makes a node, so everything that it starts is inside. The API server
-//! listens on the address of its own Service there, so pods reach it without kube-proxy.
+//! The story's thread enters a network namespace before it makes a node, so everything that it
+//! starts is inside. The API server listens on the address of its own Service there, so pods reach
+//! it without kube-proxy.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -26,23 +27,38 @@ pub struct Network {
 impl Network {
     /// Enters a network namespace. The node is made afterwards.
     pub fn enter() -> Result<Self> {
-        let home = File::open("/proc/thread-self/ns/net").context("open the machine's network namespace")?;
+        let home = File::open("/proc/thread-self/ns/net")
+            .context("open the machine's network namespace")?;
         unshare(CloneFlags::CLONE_NEWNET).context("unshare the network namespace")?;
         let network = Self { home };
         host(["busybox", "ip", "link", "set", "lo", "up"])?;
-        host(["busybox", "ip", "address", "add", &format!("{API_SERVER}/32"), "dev", "lo"])?;
+        host([
+            "busybox",
+            "ip",
+            "address",
+            "add",
+            &format!("{API_SERVER}/32"),
+            "dev",
+            "lo",
+        ])?;
         Ok(network)
     }
 
     /// Gives containerd the plugins of `cluster/network.sh`, and a configuration.
     pub(super) fn give_pods_addresses(&self, node: &Node, programs: &Path) -> Result<()> {
-        let (plugins, folder) = (programs.with_file_name("network").join("bin"), node.disk().join("cni"));
+        let (plugins, folder) = (
+            programs.with_file_name("network").join("bin"),
+            node.disk().join("cni"),
+        );
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         for name in ["loopback", "ptp", "host-local"] {
             let plugin = plugins.join(name);
-            plugin
-                .metadata()
-                .with_context(|| format!("find {}: run integration/cluster/network.sh", plugin.display()))?;
+            plugin.metadata().with_context(|| {
+                format!(
+                    "find {}: run integration/cluster/network.sh",
+                    plugin.display()
+                )
+            })?;
             symlink(&plugin, folder.join(name)).with_context(|| format!("link {name}"))?;
         }
         let addresses = json!({
@@ -51,7 +67,8 @@ impl Network {
         let list = json!({
             "cniVersion": "0.4.0", "name": "story", "plugins": [{"type": "ptp", "ipam": addresses}],
         });
-        fs::write(folder.join("10-story.conflist"), list.to_string()).context("write the network's configuration")
+        fs::write(folder.join("10-story.conflist"), list.to_string())
+            .context("write the network's configuration")
     }
 }
 

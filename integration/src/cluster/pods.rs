@@ -16,8 +16,8 @@ pub struct PodManifest {
 }
 
 impl PodManifest {
-    /// A pod under containerd's own shim; `volume` is the volume's source, `mounts` are its mounts without their `name`. The
-    /// container runs until it is killed.
+    /// A pod under containerd's own shim; `volume` is the volume's source, `mounts` are its mounts
+    /// without their `name`. The container runs until it is killed.
     pub fn new(name: &str, volume: &Value, mounts: &[Value]) -> Self {
         let app = container("app", &["sleep", "1000000"], mounts);
         let mut source = volume.clone();
@@ -31,7 +31,11 @@ impl PodManifest {
             "containers": [app],
             "volumes": [source],
         });
-        Self { name: name.to_owned(), annotations: json!({"content": "one"}), spec }
+        Self {
+            name: name.to_owned(),
+            annotations: json!({"content": "one"}),
+            spec,
+        }
     }
 
     /// Under bindguard.

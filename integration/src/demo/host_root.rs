@@ -1,4 +1,5 @@
-//! Part two: a monitoring container has the host's `/` mounted, and the host wants a disk back (containerd#3667).
+//! Part two: a monitoring container has the host's `/` mounted, and the host wants a disk back
+//! (containerd#3667).
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,10 +22,15 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     );
     let mut observe = |runtime, want_released| -> Result<()> {
         let disk = Disk::attach(node.disk())?;
-        // what does not happen is waited for in vain, what does takes as long as the machine lets it
+        // what does not happen is waited for in vain, what does takes as long as the machine lets
+        // it
         let patience = Duration::from_secs(if want_released { 60 } else { 2 });
         let released = is_released_under(node, &disk, runtime, patience)?;
-        let seen = if released { "released" } else { "stays attached until the container ends" };
+        let seen = if released {
+            "released"
+        } else {
+            "stays attached until the container ends"
+        };
         table.add(Observation {
             step: STEP,
             runtime: name(runtime),
@@ -37,17 +43,34 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     observe(Runtime::Bindguard, true)
 }
 
-/// Plays the part with one runtime. The container is gone at the end, and with it whatever it kept alive.
-fn is_released_under(node: &Node, disk: &Disk, runtime: Runtime, patience: Duration) -> Result<bool> {
+/// Plays the part with one runtime. The container is gone at the end, and with it whatever it kept
+/// alive.
+fn is_released_under(
+    node: &Node,
+    disk: &Disk,
+    runtime: Runtime,
+    patience: Duration,
+) -> Result<bool> {
     println!("\n   {}:", name(runtime));
     let ctr = node.ctr();
     let host_root = Bind::new("/", "/host").options(&["rbind", "rprivate"]);
-    ctr.container("monitor").runtime(runtime).mount(host_root).start()?.success()?;
+    ctr.container("monitor")
+        .runtime(runtime)
+        .mount(host_root)
+        .start()?
+        .success()?;
     disk.unmount_and_detach()?;
-    println!("   umount {} and losetup --detach {}: both say that all is well", disk.folder.display(), disk.device);
+    println!(
+        "   umount {} and losetup --detach {}: both say that all is well",
+        disk.folder.display(),
+        disk.device
+    );
     let released = disk.is_released_within(patience);
     match released {
-        true => println!("   {} is free: the umount reached the container", disk.device),
+        true => println!(
+            "   {} is free: the umount reached the container",
+            disk.device
+        ),
         false => println!(
             "   {} is still attached: the container holds a mount of it that is invisible from the host",
             disk.device
@@ -55,7 +78,10 @@ fn is_released_under(node: &Node, disk: &Disk, runtime: Runtime, patience: Durat
     }
     ctr.remove("monitor")?;
     if !disk.is_released_within(Duration::from_secs(60)) {
-        println!("   {} is attached even after the container's end", disk.device);
+        println!(
+            "   {} is attached even after the container's end",
+            disk.device
+        );
     }
     Ok(released)
 }
@@ -71,9 +97,16 @@ impl Disk {
         let (image, folder) = (place.join("disk.img"), place.join("disk"));
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         let file = File::create(&image).with_context(|| format!("create {}", image.display()))?;
-        file.set_len(16 << 20).with_context(|| format!("enlarge {}", image.display()))?;
-        let device =
-            host(["losetup".as_ref(), "--find".as_ref(), "--show".as_ref(), image.as_os_str()])?.trim().to_owned();
+        file.set_len(16 << 20)
+            .with_context(|| format!("enlarge {}", image.display()))?;
+        let device = host([
+            "losetup".as_ref(),
+            "--find".as_ref(),
+            "--show".as_ref(),
+            image.as_os_str(),
+        ])?
+        .trim()
+        .to_owned();
         host(["mkfs.ext4", "-q", "-F", &device])?;
         host(["mount".as_ref(), device.as_ref(), folder.as_os_str()])?;
         Ok(Self { device, folder })

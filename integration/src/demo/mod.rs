@@ -1,8 +1,9 @@
-//! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file that changes in a running
-//! container.
+//! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file
+//! that changes in a running container.
 //!
-//! Each part prints as it happens and returns its observations, so that the table at the end, and the exit code, rest on
-//! observations alone. Everything runs in a node of its own: nothing is installed, nothing stays behind.
+//! Each part prints as it happens and returns its observations, so that the table at the end, and
+//! the exit code, rest on observations alone. Everything runs in a node of its own: nothing is
+//! installed, nothing stays behind.
 
 mod configmap;
 mod host_root;
@@ -22,7 +23,9 @@ pub use self::table::{Observation, Table};
 
 /// Runs the demo on a generation of containerd, and returns whether everything was seen as said.
 pub fn run(generation: Generation, signals: &Signals) -> Result<bool> {
-    let node = Setup::on(generation).cri().start_with_keeper(|keeper| signals.end_node_on_signal(keeper));
+    let node = Setup::on(generation)
+        .cri()
+        .start_with_keeper(|keeper| signals.end_node_on_signal(keeper));
     let node = node.context("make a node for the demo")?;
     introduce(&node)?;
     let mut table = Table::default();
@@ -34,10 +37,17 @@ pub fn run(generation: Generation, signals: &Signals) -> Result<bool> {
 }
 
 fn introduce(node: &Node) -> Result<()> {
-    let runc = host([node.programs().join("runc").as_os_str(), "--version".as_ref()])?;
+    let runc = host([
+        node.programs().join("runc").as_os_str(),
+        "--version".as_ref(),
+    ])?;
     let runc = runc.lines().next().unwrap_or("runc").to_owned();
     let kernel = host(["uname", "-r"])?;
-    println!("bindguard demo: {}, {runc}, kernel {}", node.generation(), kernel.trim());
+    println!(
+        "bindguard demo: {}, {runc}, kernel {}",
+        node.generation(),
+        kernel.trim()
+    );
     println!("in a mount namespace of its own: nothing is installed, nothing stays behind");
     Ok(())
 }

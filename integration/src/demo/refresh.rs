@@ -20,19 +20,26 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
-    println!("\n3. Two containers run, each with one file of a configMap (subPath). The configMaps change.");
+    println!(
+        "\n3. Two containers run, each with one file of a configMap (subPath). The configMaps change."
+    );
     let cri = node.cri()?;
     let agent = Agent::start(node, "").context("start the node agent")?;
     let plain = Scene::start(node, &cri, "plain", &[])?;
     let opted_in = Scene::start(node, &cri, "refreshed", &[("bindguard.io/refresh", "true")])?;
-    println!("   both read `colour = blue`; the second pod has the annotation bindguard.io/refresh: \"true\"");
+    println!(
+        "   both read `colour = blue`; the second pod has the annotation bindguard.io/refresh: \"true\""
+    );
     for scene in [&plain, &opted_in] {
         scene.volume.update(&[("app.conf", "colour = green")])?;
     }
     println!("   the kubelet writes `colour = green`");
     let began = Instant::now();
     let new = opted_in.wait_for("colour = green")?;
-    println!("   the second container reads `{new}` after {} ms, without a restart", began.elapsed().as_millis());
+    println!(
+        "   the second container reads `{new}` after {} ms, without a restart",
+        began.elapsed().as_millis()
+    );
     // The agent works on both volumes at once; what it does to the first pod, it has done by now.
     let old = plain.read()?;
     println!("   the first one reads `{old}`: it did not opt in");
@@ -64,14 +71,34 @@ struct Scene<'a> {
 }
 
 impl<'a> Scene<'a> {
-    fn start(node: &'a Node, cri: &'a Cri, name: &str, annotations: &[(&str, &str)]) -> Result<Self> {
+    fn start(
+        node: &'a Node,
+        cri: &'a Cri,
+        name: &str,
+        annotations: &[(&str, &str)],
+    ) -> Result<Self> {
         let uid = format!("uid-{name}");
         let pod = node.kubelet().pod(&uid)?;
-        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "colour = blue")])?;
-        let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, FILE, PropagationPrivate)];
+        let volume = pod.volume(
+            VolumeKind::ConfigMap,
+            "conf",
+            &[("app.conf", "colour = blue")],
+        )?;
+        let mounts = [mount(
+            volume.subpath("app", 0, "app.conf").bind()?,
+            FILE,
+            PropagationPrivate,
+        )];
         let sandbox = cri.run_annotated_pod("runc", name, &uid, annotations)?;
         let container = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
-        Ok(Self { node, cri, uid, volume, sandbox, container })
+        Ok(Self {
+            node,
+            cri,
+            uid,
+            volume,
+            sandbox,
+            container,
+        })
     }
 
     fn read(&self) -> Result<String> {

@@ -1,7 +1,8 @@
 //! Ctrl-C: the demo's node must end as cleanly as after its last line.
 //!
-//! SIGINT and SIGTERM are blocked in every thread and taken by one that waits for them (sigwait(3)), so the clean-up is
-//! ordinary code and not a signal handler. Children start with an empty mask; the standard library sees to that.
+//! SIGINT and SIGTERM are blocked in every thread and taken by one that waits for them
+//! (sigwait(3)), so the clean-up is ordinary code and not a signal handler. Children start with an
+//! empty mask; the standard library sees to that.
 
 use std::io;
 use std::process::exit;
@@ -18,7 +19,8 @@ use crate::node::KeeperHandle;
 pub struct Signals(Arc<OnceLock<KeeperHandle>>);
 
 impl Signals {
-    /// Starts waiting. Must be called before any other thread exists, because threads inherit the blocked signals.
+    /// Starts waiting. Must be called before any other thread exists, because threads inherit the
+    /// blocked signals.
     pub fn wait_in_background() -> Result<Self> {
         let wanted: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
         wanted.thread_block().context("block SIGINT and SIGTERM")?;

@@ -31,13 +31,30 @@ impl Table {
     /// Prints it, each column as wide as its widest cell.
     pub fn print(&self) {
         println!("\nWhat was observed");
-        let rows =
-            self.0.iter().map(|row| [row.step, row.runtime, &row.seen, if row.is_as_said { "yes" } else { "NO" }]);
-        let rows: Vec<_> = [["step", "runtime", "seen", "as said"]].into_iter().chain(rows).collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let rows = self.0.iter().map(|row| {
+            [
+                row.step,
+                row.runtime,
+                &row.seen,
+                if row.is_as_said { "yes" } else { "NO" },
+            ]
+        });
+        let rows: Vec<_> = [["step", "runtime", "seen", "as said"]]
+            .into_iter()
+            .chain(rows)
+            .collect();
+        let width = |column: usize| {
+            rows.iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let widths: [usize; 4] = std::array::from_fn(width);
         for (number, row) in rows.iter().enumerate() {
-            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+            let cells = row
+                .iter()
+                .zip(widths)
+                .map(|(cell, width)| format!("{cell:<width$}"));
             println!("  {}", cells.collect::<Vec<_>>().join("  ").trim_end());
             if number == 0 {
                 println!("  {}", widths.map(|width| "-".repeat(width)).join("  "));

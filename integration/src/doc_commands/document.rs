@@ -31,8 +31,14 @@ pub fn documents_with_commands() -> Result<Vec<String>> {
     let mut folders = vec![top.clone()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
-            let path = entry.with_context(|| format!("list {}", folder.display()))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let path = entry
+                .with_context(|| format!("list {}", folder.display()))?
+                .path();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             if path.is_dir() && name != "target" && !name.starts_with('.') {
                 folders.push(path);
             } else if name.ends_with(".md") {
@@ -81,13 +87,18 @@ impl Until {
         }
         match commands.last_mut().filter(|_| joins) {
             Some(shown) => shown.text.push_str(&format!("\n{line}")),
-            None => commands.push(DocCommand { line: number, text: line.trim_start().to_owned() }),
+            None => commands.push(DocCommand {
+                line: number,
+                text: line.trim_start().to_owned(),
+            }),
         }
         match self {
             Self::Word(word) if line.trim() != word => Self::Word(word),
             Self::Word(_) => Self::LineEnd,
             Self::LineEnd | Self::Continued if line.ends_with('\\') => Self::Continued,
-            Self::LineEnd | Self::Continued => here_document(line).map_or(Self::LineEnd, Self::Word),
+            Self::LineEnd | Self::Continued => {
+                here_document(line).map_or(Self::LineEnd, Self::Word)
+            }
         }
     }
 }
@@ -108,7 +119,15 @@ mod tests {
         let document = "\n```sh\n# why\none --and \\\n  more\n\ntwo <<'END'\n# kept\nEND\nthree\n```\n\n```text\nno\n```\n  ```sh\n  four # said\n  ```\n";
         let commands = commands_in(document);
         let texts: Vec<&str> = commands.iter().map(|shown| shown.text.as_str()).collect();
-        assert_eq!(texts, ["one --and \\\n  more", "two <<'END'\n# kept\nEND", "three", "four # said"]);
+        assert_eq!(
+            texts,
+            [
+                "one --and \\\n  more",
+                "two <<'END'\n# kept\nEND",
+                "three",
+                "four # said"
+            ]
+        );
         assert_eq!(commands[3].line, 17);
     }
 }

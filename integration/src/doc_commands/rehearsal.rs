@@ -1,5 +1,5 @@
-//! A document's commands on a node. Words in capitals stand for names of the reader's node (`UID`, `BUNDLE`); the story says
-//! what they are on its own.
+//! A document's commands on a node. Words in capitals stand for names of the reader's node (`UID`,
+//! `BUNDLE`); the story says what they are on its own.
 
 use std::fmt;
 use std::fs;
@@ -31,7 +31,15 @@ impl<'n> Rehearsal<'n> {
     pub fn on(node: &'n Node) -> Self {
         let (names, instead, may_be_incomplete, environment, systemd) = Default::default();
         let folder = node.disk().to_path_buf();
-        Self { node, names, instead, may_be_incomplete, environment, systemd, folder }
+        Self {
+            node,
+            names,
+            instead,
+            may_be_incomplete,
+            environment,
+            systemd,
+            folder,
+        }
     }
 
     /// Replacements for words of the document on this node. Whole words only.
@@ -40,7 +48,8 @@ impl<'n> Rehearsal<'n> {
         self
     }
 
-    /// For commands that begin with `beginning`, these words are run in its place: a program by its path, say.
+    /// For commands that begin with `beginning`, these words are run in its place: a program by its
+    /// path, say.
     pub fn instead_of(mut self, beginning: &str, words: &str) -> Self {
         self.instead.push((beginning.to_owned(), words.to_owned()));
         self
@@ -52,15 +61,15 @@ impl<'n> Rehearsal<'n> {
         self
     }
 
-    /// The reaction to `systemctl` with these arguments. A node has no systemd, and its `systemctl` records
-    /// its arguments.
+    /// The reaction to `systemctl` with these arguments. A node has no systemd, and its `systemctl`
+    /// records its arguments.
     pub fn systemd(mut self, words: &str, done: impl Fn() -> Result<()> + 'n) -> Self {
         self.systemd.push((words.to_owned(), Box::new(done)));
         self
     }
 
-    /// Commands that begin so read every process of the machine: where even root may not read some, they report that, and
-    /// exit with 2.
+    /// Commands that begin so read every process of the machine: where even root may not read some,
+    /// they report that, and exit with 2.
     pub fn reads_all_processes(mut self, beginning: &str) -> Self {
         if fs::metadata("/proc/1/ns/mnt").is_err() {
             self.may_be_incomplete.push(beginning.to_owned());
@@ -70,29 +79,47 @@ impl<'n> Rehearsal<'n> {
 
     /// Another working directory.
     pub fn folder(self, folder: &Path) -> Self {
-        Self { folder: folder.to_path_buf(), ..self }
+        Self {
+            folder: folder.to_path_buf(),
+            ..self
+        }
     }
 
-    /// Runs every command of a document, and hands over what each said. A command has to succeed; one of `bindguard` may
-    /// also say that it found something.
+    /// Runs every command of a document, and hands over what each said. A command has to succeed;
+    /// one of `bindguard` may also say that it found something.
     pub fn play(&self, document: &str) -> Result<Vec<Finished>> {
         let commands = commands_of(document)?;
         ensure!(!commands.is_empty(), "{document} shows no commands");
         let run = |shown: &DocCommand| {
-            self.run(document, shown).with_context(|| format!("{document}, line {}: {}", shown.line, shown.text))
+            self.run(document, shown)
+                .with_context(|| format!("{document}, line {}: {}", shown.line, shown.text))
         };
         commands.iter().map(run).collect()
     }
 
     fn run(&self, document: &str, shown: &DocCommand) -> Result<Finished> {
-        let not_run = NOT_RUN.iter().find(|it| it.document == document && shown.text.starts_with(it.command));
-        if let Some(NotRun { command, instead, why, .. }) = not_run {
+        let not_run = NOT_RUN
+            .iter()
+            .find(|it| it.document == document && shown.text.starts_with(it.command));
+        if let Some(NotRun {
+            command,
+            instead,
+            why,
+            ..
+        }) = not_run
+        {
             // past the test runner's capture
-            let _ = writeln!(io::stderr(), "NOT RUN {document}: {command}: {why}; {instead} is");
+            let _ = writeln!(
+                io::stderr(),
+                "NOT RUN {document}: {command}: {why}; {instead} is"
+            );
         }
         let words = not_run.map_or_else(|| self.words_for(&shown.text), |it| it.instead.to_owned());
         let mut command = self.node.command("sh")?;
-        command.args(["-ec", &words]).current_dir(&self.folder).envs(self.environment.iter().cloned());
+        command
+            .args(["-ec", &words])
+            .current_dir(&self.folder)
+            .envs(self.environment.iter().cloned());
         let earlier = self.systemd_requests();
         let done = run(command)?;
         for words in &self.systemd_requests()[earlier.len()..] {
@@ -100,34 +127,51 @@ impl<'n> Rehearsal<'n> {
                 .systemd
                 .iter()
                 .find(|(known, _)| known == words)
-                .with_context(|| format!("systemctl {words}: this story does not say what happens then"))?;
+                .with_context(|| {
+                    format!("systemctl {words}: this story does not say what happens then")
+                })?;
             done().with_context(|| format!("systemctl {words}"))?;
         }
         let found = done.code() == 1 && words.starts_with("bindguard ");
-        let incomplete =
-            done.code() == 2 && self.may_be_incomplete.iter().any(|beginning| words.starts_with(beginning));
-        ensure!(done.code() == 0 || found || incomplete, "exit code {}: {}{}", done.code(), done.stderr, done.stdout);
+        let incomplete = done.code() == 2
+            && self
+                .may_be_incomplete
+                .iter()
+                .any(|beginning| words.starts_with(beginning));
+        ensure!(
+            done.code() == 0 || found || incomplete,
+            "exit code {}: {}{}",
+            done.code(),
+            done.stderr,
+            done.stdout
+        );
         Ok(done)
     }
 
     fn systemd_requests(&self) -> Vec<String> {
-        let log = fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
+        let log =
+            fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
     }
 
     fn words_for(&self, text: &str) -> String {
-        let instead = self
-            .instead
-            .iter()
-            .find_map(|(beginning, words)| text.strip_prefix(beginning.as_str()).map(|rest| format!("{words}{rest}")));
+        let instead = self.instead.iter().find_map(|(beginning, words)| {
+            text.strip_prefix(beginning.as_str())
+                .map(|rest| format!("{words}{rest}"))
+        });
         let text = instead.unwrap_or_else(|| text.to_owned());
-        self.names.iter().fold(text, |text, (word, value)| replace_word(&text, word, value))
+        self.names
+            .iter()
+            .fold(text, |text, (word, value)| replace_word(&text, word, value))
     }
 }
 
 impl fmt::Debug for Rehearsal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rehearsal").field("names", &self.names).field("folder", &self.folder).finish_non_exhaustive()
+        f.debug_struct("Rehearsal")
+            .field("names", &self.names)
+            .field("folder", &self.folder)
+            .finish_non_exhaustive()
     }
 }
 
@@ -150,6 +194,9 @@ mod tests {
 
     #[test]
     fn only_whole_words_are_names() {
-        assert_eq!(replace_word("a UID UIDS --pod=UID/x", "UID", "7"), "a 7 UIDS --pod=7/x");
+        assert_eq!(
+            replace_word("a UID UIDS --pod=UID/x", "UID", "7"),
+            "a 7 UIDS --pod=7/x"
+        );
     }
 }

@@ -16,7 +16,10 @@ pub trait ContainerEngine {
 
     /// Starts a container in the background, and returns its id.
     fn start(&self, flags: &[&str], words: &[&str]) -> Result<String> {
-        Ok(run(self.start_command(flags, words)?)?.success()?.trim().to_owned())
+        Ok(run(self.start_command(flags, words)?)?
+            .success()?
+            .trim()
+            .to_owned())
     }
 
     /// Runs one of its verbs, such as `restart`, `pause` or `logs`.

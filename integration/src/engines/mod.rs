@@ -1,7 +1,7 @@
 //! Engines that are not containerd: Podman and Docker, as Debian packages them, on a bare node.
 //!
-//! Each has its files, its images and its cgroups inside of the node, so that the node's keeper ends what it starts. The
-//! programs come from `integration/engines/fetch.sh`.
+//! Each has its files, its images and its cgroups inside of the node, so that the node's keeper
+//! ends what it starts. The programs come from `integration/engines/fetch.sh`.
 
 mod engine;
 
@@ -26,7 +26,12 @@ use crate::waiting::until;
 /// Why there are no engines here, if so.
 pub fn missing() -> Option<String> {
     let there = folder().join("podman").is_file();
-    (!there).then(|| format!("no engines in {}: run integration/engines/fetch.sh", folder().display()))
+    (!there).then(|| {
+        format!(
+            "no engines in {}: run integration/engines/fetch.sh",
+            folder().display()
+        )
+    })
 }
 
 /// A program that `fetch.sh` laid out.
@@ -57,15 +62,19 @@ impl<'n> Podman<'n> {
         )?;
         write(
             "/etc/containers/storage.conf",
-            &format!("[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers\"\ngraphroot = \"{disk}/podman\"\n"),
+            &format!(
+                "[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers\"\ngraphroot = \"{disk}/podman\"\n"
+            ),
         )?;
         image::lay_out(&rootfs)?;
-        // crun makes the mount that a root filesystem lies on private, and then no bind of that mount can be a slave
+        // crun makes the mount that a root filesystem lies on private, and then no bind of that
+        // mount can be a slave
         bind(&rootfs, &rootfs)?;
         Ok(Self { node, rootfs })
     }
 
-    /// Runs a container of busybox to its end. `flags` come before the name of the image, `global` before `run`.
+    /// Runs a container of busybox to its end. `flags` come before the name of the image, `global`
+    /// before `run`.
     pub fn run(&self, global: &[&str], flags: &[&str], words: &[&str]) -> Result<Finished> {
         run(self.run_command(global, &[&["--rm"], flags].concat(), words)?)
     }
@@ -74,19 +83,42 @@ impl<'n> Podman<'n> {
     pub fn serve(&self) -> Result<Child> {
         fs::create_dir_all("/run/podman")?;
         let mut command = self.node.command(program("podman"))?;
-        command.args(["system", "service", "--time", "0", "unix:///run/podman/podman.sock"]);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("start podman's API")?;
-        until("podman's API has a socket", || Ok(Path::new("/run/podman/podman.sock").exists()))?;
+        command.args([
+            "system",
+            "service",
+            "--time",
+            "0",
+            "unix:///run/podman/podman.sock",
+        ]);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("start podman's API")?;
+        until("podman's API has a socket", || {
+            Ok(Path::new("/run/podman/podman.sock").exists())
+        })?;
         Ok(child)
     }
 
     fn run_command(&self, global: &[&str], flags: &[&str], words: &[&str]) -> Result<Command> {
         let mut command = self.node.command(program("podman"))?;
         let group = format!("/{}", self.node.name());
-        command.args(global).args(["run", "--network", "host", "--cgroup-parent", &group]);
+        command
+            .args(global)
+            .args(["run", "--network", "host", "--cgroup-parent", &group]);
         // its defaults are above the limits of a process in a sandbox
-        command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
-        command.args(flags).arg("--rootfs").arg(&self.rootfs).args(words);
+        command.args([
+            "--ulimit",
+            "nofile=1024:1024",
+            "--ulimit",
+            "nproc=1000:1000",
+        ]);
+        command
+            .args(flags)
+            .arg("--rootfs")
+            .arg(&self.rootfs)
+            .args(words);
         Ok(command)
     }
 }
@@ -131,7 +163,11 @@ impl<'n> Docker<'n> {
 
     /// The same with another way to keep images.
     pub fn start_with(node: &'n Node, storage: Storage) -> Result<Self> {
-        let docker = Self { node, storage, daemon: RefCell::new(spawn(node, storage)?) };
+        let docker = Self {
+            node,
+            storage,
+            daemon: RefCell::new(spawn(node, storage)?),
+        };
         docker.wait_until_it_answers()?;
         let layer = node.disk().join("layer.tar");
         image::write_layer(&layer)?;
@@ -143,7 +179,10 @@ impl<'n> Docker<'n> {
     pub fn restart(&self) -> Result<()> {
         let pid = Pid::from_raw(self.daemon.borrow().id().try_into()?);
         kill(pid, Signal::SIGTERM).context("end dockerd")?;
-        self.daemon.borrow_mut().wait().context("wait for dockerd")?;
+        self.daemon
+            .borrow_mut()
+            .wait()
+            .context("wait for dockerd")?;
         *self.daemon.borrow_mut() = spawn(self.node, self.storage)?;
         self.wait_until_it_answers()
     }
@@ -158,7 +197,15 @@ impl<'n> Docker<'n> {
 
     /// Runs a container of this image to its end.
     pub fn run_image(&self, image: &str, flags: &[&str], words: &[&str]) -> Result<Finished> {
-        run(self.command(&[&["run", "--rm", "--network", "host"], flags, &[image], words].concat())?)
+        run(self.command(
+            &[
+                &["run", "--rm", "--network", "host"],
+                flags,
+                &[image],
+                words,
+            ]
+            .concat(),
+        )?)
     }
 
     /// Has it read daemon.json again, as `systemctl reload docker` does.
@@ -167,7 +214,8 @@ impl<'n> Docker<'n> {
         let pid = fs::read_to_string("/run/docker.pid").context("read dockerd's pid")?;
         kill(Pid::from_raw(pid.trim().parse()?), Signal::SIGHUP)?;
         let has_reloaded = || Ok(self.log()?.matches("Reloaded configuration").count() > before);
-        until("dockerd has reloaded its file", has_reloaded).with_context(|| self.log().unwrap_or_default())
+        until("dockerd has reloaded its file", has_reloaded)
+            .with_context(|| self.log().unwrap_or_default())
     }
 
     fn wait_until_it_answers(&self) -> Result<()> {
@@ -188,7 +236,15 @@ impl ContainerEngine for Docker<'_> {
     }
 
     fn start_command(&self, flags: &[&str], words: &[&str]) -> Result<Command> {
-        self.command(&[&["run", "--detach", "--network", "host"], flags, &[IMAGE], words].concat())
+        self.command(
+            &[
+                &["run", "--detach", "--network", "host"],
+                flags,
+                &[IMAGE],
+                words,
+            ]
+            .concat(),
+        )
     }
 }
 
@@ -201,23 +257,46 @@ impl Drop for Docker<'_> {
 }
 
 fn spawn(node: &Node, storage: Storage) -> Result<Child> {
-    let log = File::options().create(true).append(true).open(node.disk().join("dockerd.log"));
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(node.disk().join("dockerd.log"));
     let log = log.context("create dockerd's log")?;
     let mut command = node.command(program("dockerd"))?;
-    command.arg("--data-root").arg(node.disk().join("docker")).args(["--exec-root", "/run/docker", "--host", SOCKET]);
+    command
+        .arg("--data-root")
+        .arg(node.disk().join("docker"))
+        .args(["--exec-root", "/run/docker", "--host", SOCKET]);
     let driver = match storage {
         Storage::Vfs => "vfs",
         Storage::Overlay => "overlay2",
     };
-    command.args(["--storage-driver", driver, "--bridge", "none", "--iptables=false", "--ip6tables=false"]);
-    command.args(["--cgroup-parent", node.name(), "--pidfile", "/run/docker.pid"]);
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    command.args([
+        "--storage-driver",
+        driver,
+        "--bridge",
+        "none",
+        "--iptables=false",
+        "--ip6tables=false",
+    ]);
+    command.args([
+        "--cgroup-parent",
+        node.name(),
+        "--pidfile",
+        "/run/docker.pid",
+    ]);
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
     command.spawn().context("start dockerd")
 }
 
 fn folder() -> PathBuf {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/engines");
-    env::var_os("BINDGUARD_ENGINES").map_or_else(beside, PathBuf::from).join("bin")
+    env::var_os("BINDGUARD_ENGINES")
+        .map_or_else(beside, PathBuf::from)
+        .join("bin")
 }
 
 /// Writes a file below `/etc`, and the folders above it.

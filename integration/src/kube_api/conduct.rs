@@ -80,7 +80,10 @@ fn served(request: &Request, objects: &mut Objects) -> (u16, Value) {
         },
         "POST" => {
             let object: Value = serde_json::from_slice(&request.body).unwrap_or_default();
-            let path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap_or_default());
+            let path = format!(
+                "{path}/{}",
+                object["metadata"]["name"].as_str().unwrap_or_default()
+            );
             match objects.contains_key(&path) {
                 true => (409, failure(409, "AlreadyExists")),
                 false => {
@@ -92,8 +95,14 @@ fn served(request: &Request, objects: &mut Objects) -> (u16, Value) {
         "PATCH" => match objects.get_mut(path) {
             Some(object) => {
                 // an object that kubectl applies again stays as it is
-                if request.content_type.starts_with("application/merge-patch+json") {
-                    merge(object, serde_json::from_slice(&request.body).unwrap_or_default());
+                if request
+                    .content_type
+                    .starts_with("application/merge-patch+json")
+                {
+                    merge(
+                        object,
+                        serde_json::from_slice(&request.body).unwrap_or_default(),
+                    );
                 }
                 (200, object.clone())
             }

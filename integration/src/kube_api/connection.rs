@@ -16,7 +16,10 @@ pub(super) struct Request {
 }
 
 /// A connection's requests, one after the other. No answer ends it.
-pub(super) fn serve(stream: impl Read + Write, answer: impl Fn(&Request) -> Option<(u16, Value)>) -> Option<()> {
+pub(super) fn serve(
+    stream: impl Read + Write,
+    answer: impl Fn(&Request) -> Option<(u16, Value)>,
+) -> Option<()> {
     let mut stream = BufReader::new(stream);
     loop {
         let request = read(&mut stream)?;
@@ -34,16 +37,25 @@ pub(super) fn serve(stream: impl Read + Write, answer: impl Fn(&Request) -> Opti
 
 fn read(stream: &mut impl BufRead) -> Option<Request> {
     let mut line = String::new();
-    stream.read_line(&mut line).ok().filter(|length| *length > 0)?;
+    stream
+        .read_line(&mut line)
+        .ok()
+        .filter(|length| *length > 0)?;
     let mut words = line.split_whitespace();
     let (method, target) = (words.next()?.to_owned(), words.next()?);
     let path = target.split('?').next()?.to_owned();
-    let mut request = Request { method, path, ..Request::default() };
+    let mut request = Request {
+        method,
+        path,
+        ..Request::default()
+    };
     let mut length = 0;
     loop {
         let mut header = String::new();
         stream.read_line(&mut header).ok()?;
-        let Some((name, value)) = header.split_once(':') else { break };
+        let Some((name, value)) = header.split_once(':') else {
+            break;
+        };
         let value = value.trim();
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.parse().ok()?,

@@ -9,16 +9,29 @@ const KINDS: [(&str, &str, &str, bool); 7] = [
     ("v1", "ConfigMap", "configmaps", true),
     ("v1", "Pod", "pods", true),
     ("v1", "ServiceAccount", "serviceaccounts", true),
-    ("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", false),
-    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", false),
+    (
+        "rbac.authorization.k8s.io/v1",
+        "ClusterRole",
+        "clusterroles",
+        false,
+    ),
+    (
+        "rbac.authorization.k8s.io/v1",
+        "ClusterRoleBinding",
+        "clusterrolebindings",
+        false,
+    ),
     ("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", false),
     ("apps/v1", "DaemonSet", "daemonsets", true),
 ];
 
 /// The answer to a GET of a path that is no object's.
 pub(super) fn discovered(path: &str) -> Option<Value> {
-    let group_versions =
-        || BTreeSet::from(KINDS.map(|(version, ..)| version)).into_iter().filter(|version| version.contains('/'));
+    let group_versions = || {
+        BTreeSet::from(KINDS.map(|(version, ..)| version))
+            .into_iter()
+            .filter(|version| version.contains('/'))
+    };
     Some(match path {
         "/version" => json!({"major": "1", "minor": "32", "gitVersion": "v1.32.0"}),
         "/api" => json!({"kind": "APIVersions", "versions": ["v1"]}),
@@ -29,7 +42,10 @@ pub(super) fn discovered(path: &str) -> Option<Value> {
         "/openapi/v3" => {
             let path = |(version, ..): &(&str, &str, &str, bool)| {
                 let root = root(version);
-                (root[1..].to_owned(), json!({"serverRelativeURL": format!("/openapi/v3{root}")}))
+                (
+                    root[1..].to_owned(),
+                    json!({"serverRelativeURL": format!("/openapi/v3{root}")}),
+                )
             };
             let paths: serde_json::Map<String, Value> = KINDS.iter().map(path).collect();
             json!({ "paths": paths })
@@ -41,7 +57,10 @@ pub(super) fn discovered(path: &str) -> Option<Value> {
 }
 
 fn root(version: &str) -> String {
-    format!("/{}/{version}", if version.contains('/') { "apis" } else { "api" })
+    format!(
+        "/{}/{version}",
+        if version.contains('/') { "apis" } else { "api" }
+    )
 }
 
 fn group(group_version: &str) -> Value {
@@ -52,7 +71,9 @@ fn group(group_version: &str) -> Value {
 fn resources(path: &str) -> Value {
     let of = KINDS.iter().filter(|(version, ..)| path == root(version));
     let resource = |(_, kind, plural, namespaced): &(&str, &str, &str, bool)| json!({"name": plural, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": ["get", "create", "patch"]});
-    let group_version = path.trim_start_matches("/apis/").trim_start_matches("/api/");
+    let group_version = path
+        .trim_start_matches("/apis/")
+        .trim_start_matches("/api/");
     json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": of.map(resource).collect::<Vec<_>>()})
 }
 

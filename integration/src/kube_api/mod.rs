@@ -1,5 +1,5 @@
-//! As much of a Kubernetes API as `kubectl apply` and the node agent need: the kinds, whether an object is there, taking one,
-//! and changing one. It can also be slow, refuse, fail, or be down.
+//! As much of a Kubernetes API as `kubectl apply` and the node agent need: the kinds, whether an
+//! object is there, taking one, and changing one. It can also be slow, refuse, fail, or be down.
 //!
 //! It is not the real one: `config/tests/manifests.rs` checks the fields of an object. What is
 //! shown here is that the clients themselves take its answers.
@@ -47,10 +47,15 @@ impl KubeApi {
 
     fn listen(tls: Option<Arc<Tls>>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("listen for clients of the API")?;
-        let api = Self { address: listener.local_addr()?, state: Arc::default(), tls };
+        let api = Self {
+            address: listener.local_addr()?,
+            state: Arc::default(),
+            tls,
+        };
         let (state, tls) = (Arc::clone(&api.state), api.tls.clone());
         thread::spawn(move || {
-            // a thread that shares the story's file system context would keep the story in its mount namespace
+            // a thread that shares the story's file system context would keep the story in its
+            // mount namespace
             let _ = unshare(CloneFlags::CLONE_FS);
             for connection in listener.incoming().flatten() {
                 let (state, tls) = (Arc::clone(&state), tls.clone());
@@ -100,7 +105,10 @@ impl KubeApi {
     /// The events that it has.
     pub fn events(&self) -> Vec<Value> {
         let state = self.state();
-        let events = state.objects.iter().filter(|(path, _)| path.contains("/events/"));
+        let events = state
+            .objects
+            .iter()
+            .filter(|(path, _)| path.contains("/events/"));
         events.map(|(_, object)| object.clone()).collect()
     }
 
@@ -113,13 +121,19 @@ impl KubeApi {
     pub fn taken(&self) -> Vec<String> {
         let name = |object: &Value| {
             let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            format!("{} {}", word(&object["kind"]), word(&object["metadata"]["name"]))
+            format!(
+                "{} {}",
+                word(&object["kind"]),
+                word(&object["metadata"]["name"])
+            )
         };
         self.state().objects.values().map(name).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

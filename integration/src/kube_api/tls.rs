@@ -18,7 +18,8 @@ pub(super) struct Tls {
 impl Tls {
     /// With a new certificate for this machine's loopback address.
     pub(super) fn new() -> Result<Self> {
-        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).context("make a certificate")?;
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])
+            .context("make a certificate")?;
         let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
         let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
@@ -26,7 +27,10 @@ impl Tls {
             .with_no_client_auth()
             .with_single_cert(vec![made.cert.der().clone()], key)
             .context("use the certificate")?;
-        Ok(Self { config: Arc::new(config), certificate: made.cert.pem() })
+        Ok(Self {
+            config: Arc::new(config),
+            certificate: made.cert.pem(),
+        })
     }
 
     /// The certificate as PEM.
@@ -34,7 +38,13 @@ impl Tls {
         &self.certificate
     }
 
-    pub(super) fn accept(&self, stream: TcpStream) -> Option<StreamOwned<ServerConnection, TcpStream>> {
-        Some(StreamOwned::new(ServerConnection::new(Arc::clone(&self.config)).ok()?, stream))
+    pub(super) fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> Option<StreamOwned<ServerConnection, TcpStream>> {
+        Some(StreamOwned::new(
+            ServerConnection::new(Arc::clone(&self.config)).ok()?,
+            stream,
+        ))
     }
 }

@@ -8,8 +8,9 @@
 //!   VOLUME/app.conf -> ..data/app.conf                   the user-visible link
 //! ```
 //!
-//! Last, the old timestamp directory is removed: that is the moment at which a subpath's bind mount becomes stale, and
-//! where a mount on the file makes the removal fail with EBUSY, which the real kubelet reports and forgets.
+//! Last, the old timestamp directory is removed: that is the moment at which a subpath's bind mount
+//! becomes stale, and where a mount on the file makes the removal fail with EBUSY, which the real
+//! kubelet reports and forgets.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -32,9 +33,15 @@ pub(super) fn write(volume: &Path, payload: &Payload<'_>) -> Result<()> {
     let old = match fs::read_link(&data) {
         Ok(name) => Some(volume.join(name)),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(error).with_context(|| format!("read the link {}", data.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("read the link {}", data.display()));
+        }
     };
-    let stale = old.as_deref().map(|old| names_to_remove(old, payload)).transpose()?.unwrap_or_default();
+    let stale = old
+        .as_deref()
+        .map(|old| names_to_remove(old, payload))
+        .transpose()?
+        .unwrap_or_default();
     if let Some(old) = &old
         && stale.is_empty()
         && is_current(old, payload)
@@ -49,7 +56,8 @@ pub(super) fn write(volume: &Path, payload: &Payload<'_>) -> Result<()> {
         remove_link(&volume.join(name))?;
     }
     match old {
-        Some(old) => remove_all(&old).with_context(|| format!("remove the old timestamp directory {}", old.display())),
+        Some(old) => remove_all(&old)
+            .with_context(|| format!("remove the old timestamp directory {}", old.display())),
         None => Ok(()),
     }
 }
@@ -69,34 +77,54 @@ fn remove_all(directory: &Path) -> io::Result<()> {
 fn names_to_remove(old: &Path, payload: &Payload<'_>) -> Result<Vec<PathBuf>> {
     let wanted: BTreeSet<&OsStr> = payload.iter().filter_map(|(path, _)| top(path)).collect();
     let entries = fs::read_dir(old).with_context(|| format!("list {}", old.display()))?;
-    let names = entries.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?;
-    Ok(names.into_iter().filter(|name| !wanted.contains(name.as_os_str())).map(PathBuf::from).collect())
+    let names = entries
+        .map(|entry| Ok(entry?.file_name()))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(names
+        .into_iter()
+        .filter(|name| !wanted.contains(name.as_os_str()))
+        .map(PathBuf::from)
+        .collect())
 }
 
 fn is_current(old: &Path, payload: &Payload<'_>) -> bool {
-    payload.iter().all(|(path, content)| fs::read_to_string(old.join(path)).is_ok_and(|now| now == *content))
+    payload
+        .iter()
+        .all(|(path, content)| fs::read_to_string(old.join(path)).is_ok_and(|now| now == *content))
 }
 
-/// `os.MkdirTemp(dir, "..2006_01_02_15_04_05.")`: the random part is a number, not a fraction of the second.
+/// `os.MkdirTemp(dir, "..2006_01_02_15_04_05.")`: the random part is a number, not a fraction of
+/// the second.
 fn new_timestamp_directory(volume: &Path) -> Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let now = OffsetDateTime::now_utc();
-    let second =
-        now.format(format_description!("[year]_[month]_[day]_[hour]_[minute]_[second]")).context("format the time")?;
+    let second = now
+        .format(format_description!(
+            "[year]_[month]_[day]_[hour]_[minute]_[second]"
+        ))
+        .context("format the time")?;
     for _ in 0..100 {
-        let number = now.nanosecond().wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
+        let number = now
+            .nanosecond()
+            .wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = volume.join(format!("..{second}.{number:09}"));
         match fs::create_dir(&folder) {
             Ok(()) => {
                 let open = fs::Permissions::from_mode(0o755);
-                fs::set_permissions(&folder, open).with_context(|| format!("open {} to readers", folder.display()))?;
+                fs::set_permissions(&folder, open)
+                    .with_context(|| format!("open {} to readers", folder.display()))?;
                 return Ok(folder);
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| format!("create {}", folder.display())),
+            Err(error) => {
+                return Err(error).with_context(|| format!("create {}", folder.display()));
+            }
         }
     }
-    bail!("no free name for a timestamp directory in {}", volume.display())
+    bail!(
+        "no free name for a timestamp directory in {}",
+        volume.display()
+    )
 }
 
 fn write_payload(folder: &Path, payload: &Payload<'_>) -> Result<()> {
@@ -113,9 +141,12 @@ fn write_payload(folder: &Path, payload: &Payload<'_>) -> Result<()> {
 /// The one atomic step: readers follow `..data`.
 fn switch(volume: &Path, new: &Path) -> Result<()> {
     let (temporary, data) = (volume.join("..data_tmp"), volume.join("..data"));
-    let name = new.file_name().context("a timestamp directory has a name")?;
+    let name = new
+        .file_name()
+        .context("a timestamp directory has a name")?;
     symlink(name, &temporary).with_context(|| format!("link {}", temporary.display()))?;
-    fs::rename(&temporary, &data).with_context(|| format!("rename {} to {}", temporary.display(), data.display()))
+    fs::rename(&temporary, &data)
+        .with_context(|| format!("rename {} to {}", temporary.display(), data.display()))
 }
 
 fn create_links(volume: &Path, payload: &Payload<'_>) -> Result<()> {
@@ -136,5 +167,8 @@ fn remove_link(link: &Path) -> Result<()> {
 }
 
 fn top(path: &str) -> Option<&OsStr> {
-    Path::new(path).components().next().map(Component::as_os_str)
+    Path::new(path)
+        .components()
+        .next()
+        .map(Component::as_os_str)
 }

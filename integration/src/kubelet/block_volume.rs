@@ -1,7 +1,9 @@
-//! A claim with `volumeMode: Block`: no volume in the pod's `volumes`, but a device and two ways to it.
+//! A claim with `volumeMode: Block`: no volume in the pod's `volumes`, but a device and two ways to
+//! it.
 //!
-//! Mirrors `MapDevice` and `UnmapDevice` of `pkg/volume/util/volumepathhandler/volume_path_handler.go`, as the kubelet calls
-//! them for CSI. Not mirrored: the loop device that it lays over the bind, as a lock.
+//! Mirrors `MapDevice` and `UnmapDevice` of
+//! `pkg/volume/util/volumepathhandler/volume_path_handler.go`, as the kubelet calls them for CSI.
+//! Not mirrored: the loop device that it lays over the bind, as a lock.
 //!
 //! ```text
 //!   plugins/kubernetes.io/csi/volumeDevices/VOLUME/dev/UID       a file, and the device's node bound over it
@@ -25,13 +27,23 @@ pub struct BlockVolume {
 
 impl BlockVolume {
     pub(super) fn map(kubelet: &Path, uid: &str, name: &str, device: &Path) -> Result<Self> {
-        let global = kubelet.join("plugins/kubernetes.io/csi/volumeDevices").join(name).join("dev");
-        let pod = kubelet.join("pods").join(uid).join("volumeDevices/kubernetes.io~csi");
-        let mapped = Self { node_path: global.join(uid), link: pod.join(name) };
+        let global = kubelet
+            .join("plugins/kubernetes.io/csi/volumeDevices")
+            .join(name)
+            .join("dev");
+        let pod = kubelet
+            .join("pods")
+            .join(uid)
+            .join("volumeDevices/kubernetes.io~csi");
+        let mapped = Self {
+            node_path: global.join(uid),
+            link: pod.join(name),
+        };
         for folder in [&global, &pod] {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         }
-        fs::write(&mapped.node_path, "").with_context(|| format!("create {}", mapped.node_path.display()))?;
+        fs::write(&mapped.node_path, "")
+            .with_context(|| format!("create {}", mapped.node_path.display()))?;
         bind(device, &mapped.node_path)?;
         symlink(device, &mapped.link).with_context(|| format!("link {}", mapped.link.display()))?;
         Ok(mapped)
@@ -51,6 +63,7 @@ impl BlockVolume {
     pub fn unmap(self) -> Result<()> {
         fs::remove_file(&self.link).with_context(|| format!("remove {}", self.link.display()))?;
         unmount(&self.node_path)?;
-        fs::remove_file(&self.node_path).with_context(|| format!("remove {}", self.node_path.display()))
+        fs::remove_file(&self.node_path)
+            .with_context(|| format!("remove {}", self.node_path.display()))
     }
 }

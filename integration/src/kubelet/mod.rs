@@ -1,8 +1,10 @@
 //! A fake kubelet that makes the real one's syscalls, so that stories can move its clock.
 //!
-//! The layout is the real one's: `pods/UID/volumes/PLUGIN/VOLUME` and `pods/UID/volume-subpaths/VOLUME/CONTAINER/INDEX`.
-//! Four files mirror one of the kubelet's each and name it: `atomic_writer`, `block_volume`, `safe_open` and `subpath`. Not mirrored:
-//! `SafeMakeDir` (a kubelet makes a directory where a sub path does not exist) and everything about fsGroup.
+//! The layout is the real one's: `pods/UID/volumes/PLUGIN/VOLUME` and
+//! `pods/UID/volume-subpaths/VOLUME/CONTAINER/INDEX`. Four files mirror one of the kubelet's each
+//! and name it: `atomic_writer`, `block_volume`, `safe_open` and `subpath`. Not mirrored:
+//! `SafeMakeDir` (a kubelet makes a directory where a sub path does not exist) and everything about
+//! fsGroup.
 
 mod atomic_writer;
 mod block_volume;
@@ -31,7 +33,9 @@ pub struct Kubelet {
 impl Kubelet {
     /// Lays out the root in the node's folder on disk. Must be called inside the node.
     pub(crate) fn start(disk: &Path, kind: KubeletRoot) -> Result<Self> {
-        Ok(Self { root: kind.lay_out(disk)? })
+        Ok(Self {
+            root: kind.lay_out(disk)?,
+        })
     }
 
     /// The root as passed to the kubelet (`--root-dir`): symlinks in it are not resolved.

@@ -21,7 +21,10 @@ impl Pod {
     pub(super) fn create(root: &Path, uid: &str) -> Result<Self> {
         let path = root.join("pods").join(uid);
         fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
-        Ok(Self { path, uid: uid.to_owned() })
+        Ok(Self {
+            path,
+            uid: uid.to_owned(),
+        })
     }
 
     /// The pod's uid.
@@ -59,8 +62,13 @@ impl Pod {
     /// Deletes the pod: its subpaths, its volumes, its folder.
     pub fn delete(self) -> Result<()> {
         self.clean_subpaths()?;
-        let resolved = fs::canonicalize(&self.path).with_context(|| format!("resolve {}", self.path.display()))?;
-        for mount in mounts::table()?.iter().rev().filter(|mount| mount.target.starts_with(resolved.join("volumes"))) {
+        let resolved = fs::canonicalize(&self.path)
+            .with_context(|| format!("resolve {}", self.path.display()))?;
+        for mount in mounts::table()?
+            .iter()
+            .rev()
+            .filter(|mount| mount.target.starts_with(resolved.join("volumes")))
+        {
             unmount(&mount.target)?;
         }
         fs::remove_dir_all(&self.path).with_context(|| format!("remove {}", self.path.display()))

@@ -1,5 +1,5 @@
-//! The places of a kubelet's root. The mount table shows the same volume with another root in each case, and every
-//! published repair so far got one of them wrong (kubernetes#93691, #103836).
+//! The places of a kubelet's root. The mount table shows the same volume with another root in each
+//! case, and every published repair so far got one of them wrong (kubernetes#93691, #103836).
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -24,7 +24,8 @@ pub enum KubeletRoot {
     OwnFilesystem,
     /// The same, with xfs.
     Xfs,
-    /// A subvolume of a btrfs, with another one for the pods: files of one mount then have several `st_dev`.
+    /// A subvolume of a btrfs, with another one for the pods: files of one mount then have several
+    /// `st_dev`.
     BtrfsSubvolume,
     /// An overlay of two folders, as on hosts with a read-only root.
     Overlay,
@@ -34,8 +35,9 @@ pub enum KubeletRoot {
     BindMounted,
     /// A symlink to another place.
     Symlinked,
-    /// As in a node that is a container itself (kind, k3d): its root an overlay, its /var a volume of the engine's, and the
-    /// kubelet's root in that a bind of a folder of the machine (`extraMounts`).
+    /// As in a node that is a container itself (kind, k3d): its root an overlay, its /var a volume
+    /// of the engine's, and the kubelet's root in that a bind of a folder of the machine
+    /// (`extraMounts`).
     InAContainer,
 }
 
@@ -64,7 +66,8 @@ impl KubeletRoot {
                 false => Some("no loop devices".to_owned()),
             }
         };
-        let in_kernel = (!kernel_has(filesystem)).then(|| format!("this kernel has no {filesystem}"));
+        let in_kernel =
+            (!kernel_has(filesystem)).then(|| format!("this kernel has no {filesystem}"));
         in_kernel.or_else(|| self.is_an_image().then(loop_device).flatten())
     }
 
@@ -91,7 +94,11 @@ impl KubeletRoot {
             Self::RootDisk => make(&root)?,
             Self::OwnFilesystem | Self::Xfs => {
                 make(&root)?;
-                mount_image(self.filesystem().unwrap_or_default(), &disk.join("kubelet.img"), &root)?;
+                mount_image(
+                    self.filesystem().unwrap_or_default(),
+                    &disk.join("kubelet.img"),
+                    &root,
+                )?;
             }
             Self::BtrfsSubvolume => {
                 let top = disk.join("btrfs");
@@ -119,10 +126,15 @@ impl KubeletRoot {
             Self::Symlinked => {
                 let place = disk.join("data/kubelet");
                 make(&place)?;
-                symlink(&place, &root).with_context(|| format!("link {} to {}", root.display(), place.display()))?;
+                symlink(&place, &root)
+                    .with_context(|| format!("link {} to {}", root.display(), place.display()))?;
             }
             Self::InAContainer => {
-                let (node, volume, extra) = (disk.join("node"), disk.join("volumes/5f0c/_data"), disk.join("extra"));
+                let (node, volume, extra) = (
+                    disk.join("node"),
+                    disk.join("volumes/5f0c/_data"),
+                    disk.join("extra"),
+                );
                 make(&node)?;
                 mount_overlay(&disk.join("overlay"), &node)?;
                 let root = node.join("var/lib/kubelet");
@@ -135,12 +147,15 @@ impl KubeletRoot {
     }
 }
 
-/// An engine's binds are private; the node's first process makes them shared, each a peer group of its own.
+/// An engine's binds are private; the node's first process makes them shared, each a peer group of
+/// its own.
 fn bind_as_an_engine(from: &Path, to: &Path) -> Result<()> {
     [from, to].into_iter().try_for_each(make)?;
     bind(from, to)?;
     let to = to.display().to_string();
-    ["--make-private", "--make-shared"].into_iter().try_for_each(|way| host(["mount", way, &to]).map(drop))
+    ["--make-private", "--make-shared"]
+        .into_iter()
+        .try_for_each(|way| host(["mount", way, &to]).map(drop))
 }
 
 fn make(folder: &Path) -> Result<()> {
@@ -151,13 +166,21 @@ fn make(folder: &Path) -> Result<()> {
 fn kernel_has(filesystem: &str) -> bool {
     let knows = || {
         let all = fs::read_to_string("/proc/filesystems").unwrap_or_default();
-        all.lines().any(|line| line.split_whitespace().last() == Some(filesystem))
+        all.lines()
+            .any(|line| line.split_whitespace().last() == Some(filesystem))
     };
     knows() || host(["modprobe", filesystem]).is_ok() && knows()
 }
 
 fn subvolume(path: &Path) -> Result<()> {
-    host(["btrfs".as_ref(), "-q".as_ref(), "subvolume".as_ref(), "create".as_ref(), path.as_os_str()]).map(drop)
+    host([
+        "btrfs".as_ref(),
+        "-q".as_ref(),
+        "subvolume".as_ref(),
+        "create".as_ref(),
+        path.as_os_str(),
+    ])
+    .map(drop)
 }
 
 fn mount_overlay(folders: &Path, target: &Path) -> Result<()> {
@@ -166,14 +189,34 @@ fn mount_overlay(folders: &Path, target: &Path) -> Result<()> {
     }
     let at = folders.display();
     let options = format!("lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work");
-    host(["mount", "-t", "overlay", "-o", &options, "overlay", &target.display().to_string()]).map(drop)
+    host([
+        "mount",
+        "-t",
+        "overlay",
+        "-o",
+        &options,
+        "overlay",
+        &target.display().to_string(),
+    ])
+    .map(drop)
 }
 
 /// `mount -o loop` gives the device back by itself when the last mount of it goes.
 fn mount_image(filesystem: &str, image: &Path, target: &Path) -> Result<()> {
     let file = File::create(image).with_context(|| format!("create {}", image.display()))?;
-    file.set_len(IMAGE).with_context(|| format!("enlarge {}", image.display()))?;
-    host([format!("mkfs.{filesystem}").as_ref(), "-q".as_ref(), image.as_os_str()])?;
-    host(["mount".as_ref(), "-o".as_ref(), "loop".as_ref(), image.as_os_str(), target.as_os_str()])?;
+    file.set_len(IMAGE)
+        .with_context(|| format!("enlarge {}", image.display()))?;
+    host([
+        format!("mkfs.{filesystem}").as_ref(),
+        "-q".as_ref(),
+        image.as_os_str(),
+    ])?;
+    host([
+        "mount".as_ref(),
+        "-o".as_ref(),
+        "loop".as_ref(),
+        image.as_os_str(),
+        target.as_os_str(),
+    ])?;
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! Opening a sub path so that no container can lead the kubelet out of the volume (CVE-2017-1002101).
+//! Opening a sub path so that no container can lead the kubelet out of the volume
+//! (CVE-2017-1002101).
 //!
-//! Mirrors `doSafeOpen` of `pkg/volume/util/subpath/subpath_linux.go`: symlinks are resolved once, then the result is
-//! walked again component by component with O_NOFOLLOW. A symlink met on the second walk was planted in between.
+//! Mirrors `doSafeOpen` of `pkg/volume/util/subpath/subpath_linux.go`: symlinks are resolved once,
+//! then the result is walked again component by component with O_NOFOLLOW. A symlink met on the
+//! second walk was planted in between.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,10 +18,15 @@ pub(super) fn safe_open(volume: &Path, sub_path: &str) -> Result<OwnedFd> {
     let base = resolve(volume)?;
     let path = resolve(&volume.join(sub_path))?;
     let Ok(segments) = path.strip_prefix(&base) else {
-        bail!("{} is outside of the volume {}", path.display(), base.display());
+        bail!(
+            "{} is outside of the volume {}",
+            path.display(),
+            base.display()
+        );
     };
     let flags = OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let mut place = open(&base, flags, Mode::empty()).with_context(|| format!("open {}", base.display()))?;
+    let mut place =
+        open(&base, flags, Mode::empty()).with_context(|| format!("open {}", base.display()))?;
     for segment in segments {
         let next = openat(place.as_fd(), segment, flags | OFlag::O_PATH, Mode::empty());
         place = next.with_context(|| format!("open {segment:?} of {}", path.display()))?;

@@ -1,8 +1,9 @@
 //! The bind mount between a container and the sub path of a volume.
 //!
 //! Mirrors `doBindSubPath`, `prepareSubpathTarget` and `doCleanSubPaths` of
-//! `pkg/volume/util/subpath/subpath_linux.go`. What differs between versions is what happens at a container's restart,
-//! when the target is a mount point already: before PR 89629 (1.19) the kubelet left it as it was.
+//! `pkg/volume/util/subpath/subpath_linux.go`. What differs between versions is what happens at a
+//! container's restart, when the target is a mount point already: before PR 89629 (1.19) the
+//! kubelet left it as it was.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -20,8 +21,9 @@ use crate::mounts;
 pub enum Behaviour {
     /// Up to 1.18: nothing. This is kubernetes#68211.
     Before1_19,
-    /// Since PR 89629: where the mount's root is not the wanted path, it is unmounted and mounted again. The root is
-    /// compared with a path of the host, so on a tmpfs or a partition of its own it never matches.
+    /// Since PR 89629: where the mount's root is not the wanted path, it is unmounted and mounted
+    /// again. The root is compared with a path of the host, so on a tmpfs or a partition of its own
+    /// it never matches.
     Since1_19,
 }
 
@@ -35,7 +37,11 @@ pub struct Subpath {
 
 impl Subpath {
     pub(super) fn new(volume: &Path, target: PathBuf, path: &str) -> Self {
-        Self { volume: volume.to_path_buf(), target, path: path.to_owned() }
+        Self {
+            volume: volume.to_path_buf(),
+            target,
+            path: path.to_owned(),
+        }
     }
 
     /// `volume-subpaths/VOLUME/CONTAINER/INDEX`: the source that the container's spec gets.
@@ -46,8 +52,12 @@ impl Subpath {
     /// The mounts that lie on the target now, bottom first.
     pub fn mounts(&self) -> Result<Vec<mounts::Mount>> {
         // the table has resolved paths, the kubelet's root may be a symlink
-        let parent = self.target.parent().context("a subpath's target has a parent")?;
-        let parent = fs::canonicalize(parent).with_context(|| format!("resolve {}", parent.display()))?;
+        let parent = self
+            .target
+            .parent()
+            .context("a subpath's target has a parent")?;
+        let parent =
+            fs::canonicalize(parent).with_context(|| format!("resolve {}", parent.display()))?;
         mounts::on(&parent.join(self.target.file_name().unwrap_or_default()))
     }
 
@@ -63,7 +73,10 @@ impl Subpath {
             return Ok(&self.target);
         }
         self.make_target()?;
-        bind(format!("/proc/{}/fd/{}", std::process::id(), source.as_raw_fd()), &self.target)?;
+        bind(
+            format!("/proc/{}/fd/{}", std::process::id(), source.as_raw_fd()),
+            &self.target,
+        )?;
         Ok(&self.target)
     }
 
@@ -71,8 +84,11 @@ impl Subpath {
         if !self.target.exists() {
             return Ok(false);
         }
-        let Some(top) = self.mounts()?.pop() else { return Ok(false) };
-        let wanted = fs::canonicalize(self.volume.join(&self.path)).context("resolve the sub path")?;
+        let Some(top) = self.mounts()?.pop() else {
+            return Ok(false);
+        };
+        let wanted =
+            fs::canonicalize(self.volume.join(&self.path)).context("resolve the sub path")?;
         match behaviour {
             Behaviour::Before1_19 => Ok(true),
             Behaviour::Since1_19 if Path::new(&top.root) == wanted => Ok(true),
@@ -82,7 +98,10 @@ impl Subpath {
 
     /// Something of the right type to mount on; for a file, an empty one.
     fn make_target(&self) -> Result<()> {
-        let parent = self.target.parent().context("a subpath's target has a parent")?;
+        let parent = self
+            .target
+            .parent()
+            .context("a subpath's target has a parent")?;
         fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
         let made = match self.volume.join(&self.path).is_dir() {
             true => fs::create_dir(&self.target),
@@ -95,7 +114,8 @@ impl Subpath {
     }
 }
 
-/// Unmounts and removes every subpath of a pod. A second mount on one of them makes this fail, as it should.
+/// Unmounts and removes every subpath of a pod. A second mount on one of them makes this fail, as
+/// it should.
 pub(super) fn clean(subpaths: &Path) -> Result<()> {
     for volume in children(subpaths)? {
         for container in children(&volume)? {
@@ -106,16 +126,25 @@ pub(super) fn clean(subpaths: &Path) -> Result<()> {
         }
         remove_dir(&volume)?;
     }
-    if subpaths.exists() { remove_dir(subpaths) } else { Ok(()) }
+    if subpaths.exists() {
+        remove_dir(subpaths)
+    } else {
+        Ok(())
+    }
 }
 
 /// `mount.CleanupMountPoint`: umount once, then the path must be no mount point any more.
 fn clean_one(target: &Path) -> Result<()> {
-    let resolved = fs::canonicalize(target).with_context(|| format!("resolve {}", target.display()))?;
+    let resolved =
+        fs::canonicalize(target).with_context(|| format!("resolve {}", target.display()))?;
     if !mounts::on(&resolved)?.is_empty() {
         unmount(target)?;
     }
-    let removed = if target.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) };
+    let removed = if target.is_dir() {
+        fs::remove_dir(target)
+    } else {
+        fs::remove_file(target)
+    };
     removed.with_context(|| format!("remove {}", target.display()))
 }
 

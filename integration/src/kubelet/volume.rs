@@ -1,7 +1,8 @@
 //! A pod's volume: what writes it, and what it lies on.
 //!
-//! configMap volumes are folders on the kubelet's disk. Secret, projected and downwardAPI volumes are tmpfs mounts (each
-//! plugin wraps an emptyDir with `medium: Memory`), so the root of a bind from them is relative to that tmpfs.
+//! configMap volumes are folders on the kubelet's disk. Secret, projected and downwardAPI volumes
+//! are tmpfs mounts (each plugin wraps an emptyDir with `medium: Memory`), so the root of a bind
+//! from them is relative to that tmpfs.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -32,7 +33,12 @@ pub enum VolumeKind {
 
 impl VolumeKind {
     /// The volumes that the kubelet alone writes.
-    pub const KUBELET_WRITTEN: [Self; 4] = [Self::ConfigMap, Self::Secret, Self::Projected, Self::DownwardApi];
+    pub const KUBELET_WRITTEN: [Self; 4] = [
+        Self::ConfigMap,
+        Self::Secret,
+        Self::Projected,
+        Self::DownwardApi,
+    ];
 
     fn plugin(self) -> &'static str {
         match self {
@@ -66,13 +72,19 @@ impl Volume {
         if kind.is_tmpfs() {
             tmpfs(&path, "mode=777")?;
         }
-        Ok(Self { path, subpaths: pod.join("volume-subpaths").join(name) })
+        Ok(Self {
+            path,
+            subpaths: pod.join("volume-subpaths").join(name),
+        })
     }
 
     /// A folder of the host: a pod that mounts it has no folder of its own for it.
     pub(super) fn on_host(pod: &Path, folder: &Path, name: &str) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-        Ok(Self { path: folder.to_owned(), subpaths: pod.join("volume-subpaths").join(name) })
+        Ok(Self {
+            path: folder.to_owned(),
+            subpaths: pod.join("volume-subpaths").join(name),
+        })
     }
 
     /// The volume's folder.
@@ -85,8 +97,8 @@ impl Volume {
         atomic_writer::write(&self.path, payload)
     }
 
-    /// The same while a repair may run: then a file of the old payload can be a mount point for a moment. The real kubelet
-    /// reports that it could not remove the old payload, and goes on.
+    /// The same while a repair may run: then a file of the old payload can be a mount point for a
+    /// moment. The real kubelet reports that it could not remove the old payload, and goes on.
     pub fn update_during_a_repair(&self, payload: &[(&str, &str)]) -> Result<()> {
         match self.update(payload) {
             Err(error) if is_busy(&error) => Ok(()),
@@ -96,13 +108,21 @@ impl Volume {
 
     /// The number of timestamp directories: one, unless a removal failed and stranded the old one.
     pub fn timestamp_directories(&self) -> Result<usize> {
-        let entries = fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?;
-        Ok(entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("..2")).count())
+        let entries =
+            fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?;
+        Ok(entries
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("..2"))
+            .count())
     }
 
     /// The `subPath` of the volume mount with this index in the container's list.
     pub fn subpath(&self, container: &str, index: u32, path: &str) -> Subpath {
-        Subpath::new(&self.path, self.subpaths.join(container).join(index.to_string()), path)
+        Subpath::new(
+            &self.path,
+            self.subpaths.join(container).join(index.to_string()),
+            path,
+        )
     }
 }
 

@@ -1,7 +1,8 @@
 //! One containerd of a node: its configuration, its start, its end.
 //!
-//! One `version = 2` file serves all three generations (2.1 migrates it). Plugins that no story needs are disabled,
-//! because most of a start's time goes into them. With a private `/run`, every path of containerd is the default one.
+//! One `version = 2` file serves all three generations (2.1 migrates it). Plugins that no story
+//! needs are disabled, because most of a start's time goes into them. With a private `/run`, every
+//! path of containerd is the default one.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -60,7 +61,10 @@ impl Configuration<'_> {
     }
 
     fn text(&self) -> String {
-        let disabled = NEVER_NEEDED.iter().chain(if self.cri { [].iter() } else { CRI_ONLY.iter() });
+        let disabled =
+            NEVER_NEEDED
+                .iter()
+                .chain(if self.cri { [].iter() } else { CRI_ONLY.iter() });
         let disabled: Vec<String> = disabled.map(|plugin| format!("{plugin:?}")).collect();
         let mut text = format!(
             "version = 2\nroot = \"{}/containerd\"\ndisabled_plugins = [{}]\n[grpc]\n  address = \"{SOCKET}\"\n[debug]\n  level = \"info\"\n",
@@ -111,8 +115,14 @@ impl Configuration<'_> {
 "#
         );
         // a runtime of a name of its own gets no options, as `bindguard install` has it
-        let options = [("bindguard-path", None), ("bindguard-wrapper", Some(wrapper.as_str()))];
-        handlers + &options.map(|(handler, option)| self.options_text(handler, option)).concat()
+        let options = [
+            ("bindguard-path", None),
+            ("bindguard-wrapper", Some(wrapper.as_str())),
+        ];
+        handlers
+            + &options
+                .map(|(handler, option)| self.options_text(handler, option))
+                .concat()
     }
 
     /// A handler's options for its shim; empty if it has none.
@@ -122,7 +132,8 @@ impl Configuration<'_> {
         if options.is_empty() {
             return String::new();
         }
-        let table = format!("plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.{handler}.options");
+        let table =
+            format!("plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.{handler}.options");
         format!("[{table}]\n  {}\n", options.join("\n  "))
     }
 }
@@ -132,13 +143,18 @@ impl Configuration<'_> {
 pub(super) struct Containerd(Child);
 
 impl Containerd {
-    /// Starts it with `command` (which already says in which cgroup and environment) and waits until it answers.
+    /// Starts it with `command` (which already says in which cgroup and environment) and waits
+    /// until it answers.
     pub(super) fn start(mut command: Command, log: &Path) -> Result<Self> {
         let output = File::options().create(true).append(true).open(log);
         let output = output.with_context(|| format!("open {}", log.display()))?;
         let offset = output.metadata().context("look at containerd's log")?.len() as usize;
         let errors = output.try_clone().context("duplicate containerd's log")?;
-        command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
+        command
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .process_group(0);
         let child = command.spawn().context("start containerd")?;
         let mut containerd = Self(child);
         containerd.wait_until_it_answers(log, offset)?;
@@ -154,12 +170,13 @@ impl Containerd {
         })
     }
 
-    /// "containerd successfully booted" is logged after the sockets are served, by every generation. Earlier starts wrote
-    /// to the same log, so only what lies past `offset` counts.
+    /// "containerd successfully booted" is logged after the sockets are served, by every
+    /// generation. Earlier starts wrote to the same log, so only what lies past `offset` counts.
     fn wait_until_it_answers(&mut self, log: &Path, offset: usize) -> Result<()> {
         let mut said = String::new();
         let answers = until("containerd answers", || {
-            let text = fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
+            let text =
+                fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
             text.get(offset..).unwrap_or_default().clone_into(&mut said);
             if said.contains("containerd successfully booted") {
                 return Ok(true);

@@ -1,8 +1,10 @@
-//! The keeper: a small process beside the test that ends the node when the test does, however it ends.
+//! The keeper: a small process beside the test that ends the node when the test does, however it
+//! ends.
 //!
-//! `Drop` alone would not do: a test runner that is SIGKILLed drops nothing, and containers, shims and loop devices
-//! would stay on the developer's machine. The keeper waits for the end of its stdin instead. All processes of a node
-//! live in cgroups under one name, so none can hide from it, whatever namespaces or sessions it moved into.
+//! `Drop` alone would not do: a test runner that is SIGKILLed drops nothing, and containers, shims
+//! and loop devices would stay on the developer's machine. The keeper waits for the end of its
+//! stdin instead. All processes of a node live in cgroups under one name, so none can hide from it,
+//! whatever namespaces or sessions it moved into.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -13,13 +15,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result};
 use nix::unistd::{AccessFlags, access};
 
-/// The folder of the cgroup hierarchy in which a node's own processes are tracked, if there is one to write to.
+/// The folder of the cgroup hierarchy in which a node's own processes are tracked, if there is one
+/// to write to.
 ///
-/// One of the v1 hierarchies is enough to follow a process's descendants; the containers are in all of them.
+/// One of the v1 hierarchies is enough to follow a process's descendants; the containers are in all
+/// of them.
 pub fn tracking_hierarchy() -> Option<PathBuf> {
-    let places = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/freezer", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup"];
-    let place = places.iter().map(Path::new).find(|place| place.join("cgroup.procs").exists())?;
-    access(place, AccessFlags::W_OK).is_ok().then(|| place.to_path_buf())
+    let places = [
+        "/sys/fs/cgroup/pids",
+        "/sys/fs/cgroup/freezer",
+        "/sys/fs/cgroup/systemd",
+        "/sys/fs/cgroup",
+    ];
+    let place = places
+        .iter()
+        .map(Path::new)
+        .find(|place| place.join("cgroup.procs").exists())?;
+    access(place, AccessFlags::W_OK)
+        .is_ok()
+        .then(|| place.to_path_buf())
 }
 
 /// The owner of the process that ends a node: when this is dropped, the node ends.
@@ -31,19 +45,31 @@ pub(super) struct Keeper(KeeperHandle);
 pub struct KeeperHandle(Arc<Mutex<Option<Child>>>);
 
 impl Keeper {
-    /// Starts the keeper of the node `name` with the `folders` to remove. Must be called in the host's namespace.
+    /// Starts the keeper of the node `name` with the `folders` to remove. Must be called in the
+    /// host's namespace.
     pub(super) fn start(name: &str, folders: &[&Path]) -> Result<Self> {
         let mut command = Command::new("sh");
-        command.args(["-c", include_str!("keeper.sh"), "keeper", name]).args(folders).stdin(Stdio::piped());
+        command
+            .args(["-c", include_str!("keeper.sh"), "keeper", name])
+            .args(folders)
+            .stdin(Stdio::piped());
         // its own process group: a Ctrl-C for the test must not end the one that cleans up
-        let child = command.process_group(0).spawn().context("start the keeper")?;
+        let child = command
+            .process_group(0)
+            .spawn()
+            .context("start the keeper")?;
         Ok(Self(KeeperHandle(Arc::new(Mutex::new(Some(child))))))
     }
 
-    /// Makes something that the keeper will remove, unless it has begun to: what came after that would stay.
+    /// Makes something that the keeper will remove, unless it has begun to: what came after that
+    /// would stay.
     pub(super) fn while_it_waits<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let place = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.is_some() { make() } else { Err(io::Error::other("the node has ended")) }
+        if place.is_some() {
+            make()
+        } else {
+            Err(io::Error::other("the node has ended"))
+        }
     }
 
     /// A handle for a thread that waits for signals.

@@ -1,7 +1,9 @@
-//! A private node: a mount namespace, a containerd with the shims under test, a kubelet's root, and their end.
+//! A private node: a mount namespace, a containerd with the shims under test, a kubelet's root, and
+//! their end.
 //!
-//! A node is made by [`Setup`] and lives on the thread that started it. Many nodes can run at once: everything with a
-//! name of its own (cgroups, the folder on disk) carries the node's, everything else lies in its private `/run`.
+//! A node is made by [`Setup`] and lives on the thread that started it. Many nodes can run at once:
+//! everything with a name of its own (cgroups, the folder on disk) carries the node's, everything
+//! else lies in its private `/run`.
 
 mod containerd;
 mod keeper;
@@ -38,7 +40,8 @@ use crate::waiting::until;
 
 /// A running node.
 ///
-/// The fields' order is the order of the end: the thread leaves the namespace, then the keeper ends what is in it.
+/// The fields' order is the order of the end: the thread leaves the namespace, then the keeper ends
+/// what is in it.
 #[derive(Debug)]
 pub struct Node {
     name: String,
@@ -84,7 +87,8 @@ impl Node {
 
     /// The number of shims that run exactly this program.
     pub fn shims_of(&self, program: &Path) -> Result<usize> {
-        let runs = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
+        let runs =
+            |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
         Ok(self.shims()?.iter().filter(|pid| runs(pid)).count())
     }
 
@@ -100,7 +104,13 @@ impl Node {
 
     /// A client of the node's containerd. It may be sent to threads that the story starts.
     pub fn ctr(&self) -> Ctr {
-        Ctr::new(&self.ctr, SOCKET, &self.name, &self.programs(), self.slice())
+        Ctr::new(
+            &self.ctr,
+            SOCKET,
+            &self.name,
+            &self.programs(),
+            self.slice(),
+        )
     }
 
     /// A client of the node's CRI. The node must have been set up with it.
@@ -128,14 +138,20 @@ impl Node {
         command
             .args(["-c", "echo $$ > \"$1\" && shift && exec \"$@\"", "sh"])
             .arg(self.own_group()?.join("cgroup.procs"));
-        // containerd prefers XDG_RUNTIME_DIR to TMPDIR, and the tester's own is not in the node's /run
-        command.arg(program.as_ref()).env_remove("XDG_RUNTIME_DIR").envs(self.environment());
+        // containerd prefers XDG_RUNTIME_DIR to TMPDIR, and the tester's own is not in the node's
+        // /run
+        command
+            .arg(program.as_ref())
+            .env_remove("XDG_RUNTIME_DIR")
+            .envs(self.environment());
         Ok(command)
     }
 
     /// containerd's environment, as far as it is not the test's: shims and guards inherit it.
     pub fn environment(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+        self.environment
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     /// The folder of the programs under test.
@@ -144,19 +160,27 @@ impl Node {
     }
 
     /// Runs the operator's command line with these words.
-    pub fn bindguard<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Result<Finished> {
+    pub fn bindguard<S: AsRef<OsStr>>(
+        &self,
+        words: impl IntoIterator<Item = S>,
+    ) -> Result<Finished> {
         let mut command = self.command(self.under_test.join(CLI))?;
         command.args(words);
         run(command)
     }
 
-    /// Ends containerd with `signal` and starts it anew; shims and containers live on, as on a node that is upgraded.
+    /// Ends containerd with `signal` and starts it anew; shims and containers live on, as on a node
+    /// that is upgraded.
     pub fn restart_containerd(&self, signal: Signal) -> Result<()> {
         self.without_containerd(signal, || Ok(()))
     }
 
     /// The same, and in between, as long as there is no containerd, something happens.
-    pub fn without_containerd(&self, signal: Signal, happens: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub fn without_containerd(
+        &self,
+        signal: Signal,
+        happens: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         if let Some(containerd) = self.containerd.borrow_mut().take() {
             containerd.stop(signal)?;
         }
@@ -170,41 +194,65 @@ impl Node {
         fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))
     }
 
-    /// Waits until the log has such a line: what a shim writes comes to it by way of containerd, a moment later.
+    /// Waits until the log has such a line: what a shim writes comes to it by way of containerd, a
+    /// moment later.
     pub fn wait_for_log(&self, what: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
-        until(&format!("the log says {what}"), || Ok(self.log()?.lines().any(&is_it)))
+        until(&format!("the log says {what}"), || {
+            Ok(self.log()?.lines().any(&is_it))
+        })
     }
 
-    /// The names of the node's own processes (containerd, shims, guards; not the containers'), as the kernel cuts them.
+    /// The names of the node's own processes (containerd, shims, guards; not the containers'), as
+    /// the kernel cuts them.
     pub fn processes(&self) -> Result<Vec<String>> {
         let members = self.own_group()?.join("cgroup.procs");
-        let pids = fs::read_to_string(&members).with_context(|| format!("read {}", members.display()))?;
+        let pids =
+            fs::read_to_string(&members).with_context(|| format!("read {}", members.display()))?;
         // a process that ended meanwhile has no name any more
-        Ok(pids.lines().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok()).collect())
+        Ok(pids
+            .lines()
+            .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok())
+            .collect())
     }
 
     /// The pids of everything that runs on the node, containers included.
     pub fn all_processes(&self) -> Vec<u32> {
         let tree = tracking_hierarchy().map(|hierarchy| hierarchy.join(&self.name));
-        tree.into_iter().chain([systemd::cgroup_of(&self.name)]).flat_map(|tree| pids_below(&tree)).collect()
+        tree.into_iter()
+            .chain([systemd::cgroup_of(&self.name)])
+            .flat_map(|tree| pids_below(&tree))
+            .collect()
     }
 
-    /// The pids of the shims that serve right now, stock ones and those under test. What one of them is about to execute has
-    /// its name for another moment, and it for its parent.
+    /// The pids of the shims that serve right now, stock ones and those under test. What one of
+    /// them is about to execute has its name for another moment, and it for its parent.
     pub fn shims(&self) -> Result<Vec<u32>> {
         let members = self.own_group()?.join("cgroup.procs");
-        let pids = fs::read_to_string(&members).with_context(|| format!("read {}", members.display()))?;
+        let pids =
+            fs::read_to_string(&members).with_context(|| format!("read {}", members.display()))?;
         let is_shim = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("containerd-shim"))
+            fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|name| name.starts_with("containerd-shim"))
         };
-        let all: Vec<u32> = pids.lines().filter_map(|pid| pid.parse().ok()).filter(is_shim).collect();
+        let all: Vec<u32> = pids
+            .lines()
+            .filter_map(|pid| pid.parse().ok())
+            .filter(is_shim)
+            .collect();
         let is_ones_child = |pid: &u32| parent_of(*pid).is_ok_and(|parent| all.contains(&parent));
-        Ok(all.iter().copied().filter(|pid| !is_ones_child(pid)).collect())
+        Ok(all
+            .iter()
+            .copied()
+            .filter(|pid| !is_ones_child(pid))
+            .collect())
     }
 
     /// Prints what a reader of a failure needs.
     pub fn print_post_mortem(&self) {
-        post_mortem::print(&format!("{} ({})", self.name, self.generation), &self.log_file());
+        post_mortem::print(
+            &format!("{} ({})", self.name, self.generation),
+            &self.log_file(),
+        );
     }
 
     fn start_containerd(&self) -> Result<()> {
@@ -218,10 +266,11 @@ impl Node {
         self.disk.join("containerd.log")
     }
 
-    /// The leaf for the node's own processes: containers lie beside it, because a v2 cgroup with processes of its own
-    /// can have no children with controllers.
+    /// The leaf for the node's own processes: containers lie beside it, because a v2 cgroup with
+    /// processes of its own can have no children with controllers.
     fn own_group(&self) -> Result<PathBuf> {
-        let hierarchy = tracking_hierarchy().context("find a cgroup hierarchy to track the node's processes in")?;
+        let hierarchy = tracking_hierarchy()
+            .context("find a cgroup hierarchy to track the node's processes in")?;
         let group = hierarchy.join(&self.name).join("node");
         let made = self.keeper.while_it_waits(|| fs::create_dir_all(&group));
         made.with_context(|| format!("create the cgroup {}", group.display()))?;
@@ -241,7 +290,15 @@ impl Drop for Node {
 fn pids_below(cgroup: &Path) -> Vec<u32> {
     let members = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     let mut pids: Vec<u32> = members.lines().filter_map(|pid| pid.parse().ok()).collect();
-    let children = fs::read_dir(cgroup).into_iter().flatten().flatten().map(|entry| entry.path());
-    pids.extend(children.filter(|path| path.is_dir()).flat_map(|path| pids_below(&path)));
+    let children = fs::read_dir(cgroup)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    pids.extend(
+        children
+            .filter(|path| path.is_dir())
+            .flat_map(|path| pids_below(&path)),
+    );
     pids
 }

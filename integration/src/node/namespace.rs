@@ -1,10 +1,13 @@
-//! A mount namespace for one test: unshared by the test's own thread, so that everything it starts is inside.
+//! A mount namespace for one test: unshared by the test's own thread, so that everything it starts
+//! is inside.
 //!
-//! Inside, `/` is like a real host's: shared (systemd makes it so), or private (what some embedded hosts have), with
-//! an empty `/run` of its own. Nothing mounted here can reach the machine, because `/` is made private first.
+//! Inside, `/` is like a real host's: shared (systemd makes it so), or private (what some embedded
+//! hosts have), with an empty `/run` of its own. Nothing mounted here can reach the machine,
+//! because `/` is made private first.
 //!
-//! unshare(2) and setns(2) act on the calling thread alone. Threads started later share its file system context; setns
-//! refuses as long as one of them lives, so they are joined before the namespace is left.
+//! unshare(2) and setns(2) act on the calling thread alone. Threads started later share its file
+//! system context; setns refuses as long as one of them lives, so they are joined before the
+//! namespace is left.
 
 use std::fs::{File, create_dir};
 use std::marker::PhantomData;
@@ -23,7 +26,8 @@ pub enum HostRoot {
     /// As systemd leaves it: mounts reach other namespaces.
     #[default]
     Shared,
-    /// As the kernel leaves it without systemd: nothing spreads, and no option of a container can change that.
+    /// As the kernel leaves it without systemd: nothing spreads, and no option of a container can
+    /// change that.
     Private,
 }
 
@@ -39,15 +43,25 @@ impl Namespace {
     ///
     /// With `systemd` the machine's own systemd can be reached from inside.
     pub(super) fn enter(host_root: HostRoot, systemd: bool) -> Result<Self> {
-        let home = File::open("/proc/thread-self/ns/mnt").context("open the host's mount namespace")?;
+        let home =
+            File::open("/proc/thread-self/ns/mnt").context("open the host's mount namespace")?;
         unshare(CloneFlags::CLONE_NEWNS).context("unshare the mount namespace")?;
         // from here on, a failure drops `namespace`, which returns the thread
-        let namespace = Self { home, bound_to_its_thread: PhantomData };
+        let namespace = Self {
+            home,
+            bound_to_its_thread: PhantomData,
+        };
         propagation("/", MsFlags::MS_PRIVATE | MsFlags::MS_REC)?;
         hide_the_unified_hierarchy()?;
-        let sockets = if systemd { systemd_sockets()? } else { Vec::new() };
+        let sockets = if systemd {
+            systemd_sockets()?
+        } else {
+            Vec::new()
+        };
         tmpfs("/run", "mode=755")?;
-        sockets.iter().try_for_each(|(path, socket)| put_back(path, socket))?;
+        sockets
+            .iter()
+            .try_for_each(|(path, socket)| put_back(path, socket))?;
         if host_root == HostRoot::Shared {
             propagation("/", MsFlags::MS_SHARED | MsFlags::MS_REC)?;
         }
@@ -58,15 +72,25 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         if let Err(errno) = setns(&self.home, CloneFlags::CLONE_NEWNS) {
-            eprintln!("leave the node's mount namespace: {errno} (does a thread of the story still run?)");
+            eprintln!(
+                "leave the node's mount namespace: {errno} (does a thread of the story still run?)"
+            );
         }
     }
 }
 
 /// The folders of its own socket and of the message bus's, which `/run` is about to hide.
 fn systemd_sockets() -> Result<Vec<(&'static str, File)>> {
-    let open = |path| Ok((path, File::open(path).with_context(|| format!("open {path}"))?));
-    ["/run/systemd", "/run/dbus"].into_iter().map(open).collect()
+    let open = |path| {
+        Ok((
+            path,
+            File::open(path).with_context(|| format!("open {path}"))?,
+        ))
+    };
+    ["/run/systemd", "/run/dbus"]
+        .into_iter()
+        .map(open)
+        .collect()
 }
 
 fn put_back(path: &str, socket: &File) -> Result<()> {
@@ -75,10 +99,12 @@ fn put_back(path: &str, socket: &File) -> Result<()> {
 }
 
 fn propagation(target: &str, flags: MsFlags) -> Result<()> {
-    mount(None::<&str>, target, None::<&str>, flags, None::<&str>).with_context(|| format!("make {target} {flags:?}"))
+    mount(None::<&str>, target, None::<&str>, flags, None::<&str>)
+        .with_context(|| format!("make {target} {flags:?}"))
 }
 
-/// crun refuses a hybrid layout, v1 hierarchies with a unified one beside them, when the unified one has controllers.
+/// crun refuses a hybrid layout, v1 hierarchies with a unified one beside them, when the unified
+/// one has controllers.
 fn hide_the_unified_hierarchy() -> Result<()> {
     match umount2("/sys/fs/cgroup/unified", MntFlags::MNT_DETACH) {
         Ok(()) | Err(Errno::ENOENT | Errno::EINVAL) => Ok(()),

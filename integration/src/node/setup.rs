@@ -28,7 +28,13 @@ const CONFIG: &str = "/etc/containerd/config.toml";
 /// The folders that an installation writes to, and that a kubelet's root may be in.
 const OWN: [&str; 3] = ["/etc", "/usr/local", "/var/lib"];
 /// Their content on this machine is not a bare node's.
-const FRESH: [&str; 5] = ["/etc/bindguard", "/etc/containerd", "/etc/containers", "/etc/docker", "/var/lib/bindguard"];
+const FRESH: [&str; 5] = [
+    "/etc/bindguard",
+    "/etc/containerd",
+    "/etc/containers",
+    "/etc/docker",
+    "/var/lib/bindguard",
+];
 
 /// A node to be.
 #[derive(Clone, Debug)]
@@ -80,7 +86,10 @@ impl Setup {
 
     /// The kind of the kubelet's root.
     pub fn kubelet_root(self, kubelet_root: KubeletRoot) -> Self {
-        Self { kubelet_root, ..self }
+        Self {
+            kubelet_root,
+            ..self
+        }
     }
 
     /// With pods.
@@ -90,46 +99,67 @@ impl Setup {
 
     /// With pods, and with a socket for NRI plugins: containerd 1.7 or newer.
     pub fn nri(self) -> Self {
-        Self { cri: true, nri: true, ..self }
+        Self {
+            cri: true,
+            nri: true,
+            ..self
+        }
     }
 
-    /// With the machine's systemd as cgroup manager, as on most nodes of a cluster: `ctr` names cgroups in systemd's form, and
-    /// pods' handlers say `SystemdCgroup = true`.
+    /// With the machine's systemd as cgroup manager, as on most nodes of a cluster: `ctr` names
+    /// cgroups in systemd's form, and pods' handlers say `SystemdCgroup = true`.
     pub fn systemd(self) -> Self {
-        Self { systemd: true, ..self }
+        Self {
+            systemd: true,
+            ..self
+        }
     }
 
-    /// With a runtime that does what the story wants at a verb, see [`ObedientRuntime`] and [`Gate`](crate::runtime::Gate).
+    /// With a runtime that does what the story wants at a verb, see [`ObedientRuntime`] and
+    /// [`Gate`](crate::runtime::Gate).
     pub fn obedient_runtime(self) -> Self {
-        Self { obedient: true, ..self }
+        Self {
+            obedient: true,
+            ..self
+        }
     }
 
     /// Without the binaries under test: for stories about the stock shim.
     pub fn stock(self) -> Self {
-        Self { under_test: false, ..self }
+        Self {
+            under_test: false,
+            ..self
+        }
     }
 
-    /// A node without bindguard: the programs lie in a folder outside of every search path, containerd's
-    /// file is where it is by default and knows runc alone, and the node has an `/etc`, a `/usr/local` and a `/var/lib` to
-    /// which an installation can be let.
+    /// A node without bindguard: the programs lie in a folder outside of every search path,
+    /// containerd's file is where it is by default and knows runc alone, and the node has an
+    /// `/etc`, a `/usr/local` and a `/var/lib` to which an installation can be let.
     pub fn bare(self) -> Self {
         Self { bare: true, ..self }
     }
 
     /// With a guard and a shim that were built with fault points.
     pub fn fault_points(self) -> Self {
-        Self { fault_points: true, ..self }
+        Self {
+            fault_points: true,
+            ..self
+        }
     }
 
-    /// With a guard that always meets this fault: `PLACE` kills it there, `stop:PLACE` stops it there, `panic:PLACE` has it
-    /// panic there, `no-beneath` takes the kernel's newer way of mounting from it.
+    /// With a guard that always meets this fault: `PLACE` kills it there, `stop:PLACE` stops it
+    /// there, `panic:PLACE` has it panic there, `no-beneath` takes the kernel's newer way of
+    /// mounting from it.
     pub fn fault(self, fault: &str) -> Self {
         self.fault_points().env("BINDGUARD_FAULT", fault)
     }
 
     /// More lines for bindguard's `config.toml`, after the `[kubelet]` table.
     pub fn policy(self, lines: &str) -> Self {
-        Self { policy: lines.to_owned(), ..self }
+        Self {
+            policy: lines.to_owned(),
+            ..self
+        }
     }
 
     /// A variable in containerd's environment, which shims and runtimes inherit.
@@ -138,8 +168,8 @@ impl Setup {
         self
     }
 
-    /// Runs a story on this node. Where nodes cannot be made it is skipped aloud; an error prints the post mortem and
-    /// fails the test.
+    /// Runs a story on this node. Where nodes cannot be made it is skipped aloud; an error prints
+    /// the post mortem and fails the test.
     pub fn story(self, story: impl FnOnce(&Node) -> Result<()>) {
         if let Some(why) = self.missing() {
             return privilege::skipped(&why);
@@ -164,7 +194,8 @@ impl Setup {
         self.start_with_keeper(drop)
     }
 
-    /// Makes the node, and first of all hands out the way to end it: a signal may come while it is being made.
+    /// Makes the node, and first of all hands out the way to end it: a signal may come while it is
+    /// being made.
     pub fn start_with_keeper(self, use_keeper: impl FnOnce(KeeperHandle)) -> Result<Node> {
         let matrix = Matrix::locate()?;
         let name = unique_name();
@@ -174,11 +205,16 @@ impl Setup {
         fs::create_dir(&disk).with_context(|| format!("create {}", disk.display()))?;
         let namespace = Namespace::enter(self.host_root, self.systemd)?;
         if self.bare {
-            OWN.iter().try_for_each(|folder| own_copy(folder, &Path::new("/run/own").join(&folder[1..])))?;
-            FRESH.iter().filter(|folder| Path::new(folder).exists()).try_for_each(fs::remove_dir_all)?;
+            OWN.iter().try_for_each(|folder| {
+                own_copy(folder, &Path::new("/run/own").join(&folder[1..]))
+            })?;
+            FRESH
+                .iter()
+                .filter(|folder| Path::new(folder).exists())
+                .try_for_each(fs::remove_dir_all)?;
         }
-        // A containerd waits for its disk a dozen times with each container, and others on the machine have the disk busy.
-        // Nothing of a node is to last: memory does.
+        // A containerd waits for its disk a dozen times with each container, and others on the
+        // machine have the disk busy. Nothing of a node is to last: memory does.
         let state = disk.join("containerd");
         fs::create_dir(&state).with_context(|| format!("create {}", state.display()))?;
         tmpfs(&state, "mode=711")?;
@@ -186,7 +222,11 @@ impl Setup {
         let node = Node {
             ctr: matrix.program(self.generation, "ctr"),
             daemon: matrix.program(self.generation, "containerd"),
-            daemon_config: if self.bare { CONFIG.into() } else { disk.join("containerd.toml") },
+            daemon_config: if self.bare {
+                CONFIG.into()
+            } else {
+                disk.join("containerd.toml")
+            },
             under_test: disk.join(if self.bare { "dist" } else { "bin" }),
             environment: self.environment(&disk, &kubelet)?,
             generation: self.generation,
@@ -203,8 +243,14 @@ impl Setup {
             self.lay_out_programs_under_test(&node.under_test)?;
         }
         let (disk, programs) = (&node.disk, &node.programs());
-        let configuration =
-            Configuration { disk, programs, cri: self.cri, nri: self.nri, handlers: !self.bare, systemd: self.systemd };
+        let configuration = Configuration {
+            disk,
+            programs,
+            cri: self.cri,
+            nri: self.nri,
+            handlers: !self.bare,
+            systemd: self.systemd,
+        };
         configuration.write(&node.daemon_config)?;
         node.start_containerd()?;
         self.import_images(&node)?;
@@ -217,7 +263,9 @@ impl Setup {
         let without = || format!("no {GUARD}, {AGENT} and {SHIM} with the feature fault-points");
         let without_fault_points = || lacks_fault_points.then(without);
         let without_systemd = || self.systemd.then(systemd::missing).flatten();
-        let here = privilege::missing().or_else(|| self.kubelet_root.unavailable()).or_else(without_systemd);
+        let here = privilege::missing()
+            .or_else(|| self.kubelet_root.unavailable())
+            .or_else(without_systemd);
         here.or_else(without_fault_points)
     }
 
@@ -231,15 +279,22 @@ impl Setup {
         let own = [
             (
                 "PATH".to_owned(),
-                format!("{}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", disk.display()),
+                format!(
+                    "{}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                    disk.display()
+                ),
             ),
             ("BINDGUARD_CONFIG".to_owned(), policy.display().to_string()),
             ("TMPDIR".to_owned(), temporary.display().to_string()),
         ];
-        Ok(own.into_iter().chain(self.environment.iter().cloned()).collect())
+        Ok(own
+            .into_iter()
+            .chain(self.environment.iter().cloned())
+            .collect())
     }
 
-    /// containerd finds shims and runc on its `PATH`, so a folder of links decides which ones a node has.
+    /// containerd finds shims and runc on its `PATH`, so a folder of links decides which ones a
+    /// node has.
     fn lay_out_programs(&self, matrix: &Matrix, folder: &Path) -> Result<()> {
         fs::create_dir(folder).with_context(|| format!("create {}", folder.display()))?;
         let oci = matrix.oci(self.oci);
@@ -254,7 +309,9 @@ impl Setup {
         } else {
             links.push((oci, "runc"));
         }
-        links.into_iter().try_for_each(|(program, name)| link(&program, &folder.join(name)))
+        links
+            .into_iter()
+            .try_for_each(|(program, name)| link(&program, &folder.join(name)))
     }
 
     fn lay_out_programs_under_test(&self, folder: &Path) -> Result<()> {
@@ -265,9 +322,13 @@ impl Setup {
         // not a link: the shim expects the guard beside its own executable
         let shim = broken.join(SHIM);
         fs::copy(&shim, folder.join(SHIM)).with_context(|| format!("copy {}", shim.display()))?;
-        [(broken.join(GUARD), GUARD), (built.join(CLI), CLI), (broken.join(AGENT), AGENT)]
-            .into_iter()
-            .try_for_each(|(program, name)| link(&program, &folder.join(name)))
+        [
+            (broken.join(GUARD), GUARD),
+            (built.join(CLI), CLI),
+            (broken.join(AGENT), AGENT),
+        ]
+        .into_iter()
+        .try_for_each(|(program, name)| link(&program, &folder.join(name)))
     }
 
     fn import_images(&self, node: &Node) -> Result<()> {
@@ -283,16 +344,27 @@ impl Setup {
 }
 
 fn link(program: &Path, name: &Path) -> Result<()> {
-    symlink(program, name).with_context(|| format!("link {} to {}", name.display(), program.display()))
+    symlink(program, name)
+        .with_context(|| format!("link {} to {}", name.display(), program.display()))
 }
 
 /// A node has no systemd: requests are recorded, for the story to carry out or to check.
 fn write_systemctl(folder: &Path) -> Result<()> {
-    write_program(&folder.join("systemctl"), &format!("#!/bin/sh\necho \"$*\" >> {}/systemctl.log\n", folder.display()))
+    write_program(
+        &folder.join("systemctl"),
+        &format!(
+            "#!/bin/sh\necho \"$*\" >> {}/systemctl.log\n",
+            folder.display()
+        ),
+    )
 }
 
 /// Short, because a unix socket's path may have 107 bytes only.
 fn unique_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("bgt-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+    format!(
+        "bgt-{}-{}",
+        process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    )
 }

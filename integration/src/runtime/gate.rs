@@ -1,7 +1,7 @@
 //! A gate before the runtime: holds a call back until the story lets it go on.
 //!
-//! kubernetes#127602 needs an update to land after everything was checked and before runc mounts; a restart of containerd in
-//! the middle of a call needs a call that is in its middle.
+//! kubernetes#127602 needs an update to land after everything was checked and before runc mounts; a
+//! restart of containerd in the middle of a call needs a call that is in its middle.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,8 @@ impl Gate {
         self.hold(verb, "hold\n")
     }
 
-    /// Holds back the next call of a verb when the runtime has done its work, and before the shim learns of it.
+    /// Holds back the next call of a verb when the runtime has done its work, and before the shim
+    /// learns of it.
     pub fn close_after(&self, verb: &str) -> Result<()> {
         self.hold(verb, "hold-after\n")
     }

@@ -1,8 +1,9 @@
-//! A runc that does what a story wants at a verb: wait, be killed, kill the shim that called it, leave a broken log.
+//! A runc that does what a story wants at a verb: wait, be killed, kill the shim that called it,
+//! leave a broken log.
 //!
-//! Real faults come at a bad moment, and waiting for luck makes flaky tests. So the runtime on containerd's `PATH` becomes a
-//! script (`runc.sh`) that checks if anything is laid out for this verb, does it, and becomes the real runc. It also
-//! keeps the arguments of every call.
+//! Real faults come at a bad moment, and waiting for luck makes flaky tests. So the runtime on
+//! containerd's `PATH` becomes a script (`runc.sh`) that checks if anything is laid out for this
+//! verb, does it, and becomes the real runc. It also keeps the arguments of every call.
 
 mod gate;
 
@@ -60,7 +61,9 @@ impl ObedientRuntime {
     pub(crate) fn install(&self, oci: &Path) -> Result<()> {
         fs::create_dir(&self.0).with_context(|| format!("create {}", self.0.display()))?;
         let quoted = |path: &Path| format!("'{}'", path.display());
-        let script = include_str!("runc.sh").replace("@REAL@", &quoted(oci)).replace("@FOLDER@", &quoted(&self.0));
+        let script = include_str!("runc.sh")
+            .replace("@REAL@", &quoted(oci))
+            .replace("@FOLDER@", &quoted(&self.0));
         let program = self.0.with_file_name("runc");
         write_program(&program, &script)
     }
@@ -70,7 +73,8 @@ impl ObedientRuntime {
         self.lay_out(verb, &fault.line())
     }
 
-    /// Takes back what was laid out for a verb; answers whether it was still there, so that no call had come.
+    /// Takes back what was laid out for a verb; answers whether it was still there, so that no call
+    /// had come.
     pub fn take_back(&self, verb: &str) -> bool {
         fs::remove_file(self.0.join(verb)).is_ok()
     }
@@ -85,14 +89,18 @@ impl ObedientRuntime {
     /// The arguments of the last call of a verb.
     pub fn last_call(&self, verb: &str) -> Result<String> {
         let calls = self.calls()?;
-        let call = calls.iter().rfind(|call| call.split(' ').any(|word| word == verb));
-        call.cloned().with_context(|| format!("find a call of {verb} in {calls:?}"))
+        let call = calls
+            .iter()
+            .rfind(|call| call.split(' ').any(|word| word == verb));
+        call.cloned()
+            .with_context(|| format!("find a call of {verb} in {calls:?}"))
     }
 
     fn lay_out(&self, name: &str, content: &str) -> Result<()> {
         // whole at once: a call may be looking
         let (beside, file) = (self.0.join("beside"), self.0.join(name));
         fs::write(&beside, content).with_context(|| format!("write {}", beside.display()))?;
-        fs::rename(&beside, &file).with_context(|| format!("rename {} to {}", beside.display(), file.display()))
+        fs::rename(&beside, &file)
+            .with_context(|| format!("rename {} to {}", beside.display(), file.display()))
     }
 }

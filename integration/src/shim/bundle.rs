@@ -1,4 +1,5 @@
-//! A bundle as containerd lays it out, made by the story: a spec, a root filesystem to mount, the fifo for the shim's log.
+//! A bundle as containerd lays it out, made by the story: a spec, a root filesystem to mount, the
+//! fifo for the shim's log.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,10 +34,17 @@ impl Bundle {
 
     /// The same in a folder that the story names, and may have made.
     pub fn create_at(node: &Node, path: &Path, id: &str, spec: &Value) -> Result<Self> {
-        fs::create_dir_all(path).with_context(|| format!("create the bundle {}", path.display()))?;
-        let bundle = Self { path: path.to_owned(), id: id.to_owned(), rootfs: busybox(node)? };
-        fs::create_dir(path.join("rootfs")).context("create the mount point of the root filesystem")?;
-        mkfifo(&path.join("log"), Mode::from_bits_truncate(0o600)).context("make the fifo for the shim's log")?;
+        fs::create_dir_all(path)
+            .with_context(|| format!("create the bundle {}", path.display()))?;
+        let bundle = Self {
+            path: path.to_owned(),
+            id: id.to_owned(),
+            rootfs: busybox(node)?,
+        };
+        fs::create_dir(path.join("rootfs"))
+            .context("create the mount point of the root filesystem")?;
+        mkfifo(&path.join("log"), Mode::from_bits_truncate(0o600))
+            .context("make the fifo for the shim's log")?;
         fs::write(path.join("config.json"), spec.to_string()).context("write the spec")?;
         Ok(bundle)
     }
@@ -64,7 +72,8 @@ impl Bundle {
     /// A fifo in the bundle.
     pub fn fifo(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
-        mkfifo(&path, Mode::from_bits_truncate(0o600)).with_context(|| format!("make the fifo {}", path.display()))?;
+        mkfifo(&path, Mode::from_bits_truncate(0o600))
+            .with_context(|| format!("make the fifo {}", path.display()))?;
         Ok(path)
     }
 }
@@ -81,7 +90,10 @@ impl Drop for Bundle {
 /// The spec that `ctr` would write, in short.
 pub fn spec(node: &Node, id: &str, words: &[&str]) -> Value {
     let mount = |kind: &str, destination: &str, options: &[&str]| json!({"type": kind, "source": kind, "destination": destination, "options": options});
-    let namespaces: Vec<Value> = ["pid", "ipc", "uts", "mount"].iter().map(|kind| json!({"type": kind})).collect();
+    let namespaces: Vec<Value> = ["pid", "ipc", "uts", "mount"]
+        .iter()
+        .map(|kind| json!({"type": kind}))
+        .collect();
     json!({
         "ociVersion": "1.0.2",
         "process": {"args": words, "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}},
@@ -103,5 +115,10 @@ fn busybox(node: &Node) -> Result<Mount> {
         image::lay_out(&folder)?;
     }
     let options = ["rbind", "rw"].map(str::to_owned).to_vec();
-    Ok(Mount { type_: "bind".to_owned(), source: folder.display().to_string(), options, ..Default::default() })
+    Ok(Mount {
+        type_: "bind".to_owned(),
+        source: folder.display().to_string(),
+        options,
+        ..Default::default()
+    })
 }

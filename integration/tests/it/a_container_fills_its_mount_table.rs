@@ -1,5 +1,6 @@
-//! Containers that fill their own mount tables, with and without a request for live refresh: the agent, limited to the memory that
-//! it is shipped with, reports them and goes on. Their neighbour gets its files.
+//! Containers that fill their own mount tables, with and without a request for live refresh: the
+//! agent, limited to the memory that it is shipped with, reports them and goes on. Their neighbour
+//! gets its files.
 
 use std::fs;
 
@@ -36,7 +37,9 @@ fn containerd_2_1() {
         survey_goes_on(node, agent, limit)?;
         diagnose_reports_both(node)?;
         drop(limited);
-        [outside, inside, neighbour].into_iter().try_for_each(|pod| pod.remove(node, &cri))
+        [outside, inside, neighbour]
+            .into_iter()
+            .try_for_each(|pod| pod.remove(node, &cri))
     });
 }
 
@@ -52,19 +55,28 @@ fn survey_goes_on(node: &Node, agent: &Agent, limit: &MemoryLimit) -> Result<()>
     let log = fs::read_to_string(node.disk().join("agent.log"))?;
     for pod in ["outside", "inside"] {
         let unknown = format!("the mounts of default/{pod} container app are unknown: ");
-        ensure!(log.contains(&unknown) && log.contains("the mount table is too large"), "no {unknown:?} in {log}");
+        ensure!(
+            log.contains(&unknown) && log.contains("the mount table is too large"),
+            "no {unknown:?} in {log}"
+        );
     }
     Ok(())
 }
 
 fn neighbour_is_refreshed(node: &Node, cri: &Cri, pods: &[&Pod]) -> Result<()> {
-    pods.iter().try_for_each(|pod| pod.volume.update(&[("app.conf", "two")]))?;
-    until("the neighbour reads the new file", || Ok(cri.read(&pods[1].container, "/etc/app/app.conf")? == "two"))?;
+    pods.iter()
+        .try_for_each(|pod| pod.volume.update(&[("app.conf", "two")]))?;
+    until("the neighbour reads the new file", || {
+        Ok(cri.read(&pods[1].container, "/etc/app/app.conf")? == "two")
+    })?;
     until("the agent reports the other container", || {
         let log = fs::read_to_string(node.disk().join("agent.log"))?;
         Ok(log.contains("refresh default/inside container app: "))
     })?;
-    ensure!(cri.read(&pods[0].container, "/etc/app/app.conf")? == "one", "it was refreshed without its mount table");
+    ensure!(
+        cri.read(&pods[0].container, "/etc/app/app.conf")? == "one",
+        "it was refreshed without its mount table"
+    );
     Ok(())
 }
 
@@ -74,9 +86,15 @@ fn diagnose_reports_both(node: &Node) -> Result<()> {
     let report: Value = serde_json::from_str(&done.stdout)?;
     let problems = report["problems"].to_string();
     for pod in ["outside", "inside"] {
-        ensure!(problems.contains(&format!("default/{pod} container app: ")), "no {pod} in {problems}");
+        ensure!(
+            problems.contains(&format!("default/{pod} container app: ")),
+            "no {pod} in {problems}"
+        );
     }
-    ensure!(problems.contains("too large") && !problems.contains("neighbour"), "{problems}");
+    ensure!(
+        problems.contains("too large") && !problems.contains("neighbour"),
+        "{problems}"
+    );
     Ok(())
 }
 
@@ -92,14 +110,25 @@ impl Pod {
     fn run(node: &Node, cri: &Cri, name: &str, annotations: &[(&str, &str)]) -> Result<Self> {
         let pod = node.kubelet().pod(&format!("uid-{name}"))?;
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
-        let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app/app.conf", PropagationPrivate)];
+        let mounts = [mount(
+            volume.subpath("app", 0, "app.conf").bind()?,
+            "/etc/app/app.conf",
+            PropagationPrivate,
+        )];
         let sandbox = cri.run_annotated_pod("runc", name, pod.uid(), annotations)?;
         let container = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
-        Ok(Self { uid: pod.uid().to_owned(), sandbox, container, volume })
+        Ok(Self {
+            uid: pod.uid().to_owned(),
+            sandbox,
+            container,
+            volume,
+        })
     }
 
     fn remove(self, node: &Node, cri: &Cri) -> Result<()> {
         cri.remove_pod(&self.sandbox)?;
-        until("the kubelet deletes the pod", || Ok(node.kubelet().pod(&self.uid)?.delete().is_ok()))
+        until("the kubelet deletes the pod", || {
+            Ok(node.kubelet().pod(&self.uid)?.delete().is_ok())
+        })
     }
 }

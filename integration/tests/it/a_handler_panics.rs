@@ -1,5 +1,5 @@
-//! A method of the shim breaks for one container: that call answers INTERNAL, the container can be removed, and the others of
-//! the same shim live on and are served.
+//! A method of the shim breaks for one container: that call answers INTERNAL, the container can be
+//! removed, and the others of the same shim live on and are served.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
@@ -42,9 +42,19 @@ fn story(node: &Node) -> Result<()> {
     client.end(broken.id())?;
 
     let (id, exec_id) = ("lasting".to_owned(), "e".to_owned());
-    client.exec(ExecProcessRequest { id, exec_id, ..Default::default() }, &["sh", "-c", "exit 4"])?;
+    client.exec(
+        ExecProcessRequest {
+            id,
+            exec_id,
+            ..Default::default()
+        },
+        &["sh", "-c", "exit 4"],
+    )?;
     client.start("lasting", "e")?;
-    ensure!(client.wait("lasting", "e")? == 4, "the other container is harmed");
+    ensure!(
+        client.wait("lasting", "e")? == 4,
+        "the other container is harmed"
+    );
     client.delete("lasting", "e")?;
     ensure!(client.end("lasting")?.exit_status == 137);
     Ok(client.shut_down("lasting")?)

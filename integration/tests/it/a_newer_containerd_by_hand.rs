@@ -1,7 +1,8 @@
-//! containerd 2.3 and later, played by the story: `start` gets `BootstrapParams` with a folder for sockets and answers with a
-//! `BootstrapResult`. With its version 3 the pod's second container has no `start` and no `delete` of its own, so that
-//! `delete` of the sandbox has to remove it when their shim is killed (issue 14). Parameters that contradict the command line, and
-//! other input, are refused (issue 25): containerd could not parse the plain address.
+//! containerd 2.3 and later, played by the story: `start` gets `BootstrapParams` with a folder for
+//! sockets and answers with a `BootstrapResult`. With its version 3 the pod's second container has
+//! no `start` and no `delete` of its own, so that `delete` of the sandbox has to remove it when
+//! their shim is killed (issue 14). Parameters that contradict the command line, and other input,
+//! are refused (issue 25): containerd could not parse the plain address.
 
 use std::fs;
 
@@ -42,10 +43,20 @@ fn pod(node: &Node) -> Result<[Bundle; 2]> {
 }
 
 fn start(node: &Node, pod: &Bundle) -> Result<Shim> {
-    let params = BootstrapParams { socket_dir: Some(SOCKETS.to_owned()), ..Default::default() };
+    let params = BootstrapParams {
+        socket_dir: Some(SOCKETS.to_owned()),
+        ..Default::default()
+    };
     let (shim, result) = Shim::start_with(node, pod, params.clone())?;
-    ensure!((result.version, result.protocol.as_str()) == (3, "ttrpc"), "{result}");
-    ensure!(shim.socket().starts_with(SOCKETS), "the socket is {}", shim.socket().display());
+    ensure!(
+        (result.version, result.protocol.as_str()) == (3, "ttrpc"),
+        "{result}"
+    );
+    ensure!(
+        shim.socket().starts_with(SOCKETS),
+        "the socket is {}",
+        shim.socket().display()
+    );
     // and every later one for the same group finds the same server
     ensure!(Shim::start_with(node, pod, params)?.0.socket() == shim.socket());
     Ok(shim)
@@ -64,7 +75,9 @@ fn one_start_serves_the_pod(node: &Node) -> Result<()> {
         client.delete(bundle.id(), "")?;
         client.shut_down(bundle.id())?;
     }
-    until("the sockets are gone", || Ok(fs::read_dir(SOCKETS)?.next().is_none()))
+    until("the sockets are gone", || {
+        Ok(fs::read_dir(SOCKETS)?.next().is_none())
+    })
 }
 
 fn the_pods_shim_is_killed(node: &Node) -> Result<()> {
@@ -75,16 +88,27 @@ fn the_pods_shim_is_killed(node: &Node) -> Result<()> {
         inits.push(client.create(&bundle.request())?);
         client.start(bundle.id(), "")?;
     }
-    // containerd also runs `delete` when it has closed its connection to a server that lives and serves others
+    // containerd also runs `delete` when it has closed its connection to a server that lives and
+    // serves others
     Shim::delete(node, &pod)?;
-    ensure!(fs::exists(format!("/proc/{}", inits[1]))?, "the other container was removed beside a living shim");
-    let server: i32 = fs::read_to_string(pod.path().join("shim.pid"))?.trim().parse()?;
+    ensure!(
+        fs::exists(format!("/proc/{}", inits[1]))?,
+        "the other container was removed beside a living shim"
+    );
+    let server: i32 = fs::read_to_string(pod.path().join("shim.pid"))?
+        .trim()
+        .parse()?;
     kill(Pid::from_raw(server), Signal::SIGKILL)?;
     Shim::delete(node, &pod)?;
     until("no process of the pod is left", || {
-        Ok(inits.iter().all(|init| !fs::exists(format!("/proc/{init}")).unwrap_or(true)))
+        Ok(inits
+            .iter()
+            .all(|init| !fs::exists(format!("/proc/{init}")).unwrap_or(true)))
     })?;
-    ensure!(fs::read_dir(SOCKETS)?.next().is_none(), "a socket or a link is left");
+    ensure!(
+        fs::read_dir(SOCKETS)?.next().is_none(),
+        "a socket or a link is left"
+    );
     Ok(())
 }
 
@@ -97,26 +121,84 @@ fn wrong_input_is_refused(node: &Node) -> Result<()> {
         containerd_version: "v2.4.0".to_owned(),
         ..Default::default()
     };
-    let garbage = Any { type_url: "containerd.runc.v1.Options".to_owned(), value: vec![0xff], ..Default::default() };
-    let extensions = vec![Extension { value: MessageField::some(garbage), ..Default::default() }];
+    let garbage = Any {
+        type_url: "containerd.runc.v1.Options".to_owned(),
+        value: vec![0xff],
+        ..Default::default()
+    };
+    let extensions = vec![Extension {
+        value: MessageField::some(garbage),
+        ..Default::default()
+    }];
     let long = format!("/run/{}", "s".repeat(60));
     let refused: [(&str, Vec<u8>); 8] = [
-        ("another id", BootstrapParams { instance_id: "other".to_owned(), ..own() }.write_to_bytes()?),
-        ("another namespace", BootstrapParams { namespace: "other".to_owned(), ..own() }.write_to_bytes()?),
+        (
+            "another id",
+            BootstrapParams {
+                instance_id: "other".to_owned(),
+                ..own()
+            }
+            .write_to_bytes()?,
+        ),
+        (
+            "another namespace",
+            BootstrapParams {
+                namespace: "other".to_owned(),
+                ..own()
+            }
+            .write_to_bytes()?,
+        ),
         ("garbage", b"\xff\xff\xff".to_vec()),
         ("JSON", b"{\"version\":3}".to_vec()),
-        ("11 MiB", BootstrapParams { containerd_binary: "x".repeat(11 << 20), ..own() }.write_to_bytes()?),
-        ("options that are none", BootstrapParams { extensions, ..own() }.write_to_bytes()?),
-        ("a long socket_dir", BootstrapParams { socket_dir: Some(long), ..own() }.write_to_bytes()?),
-        ("a relative socket_dir", BootstrapParams { socket_dir: Some("s".to_owned()), ..own() }.write_to_bytes()?),
+        (
+            "11 MiB",
+            BootstrapParams {
+                containerd_binary: "x".repeat(11 << 20),
+                ..own()
+            }
+            .write_to_bytes()?,
+        ),
+        (
+            "options that are none",
+            BootstrapParams {
+                extensions,
+                ..own()
+            }
+            .write_to_bytes()?,
+        ),
+        (
+            "a long socket_dir",
+            BootstrapParams {
+                socket_dir: Some(long),
+                ..own()
+            }
+            .write_to_bytes()?,
+        ),
+        (
+            "a relative socket_dir",
+            BootstrapParams {
+                socket_dir: Some("s".to_owned()),
+                ..own()
+            }
+            .write_to_bytes()?,
+        ),
     ];
     for (what, input) in &refused {
         let answer = Shim::start_with_bytes(node, &bundle, input)?;
-        ensure!(answer.code() == 1 && answer.stdout.is_empty() && !answer.stderr.is_empty(), "{what}: {answer:?}");
-        ensure!(!bundle.path().join("shim.pid").exists(), "{what}: a server was started");
+        ensure!(
+            answer.code() == 1 && answer.stdout.is_empty() && !answer.stderr.is_empty(),
+            "{what}: {answer:?}"
+        );
+        ensure!(
+            !bundle.path().join("shim.pid").exists(),
+            "{what}: a server was started"
+        );
     }
     let answer = Shim::start_with_bytes(node, &bundle, b"")?.success()?;
-    ensure!(answer.starts_with("unix://"), "nothing on stdin: {answer:?}");
+    ensure!(
+        answer.starts_with("unix://"),
+        "nothing on stdin: {answer:?}"
+    );
     let client = Shim::of(bundle.path())?.connect()?;
     client.create(&bundle.request())?;
     client.end(bundle.id())?;

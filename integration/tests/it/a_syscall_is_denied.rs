@@ -1,6 +1,7 @@
-//! A kernel that never lets the guard make one of its syscalls: too old, out of memory or descriptors, or under a filter
-//! (LSM, seccomp) that does not know the call. For each call and each answer the runtime still runs, nothing
-//! panics, no reader sees the file underneath, and the next create puts right what is left.
+//! A kernel that never lets the guard make one of its syscalls: too old, out of memory or
+//! descriptors, or under a filter (LSM, seccomp) that does not know the call. For each call and
+//! each answer the runtime still runs, nothing panics, no reader sees the file underneath, and the
+//! next create puts right what is left.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -16,8 +17,8 @@ use nix::libc;
 /// Linux 6.8's, on every architecture; the C library does not name it yet.
 const SYS_STATMOUNT: libc::c_long = 457;
 
-/// The calls for reading, judging, repairing and writing. Not poll(2): Rust's start-up calls it once and aborts
-/// when it says what no kernel says.
+/// The calls for reading, judging, repairing and writing. Not poll(2): Rust's start-up calls it
+/// once and aborts when it says what no kernel says.
 const CALLS: [(&str, libc::c_long); 35] = [
     ("openat", libc::SYS_openat),
     ("open", libc::SYS_open),
@@ -65,8 +66,18 @@ const ERRORS: [(&str, i32); 5] = [
 ];
 
 /// The calls of a swap on a kernel before 6.5 that differ from a newer kernel's.
-const OF_TUCK: [&str; 10] =
-    ["open", "statx", "statmount", "open_tree", "move_mount", "mount", "umount2", "unshare", "clone", "clone3"];
+const OF_TUCK: [&str; 10] = [
+    "open",
+    "statx",
+    "statmount",
+    "open_tree",
+    "move_mount",
+    "mount",
+    "umount2",
+    "unshare",
+    "clone",
+    "clone3",
+];
 
 #[test]
 fn mounting_beneath() {
@@ -75,7 +86,8 @@ fn mounting_beneath() {
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1).story(|node| story(node, "no-beneath,", |name| OF_TUCK.contains(&name)));
+    Setup::on(Generation::V2_1)
+        .story(|node| story(node, "no-beneath,", |name| OF_TUCK.contains(&name)));
 }
 
 fn story(node: &Node, more: &str, is_denied: impl Fn(&str) -> bool) -> Result<()> {
@@ -96,7 +108,9 @@ fn story(node: &Node, more: &str, is_denied: impl Fn(&str) -> bool) -> Result<()
             guard.env("BINDGUARD_RUNTIME", &runtime);
             let ended = run(guard)?;
             went_on(&stale, &ended).with_context(|| format!("{name} says {error}"))?;
-            stale.next_create().with_context(|| format!("after {name} said {error}"))?;
+            stale
+                .next_create()
+                .with_context(|| format!("after {name} said {error}"))?;
         }
     }
     stale.delete()
@@ -104,13 +118,18 @@ fn story(node: &Node, more: &str, is_denied: impl Fn(&str) -> bool) -> Result<()
 
 fn went_on(stale: &StaleBundle<'_>, ended: &Finished) -> Result<()> {
     ensure!(!ended.stderr.contains("panicked"), "it panicked: {ended:?}");
-    ensure!(ended.status.signal().is_none() && ended.status.success(), "the runtime was not reached: {ended:?}");
+    ensure!(
+        ended.status.signal().is_none() && ended.status.success(),
+        "the runtime was not reached: {ended:?}"
+    );
     stale.shows_no_file_underneath()
 }
 
 fn denials_bite(node: &Node) -> Result<()> {
     let mut cat = node.command(env!("CARGO_BIN_EXE_denied"))?;
-    cat.arg(format!("{}={}", libc::SYS_openat, libc::EBUSY)).arg(busybox()?).args(["cat", "/proc/version"]);
+    cat.arg(format!("{}={}", libc::SYS_openat, libc::EBUSY))
+        .arg(busybox()?)
+        .args(["cat", "/proc/version"]);
     let words = run(cat)?.failure()?;
     ensure!(words.contains("busy"), "opening was not denied: {words}");
     Ok(())
@@ -118,5 +137,7 @@ fn denials_bite(node: &Node) -> Result<()> {
 
 /// The program names an interpreter, as ld.so(8) is called there.
 fn needs_a_loader(program: &[u8]) -> bool {
-    program[..program.len().min(4096)].windows(10).any(|window| window == b"/ld-linux-" || window == b"/ld-linux.")
+    program[..program.len().min(4096)]
+        .windows(10)
+        .any(|window| window == b"/ld-linux-" || window == b"/ld-linux.")
 }

@@ -1,6 +1,8 @@
-//! The node agent on a full node, 110 pods with 550 volumes: memory, wake-ups, and the time until an update is visible.
+//! The node agent on a full node, 110 pods with 550 volumes: memory, wake-ups, and the time until
+//! an update is visible.
 //!
-//! The limits leave room for a machine that does other work; the figures are printed with `--nocapture`.
+//! The limits leave room for a machine that does other work; the figures are printed with
+//! `--nocapture`.
 
 use std::fs;
 use std::thread;
@@ -26,7 +28,8 @@ fn containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(story);
 }
 
-/// The same memory with a connection to the API server, over which events and the node's state went.
+/// The same memory with a connection to the API server, over which events and the node's state
+/// went.
 #[test]
 fn with_an_api_server_on_containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(|node| {
@@ -53,7 +56,11 @@ fn story(node: &Node) -> Result<()> {
     let volumes = fill(node)?;
     let began = Instant::now();
     let agent = Agent::start(node, "")?;
-    println!("start until ready, {} volumes: {:?}", volumes.len(), began.elapsed());
+    println!(
+        "start until ready, {} volumes: {:?}",
+        volumes.len(),
+        began.elapsed()
+    );
     idle(&agent)?;
     one_after_the_other(&volumes)?;
     all_at_once(&volumes)?;
@@ -65,7 +72,11 @@ fn fill(node: &Node) -> Result<Vec<(Volume, Subpath)>> {
     for pod in 0..PODS {
         let pod = node.kubelet().pod(&format!("uid-{pod}"))?;
         for volume in 0..VOLUMES {
-            let volume = pod.volume(VolumeKind::ConfigMap, &format!("conf-{volume}"), &[("key", "0")])?;
+            let volume = pod.volume(
+                VolumeKind::ConfigMap,
+                &format!("conf-{volume}"),
+                &[("key", "0")],
+            )?;
             let subpath = volume.subpath("app", 0, "key");
             subpath.bind()?;
             volumes.push((volume, subpath));
@@ -84,10 +95,17 @@ fn idle(agent: &Agent) -> Result<()> {
     };
     // The last event or re-bind may still have a timer.
     until("nothing wakes the agent for 5 s", || Ok(woken()? == 0))?;
-    // The agent of another test shares the program's pages, and halves this one's PSS. A node has one agent.
+    // The agent of another test shares the program's pages, and halves this one's PSS. A node has
+    // one agent.
     let footprint = Footprint::of(agent.pid())?;
-    println!("idle: {} KiB, {} threads, no wake-up in 5 s", footprint.rss_kib, footprint.threads);
-    ensure!(footprint.rss_kib <= 8 << 10, "more than 8 MiB: {footprint:?}");
+    println!(
+        "idle: {} KiB, {} threads, no wake-up in 5 s",
+        footprint.rss_kib, footprint.threads
+    );
+    ensure!(
+        footprint.rss_kib <= 8 << 10,
+        "more than 8 MiB: {footprint:?}"
+    );
     Ok(())
 }
 
@@ -98,7 +116,11 @@ fn one_after_the_other(volumes: &[(Volume, Subpath)]) -> Result<()> {
         volume.update(&[("key", "1")])?;
         times.push(visible(subpath, "1", began)?);
     }
-    report("host, update until visible", &mut times, Duration::from_millis(50))
+    report(
+        "host, update until visible",
+        &mut times,
+        Duration::from_millis(50),
+    )
 }
 
 fn all_at_once(volumes: &[(Volume, Subpath)]) -> Result<()> {
@@ -110,8 +132,16 @@ fn all_at_once(volumes: &[(Volume, Subpath)]) -> Result<()> {
     for (_, subpath) in volumes {
         visible(subpath, "2", began)?;
     }
-    println!("host, {} updates: written after {written:?}, all visible after {:?}", volumes.len(), began.elapsed());
-    ensure!(began.elapsed() < written + Duration::from_secs(2), "{:?}", began.elapsed());
+    println!(
+        "host, {} updates: written after {written:?}, all visible after {:?}",
+        volumes.len(),
+        began.elapsed()
+    );
+    ensure!(
+        began.elapsed() < written + Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
     Ok(())
 }
 
@@ -119,8 +149,17 @@ fn in_a_running_container(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     let pod = node.kubelet().pod("uid-live")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("key", "0")])?;
-    let mounts = [mount(volume.subpath("app", 0, "key").bind()?, "/etc/key", PropagationPrivate)];
-    let sandbox = cri.run_annotated_pod("runc", "live", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+    let mounts = [mount(
+        volume.subpath("app", 0, "key").bind()?,
+        "/etc/key",
+        PropagationPrivate,
+    )];
+    let sandbox = cri.run_annotated_pod(
+        "runc",
+        "live",
+        pod.uid(),
+        &[("bindguard.io/refresh", "true")],
+    )?;
     let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
     let path = format!("/proc/{}/root/etc/key", cri.pid(&app)?);
     let mut times = Vec::new();
@@ -128,18 +167,30 @@ fn in_a_running_container(node: &Node) -> Result<()> {
         let number = number.to_string();
         let began = Instant::now();
         volume.update(&[("key", &number)])?;
-        until("the container reads it", || Ok(fs::read_to_string(&path)? == number))?;
+        until("the container reads it", || {
+            Ok(fs::read_to_string(&path)? == number)
+        })?;
         times.push(began.elapsed());
     }
-    report("running container, update until visible", &mut times, Duration::from_millis(200))?;
+    report(
+        "running container, update until visible",
+        &mut times,
+        Duration::from_millis(200),
+    )?;
     cri.remove_pod(&sandbox)?;
-    until("the kubelet deletes the pod", || Ok(node.kubelet().pod("uid-live")?.delete().is_ok()))
+    until("the kubelet deletes the pod", || {
+        Ok(node.kubelet().pod("uid-live")?.delete().is_ok())
+    })
 }
 
 /// The time from `began` until the host's subpath has this content.
 fn visible(subpath: &Subpath, content: &str, began: Instant) -> Result<Duration> {
     while fs::read_to_string(subpath.target())? != content {
-        ensure!(began.elapsed() < Duration::from_secs(60), "{} is not re-bound", subpath.target().display());
+        ensure!(
+            began.elapsed() < Duration::from_secs(60),
+            "{} is not re-bound",
+            subpath.target().display()
+        );
     }
     Ok(began.elapsed())
 }

@@ -1,5 +1,6 @@
-//! The agent is killed at each of its steps, or at any moment. Whatever it had done by then, no reader sees the file underneath,
-//! and the next agent leaves one mount with the current content, on the host and in the container that opted in.
+//! The agent is killed at each of its steps, or at any moment. Whatever it had done by then, no
+//! reader sees the file underneath, and the next agent leaves one mount with the current content,
+//! on the host and in the container that opted in.
 
 use std::fs;
 use std::thread;
@@ -15,7 +16,15 @@ use bindguard_integration::{Agent, Generation, Node, PollingReader, Setup, Volum
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 /// The steps of a re-bind, and of the journal's line about it.
-const STEPS: [&str; 7] = ["held", "target-opened", "after-attach", "detached", "verified", "cleared", "journaled"];
+const STEPS: [&str; 7] = [
+    "held",
+    "target-opened",
+    "after-attach",
+    "detached",
+    "verified",
+    "cleared",
+    "journaled",
+];
 const MOUNTING_BENEATH: [&str; 1] = ["cloned"];
 const TUCKED: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];
 /// The steps of the line that fills the journal.
@@ -25,12 +34,18 @@ const VOLUMES: usize = 3;
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V2_1).cri().fault_points().story(|node| at_every_step(node, "", &MOUNTING_BENEATH));
+    Setup::on(Generation::V2_1)
+        .cri()
+        .fault_points()
+        .story(|node| at_every_step(node, "", &MOUNTING_BENEATH));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1).cri().fault_points().story(|node| at_every_step(node, "no-beneath,", &TUCKED));
+    Setup::on(Generation::V2_1)
+        .cri()
+        .fault_points()
+        .story(|node| at_every_step(node, "no-beneath,", &TUCKED));
 }
 
 #[test]
@@ -42,7 +57,8 @@ fn at_any_moment() {
             pod.update()?;
             thread::sleep(Duration::from_micros(number * 500));
             agent.kill()?;
-            pod.the_next_agent_finishes(node).with_context(|| format!("killed {number} half milliseconds after"))?;
+            pod.the_next_agent_finishes(node)
+                .with_context(|| format!("killed {number} half milliseconds after"))?;
         }
         pod.end(node)
     });
@@ -68,7 +84,10 @@ fn at_every_step(node: &Node, way: &str, more: &[&str]) -> Result<()> {
         }
     }
     let seen = reader.stop();
-    ensure!(seen.empty == 0 && seen.failed == 0 && seen.reads > 1000, "a reader saw the file underneath: {seen:?}");
+    ensure!(
+        seen.empty == 0 && seen.failed == 0 && seen.reads > 1000,
+        "a reader saw the file underneath: {seen:?}"
+    );
     pod.end(node)
 }
 
@@ -84,29 +103,57 @@ struct LivePod {
 impl LivePod {
     fn start(node: &Node) -> Result<Self> {
         let (cri, pod) = (node.cri()?, node.kubelet().pod("uid-live")?);
-        let volume = |number| pod.volume(VolumeKind::ConfigMap, &format!("conf-{number}"), &[("key", "0")]);
+        let volume = |number| {
+            pod.volume(
+                VolumeKind::ConfigMap,
+                &format!("conf-{number}"),
+                &[("key", "0")],
+            )
+        };
         let volumes = (0..VOLUMES).map(volume).collect::<Result<Vec<_>>>()?;
-        let subpaths: Vec<_> = volumes.iter().map(|volume| volume.subpath("app", 0, "key")).collect();
-        let mounts = subpaths
+        let subpaths: Vec<_> = volumes
             .iter()
-            .enumerate()
-            .map(|(number, subpath)| Ok(mount(subpath.bind()?, &format!("/etc/key-{number}"), PropagationPrivate)));
+            .map(|volume| volume.subpath("app", 0, "key"))
+            .collect();
+        let mounts = subpaths.iter().enumerate().map(|(number, subpath)| {
+            Ok(mount(
+                subpath.bind()?,
+                &format!("/etc/key-{number}"),
+                PropagationPrivate,
+            ))
+        });
         let mounts = mounts.collect::<Result<Vec<_>>>()?;
-        let sandbox = cri.run_annotated_pod("runc", "live", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+        let sandbox = cri.run_annotated_pod(
+            "runc",
+            "live",
+            pod.uid(),
+            &[("bindguard.io/refresh", "true")],
+        )?;
         let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
-        Ok(Self { volumes, subpaths, sandbox, pid: cri.pid(&app)?, updates: 0 })
+        Ok(Self {
+            volumes,
+            subpaths,
+            sandbox,
+            pid: cri.pid(&app)?,
+            updates: 0,
+        })
     }
 
     fn update(&mut self) -> Result<()> {
         self.updates += 1;
         let content = self.updates.to_string();
-        self.volumes.iter().try_for_each(|volume| volume.update_during_a_repair(&[("key", &content)]))
+        self.volumes
+            .iter()
+            .try_for_each(|volume| volume.update_during_a_repair(&[("key", &content)]))
     }
 
     fn shows_no_file_underneath(&self) -> Result<()> {
         for subpath in &self.subpaths {
             let (mounts, content) = (subpath.mounts()?, fs::read_to_string(subpath.target())?);
-            ensure!((1..=2).contains(&mounts.len()) && !content.is_empty(), "{content:?} is in {mounts:?}");
+            ensure!(
+                (1..=2).contains(&mounts.len()) && !content.is_empty(),
+                "{content:?} is in {mounts:?}"
+            );
         }
         Ok(())
     }
@@ -115,23 +162,31 @@ impl LivePod {
         let _agent = Agent::start(node, "")?;
         for (number, subpath) in self.subpaths.iter().enumerate() {
             until("the host's subpath is current", || {
-                Ok(fs::read_to_string(subpath.target())? == self.updates.to_string()
-                    && only_a_current_mount(subpath).is_ok()
-                    && self.volumes[number].timestamp_directories()? == 1)
+                Ok(
+                    fs::read_to_string(subpath.target())? == self.updates.to_string()
+                        && only_a_current_mount(subpath).is_ok()
+                        && self.volumes[number].timestamp_directories()? == 1,
+                )
             })?;
             until("the container has one current mount", || {
                 self.is_current_in_container(&format!("/etc/key-{number}"))
             })?;
         }
         // No line is cut off.
-        ensure!(lines(JOURNAL)?.len() + lines(ROTATED)?.len() > 0, "nothing is in the journal");
+        ensure!(
+            lines(JOURNAL)?.len() + lines(ROTATED)?.len() > 0,
+            "nothing is in the journal"
+        );
         Ok(())
     }
 
     fn is_current_in_container(&self, place: &str) -> Result<bool> {
         let content = fs::read_to_string(format!("/proc/{}/root{place}", self.pid))?;
         let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.pid))?;
-        let mounts = table.lines().filter(|line| line.split(' ').nth(4) == Some(place)).count();
+        let mounts = table
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == Some(place))
+            .count();
         Ok(content == self.updates.to_string() && mounts == 1)
     }
 

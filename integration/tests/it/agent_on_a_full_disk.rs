@@ -1,5 +1,6 @@
-//! The disk of everything that the agent writes is full: its socket's folder, its position in the journal, and the journal.
-//! Re-binds, refreshes and figures go on, and the log names what could not be written. With room again nothing is counted twice.
+//! The disk of everything that the agent writes is full: its socket's folder, its position in the
+//! journal, and the journal. Re-binds, refreshes and figures go on, and the log names what could
+//! not be written. With room again nothing is counted twice.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -38,13 +39,21 @@ fn story(node: &Node) -> Result<()> {
     // The journal's last page has room for some lines. A new file has none.
     a_create(&agent, &mut stale)?;
     until("the create is counted", || Ok(creates(&agent) == 2.0))?;
-    in_the_log(node, "a restart may count admissions twice: write /run/bindguard/agent.position: No space")?;
+    in_the_log(
+        node,
+        "a restart may count admissions twice: write /run/bindguard/agent.position: No space",
+    )?;
     until("the journal takes no more lines", || {
         live.update()?;
-        Ok(log(node)?.contains("journal a repair of the agent: append to /run/bindguard/journal.jsonl: No space"))
+        Ok(log(node)?.contains(
+            "journal a repair of the agent: append to /run/bindguard/journal.jsonl: No space",
+        ))
     })?;
     live.update()?;
-    ensure!(agent.get("/metrics").starts_with("HTTP/1.1 200"), "no figures are served");
+    ensure!(
+        agent.get("/metrics").starts_with("HTTP/1.1 200"),
+        "no figures are served"
+    );
     an_agent_starts_without_room(node, agent, &mut live)?;
     with_room_again(node, &mut live, &mut stale)?;
     live.end(node)?;
@@ -76,7 +85,9 @@ fn an_agent_starts_without_room(node: &Node, first: Agent, live: &mut Live) -> R
     let agent = Agent::start_at(node, "", SOCKET)?;
     live.update()?;
     // The record has the position before the second create.
-    until("the create without a record is counted again", || Ok(creates(&agent) == 1.0))?;
+    until("the create without a record is counted again", || {
+        Ok(creates(&agent) == 1.0)
+    })?;
     fs::remove_file(FILLER).context("make room")?;
     let before = fs::read_to_string(POSITION).context("read the position")?;
     until("the position is written", || {
@@ -89,8 +100,14 @@ fn with_room_again(node: &Node, live: &mut Live, stale: &mut StaleBundle<'_>) ->
     let agent = Agent::start_at(node, "", SOCKET)?;
     let before = lines(JOURNAL)?.len();
     live.update()?;
-    until("repairs are journaled again", || Ok(lines(JOURNAL)?.len() > before))?;
-    ensure!(creates(&agent) == 0.0, "a create is counted again: {}", agent.get("/metrics"));
+    until("repairs are journaled again", || {
+        Ok(lines(JOURNAL)?.len() > before)
+    })?;
+    ensure!(
+        creates(&agent) == 0.0,
+        "a create is counted again: {}",
+        agent.get("/metrics")
+    );
     a_create(&agent, stale)?;
     until("a new create is counted", || Ok(creates(&agent) == 1.0))
 }
@@ -101,7 +118,10 @@ fn log(node: &Node) -> Result<String> {
 
 fn in_the_log(node: &Node, message: &str) -> Result<()> {
     let text = log(node)?;
-    ensure!(text.matches(message).count() == 1, "not one line {message:?} in {text}");
+    ensure!(
+        text.matches(message).count() == 1,
+        "not one line {message:?} in {text}"
+    );
     Ok(())
 }
 
@@ -121,10 +141,21 @@ impl Live {
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("key", "0")])?;
         let host = volume.subpath("app", 0, "key");
         let mounts = [mount(host.bind()?, "/etc/key", PropagationPrivate)];
-        let sandbox = cri.run_annotated_pod("runc", "live", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+        let sandbox = cri.run_annotated_pod(
+            "runc",
+            "live",
+            pod.uid(),
+            &[("bindguard.io/refresh", "true")],
+        )?;
         let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
         let file = format!("/proc/{}/root/etc/key", cri.pid(&app)?);
-        Ok(Self { volume, sandbox, host, file, updates: 0 })
+        Ok(Self {
+            volume,
+            sandbox,
+            host,
+            file,
+            updates: 0,
+        })
     }
 
     /// An update reaches the host's subpath and the running container.
@@ -132,10 +163,17 @@ impl Live {
         self.updates += 1;
         let content = self.updates.to_string();
         self.volume.update(&[("key", &content)])?;
-        let is_current = |file: &Path| Ok(fs::read_to_string(file).is_ok_and(|text| text == content));
-        until("the host's subpath is current", || is_current(self.host.target()))?;
-        until("the container reads the current file", || is_current(self.file.as_ref()))?;
-        until("one mount is left", || Ok(only_a_current_mount(&self.host).is_ok()))
+        let is_current =
+            |file: &Path| Ok(fs::read_to_string(file).is_ok_and(|text| text == content));
+        until("the host's subpath is current", || {
+            is_current(self.host.target())
+        })?;
+        until("the container reads the current file", || {
+            is_current(self.file.as_ref())
+        })?;
+        until("one mount is left", || {
+            Ok(only_a_current_mount(&self.host).is_ok())
+        })
     }
 
     fn end(self, node: &Node) -> Result<()> {

@@ -1,5 +1,6 @@
-//! moby#15793: an editor replaces a file that a container of Docker or Podman binds. With the agent, a container that opted in
-//! reads the new file; `bindguard refresh --container` does it for any container, once.
+//! moby#15793: an editor replaces a file that a container of Docker or Podman binds. With the
+//! agent, a container that opted in reads the new file; `bindguard refresh --container` does it for
+//! any container, once.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -24,7 +25,11 @@ fn docker() {
         a_container_that_starts_again(node, &docker, &["--label", LABEL])?;
         a_paused_container(node, &docker, &["--label", LABEL, "--label", NOTIFY])?;
         only_a_container_that_opted_in(node, &docker)?;
-        ensure!(agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0, "{}", agent.get("/metrics"));
+        ensure!(
+            agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0,
+            "{}",
+            agent.get("/metrics")
+        );
         Ok(())
     });
 }
@@ -40,14 +45,22 @@ fn podman() {
             each_editor(node, &podman, &flags)?;
             a_container_that_starts_again(node, &podman, &flags)?;
         }
-        a_paused_container(node, &podman, &["--annotation", LABEL, "--annotation", NOTIFY])?;
+        a_paused_container(
+            node,
+            &podman,
+            &["--annotation", LABEL, "--annotation", NOTIFY],
+        )?;
         only_a_container_that_opted_in(node, &podman)?;
         a_rootless_container_is_refused(node)?;
         let mut api = podman.serve()?;
         let with_label = each_editor(node, &podman, &["--label", LABEL]);
         let _ = api.kill().and_then(|()| api.wait().map(drop));
         with_label?;
-        ensure!(agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0, "{}", agent.get("/metrics"));
+        ensure!(
+            agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0,
+            "{}",
+            agent.get("/metrics")
+        );
         Ok(())
     });
 }
@@ -57,8 +70,10 @@ fn story(story: impl FnOnce(&Node) -> Result<()>) {
         return privilege::skipped(&why);
     }
     Setup::on(Generation::V1_6).bare().story(|node| {
-        let crun = bindguard_integration::programs::Matrix::locate()?.program(Generation::V1_7, "crun");
-        std::os::unix::fs::symlink(crun, node.programs().join("crun")).context("put crun beside runc")?;
+        let crun =
+            bindguard_integration::programs::Matrix::locate()?.program(Generation::V1_7, "crun");
+        std::os::unix::fs::symlink(crun, node.programs().join("crun"))
+            .context("put crun beside runc")?;
         story(node)
     });
 }
@@ -91,7 +106,10 @@ impl File {
     /// As vim does with a backup. It writes for a while.
     fn rename_away(&self, text: &str) -> Result<()> {
         fs::rename(&self.0, self.beside("app.conf~"))?;
-        let mut file = OpenOptions::new().create_new(true).write(true).open(&self.0)?;
+        let mut file = OpenOptions::new()
+            .create_new(true)
+            .write(true)
+            .open(&self.0)?;
         for part in text.as_bytes() {
             file.write_all(&[*part])?;
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -115,7 +133,13 @@ fn each_editor(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Re
     let bind = file.bind();
     let id = engine.start(&[flags, &["--volume", &bind]].concat(), &SLEEP)?;
     let mounts = || {
-        Ok::<_, anyhow::Error>(engine.verb(&["exec", &id, "cat", "/proc/self/mountinfo"])?.success()?.lines().count())
+        Ok::<_, anyhow::Error>(
+            engine
+                .verb(&["exec", &id, "cat", "/proc/self/mountinfo"])?
+                .success()?
+                .lines()
+                .count(),
+        )
     };
     let before = mounts()?;
     let edits: [(&str, Edit<'_>); 5] = [
@@ -123,27 +147,40 @@ fn each_editor(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Re
         ("three", &|text| file.rename_away(text)),
         ("four", &|text| file.link(text)),
         ("five", &|text| file.rename_over(text)),
-        ("six", &|text| fs::write(&file.0, text).context("write in place")),
+        ("six", &|text| {
+            fs::write(&file.0, text).context("write in place")
+        }),
     ];
     for (text, edit) in edits {
         edit(text)?;
-        until(&format!("the container reads {text}"), || Ok(engine.read(&id, PLACE)? == text))?;
+        until(&format!("the container reads {text}"), || {
+            Ok(engine.read(&id, PLACE)? == text)
+        })?;
     }
     // Old content, whole.
     fs::remove_file(&file.0)?;
-    ensure!(engine.read(&id, PLACE)? == "six", "a file that is gone changed the container");
+    ensure!(
+        engine.read(&id, PLACE)? == "six",
+        "a file that is gone changed the container"
+    );
     ensure!(mounts()? == before, "mounts were left behind");
     engine.remove(&id)
 }
 
-fn a_container_that_starts_again(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
+fn a_container_that_starts_again(
+    node: &Node,
+    engine: &impl ContainerEngine,
+    flags: &[&str],
+) -> Result<()> {
     let file = File::new(node, "again")?;
     let bind = file.bind();
     let id = engine.start(&[flags, &["--volume", &bind]].concat(), &SLEEP)?;
     for text in ["two", "three", "four"] {
         engine.verb(&["restart", "--time", "0", &id])?.success()?;
         file.rename_over(text)?;
-        until("the container reads the new file", || Ok(engine.read(&id, PLACE)? == text))?;
+        until("the container reads the new file", || {
+            Ok(engine.read(&id, PLACE)? == text)
+        })?;
     }
     engine.remove(&id)
 }
@@ -152,21 +189,33 @@ fn a_container_that_starts_again(node: &Node, engine: &impl ContainerEngine, fla
 fn a_paused_container(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
     let file = File::new(node, "paused")?;
     let bind = file.bind();
-    let program = "trap 'echo got $(cat /etc/app.conf)' HUP; echo started; while :; do sleep 0.1; done";
-    let id = engine.start(&[flags, &["--volume", &bind]].concat(), &["sh", "-c", program])?;
+    let program =
+        "trap 'echo got $(cat /etc/app.conf)' HUP; echo started; while :; do sleep 0.1; done";
+    let id = engine.start(
+        &[flags, &["--volume", &bind]].concat(),
+        &["sh", "-c", program],
+    )?;
     let logs = || engine.verb(&["logs", &id])?.success();
     until("the program runs", || Ok(logs()?.contains("started")))?;
-    let pid = engine.verb(&["inspect", "--format", "{{.State.Pid}}", &id])?.success()?;
+    let pid = engine
+        .verb(&["inspect", "--format", "{{.State.Pid}}", &id])?
+        .success()?;
     let seen = format!("/proc/{}/root{PLACE}", pid.trim());
     // The agent follows it by now: the first edit arrives.
     file.rename_over("two")?;
-    until("the program got the signal", || Ok(logs()?.contains("got two")))?;
+    until("the program got the signal", || {
+        Ok(logs()?.contains("got two"))
+    })?;
     engine.verb(&["pause", &id])?.success()?;
     file.rename_over("three")?;
-    until("the frozen container has the new file", || Ok(fs::read_to_string(&seen)? == "three"))?;
+    until("the frozen container has the new file", || {
+        Ok(fs::read_to_string(&seen)? == "three")
+    })?;
     ensure!(!logs()?.contains("got three"), "a frozen program ran");
     engine.verb(&["unpause", &id])?.success()?;
-    until("the program got the signal", || Ok(logs()?.contains("got three")))?;
+    until("the program got the signal", || {
+        Ok(logs()?.contains("got three"))
+    })?;
     engine.remove(&id)
 }
 
@@ -176,17 +225,33 @@ fn only_a_container_that_opted_in(node: &Node, engine: &impl ContainerEngine) ->
     let id = engine.start(&["--volume", &bind], &SLEEP)?;
     file.rename_over("two")?;
     std::thread::sleep(std::time::Duration::from_secs(2));
-    ensure!(engine.read(&id, PLACE)? == "one", "a container that did not opt in was entered");
+    ensure!(
+        engine.read(&id, PLACE)? == "one",
+        "a container that did not opt in was entered"
+    );
 
-    let refresh = |words: &[&str]| node.bindguard(["refresh", "--container", &id[..12]].iter().chain(words));
+    let refresh =
+        |words: &[&str]| node.bindguard(["refresh", "--container", &id[..12]].iter().chain(words));
     let dry_run = refresh(&["--dry-run"])?;
-    ensure!(dry_run.code() == 1 && dry_run.stdout.contains("stale") && dry_run.stdout.contains(PLACE), "{dry_run:?}");
+    ensure!(
+        dry_run.code() == 1 && dry_run.stdout.contains("stale") && dry_run.stdout.contains(PLACE),
+        "{dry_run:?}"
+    );
     let done = refresh(&[])?;
-    ensure!(done.code() == 0 && done.stdout.contains("replaced"), "{done:?}");
-    ensure!(engine.read(&id, PLACE)? == "two", "the container reads the old file");
+    ensure!(
+        done.code() == 0 && done.stdout.contains("replaced"),
+        "{done:?}"
+    );
+    ensure!(
+        engine.read(&id, PLACE)? == "two",
+        "the container reads the old file"
+    );
     fs::remove_file(&file.0)?;
     let gone = refresh(&["--json"])?;
-    ensure!(gone.code() == 1 && gone.stdout.contains("key-gone"), "{gone:?}");
+    ensure!(
+        gone.code() == 1 && gone.stdout.contains("key-gone"),
+        "{gone:?}"
+    );
     engine.remove(&id)
 }
 
@@ -194,6 +259,9 @@ fn only_a_container_that_opted_in(node: &Node, engine: &impl ContainerEngine) ->
 fn a_rootless_container_is_refused(node: &Node) -> Result<()> {
     fs::create_dir_all("/run/user/1000/crun/5e1f")?;
     let refused = node.bindguard(["refresh", "--container", "5e1f"])?;
-    ensure!(refused.code() == 2 && refused.stderr.contains("rootless container of user 1000"), "{refused:?}");
+    ensure!(
+        refused.code() == 2 && refused.stderr.contains("rootless container of user 1000"),
+        "{refused:?}"
+    );
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! Issue 14: a client waits for an exec before it starts it, as containerd's documentation shows, and the start fails. The wait
-//! is answered at once, with a status that no client takes for success; the exec has ended, and its name is free after its delete.
+//! Issue 14: a client waits for an exec before it starts it, as containerd's documentation shows,
+//! and the start fails. The wait is answered at once, with a status that no client takes for
+//! success; the exec has ended, and its name is free after its delete.
 
 use std::thread;
 use std::time::Duration;
@@ -16,21 +17,26 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
-        for runtime in [Runtime::Stock, Runtime::Bindguard] {
-            let ctr = node.ctr();
-            ctr.container("web").runtime(runtime).start()?.success()?;
-            let shim = Shim::of_container(node, "web").with_context(|| format!("{runtime:?}"))?;
-            no_such_program(&shim, runtime).with_context(|| format!("{runtime:?}: no such program"))?;
-            if runtime == Runtime::Bindguard {
-                runtime_without_a_word(node, &shim).context("a runtime that fails without a word")?;
-                stream_that_is_not_there(&shim).context("a stream that is not there")?;
-                container_that_is_paused(node, &shim).context("a container that is paused")?;
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            for runtime in [Runtime::Stock, Runtime::Bindguard] {
+                let ctr = node.ctr();
+                ctr.container("web").runtime(runtime).start()?.success()?;
+                let shim =
+                    Shim::of_container(node, "web").with_context(|| format!("{runtime:?}"))?;
+                no_such_program(&shim, runtime)
+                    .with_context(|| format!("{runtime:?}: no such program"))?;
+                if runtime == Runtime::Bindguard {
+                    runtime_without_a_word(node, &shim)
+                        .context("a runtime that fails without a word")?;
+                    stream_that_is_not_there(&shim).context("a stream that is not there")?;
+                    container_that_is_paused(node, &shim).context("a container that is paused")?;
+                }
+                ctr.remove("web")?;
             }
-            ctr.remove("web")?;
-        }
-        Ok(())
-    });
+            Ok(())
+        });
 }
 
 fn no_such_program(shim: &Shim, runtime: Runtime) -> Result<()> {
@@ -38,12 +44,24 @@ fn no_such_program(shim: &Shim, runtime: Runtime) -> Result<()> {
     client.exec(exec("none"), &["/no/such/program"])?;
     let status = wait_and_start(shim, "none")?;
     let state = client.state("web", "none")?;
-    eprintln!("{runtime:?}: Wait answers {status}, State {:?} with {}", state.status, state.exit_status);
-    ensure!(state.status.enum_value() == Ok(Status::CREATED) && state.exit_status == 0, "{state:?}");
-    ensure!(code(client.kill("web", "none", 15))? == Code::FAILED_PRECONDITION, "a signal to it");
+    eprintln!(
+        "{runtime:?}: Wait answers {status}, State {:?} with {}",
+        state.status, state.exit_status
+    );
+    ensure!(
+        state.status.enum_value() == Ok(Status::CREATED) && state.exit_status == 0,
+        "{state:?}"
+    );
+    ensure!(
+        code(client.kill("web", "none", 15))? == Code::FAILED_PRECONDITION,
+        "a signal to it"
+    );
     if runtime == Runtime::Bindguard {
         ensure!(status == 255, "Wait answers {status}");
-        ensure!(code(client.start("web", "none"))? == Code::FAILED_PRECONDITION, "a second start");
+        ensure!(
+            code(client.start("web", "none"))? == Code::FAILED_PRECONDITION,
+            "a second start"
+        );
     }
     ensure!(wait(&client, "none")? == status, "a second Wait");
     client.delete("web", "none")?;
@@ -62,7 +80,13 @@ fn runtime_without_a_word(node: &Node, shim: &Shim) -> Result<()> {
 
 fn stream_that_is_not_there(shim: &Shim) -> Result<()> {
     let stdout = "/run/no/such/fifo".to_owned();
-    shim.connect()?.exec(ExecProcessRequest { stdout, ..exec("streamless") }, &["true"])?;
+    shim.connect()?.exec(
+        ExecProcessRequest {
+            stdout,
+            ..exec("streamless")
+        },
+        &["true"],
+    )?;
     ends_with_255(shim, "streamless")
 }
 
@@ -95,11 +119,21 @@ fn wait_and_start(shim: &Shim, exec_id: &str) -> Result<u32> {
 }
 
 fn wait(client: &Client, exec_id: &str) -> Result<u32> {
-    let request = WaitRequest { id: "web".to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-    let answer = client.call_within(PATIENCE, async |task, context| task.wait(context, &request).await);
+    let request = WaitRequest {
+        id: "web".to_owned(),
+        exec_id: exec_id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client.call_within(PATIENCE, async |task, context| {
+        task.wait(context, &request).await
+    });
     Ok(answer.context("Wait")?.exit_status)
 }
 
 fn exec(exec_id: &str) -> ExecProcessRequest {
-    ExecProcessRequest { id: "web".to_owned(), exec_id: exec_id.to_owned(), ..Default::default() }
+    ExecProcessRequest {
+        id: "web".to_owned(),
+        exec_id: exec_id.to_owned(),
+        ..Default::default()
+    }
 }

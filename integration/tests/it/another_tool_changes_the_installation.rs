@@ -1,5 +1,5 @@
-//! Issue 26: configuration management takes bindguard's entry out of containerd's file, or an operator deletes the shim. `status` and
-//! `doctor` say so, with the command, and change nothing.
+//! Issue 26: configuration management takes bindguard's entry out of containerd's file, or an
+//! operator deletes the shim. `status` and `doctor` say so, with the command, and change nothing.
 
 use std::fs;
 
@@ -16,7 +16,10 @@ fn containerd_2_1() {
         let edited = fs::read_to_string(file)?;
         told(node, None)?;
 
-        let other = edited.replace("default_runtime_name = \"bindguard\"", "default_runtime_name = \"runc\"");
+        let other = edited.replace(
+            "default_runtime_name = \"bindguard\"",
+            "default_runtime_name = \"runc\"",
+        );
         ensure!(other != edited, "no default in {edited}");
         fs::write(file, &other)?;
         told(node, Some("config.toml is not as install left it"))?;
@@ -27,7 +30,10 @@ fn containerd_2_1() {
         fs::remove_file("/usr/local/bin/containerd-shim-bindguard-v2")?;
         told(node, Some("containerd-shim-bindguard-v2 is gone"))?;
         let status = node.bindguard(["status"])?.stdout;
-        ensure!(status.contains("broken") && !status.contains("for every new pod"), "{status}");
+        ensure!(
+            status.contains("broken") && !status.contains("for every new pod"),
+            "{status}"
+        );
         node.bindguard(["install", "--default"])?.success()?;
         told(node, None)?;
         node.bindguard(["uninstall"])?;
@@ -44,32 +50,64 @@ fn the_record_is_lost() {
         let file = node.containerd_config();
         let before = fs::read_to_string(file)?;
         // the name of the former default is lost with the record: containerd's own is runc
-        let is_default =
-            |line: &&str| line.contains("default_runtime_name") || line.trim_end().ends_with(".containerd]");
-        let expected: String = before.split_inclusive('\n').filter(|line| !is_default(line)).collect();
+        let is_default = |line: &&str| {
+            line.contains("default_runtime_name") || line.trim_end().ends_with(".containerd]")
+        };
+        let expected: String = before
+            .split_inclusive('\n')
+            .filter(|line| !is_default(line))
+            .collect();
         node.bindguard(["install", "--default"])?.success()?;
         let installed = fs::read_to_string(file)?;
         fs::remove_dir_all("/var/lib/bindguard")?;
         let look = node.bindguard(["uninstall", "--dry-run"])?;
-        ensure!(look.code() == 1 && look.stdout.contains("uninstall --by-content"), "{look:?}");
-        ensure!(!look.stdout.contains("nothing  no file"), "it contradicts itself: {look:?}");
+        ensure!(
+            look.code() == 1 && look.stdout.contains("uninstall --by-content"),
+            "{look:?}"
+        );
+        ensure!(
+            !look.stdout.contains("nothing  no file"),
+            "it contradicts itself: {look:?}"
+        );
         let left = node.bindguard(["uninstall"])?;
-        ensure!(left.code() == 1 && fs::read_to_string(file)? == installed, "{left:?}");
+        ensure!(
+            left.code() == 1 && fs::read_to_string(file)? == installed,
+            "{left:?}"
+        );
         let done = node.bindguard(["uninstall", "--by-content"])?;
-        ensure!(done.stdout.contains("systemctl restart containerd"), "{done:?}");
-        ensure!(fs::read_to_string(file)? == expected, "{}", fs::read_to_string(file)?);
+        ensure!(
+            done.stdout.contains("systemctl restart containerd"),
+            "{done:?}"
+        );
+        ensure!(
+            fs::read_to_string(file)? == expected,
+            "{}",
+            fs::read_to_string(file)?
+        );
         Ok(())
     });
 }
 
 fn told(node: &Node, what: Option<&str>) -> Result<()> {
-    let (status, doctor) = (node.bindguard(["status"])?.stdout, node.bindguard(["doctor"])?.stdout);
+    let (status, doctor) = (
+        node.bindguard(["status"])?.stdout,
+        node.bindguard(["doctor"])?.stdout,
+    );
     match what {
         Some(what) => {
-            ensure!(status.contains(what) && doctor.contains(what), "no {what}: {status}{doctor}");
-            ensure!(doctor.contains("bindguard install --default --dry-run"), "no command: {doctor}");
+            ensure!(
+                status.contains(what) && doctor.contains(what),
+                "no {what}: {status}{doctor}"
+            );
+            ensure!(
+                doctor.contains("bindguard install --default --dry-run"),
+                "no command: {doctor}"
+            );
         }
-        None => ensure!(!status.contains("drift") && doctor.contains("no file has changed since"), "{status}{doctor}"),
+        None => ensure!(
+            !status.contains("drift") && doctor.contains("no file has changed since"),
+            "{status}{doctor}"
+        ),
     }
     Ok(())
 }

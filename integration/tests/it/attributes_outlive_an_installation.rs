@@ -1,5 +1,5 @@
-//! Issues 25 and 26: an edited file keeps its mode, owner and extended attributes, and a file that was replaced comes back with
-//! its times, too. A file with two names is refused.
+//! Issues 25 and 26: an edited file keeps its mode, owner and extended attributes, and a file that
+//! was replaced comes back with its times, too. A file with two names is refused.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -23,8 +23,14 @@ fn containerd_2_1() {
         let edited = seen(&config)?;
         ensure!(edited.text != before[0].text, "nothing was edited");
         let kept = (edited.mode, edited.owner, &edited.xattr);
-        ensure!(kept == (before[0].mode, before[0].owner, &before[0].xattr), "after an edit: {edited:?}");
-        ensure!(program.symlink_metadata()?.is_symlink(), "the program was not replaced");
+        ensure!(
+            kept == (before[0].mode, before[0].owner, &before[0].xattr),
+            "after an edit: {edited:?}"
+        );
+        ensure!(
+            program.symlink_metadata()?.is_symlink(),
+            "the program was not replaced"
+        );
         node.bindguard(["uninstall", "--restart"])?.success()?;
         let after = [seen(&config)?, seen(&program)?];
         ensure!(after == before, "before: {before:?}, after: {after:?}");
@@ -37,8 +43,14 @@ fn two_names(node: &Node, config: &Path) -> Result<()> {
     fs::hard_link(config, config.with_extension("second"))?;
     let before = seen(config)?;
     let refused = install(node, config)?;
-    ensure!(refused.code() == 2 && refused.stderr.contains("2 names"), "{refused:?}");
-    ensure!(seen(config)? == before && !Path::new("/usr/local/bin/bindguard-runtime").exists(), "half of it was done");
+    ensure!(
+        refused.code() == 2 && refused.stderr.contains("2 names"),
+        "{refused:?}"
+    );
+    ensure!(
+        seen(config)? == before && !Path::new("/usr/local/bin/bindguard-runtime").exists(),
+        "half of it was done"
+    );
     Ok(())
 }
 
@@ -54,8 +66,8 @@ struct Seen {
 fn seen(path: &Path) -> Result<Seen> {
     let found = path.symlink_metadata()?;
     let mut value = [0; 64];
-    let length =
-        getxattr(path, XATTR, &mut value[..]).with_context(|| format!("read an attribute of {}", path.display()))?;
+    let length = getxattr(path, XATTR, &mut value[..])
+        .with_context(|| format!("read an attribute of {}", path.display()))?;
     Ok(Seen {
         mode: found.mode(),
         owner: (found.uid(), found.gid()),
@@ -70,12 +82,22 @@ fn with_attributes(path: &Path, text: &str, mode: u32) -> Result<()> {
     chown(path, Some(12), Some(34))?;
     fs::set_permissions(path, Permissions::from_mode(mode))?;
     setxattr(path, XATTR, b"the operator", XattrFlags::empty()).context("set an attribute")?;
-    let time = |seconds| Timespec { tv_sec: seconds, tv_nsec: 5 };
+    let time = |seconds| Timespec {
+        tv_sec: seconds,
+        tv_nsec: 5,
+    };
     // An access time before the other would change as the file is read.
-    let times = Timestamps { last_access: time(4_000_000_000), last_modification: time(1_000_000_000) };
+    let times = Timestamps {
+        last_access: time(4_000_000_000),
+        last_modification: time(1_000_000_000),
+    };
     utimensat(CWD, path, &times, AtFlags::empty()).context("set the times")
 }
 
 fn install(node: &Node, config: &Path) -> Result<bindguard_integration::process::Finished> {
-    node.bindguard(["install", "--containerd-config", &config.display().to_string()])
+    node.bindguard([
+        "install",
+        "--containerd-config",
+        &config.display().to_string(),
+    ])
 }

@@ -1,5 +1,5 @@
-//! Bad input: missing, empty, cut off, foreign, binary, too large, or not the reader's to read. Each is
-//! one line that says what and what to do, exit code 2, and nothing on the node is changed.
+//! Bad input: missing, empty, cut off, foreign, binary, too large, or not the reader's to read.
+//! Each is one line that says what and what to do, exit code 2, and nothing on the node is changed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +36,10 @@ fn is_reported_in_one_line() {
 #[test]
 fn a_node_without_a_kubelet() {
     Setup::on(Generation::V1_7).story(|node| {
-        fs::write(node.disk().join("bindguard.toml"), "kubelet.roots = [\"/nowhere/kubelet\"]\n")?;
+        fs::write(
+            node.disk().join("bindguard.toml"),
+            "kubelet.roots = [\"/nowhere/kubelet\"]\n",
+        )?;
         refused(
             &node.bindguard(["diagnose"])?,
             "no kubelet has its folders at /nowhere/kubelet: name it in [kubelet] roots",
@@ -49,14 +52,24 @@ struct BadFiles {
     folder: PathBuf,
 }
 
-const NAMES: [&str; 7] = ["missing", "directory", "empty", "half", "junk", "huge", "secret"];
+const NAMES: [&str; 7] = [
+    "missing",
+    "directory",
+    "empty",
+    "half",
+    "junk",
+    "huge",
+    "secret",
+];
 
 impl BadFiles {
     fn below(disk: &Path) -> Result<Self> {
         let folder = disk.join("bad");
         fs::create_dir_all(folder.join("directory"))?;
         let mountinfo = fs::read("/proc/thread-self/mountinfo")?;
-        let junk: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let junk: Vec<u8> = (0..100_000u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
+            .collect();
         for (name, bytes) in [
             ("empty", &[][..]),
             ("half", &mountinfo[..mountinfo.len() / 2]),
@@ -106,7 +119,11 @@ fn configs(node: &Node, files: &BadFiles) -> Result<()> {
 
 fn mount_tables(node: &Node, files: &BadFiles) -> Result<()> {
     for name in NAMES.iter().filter(|name| **name != "secret") {
-        let said = if matches!(*name, "missing" | "directory") { "read " } else { "take it again, whole" };
+        let said = if matches!(*name, "missing" | "directory") {
+            "read "
+        } else {
+            "take it again, whole"
+        };
         let (file, root) = (files.path(name), files.path("directory"));
         let ended = node.bindguard(["diagnose", "--mountinfo", &file, "--root", &root])?;
         refused(&ended, said).with_context(|| (*name).to_owned())?;
@@ -125,10 +142,17 @@ fn bundles(node: &Node, files: &BadFiles) -> Result<()> {
             _ => fs::copy(&file, &config).map(drop)?,
         }
         let ended = node.bindguard(["check".as_ref(), bundle.as_os_str()])?;
-        refused(&ended, "BUNDLE is a folder with a container's config.json").with_context(|| (*name).to_owned())?;
+        refused(&ended, "BUNDLE is a folder with a container's config.json")
+            .with_context(|| (*name).to_owned())?;
         let ended = node.bindguard(["check".as_ref(), bundle.as_os_str(), "--json".as_ref()])?;
         let report: serde_json::Value = serde_json::from_str(&ended.stdout)?;
-        ensure!(ended.code() == 2 && report["problems"].as_array().is_some_and(|all| all.len() == 1), "{ended:?}");
+        ensure!(
+            ended.code() == 2
+                && report["problems"]
+                    .as_array()
+                    .is_some_and(|all| all.len() == 1),
+            "{ended:?}"
+        );
     }
     Ok(())
 }
@@ -142,20 +166,39 @@ fn journals(node: &Node, files: &BadFiles) -> Result<()> {
         ("huge", "is no journal"),
         ("secret", "is no journal"),
     ] {
-        refused(&node.bindguard(["journal", "--file", &files.path(name)])?, said).with_context(|| name.to_owned())?;
+        refused(
+            &node.bindguard(["journal", "--file", &files.path(name)])?,
+            said,
+        )
+        .with_context(|| name.to_owned())?;
     }
     let empty = node.bindguard(["journal", "--file", &files.path("empty")])?;
-    ensure!(empty.code() == 0 && empty.stdout.starts_with("0 admissions"), "{empty:?}");
-    refused(&unprivileged(node, &["journal", "--file", &files.path("secret")])?, ": run it as root")
+    ensure!(
+        empty.code() == 0 && empty.stdout.starts_with("0 admissions"),
+        "{empty:?}"
+    );
+    refused(
+        &unprivileged(node, &["journal", "--file", &files.path("secret")])?,
+        ": run it as root",
+    )
 }
 
 /// Issue 16: what only root can see is not taken for absent, and the advice is to become root.
 fn without_privilege(node: &Node) -> Result<()> {
-    refused(&unprivileged(node, &["repair", "--all"])?, "this needs root")?;
+    refused(
+        &unprivileged(node, &["repair", "--all"])?,
+        "this needs root",
+    )?;
     let doctor = unprivileged(node, &["doctor"])?;
-    ensure!(doctor.code() == 2 && doctor.stdout.contains("only root may read its arguments"), "{doctor:?}");
+    ensure!(
+        doctor.code() == 2 && doctor.stdout.contains("only root may read its arguments"),
+        "{doctor:?}"
+    );
     let status = unprivileged(node, &["status"])?;
-    ensure!(status.code() == 2 && status.stdout.contains("only root may read its arguments"), "{status:?}");
+    ensure!(
+        status.code() == 2 && status.stdout.contains("only root may read its arguments"),
+        "{status:?}"
+    );
     Ok(())
 }
 
@@ -165,10 +208,24 @@ fn command_lines(node: &Node) -> Result<()> {
         (&["holders", "/nowhere"][..], "open /nowhere"),
         (&["holders", "/", "--proc", "/nowhere"], "/nowhere"),
         (&["holders", &format!("/proc/{gone}/root")], "No such file"),
-        (&["repair", &format!("/proc/{gone}/root")], "is not a volume-subpath"),
-        (&["diagnose", "--pod", "no-such-pod"], "is it another node's?"),
+        (
+            &["repair", &format!("/proc/{gone}/root")],
+            "is not a volume-subpath",
+        ),
+        (
+            &["diagnose", "--pod", "no-such-pod"],
+            "is it another node's?",
+        ),
         (&["journal", "--since", "soon"], "neither a time"),
-        (&["install", "--dry-run", "--containerd", "/nowhere/containerd"], "run /nowhere/containerd"),
+        (
+            &[
+                "install",
+                "--dry-run",
+                "--containerd",
+                "/nowhere/containerd",
+            ],
+            "run /nowhere/containerd",
+        ),
         (&["install", "--root", "/nowhere"], "/nowhere"),
         (&["man", "--dir", "/proc/nowhere"], "/proc/nowhere"),
     ] {
@@ -183,12 +240,16 @@ fn command_lines(node: &Node) -> Result<()> {
         (&["nosuch"], "unrecognized subcommand"),
     ] {
         let ended = node.bindguard(words)?;
-        ensure!(ended.code() == 2 && ended.stdout.is_empty() && ended.stderr.contains(said), "{words:?}: {ended:?}");
+        ensure!(
+            ended.code() == 2 && ended.stdout.is_empty() && ended.stderr.contains(said),
+            "{words:?}: {ended:?}"
+        );
     }
     Ok(())
 }
 
-/// `bindguard ... | head -1`, and a stdout that was closed: no panic, and the verdict stays the verdict.
+/// `bindguard ... | head -1`, and a stdout that was closed: no panic, and the verdict stays the
+/// verdict.
 fn readers_that_leave(node: &Node) -> Result<()> {
     for verb in [
         "diagnose",
@@ -201,9 +262,15 @@ fn readers_that_leave(node: &Node) -> Result<()> {
         "--help",
     ] {
         let mut shell = node.command("bash")?;
-        shell.args(["-c", &format!("bindguard {verb} | true; exit ${{PIPESTATUS[0]}}")]);
+        shell.args([
+            "-c",
+            &format!("bindguard {verb} | true; exit ${{PIPESTATUS[0]}}"),
+        ]);
         let left = run(shell)?;
-        ensure!(left.code() < 2 || verb == "doctor" && left.code() == 2, "{verb} | true: {left:?}");
+        ensure!(
+            left.code() < 2 || verb == "doctor" && left.code() == 2,
+            "{verb} | true: {left:?}"
+        );
         let mut shell = node.command("sh")?;
         shell.args(["-c", &format!("bindguard {verb} >&-")]);
         let closed = run(shell)?;
@@ -217,7 +284,9 @@ fn readers_that_leave(node: &Node) -> Result<()> {
 
 /// The pid of a process that has ended and was waited for.
 fn gone_process() -> Result<u32> {
-    let mut child = std::process::Command::new("true").spawn().context("start true")?;
+    let mut child = std::process::Command::new("true")
+        .spawn()
+        .context("start true")?;
     let pid = child.id();
     child.wait().context("wait for true")?;
     Ok(pid)
@@ -225,7 +294,14 @@ fn gone_process() -> Result<u32> {
 
 fn unprivileged(node: &Node, words: &[&str]) -> Result<Finished> {
     let mut command = node.command("setpriv")?;
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "bindguard"]).args(words);
+    command
+        .args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "bindguard",
+        ])
+        .args(words);
     run(command)
 }
 

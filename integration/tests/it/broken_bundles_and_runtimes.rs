@@ -1,5 +1,5 @@
-//! A spec that is no JSON, a runtime that is missing or that leaves half a line in its log: one clear error, nothing is left,
-//! and the name can be used again.
+//! A spec that is no JSON, a runtime that is missing or that leaves half a line in its log: one
+//! clear error, nothing is left, and the name can be used again.
 
 use std::fs;
 
@@ -18,7 +18,14 @@ fn story(generation: Generation) {
         no_runtime(node)?;
         garbled_log(node)?;
         before.are_all(node)?;
-        ensure!(node.ctr().container("web").runs(&["sh", "-c", "exit 3"]).run()?.code() == 3);
+        ensure!(
+            node.ctr()
+                .container("web")
+                .runs(&["sh", "-c", "exit 3"])
+                .run()?
+                .code()
+                == 3
+        );
         before.are_all(node)
     });
 }
@@ -30,11 +37,20 @@ fn spec_is_cut(node: &Node) -> Result<()> {
     let bundle = Bundle::create(node, "cut", &["sleep", "1000000"])?;
     let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
     let spec = fs::read(bundle.path().join("config.json"))?;
-    let broken = |bytes: &[u8]| fs::write(bundle.path().join("config.json"), bytes).context("write the spec");
+    let broken = |bytes: &[u8]| {
+        fs::write(bundle.path().join("config.json"), bytes).context("write the spec")
+    };
     for bytes in [&spec[..spec.len() / 2], b"", b"[]"] {
         broken(bytes)?;
-        let error = client.create(&bundle.request()).err().context("it was created")?.to_string();
-        ensure!(error.contains("parse /run/bundles/cut/config.json"), "{error}");
+        let error = client
+            .create(&bundle.request())
+            .err()
+            .context("it was created")?
+            .to_string();
+        ensure!(
+            error.contains("parse /run/bundles/cut/config.json"),
+            "{error}"
+        );
     }
     broken(&spec)?;
     client.create(&bundle.request())?;
@@ -49,16 +65,31 @@ fn no_runtime(node: &Node) -> Result<()> {
     let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
     for name in ["no-such-runtime", "/no/such/runtime"] {
         let mut request = bundle.request();
-        request.options = Some(options_any(&Options { binary_name: name.to_owned(), ..Default::default() })?).into();
-        let error = client.create(&request).err().context("it was created")?.to_string();
-        ensure!(error.contains("executable file not found") && error.contains(name), "{error}");
+        request.options = Some(options_any(&Options {
+            binary_name: name.to_owned(),
+            ..Default::default()
+        })?)
+        .into();
+        let error = client
+            .create(&request)
+            .err()
+            .context("it was created")?
+            .to_string();
+        ensure!(
+            error.contains("executable file not found") && error.contains(name),
+            "{error}"
+        );
     }
     // a file, and not one that can be run
     let file = node.disk().join("no-program");
     fs::write(&file, "")?;
     let mut request = bundle.request();
     let binary_name = file.display().to_string();
-    request.options = Some(options_any(&Options { binary_name, ..Default::default() })?).into();
+    request.options = Some(options_any(&Options {
+        binary_name,
+        ..Default::default()
+    })?)
+    .into();
     ensure!(client.create(&request).is_err());
     Ok(client.shut_down("none")?)
 }
@@ -72,9 +103,16 @@ fn garbled_log(node: &Node) -> Result<()> {
     ensure!(code(refused)? == Code::UNKNOWN);
     client.create(&bundle.request())?;
     runtime.next("start", Fault::GarbledLog)?;
-    let error = client.start("garbled", "").err().context("it was started")?.to_string();
+    let error = client
+        .start("garbled", "")
+        .err()
+        .context("it was started")?
+        .to_string();
     // no line of the log is whole: its stderr is what is left
-    ensure!(error.contains("OCI runtime start failed: what it says itself"), "{error}");
+    ensure!(
+        error.contains("OCI runtime start failed: what it says itself"),
+        "{error}"
+    );
     client.start("garbled", "")?;
     ensure!(client.wait("garbled", "")? == 0);
     client.delete("garbled", "")?;

@@ -1,7 +1,9 @@
-//! `make kubelet`: helm installs the chart on a real cluster of one node, upgrades it to its removal, and uninstalls it.
+//! `make kubelet`: helm installs the chart on a real cluster of one node, upgrades it to its
+//! removal, and uninstalls it.
 //!
-//! The DaemonSet's pods run from an image like that of `config/Dockerfile`, under a kubelet, with the node's root mounted. The
-//! story plays systemd: it restarts containerd whenever a pod has requested that.
+//! The DaemonSet's pods run from an image like that of `config/Dockerfile`, under a kubelet, with
+//! the node's root mounted. The story plays systemd: it restarts containerd whenever a pod has
+//! requested that.
 
 use std::cell::Cell;
 use std::fs;
@@ -33,21 +35,29 @@ const VALUES: [&str; 7] = [
     "stateAnnotation.enabled=true",
 ];
 /// For API servers before 1.30, which do not know the policy.
-const WITHOUT_POLICY: [&str; 2] =
-    ["agent.stateAnnotation.admissionPolicy=false", "stateAnnotation.admissionPolicy=false"];
+const WITHOUT_POLICY: [&str; 2] = [
+    "agent.stateAnnotation.admissionPolicy=false",
+    "stateAnnotation.admissionPolicy=false",
+];
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn containerd_1_7() {
     let network = Network::enter().expect("a network namespace");
-    Setup::on(Generation::V1_7).bare().cri().story(|node| comes_and_goes(node, &network));
+    Setup::on(Generation::V1_7)
+        .bare()
+        .cri()
+        .story(|node| comes_and_goes(node, &network));
 }
 
 #[test]
 #[ignore = "needs Kubernetes 1.30 or newer: make kubelet KUBERNETES=DIR"]
 fn containerd_2_1() {
     let network = Network::enter().expect("a network namespace");
-    Setup::on(Generation::V2_1).bare().cri().story(|node| comes_and_goes(node, &network));
+    Setup::on(Generation::V2_1)
+        .bare()
+        .cri()
+        .story(|node| comes_and_goes(node, &network));
 }
 
 fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
@@ -57,7 +67,11 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     fleet.helm(&["install", RELEASE, &Helm::chart()])?;
     fleet.is_ready(RELEASE)?;
     fleet.is_ready("bindguard-agent")?;
-    ensure!(fleet.restarts.get() == 1, "containerd was restarted {} times", fleet.restarts.get());
+    ensure!(
+        fleet.restarts.get() == 1,
+        "containerd was restarted {} times",
+        fleet.restarts.get()
+    );
     fleet.guarded_pod_runs()?;
     fleet.running_container_reads_an_update()?;
     fleet.pods_show_their_nodes_state()?;
@@ -66,11 +80,24 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     }
 
     let installed = fs::read(node.containerd_config())?;
-    let words = ["delete", "pods", "--namespace", NAMESPACE, "--selector", "app.kubernetes.io/name=bindguard"];
+    let words = [
+        "delete",
+        "pods",
+        "--namespace",
+        NAMESPACE,
+        "--selector",
+        "app.kubernetes.io/name=bindguard",
+    ];
     cluster.kubectl(&words, "")?.success()?;
     fleet.is_ready(RELEASE)?;
-    ensure!(fs::read(node.containerd_config())? == installed, "the end of a pod changed the node");
-    ensure!(fleet.restarts.get() == 1, "a replaced pod had containerd restarted again");
+    ensure!(
+        fs::read(node.containerd_config())? == installed,
+        "the end of a pod changed the node"
+    );
+    ensure!(
+        fleet.restarts.get() == 1,
+        "a replaced pod had containerd restarted again"
+    );
 
     fleet.helm(&["upgrade", RELEASE, &Helm::chart(), "--set", "mode=remove"])?;
     fleet.is_ready(RELEASE)?;
@@ -82,11 +109,16 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     ensure!(Path::new(PROGRAM).exists(), "it was not installed again");
     fleet.helm(&["uninstall", RELEASE, "--wait"])?;
     is_clean(node, &before)?;
-    [RELEASE, "bindguard-agent", "bindguard-removal"].into_iter().try_for_each(|name| fleet.nothing_runs_of(name))
+    [RELEASE, "bindguard-agent", "bindguard-removal"]
+        .into_iter()
+        .try_for_each(|name| fleet.nothing_runs_of(name))
 }
 
 fn is_clean(node: &Node, before: &[u8]) -> Result<()> {
-    ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
+    ensure!(
+        fs::read(node.containerd_config())? == before,
+        "not the bytes that were there"
+    );
     ensure!(!Path::new(PROGRAM).exists(), "a program is left");
     Ok(())
 }
@@ -103,20 +135,41 @@ impl<'n> Fleet<'n> {
     fn on(node: &'n Node, cluster: &'n Cluster<'n>) -> Result<Self> {
         let built = binaries_under_test()?;
         let place = |name: &str| (built.join(name), Path::new("/usr/local/bin").join(name));
-        cluster.add_image(IMAGE, "/usr/local/bin", &[SHIM, GUARD, CLI, AGENT].map(place))?;
+        cluster.add_image(
+            IMAGE,
+            "/usr/local/bin",
+            &[SHIM, GUARD, CLI, AGENT].map(place),
+        )?;
         cluster.add_image(KUBECTL, "/usr/bin", &cluster.kubectl_files()?)?;
         // in a folder of the node's own PATH, not of the image's
-        symlink(node.programs().join("systemctl"), "/usr/local/sbin/systemctl").context("link systemctl")?;
+        symlink(
+            node.programs().join("systemctl"),
+            "/usr/local/sbin/systemctl",
+        )
+        .context("link systemctl")?;
         fs::create_dir_all("/etc/bindguard")?;
         let roots = format!("kubelet.roots = [{:?}]\n", node.kubelet().root());
         fs::write("/etc/bindguard/config.toml", roots).context("write the node's config")?;
-        Ok(Self { node, cluster, helm: Helm::on(cluster, NAMESPACE)?, restarts: Cell::new(0) })
+        Ok(Self {
+            node,
+            cluster,
+            helm: Helm::on(cluster, NAMESPACE)?,
+            restarts: Cell::new(0),
+        })
     }
 
     /// Runs helm to its end.
     fn helm(&self, words: &[&str]) -> Result<()> {
-        let without_policy: &[_] = if self.cluster.is_own_build() { &[] } else { &WITHOUT_POLICY };
-        let values: Vec<&str> = VALUES.iter().chain(without_policy).flat_map(|value| ["--set", value]).collect();
+        let without_policy: &[_] = if self.cluster.is_own_build() {
+            &[]
+        } else {
+            &WITHOUT_POLICY
+        };
+        let values: Vec<&str> = VALUES
+            .iter()
+            .chain(without_policy)
+            .flat_map(|value| ["--set", value])
+            .collect();
         let mut helm = match words[0] {
             "uninstall" => self.helm.start(words)?,
             _ => self.helm.apply_chart(&[words, &values].concat())?,
@@ -126,15 +179,22 @@ impl<'n> Fleet<'n> {
             ended = helm.try_wait()?;
             Ok(ended.is_some())
         })?;
-        ensure!(ended.is_some_and(|status| status.success()), "helm {words:?}: {ended:?}");
+        ensure!(
+            ended.is_some_and(|status| status.success()),
+            "helm {words:?}: {ended:?}"
+        );
         Ok(())
     }
 
     /// Waits, and restarts containerd whenever a pod requests it.
     fn until(&self, what: &str, mut is_so: impl FnMut(&Cluster<'_>) -> Result<bool>) -> Result<()> {
         self.cluster.until(what, |cluster| {
-            let log = fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
-            ensure!(log.lines().all(|line| line == "restart containerd"), "unexpected calls of systemctl: {log}");
+            let log =
+                fs::read_to_string(self.node.programs().join("systemctl.log")).unwrap_or_default();
+            ensure!(
+                log.lines().all(|line| line == "restart containerd"),
+                "unexpected calls of systemctl: {log}"
+            );
             if log.lines().count() > self.restarts.get() {
                 self.restarts.set(log.lines().count());
                 self.node.restart_containerd(Signal::SIGTERM)?;
@@ -148,7 +208,9 @@ impl<'n> Fleet<'n> {
         self.until(&format!("the pods of {daemon_set} are ready"), |cluster| {
             let object = self.daemon_set(cluster, daemon_set)?;
             let (status, current) = (&object["status"], &object["metadata"]["generation"]);
-            let all = ["numberReady", "updatedNumberScheduled"].iter().all(|key| status[key] == 1);
+            let all = ["numberReady", "updatedNumberScheduled"]
+                .iter()
+                .all(|key| status[key] == 1);
             // the old pod may be ready until the new one is made
             let old = self.pods_of(cluster, daemon_set)?.len() > 1;
             Ok(status["observedGeneration"] == *current && all && !old)
@@ -156,50 +218,123 @@ impl<'n> Fleet<'n> {
     }
 
     fn daemon_set(&self, cluster: &Cluster<'_>, name: &str) -> Result<Value> {
-        let words = ["get", "daemonset", name, "--namespace", NAMESPACE, "--output", "json"];
-        Ok(serde_json::from_str(&cluster.kubectl(&words, "")?.success()?)?)
+        let words = [
+            "get",
+            "daemonset",
+            name,
+            "--namespace",
+            NAMESPACE,
+            "--output",
+            "json",
+        ];
+        Ok(serde_json::from_str(
+            &cluster.kubectl(&words, "")?.success()?,
+        )?)
     }
 
     fn pods_of(&self, cluster: &Cluster<'_>, name: &str) -> Result<Vec<Value>> {
         let label = format!("app.kubernetes.io/name={name}");
-        let words = ["get", "pods", "--namespace", NAMESPACE, "--selector", &label, "--output", "json"];
+        let words = [
+            "get",
+            "pods",
+            "--namespace",
+            NAMESPACE,
+            "--selector",
+            &label,
+            "--output",
+            "json",
+        ];
         let mut list: Value = serde_json::from_str(&cluster.kubectl(&words, "")?.success()?)?;
-        Ok(list["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
+        Ok(list["items"]
+            .as_array_mut()
+            .map(std::mem::take)
+            .unwrap_or_default())
     }
 
     fn nothing_runs_of(&self, name: &str) -> Result<()> {
-        self.until(&format!("no pod of {name} is left"), |cluster| Ok(self.pods_of(cluster, name)?.is_empty()))
-    }
-
-    /// The agent's pod and the installer's pod may write their own annotations, with the rights that the chart gives them.
-    fn pods_show_their_nodes_state(&self) -> Result<()> {
-        [RELEASE, "bindguard-agent"].into_iter().try_for_each(|name| {
-            self.until(&format!("the pod of {name} is annotated"), |cluster| {
-                let pods = self.pods_of(cluster, name)?;
-                let annotations = pods.first().context("a pod")?["metadata"]["annotations"].clone();
-                let of = |key: &str| annotations[format!("bindguard.io/{key}")].as_str().unwrap_or_default().to_owned();
-                Ok(of("version") == env!("CARGO_PKG_VERSION") && of("guarded-runtimes").contains(RELEASE))
-            })
+        self.until(&format!("no pod of {name} is left"), |cluster| {
+            Ok(self.pods_of(cluster, name)?.is_empty())
         })
     }
 
-    /// The admission policy confines the right to patch pods to the annotations of the pod that the token belongs to.
+    /// The agent's pod and the installer's pod may write their own annotations, with the rights
+    /// that the chart gives them.
+    fn pods_show_their_nodes_state(&self) -> Result<()> {
+        [RELEASE, "bindguard-agent"]
+            .into_iter()
+            .try_for_each(|name| {
+                self.until(&format!("the pod of {name} is annotated"), |cluster| {
+                    let pods = self.pods_of(cluster, name)?;
+                    let annotations =
+                        pods.first().context("a pod")?["metadata"]["annotations"].clone();
+                    let of = |key: &str| {
+                        annotations[format!("bindguard.io/{key}")]
+                            .as_str()
+                            .unwrap_or_default()
+                            .to_owned()
+                    };
+                    Ok(of("version") == env!("CARGO_PKG_VERSION")
+                        && of("guarded-runtimes").contains(RELEASE))
+                })
+            })
+    }
+
+    /// The admission policy confines the right to patch pods to the annotations of the pod that the
+    /// token belongs to.
     fn a_stolen_token_changes_no_other_pod(&self) -> Result<()> {
         // kubectl reads a pod before it patches it
-        let reader = ["create", "role", "reader", "--verb=get", "--resource=pods", "--namespace", NAMESPACE];
+        let reader = [
+            "create",
+            "role",
+            "reader",
+            "--verb=get",
+            "--resource=pods",
+            "--namespace",
+            NAMESPACE,
+        ];
         self.cluster.kubectl(&reader, "")?.success()?;
         let account = format!("--serviceaccount={NAMESPACE}:bindguard-agent");
-        let binding = ["create", "rolebinding", "reader", "--role=reader", &account, "--namespace", NAMESPACE];
+        let binding = [
+            "create",
+            "rolebinding",
+            "reader",
+            "--role=reader",
+            &account,
+            "--namespace",
+            NAMESPACE,
+        ];
         self.cluster.kubectl(&binding, "")?.success()?;
 
         let name_of = |pods: &[Value]| Some(pods.first()?["metadata"]["name"].as_str()?.to_owned());
-        let own = name_of(&self.pods_of(self.cluster, "bindguard-agent")?).context("the agent's pod")?;
-        let other = name_of(&self.pods_of(self.cluster, RELEASE)?).context("the installer's pod")?;
-        let create = ["create", "token", "bindguard-agent", "--bound-object-kind=Pod", "--bound-object-name", &own];
-        let token = self.cluster.kubectl(&[&create[..], &["--namespace", NAMESPACE]].concat(), "")?.success()?;
+        let own =
+            name_of(&self.pods_of(self.cluster, "bindguard-agent")?).context("the agent's pod")?;
+        let other =
+            name_of(&self.pods_of(self.cluster, RELEASE)?).context("the installer's pod")?;
+        let create = [
+            "create",
+            "token",
+            "bindguard-agent",
+            "--bound-object-kind=Pod",
+            "--bound-object-name",
+            &own,
+        ];
+        let token = self
+            .cluster
+            .kubectl(&[&create[..], &["--namespace", NAMESPACE]].concat(), "")?
+            .success()?;
         let patch = |pod: &str, change: &Value| {
             let (token, change) = (format!("--token={}", token.trim()), change.to_string());
-            let words = ["patch", "pod", pod, &token, "--namespace", NAMESPACE, "--type=strategic", "--patch", &change];
+            let words = [
+                "patch",
+                "pod",
+                pod,
+                &token,
+                "--namespace",
+                NAMESPACE,
+                "--type=strategic",
+                "--patch",
+                &change,
+            ];
             self.cluster.kubectl(&words, "")
         };
         let annotation = json!({"metadata": {"annotations": {"story": "one"}}});
@@ -212,43 +347,82 @@ impl<'n> Fleet<'n> {
             (&own, &image, "may change only annotations"),
         ] {
             let refused = patch(pod, change)?;
-            ensure!(!refused.status.success() && refused.stderr.contains(reason), "{change} of {pod}: {refused:?}");
+            ensure!(
+                !refused.status.success() && refused.stderr.contains(reason),
+                "{change} of {pod}: {refused:?}"
+            );
         }
         Ok(())
     }
 
     /// A pod of the RuntimeClass runs under the installed shim, and goes.
     fn guarded_pod_runs(&self) -> Result<()> {
-        let guarded = PodManifest::new("guarded", &json!({"emptyDir": {}}), &[json!({"mountPath": "/data"})]);
+        let guarded = PodManifest::new(
+            "guarded",
+            &json!({"emptyDir": {}}),
+            &[json!({"mountPath": "/data"})],
+        );
         self.cluster.apply(&guarded.guarded().object())?;
-        self.until("the guarded pod runs", |cluster| Ok(!cluster.app_of("guarded")?["state"]["running"].is_null()))?;
+        self.until("the guarded pod runs", |cluster| {
+            Ok(!cluster.app_of("guarded")?["state"]["running"].is_null())
+        })?;
         let shim: PathBuf = fs::canonicalize(Path::new("/usr/local/bin").join(SHIM))?;
-        ensure!(self.node.shims_of(&shim)? == 1, "the pod runs under another shim");
-        self.cluster.kubectl(&["delete", "pod", "guarded"], "")?.success().map(drop)
+        ensure!(
+            self.node.shims_of(&shim)? == 1,
+            "the pod runs under another shim"
+        );
+        self.cluster
+            .kubectl(&["delete", "pod", "guarded"], "")?
+            .success()
+            .map(drop)
     }
 
     /// The agent's pod refreshes a container under the stock shim.
     fn running_container_reads_an_update(&self) -> Result<()> {
         self.cluster.apply_payload("conf", &["app.conf"], "one")?;
         let mounts = [json!({"mountPath": FILE, "subPath": "app.conf"})];
-        let pod = PodManifest::new("refreshed", &json!({"configMap": {"name": "conf"}}), &mounts);
-        self.cluster.apply(&pod.annotated("bindguard.io/refresh", "true").object())?;
+        let pod = PodManifest::new(
+            "refreshed",
+            &json!({"configMap": {"name": "conf"}}),
+            &mounts,
+        );
+        self.cluster
+            .apply(&pod.annotated("bindguard.io/refresh", "true").object())?;
         let mut id = String::new();
         self.until("the refreshed pod runs", |cluster| {
             let app = cluster.app_of("refreshed")?;
-            id = app["containerID"].as_str().unwrap_or_default().trim_start_matches("containerd://").to_owned();
+            id = app["containerID"]
+                .as_str()
+                .unwrap_or_default()
+                .trim_start_matches("containerd://")
+                .to_owned();
             Ok(!app["state"]["running"].is_null())
         })?;
         // the agent watches a volume once its subpath is there
         thread::sleep(Duration::from_secs(1));
         self.cluster.apply_payload("conf", &["app.conf"], "two")?;
         let ctr = self.node.ctr().in_namespace("k8s.io");
-        self.until("the container reads the update", |_| Ok(ctr.read(&id, FILE)? == "two"))?;
-        let reasons = "jsonpath={.items[*].reason}";
-        let of_pod = ["get", "events", "--field-selector", "involvedObject.name=refreshed", "--output", reasons];
-        self.until("the pod has an event of the agent", |cluster| {
-            Ok(cluster.kubectl(&of_pod, "")?.success()?.contains("BindMountRefreshed"))
+        self.until("the container reads the update", |_| {
+            Ok(ctr.read(&id, FILE)? == "two")
         })?;
-        self.cluster.kubectl(&["delete", "pod", "refreshed"], "")?.success().map(drop)
+        let reasons = "jsonpath={.items[*].reason}";
+        let of_pod = [
+            "get",
+            "events",
+            "--field-selector",
+            "involvedObject.name=refreshed",
+            "--output",
+            reasons,
+        ];
+        self.until("the pod has an event of the agent", |cluster| {
+            Ok(cluster
+                .kubectl(&of_pod, "")?
+                .success()?
+                .contains("BindMountRefreshed"))
+        })?;
+        self.cluster
+            .kubectl(&["delete", "pod", "refreshed"], "")?
+            .success()
+            .map(drop)
     }
 }

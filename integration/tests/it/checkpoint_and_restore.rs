@@ -7,7 +7,9 @@ use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generatio
 
 fn works(generation: Generation) {
     Setup::on(generation).story_with_criu(|node| {
-        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| story(node, runtime))
+        [Runtime::Stock, Runtime::Bindguard]
+            .into_iter()
+            .try_for_each(|runtime| story(node, runtime))
     });
 }
 
@@ -16,16 +18,32 @@ on_every_generation!(works);
 fn story(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     let words = |words: &[&str]| run(ctr.command(words))?.success();
-    ctr.container("first").runtime(runtime).argument("--net-host").runs(&COUNTER).start()?.success()?;
+    ctr.container("first")
+        .runtime(runtime)
+        .argument("--net-host")
+        .runs(&COUNTER)
+        .start()?
+        .success()?;
     let before = wait_for_count(node, "first", 30)?;
-    words(&["containers", "checkpoint", "--task", "--rw", "--image", "first", "saved"])
-        .with_context(|| criu_log(node))?;
+    words(&[
+        "containers",
+        "checkpoint",
+        "--task",
+        "--rw",
+        "--image",
+        "first",
+        "saved",
+    ])
+    .with_context(|| criu_log(node))?;
     wait_for_count(node, "first", before + 1)?;
     ctr.remove("first")?;
     words(&["containers", "restore", "--live", "--rw", "second", "saved"])?;
     // One that was started anew would begin at 1.
     let after = wait_for_count(node, "second", 1)?;
-    ensure!(after >= before, "{runtime:?}: {before} before, {after} after");
+    ensure!(
+        after >= before,
+        "{runtime:?}: {before} before, {after} after"
+    );
     wait_for_count(node, "second", after + 1)?;
     ctr.remove("second")?;
     words(&["image", "rm", "saved"]).map(drop)
@@ -33,8 +51,12 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
 
 /// The last lines of criu's log, which lies in the bundle.
 fn criu_log(node: &Node) -> String {
-    let log = format!("/run/containerd/io.containerd.runtime.v2.task/{}/first/criu-dump.log", node.name());
-    let text = std::fs::read_to_string(log).unwrap_or_else(|error| format!("no log of criu: {error}"));
+    let log = format!(
+        "/run/containerd/io.containerd.runtime.v2.task/{}/first/criu-dump.log",
+        node.name()
+    );
+    let text =
+        std::fs::read_to_string(log).unwrap_or_else(|error| format!("no log of criu: {error}"));
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(12)..].join("\n")
 }

@@ -1,5 +1,5 @@
-//! A client that goes away in the middle of a call, and one whose deadline passes: the call completes anyway, the next
-//! client finds what it left, and nothing is lost.
+//! A client that goes away in the middle of a call, and one whose deadline passes: the call
+//! completes anyway, the next client finds what it left, and nothing is lost.
 
 use std::time::Duration;
 
@@ -23,12 +23,14 @@ enum GivesUp {
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
-        let before = Leftovers::of(node)?;
-        a_life(node, GivesUp::ByGoing)?;
-        a_life(node, GivesUp::ByItsDeadline)?;
-        before.are_all(node)
-    });
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            let before = Leftovers::of(node)?;
+            a_life(node, GivesUp::ByGoing)?;
+            a_life(node, GivesUp::ByItsDeadline)?;
+            before.are_all(node)
+        });
 }
 
 /// A client that gives up requests every step, and another one completes it.
@@ -37,25 +39,52 @@ fn a_life(node: &Node, how: GivesUp) -> Result<()> {
     let shim = Shim::start(node, &bundle, &Options::default())?;
     let other = shim.connect()?;
     let request = bundle.request();
-    give_up(node, &shim, how, "create", async |task, context| task.create(context, &request).await.map(drop))?;
+    give_up(node, &shim, how, "create", async |task, context| {
+        task.create(context, &request).await.map(drop)
+    })?;
     until_it_is(&other, Status::CREATED)?;
 
     let (id, exec_id) = ("web".to_owned(), "e".to_owned());
-    let start = StartRequest { id: id.clone(), ..Default::default() };
-    give_up(node, &shim, how, "start", async |task, context| task.start(context, &start).await.map(drop))?;
+    let start = StartRequest {
+        id: id.clone(),
+        ..Default::default()
+    };
+    give_up(node, &shim, how, "start", async |task, context| {
+        task.start(context, &start).await.map(drop)
+    })?;
     until_it_is(&other, Status::RUNNING)?;
 
-    other.exec(ExecProcessRequest { id: id.clone(), exec_id: exec_id.clone(), ..Default::default() }, &["true"])?;
-    let start = StartRequest { id: id.clone(), exec_id, ..Default::default() };
-    give_up(node, &shim, how, "exec", async |task, context| task.start(context, &start).await.map(drop))?;
+    other.exec(
+        ExecProcessRequest {
+            id: id.clone(),
+            exec_id: exec_id.clone(),
+            ..Default::default()
+        },
+        &["true"],
+    )?;
+    let start = StartRequest {
+        id: id.clone(),
+        exec_id,
+        ..Default::default()
+    };
+    give_up(node, &shim, how, "exec", async |task, context| {
+        task.start(context, &start).await.map(drop)
+    })?;
     ensure!(other.wait("web", "e")? == 0);
     other.delete("web", "e")?;
 
     other.kill("web", "", 9)?;
     ensure!(other.wait("web", "")? == 137);
-    let delete = DeleteRequest { id, ..Default::default() };
-    give_up(node, &shim, how, "delete", async |task, context| task.delete(context, &delete).await.map(drop))?;
-    until("the container is gone", || Ok(other.state("web", "").is_err()))?;
+    let delete = DeleteRequest {
+        id,
+        ..Default::default()
+    };
+    give_up(node, &shim, how, "delete", async |task, context| {
+        task.delete(context, &delete).await.map(drop)
+    })?;
+    until("the container is gone", || {
+        Ok(other.state("web", "").is_err())
+    })?;
     ensure!(code(other.state("web", ""))? == Code::NOT_FOUND);
     Ok(other.shut_down("web")?)
 }
@@ -73,25 +102,38 @@ fn give_up(
     let impatient = shim.connect()?;
     match how {
         GivesUp::ByGoing => {
-            ensure!(impatient.call_without_waiting(call, || gate.has_call()), "{verb} was not held back")
+            ensure!(
+                impatient.call_without_waiting(call, || gate.has_call()),
+                "{verb} was not held back"
+            )
         }
         GivesUp::ByItsDeadline => {
             let answer = impatient.call_within(Duration::from_millis(400), call);
             // the client's own word, or the server's, whichever is first
             let ended = answer.as_ref().err().map(ToString::to_string);
             ensure!(
-                ended.as_ref().is_some_and(|words| words.to_lowercase().contains("deadline")),
+                ended
+                    .as_ref()
+                    .is_some_and(|words| words.to_lowercase().contains("deadline")),
                 "{verb} has another end: {ended:?}"
             );
         }
     }
     gate.wait_for_call()?;
     let state = shim.connect()?.state("no-such-container", "");
-    ensure!(code(state)? == Code::NOT_FOUND, "the shim does not answer others");
+    ensure!(
+        code(state)? == Code::NOT_FOUND,
+        "the shim does not answer others"
+    );
     gate.open()
 }
 
 fn until_it_is(client: &Client, status: Status) -> Result<()> {
-    let is = || Ok(client.state("web", "").is_ok_and(|state| state.status.enum_value() == Ok(status)));
-    until(&format!("it is {status:?}"), is).with_context(|| format!("{:?}", client.state("web", "")))
+    let is = || {
+        Ok(client
+            .state("web", "")
+            .is_ok_and(|state| state.status.enum_value() == Ok(status)))
+    };
+    until(&format!("it is {status:?}"), is)
+        .with_context(|| format!("{:?}", client.state("web", "")))
 }

@@ -1,5 +1,6 @@
-//! Everything in a `config.json` that bindguard does not edit stays the same, byte for byte: unknown fields, numbers that no
-//! float can hold, odd escapes, keys that come twice. A spec that cannot be read goes to the runtime untouched.
+//! Everything in a `config.json` that bindguard does not edit stays the same, byte for byte:
+//! unknown fields, numbers that no float can hold, odd escapes, keys that come twice. A spec that
+//! cannot be read goes to the runtime untouched.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
@@ -66,7 +67,11 @@ fn a_re_bind_needs_no_edit() {
         let spec = ODD.replace("MOUNT", &bind.to_string());
         let bundle = Bundle::create(node, "stale", spec.as_bytes())?;
         admit(node, &bundle)?.success()?;
-        ensure!(bundle.seen()? == spec.as_bytes(), "the runtime saw: {}", String::from_utf8_lossy(&bundle.seen()?));
+        ensure!(
+            bundle.seen()? == spec.as_bytes(),
+            "the runtime saw: {}",
+            String::from_utf8_lossy(&bundle.seen()?)
+        );
         only_a_current_mount(&subpath)?;
         pod.delete()
     });
@@ -84,10 +89,16 @@ fn broken_spec_goes_to_the_runtime() {
         for (name, bytes) in broken {
             let bundle = Bundle::create(node, name, bytes)?;
             let ended = admit(node, &bundle)?;
-            ensure!(bundle.seen()? == bytes, "{name}: the runtime saw another spec");
+            ensure!(
+                bundle.seen()? == bytes,
+                "{name}: the runtime saw another spec"
+            );
             let words = format!("{}{}", bundle.log().unwrap_or_default(), ended.stderr);
             ended.success()?;
-            ensure!(words.contains("config.json"), "{name}: no word about the broken spec: {words}");
+            ensure!(
+                words.contains("config.json"),
+                "{name}: no word about the broken spec: {words}"
+            );
         }
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! bindguard's own config lies on a server that does not answer: the pod's shim answers anyway, and its next container
-//! is made without a repair.
+//! bindguard's own config lies on a server that does not answer: the pod's shim answers anyway, and
+//! its next container is made without a repair.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,10 @@ fn containerd_2_1() {
 
 fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();
-    let container = |id: &str| ctr.container(id).annotation("io.containerd.runc.v2.group", "pod");
+    let container = |id: &str| {
+        ctr.container(id)
+            .annotation("io.containerd.runc.v2.group", "pod")
+    };
     container("first").start()?.success()?;
     let mut server = SilentServer::mounted(&node.disk().join("silent"))?;
     server.take_request()?;
@@ -31,16 +34,26 @@ fn story(node: &Node) -> Result<()> {
     thread::scope(|scope| {
         let second = scope.spawn(|| container("second").start()?.success());
         while !second.is_finished() {
-            ensure!(ctr.exec("first", &["true"])?.code() == 0, "the pod's shim does not answer");
+            ensure!(
+                ctr.exec("first", &["true"])?.code() == 0,
+                "the pod's shim does not answer"
+            );
         }
-        second.join().map_err(|_| anyhow::anyhow!("the create panicked"))?.map(drop)
+        second
+            .join()
+            .map_err(|_| anyhow::anyhow!("the create panicked"))?
+            .map(drop)
     })?;
     let words = "it did not answer within 700ms";
     node.wait_for_log(words, |line| line.contains(words))?;
     ensure!(node.shims()?.len() == 1, "not one shim for the pod");
     drop(server);
-    until("the readers go away with the server", || Ok(threads(node)? == 1))?;
-    ["second", "first"].into_iter().try_for_each(|id| ctr.remove(id))
+    until("the readers go away with the server", || {
+        Ok(threads(node)? == 1)
+    })?;
+    ["second", "first"]
+        .into_iter()
+        .try_for_each(|id| ctr.remove(id))
 }
 
 /// Of the pod's shim.

@@ -1,7 +1,8 @@
 //! The key that a container mounts was removed from its configMap: no repair is possible.
 //!
-//! A real kubelet fails once and then mounts an empty *directory* where the file was. bindguard lets the create fail with
-//! runc's own error, says beside it and in the log why, and never makes a directory appear.
+//! A real kubelet fails once and then mounts an empty *directory* where the file was. bindguard
+//! lets the create fail with runc's own error, says beside it and in the log why, and never makes a
+//! directory appear.
 
 use std::fs;
 
@@ -15,23 +16,42 @@ on_every_generation!(|generation| Setup::on(generation).story(story));
 
 fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("keyless")?;
-    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one"), ("other", "")])?;
+    let volume = pod.volume(
+        VolumeKind::ConfigMap,
+        "conf",
+        &[("app.conf", "one"), ("other", "")],
+    )?;
     let subpath = volume.subpath("app", 0, "app.conf");
     let source = subpath.bind()?;
     volume.update(&[("other", "")])?;
 
     for attempt in ["first", "second"] {
-        let words = node.ctr().container(attempt).mount(Bind::new(source, "/etc/app.conf")).start()?.failure()?;
+        let words = node
+            .ctr()
+            .container(attempt)
+            .mount(Bind::new(source, "/etc/app.conf"))
+            .start()?
+            .failure()?;
         ensure!(
             words.contains("no such file or directory") && words.contains("volume-subpaths"),
             "not runc's error: {words}"
         );
         // issue 14, item 23: the pod's owner sees this error alone, in the pod's events
-        ensure!(words.contains(REASON), "neither bindguard's reason nor the next step: {words}");
+        ensure!(
+            words.contains(REASON),
+            "neither bindguard's reason nor the next step: {words}"
+        );
         node.ctr().forget(attempt)?;
         let kind = fs::symlink_metadata(source).context("look at the subpath")?;
-        ensure!(kind.is_file(), "something else than a file is at the subpath: {kind:?}");
-        ensure!(subpath.mounts()?.len() == 1, "the stale mount was touched: {:?}", subpath.mounts()?);
+        ensure!(
+            kind.is_file(),
+            "something else than a file is at the subpath: {kind:?}"
+        );
+        ensure!(
+            subpath.mounts()?.len() == 1,
+            "the stale mount was touched: {:?}",
+            subpath.mounts()?
+        );
     }
     let target = source.display().to_string();
     node.wait_for_log("that the subpath is orphaned", |line| {

@@ -1,14 +1,20 @@
-//! kubernetes#68211 with bindguard: the container starts again and reads the new configMap, through every door.
+//! kubernetes#68211 with bindguard: the container starts again and reads the new configMap, through
+//! every door.
 
 use anyhow::Result;
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
 use bindguard_integration::{
-    Generation, Node, Runtime, Setup, VolumeKind, on_every_generation, on_every_generation_with_systemd,
+    Generation, Node, Runtime, Setup, VolumeKind, on_every_generation,
+    on_every_generation_with_systemd,
 };
 
 fn story(generation: Generation) {
-    let runtimes = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
+    let runtimes = [
+        Runtime::Bindguard,
+        Runtime::BindguardByPath,
+        Runtime::Wrapper,
+    ];
     Setup::on(generation).story(|node| through(node, &runtimes));
 }
 
@@ -20,7 +26,12 @@ on_every_generation_with_systemd!(
 
 fn through(node: &Node, runtimes: &[Runtime]) -> Result<()> {
     for runtime in runtimes.iter().copied() {
-        UpdateThenRestart { kind: VolumeKind::ConfigMap, shape: Shape::File, runtime }.play(node)?;
+        UpdateThenRestart {
+            kind: VolumeKind::ConfigMap,
+            shape: Shape::File,
+            runtime,
+        }
+        .play(node)?;
     }
     Ok(())
 }
@@ -28,10 +39,17 @@ fn through(node: &Node, runtimes: &[Runtime]) -> Result<()> {
 /// A host without systemd: nothing propagates, and the new kernel's way needs no propagation.
 #[test]
 fn private_host_root() {
-    Setup::on(Generation::V2_1).host_root(HostRoot::Private).story(|node| {
-        for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
-            UpdateThenRestart { kind, shape: Shape::File, runtime: Runtime::Bindguard }.play(node)?;
-        }
-        Ok(())
-    });
+    Setup::on(Generation::V2_1)
+        .host_root(HostRoot::Private)
+        .story(|node| {
+            for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
+                UpdateThenRestart {
+                    kind,
+                    shape: Shape::File,
+                    runtime: Runtime::Bindguard,
+                }
+                .play(node)?;
+            }
+            Ok(())
+        });
 }

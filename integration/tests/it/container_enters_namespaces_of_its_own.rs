@@ -1,5 +1,6 @@
-//! A container's first process enters user and mount namespaces of its own, where it binds its read-only file to another place. A
-//! refresh is refused: a new mount there could be made writable, and the container would write the volume of its pod.
+//! A container's first process enters user and mount namespaces of its own, where it binds its
+//! read-only file to another place. A refresh is refused: a new mount there could be made writable,
+//! and the container would write the volume of its pod.
 
 use std::fs;
 use std::process::Command;
@@ -21,17 +22,34 @@ fn containerd_2_1() {
 }
 
 fn story(node: &Node) -> Result<()> {
-    let volume = node.kubelet().pod(UID)?.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let volume =
+        node.kubelet()
+            .pod(UID)?
+            .volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let id = format!("{}-app", node.name());
-    let bind = Bind::new(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf");
+    let bind = Bind::new(
+        volume.subpath("app", 0, "app.conf").bind()?,
+        "/etc/app.conf",
+    );
     let ctr = node.ctr();
-    let container = ctr.container(&id).mount(bind.options(&["rbind", "rprivate", "ro"]));
-    container.in_pod("app", "web", UID).runs(&["sh", "-c", PROGRAM]).start()?.success()?;
+    let container = ctr
+        .container(&id)
+        .mount(bind.options(&["rbind", "rprivate", "ro"]));
+    container
+        .in_pod("app", "web", UID)
+        .runs(&["sh", "-c", PROGRAM])
+        .start()?
+        .success()?;
     let pid = node.ctr().pid(&id)?;
     let mounts = || fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-    until("the container binds its file", || Ok(mounts().contains(" /copy ")))?;
+    until("the container binds its file", || {
+        Ok(mounts().contains(" /copy "))
+    })?;
     let before = remount_writable(pid)?;
-    ensure!(before.stderr.contains("ermission denied") || before.stderr.contains("not permitted"), "{before:?}");
+    ensure!(
+        before.stderr.contains("ermission denied") || before.stderr.contains("not permitted"),
+        "{before:?}"
+    );
 
     volume.update(&[("app.conf", "two")])?;
     let done = node.bindguard(["refresh", "--pod", "default/web"])?;
@@ -39,7 +57,10 @@ fn story(node: &Node) -> Result<()> {
     ensure!(after.code() == before.code(), "after {done:?}: {after:?}");
     ensure!(done.code() != 0, "it is refused: {done:?}");
     let text = format!("{}{}", done.stdout, done.stderr);
-    ensure!(text.contains("a mount namespace that its runtime did not make"), "{done:?}");
+    ensure!(
+        text.contains("a mount namespace that its runtime did not make"),
+        "{done:?}"
+    );
     node.ctr().remove(&id)?;
     delete_pod(node, UID)
 }

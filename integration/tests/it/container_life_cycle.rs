@@ -1,5 +1,6 @@
-//! The behaviour that containerd and its users expect of any shim: exit codes, signals, exec, stdin, a terminal, a restart of
-//! containerd. Run with every entry of the guard, so that the guard is never the reason why something else stops working.
+//! The behaviour that containerd and its users expect of any shim: exit codes, signals, exec,
+//! stdin, a terminal, a restart of containerd. Run with every entry of the guard, so that the guard
+//! is never the reason why something else stops working.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::output::read_all_output;
@@ -7,7 +8,11 @@ use bindguard_integration::process::on_a_terminal;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
-const RUNTIMES: [Runtime; 3] = [Runtime::Bindguard, Runtime::BindguardByPath, Runtime::Wrapper];
+const RUNTIMES: [Runtime; 3] = [
+    Runtime::Bindguard,
+    Runtime::BindguardByPath,
+    Runtime::Wrapper,
+];
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
@@ -24,12 +29,32 @@ on_every_generation!(story);
 
 fn ends(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
-    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$; sleep 1; exit 3", 3)] {
-        let ended = ctr.container("ends").runtime(runtime).runs(&["sh", "-c", script]).run()?;
-        ensure!(ended.code() == code, "{runtime:?}: {script:?} ended with {}: {}", ended.code(), ended.stderr);
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -TERM $$; sleep 1; exit 3", 3),
+    ] {
+        let ended = ctr
+            .container("ends")
+            .runtime(runtime)
+            .runs(&["sh", "-c", script])
+            .run()?;
+        ensure!(
+            ended.code() == code,
+            "{runtime:?}: {script:?} ended with {}: {}",
+            ended.code(),
+            ended.stderr
+        );
     }
-    let ended = ctr.container("ends").runtime(runtime).runs(&["/no/such/program"]).run()?;
-    ensure!(ended.code() != 0 && ended.stderr.contains("no such file"), "{runtime:?}: {ended:?}");
+    let ended = ctr
+        .container("ends")
+        .runtime(runtime)
+        .runs(&["/no/such/program"])
+        .run()?;
+    ensure!(
+        ended.code() != 0 && ended.stderr.contains("no such file"),
+        "{runtime:?}: {ended:?}"
+    );
     // a container whose create failed is left to its creator
     let _ = ctr.forget("ends");
     Ok(())
@@ -37,21 +62,42 @@ fn ends(node: &Node, runtime: Runtime) -> Result<()> {
 
 fn words(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
-    let ended = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "echo out; echo err >&2"]).run_to_end()?;
-    ensure!(ended.stdout == "out\n" && ended.stderr == "err\n", "{runtime:?}: {ended:?}");
-    let counts = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "test $(wc -c) = 1000000"]);
-    // more than all pipes on the way can hold: `ctr` forgets to close stdin when it ends before the container starts
+    let ended = ctr
+        .container("words")
+        .runtime(runtime)
+        .runs(&["sh", "-c", "echo out; echo err >&2"])
+        .run_to_end()?;
+    ensure!(
+        ended.stdout == "out\n" && ended.stderr == "err\n",
+        "{runtime:?}: {ended:?}"
+    );
+    let counts =
+        ctr.container("words")
+            .runtime(runtime)
+            .runs(&["sh", "-c", "test $(wc -c) = 1000000"]);
+    // more than all pipes on the way can hold: `ctr` forgets to close stdin when it ends before the
+    // container starts
     let ended = counts.run_with_input(&"x".repeat(1_000_000))?;
     ensure!(ended.code() == 0, "{runtime:?}: {ended:?}");
-    let on_one = ctr.container("words").runtime(runtime).runs(&["sh", "-c", "tty; echo end"]).staying();
+    let on_one = ctr
+        .container("words")
+        .runtime(runtime)
+        .runs(&["sh", "-c", "tty; echo end"])
+        .staying();
     let ended = read_all_output(on_a_terminal(&on_one.command(&["--rm", "--tty"])))?.success()?;
-    ensure!(ended.contains("/dev/pts/") && ended.contains("end"), "{runtime:?}: {ended}");
+    ensure!(
+        ended.contains("/dev/pts/") && ended.contains("end"),
+        "{runtime:?}: {ended}"
+    );
     Ok(())
 }
 
 fn signals(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
-    ctr.container("signals").runtime(runtime).start()?.success()?;
+    ctr.container("signals")
+        .runtime(runtime)
+        .start()?
+        .success()?;
     ensure!(ctr.exec("signals", &["sh", "-c", "exit 5"])?.code() == 5);
     ensure!(ctr.exec_to_end("signals", &["echo", "hello"])?.stdout == "hello\n");
     let missing = ctr.exec("signals", &["/no/such/program"])?;
@@ -65,7 +111,10 @@ fn containerd_restarts(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         for (number, runtime) in RUNTIMES.into_iter().enumerate() {
-            ctr.container(&format!("lasting-{number}")).runtime(runtime).start()?.success()?;
+            ctr.container(&format!("lasting-{number}"))
+                .runtime(runtime)
+                .start()?
+                .success()?;
         }
         node.restart_containerd(signal)?;
         for number in 0..RUNTIMES.len() {

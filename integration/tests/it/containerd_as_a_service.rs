@@ -1,5 +1,6 @@
-//! containerd as a service of systemd with `KillMode=process`, as its own unit has it: systemd restarts containerd, also after
-//! a crash, and ends neither a shim nor a container. A container that ends meanwhile is reported afterwards.
+//! containerd as a service of systemd with `KillMode=process`, as its own unit has it: systemd
+//! restarts containerd, also after a crash, and ends neither a shim nor a container. A container
+//! that ends meanwhile is reported afterwards.
 
 use std::fs;
 
@@ -19,7 +20,8 @@ fn story(node: &Node) -> Result<()> {
     node.without_containerd(Signal::SIGTERM, || {
         let service = Service::start(node)?;
         for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
-            lives_through_restarts(node, &service, runtime).with_context(|| format!("{runtime:?}"))?;
+            lives_through_restarts(node, &service, runtime)
+                .with_context(|| format!("{runtime:?}"))?;
         }
         service.stop()
     })?;
@@ -31,8 +33,12 @@ fn lives_through_restarts(node: &Node, service: &Service, runtime: Runtime) -> R
     ctr.container("web").runtime(runtime).start()?.success()?;
     let init = ctr.pid("web")?;
     let shim = parent_of(init)?;
-    let group = fs::read_to_string(format!("/proc/{shim}/cgroup")).context("read the shim's cgroup")?;
-    ensure!(group.trim_end().ends_with(service.name()), "the shim is not in the service: {group}");
+    let group =
+        fs::read_to_string(format!("/proc/{shim}/cgroup")).context("read the shim's cgroup")?;
+    ensure!(
+        group.trim_end().ends_with(service.name()),
+        "the shim is not in the service: {group}"
+    );
 
     service.restart()?;
     is_unharmed(node, init)?;
@@ -47,9 +53,14 @@ fn lives_through_restarts(node: &Node, service: &Service, runtime: Runtime) -> R
 
 fn ends_without_containerd(node: &Node, service: &Service, shim: u32, init: u32) -> Result<()> {
     service.stop()?;
-    ensure!(fs::exists(format!("/proc/{shim}"))?, "the shim ended with the service");
+    ensure!(
+        fs::exists(format!("/proc/{shim}"))?,
+        "the shim ended with the service"
+    );
     kill(Pid::from_raw(init.try_into()?), Signal::SIGKILL).context("kill the container's init")?;
-    until("the init has ended", || Ok(!fs::exists(format!("/proc/{init}/exe"))?))?;
+    until("the init has ended", || {
+        Ok(!fs::exists(format!("/proc/{init}/exe"))?)
+    })?;
     service.restart()?;
     node.ctr().wait_for_status("web", "STOPPED")
 }
@@ -57,6 +68,9 @@ fn ends_without_containerd(node: &Node, service: &Service, shim: u32, init: u32)
 fn is_unharmed(node: &Node, init: u32) -> Result<()> {
     let ctr = node.ctr();
     ensure!(ctr.pid("web")? == init, "the container was started again");
-    ensure!(ctr.exec("web", &["true"])?.code() == 0, "nothing can be executed in it");
+    ensure!(
+        ctr.exec("web", &["true"])?.code() == 0,
+        "nothing can be executed in it"
+    );
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! containerd is SIGKILLed, and meanwhile a container ends: containerd gets its exit with its status when it is back.
+//! containerd is SIGKILLed, and meanwhile a container ends: containerd gets its exit with its
+//! status when it is back.
 //!
 //! A lost exit would leave a dead container "running" for ever.
 
@@ -12,7 +13,11 @@ use bindguard_integration::{Bind, Node, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
 /// Ends on SIGTERM.
-const ENDING: [&str; 3] = ["sh", "-c", "until [ -e /door/open ]; do sleep 0.02; done; exit 5"];
+const ENDING: [&str; 3] = [
+    "sh",
+    "-c",
+    "until [ -e /door/open ]; do sleep 0.02; done; exit 5",
+];
 
 on_every_generation!(|generation| Setup::on(generation).story(story));
 
@@ -21,18 +26,27 @@ fn story(node: &Node) -> Result<()> {
     ctr.container("lasting").start()?.success()?;
     let door = node.disk().join("door");
     fs::create_dir(&door).context("make a door")?;
-    ctr.container("ending").mount(Bind::new(&door, "/door")).runs(&ENDING).start()?.success()?;
+    ctr.container("ending")
+        .mount(Bind::new(&door, "/door"))
+        .runs(&ENDING)
+        .start()?
+        .success()?;
     let (lasting, ending) = (ctr.pid("lasting")?, ctr.pid("ending")?);
     node.without_containerd(Signal::SIGKILL, || {
         fs::write(door.join("open"), "").context("open the door")?;
-        until("the container has ended", || Ok(!fs::exists(format!("/proc/{ending}"))?))
+        until("the container has ended", || {
+            Ok(!fs::exists(format!("/proc/{ending}"))?)
+        })
     })?;
     ctr.wait_for_status("ending", "STOPPED")?;
     ctr.wait_for_status("lasting", "RUNNING")?;
     ensure!(ctr.pid("lasting")? == lasting);
     ensure!(ctr.exec("lasting", &["sh", "-c", "exit 6"])?.code() == 6);
     let deleted = run(ctr.command(&["task", "delete", "ending"]))?;
-    ensure!(deleted.stderr.contains("exit code 5") || deleted.code() == 5, "{deleted:?}");
+    ensure!(
+        deleted.stderr.contains("exit code 5") || deleted.code() == 5,
+        "{deleted:?}"
+    );
     ctr.forget("ending")?;
     ctr.remove("lasting")?;
     before.are_all(node)

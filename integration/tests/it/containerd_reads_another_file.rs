@@ -1,4 +1,5 @@
-//! Issue 16: `install` edits the file that the running containerd reads, and refuses to choose between two of them.
+//! Issue 16: `install` edits the file that the running containerd reads, and refuses to choose
+//! between two of them.
 
 use std::fs;
 use std::path::Path;
@@ -54,10 +55,16 @@ struct Daemon(Child);
 impl Daemon {
     fn start(node: &Node, config: &Path) -> Result<Self> {
         let mut command = node.command(node.programs().join("containerd"))?;
-        command.arg("--config").arg(config).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg("--config")
+            .arg(config)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let daemon = Self(command.spawn().context("start containerd")?);
         let pid = daemon.0.id();
-        until("containerd runs", || Ok(fs::read_to_string(format!("/proc/{pid}/comm"))?.trim_end() == "containerd"))?;
+        until("containerd runs", || {
+            Ok(fs::read_to_string(format!("/proc/{pid}/comm"))?.trim_end() == "containerd")
+        })?;
         Ok(daemon)
     }
 }

@@ -1,5 +1,5 @@
-//! containerd is SIGKILLed while the shim creates, starts, executes, pauses or deletes for it, and comes back: what the call
-//! made is there for the next client, or is gone without a trace.
+//! containerd is SIGKILLed while the shim creates, starts, executes, pauses or deletes for it, and
+//! comes back: what the call made is there for the next client, or is gone without a trace.
 
 use std::process::{Child, Stdio};
 use std::thread;
@@ -27,12 +27,16 @@ const DELETE: Call = ("delete", &["task", "rm", "--force", "web"]);
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
-        [CREATE, START, EXEC, PAUSE, DELETE].into_iter().try_for_each(|call| {
-            in_the_middle(node, call, When::Before)?;
-            in_the_middle(node, call, When::After)
-        })
-    });
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            [CREATE, START, EXEC, PAUSE, DELETE]
+                .into_iter()
+                .try_for_each(|call| {
+                    in_the_middle(node, call, When::Before)?;
+                    in_the_middle(node, call, When::After)
+                })
+        });
 }
 
 #[test]
@@ -53,7 +57,8 @@ fn older(generation: Generation) {
     });
 }
 
-/// The point in the call at which containerd is killed: before the runtime begins, or after its work and before the shim learns of it.
+/// The point in the call at which containerd is killed: before the runtime begins, or after its
+/// work and before the shim learns of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Before,
@@ -76,22 +81,36 @@ fn restart(node: &Node, (verb, words): Call, when: When) -> Result<()> {
         When::Before => gate.close_before(verb)?,
         When::After => gate.close_after(verb)?,
     }
-    let mut client =
-        if words.is_empty() { ctr.container("web").command(&["--detach", "--null-io"]) } else { ctr.command(words) };
-    let mut client: Child = client.stdin(Stdio::null()).stderr(Stdio::null()).spawn().context("start the client")?;
+    let mut client = if words.is_empty() {
+        ctr.container("web").command(&["--detach", "--null-io"])
+    } else {
+        ctr.command(words)
+    };
+    let mut client: Child = client
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("start the client")?;
     gate.wait_for_call()?;
     node.restart_containerd(Signal::SIGKILL)?;
-    // it ends for want of its containerd; or it has the new one clean up, which has to wait for the call
+    // it ends for want of its containerd; or it has the new one clean up, which has to wait for the
+    // call
     let begin = Instant::now();
     while client.try_wait().context("look at the client")?.is_none() && begin.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(10));
     }
     gate.open()?;
-    until("the client has ended", || Ok(client.try_wait().context("wait for the client")?.is_some()))?;
+    until("the client has ended", || {
+        Ok(client.try_wait().context("wait for the client")?.is_some())
+    })?;
     // the name is free in the end, whichever process must release it
     let mut words = String::new();
     let free = until("it can be started again", || {
-        for words in [&["task", "resume"][..], &["task", "rm", "--force"], &["container", "rm"]] {
+        for words in [
+            &["task", "resume"][..],
+            &["task", "rm", "--force"],
+            &["container", "rm"],
+        ] {
             let _ = run(ctr.command(&[words, &["web"]].concat()))?;
         }
         let again = ctr.container("web").runs(&["sh", "-c", "exit 7"]).run()?;

@@ -1,5 +1,5 @@
-//! Pods as a kubelet runs them, through the CRI: two containers in one shim, a configMap that changes, a container that
-//! restarts, a containerd that restarts in between.
+//! Pods as a kubelet runs them, through the CRI: two containers in one shim, a configMap that
+//! changes, a container that restarts, a containerd that restarts in between.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
@@ -21,14 +21,19 @@ on_every_generation_with_systemd!(|setup: Setup| setup.cri().story(story));
 fn story(node: &Node) -> Result<()> {
     stock_handler_fails(node)?;
     host_root(node)?;
-    handlers(node.generation()).iter().try_for_each(|handler| configmap_update_then_restart(node, handler))
+    handlers(node.generation())
+        .iter()
+        .try_for_each(|handler| configmap_update_then_restart(node, handler))
 }
 
-/// containerd 1.6 reads `runtime_path`, shows it in `containerd config dump`, and runs the stock shim anyway.
+/// containerd 1.6 reads `runtime_path`, shows it in `containerd config dump`, and runs the stock
+/// shim anyway.
 fn handlers(generation: Generation) -> &'static [&'static str] {
     match generation {
         Generation::V1_6 => &["bindguard", "bindguard-wrapper"],
-        Generation::V1_7 | Generation::V2_1 => &["bindguard", "bindguard-path", "bindguard-wrapper"],
+        Generation::V1_7 | Generation::V2_1 => {
+            &["bindguard", "bindguard-path", "bindguard-wrapper"]
+        }
     }
 }
 
@@ -36,14 +41,23 @@ fn handlers(generation: Generation) -> &'static [&'static str] {
 fn stock_handler_fails(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-stock")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
-    let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app/app.conf", PropagationPrivate)];
+    let mounts = [mount(
+        volume.subpath("app", 0, "app.conf").bind()?,
+        "/etc/app/app.conf",
+        PropagationPrivate,
+    )];
     let cri = node.cri()?;
     let sandbox = cri.run_pod("runc", "web", pod.uid())?;
     let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     volume.update(&[("app.conf", "two")])?;
-    let error = restart(&cri, &sandbox, &app, &mounts).err().context("the stock shim restarted it")?;
+    let error = restart(&cri, &sandbox, &app, &mounts)
+        .err()
+        .context("the stock shim restarted it")?;
     // crun begins the message with a capital letter.
-    ensure!(format!("{error:#}").contains("o such file or directory"), "another error: {error:#}");
+    ensure!(
+        format!("{error:#}").contains("o such file or directory"),
+        "another error: {error:#}"
+    );
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }
@@ -53,21 +67,43 @@ fn configmap_update_then_restart(node: &Node, handler: &str) -> Result<()> {
     let pod = node.kubelet().pod(&format!("uid-{handler}"))?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
-    let mounts = [mount(subpath.bind()?, "/etc/app/app.conf", PropagationPrivate)];
+    let mounts = [mount(
+        subpath.bind()?,
+        "/etc/app/app.conf",
+        PropagationPrivate,
+    )];
     let cri = node.cri()?;
     let sandbox = cri.run_pod(handler, "web", pod.uid())?;
     let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
-    let side = cri.start_container(&sandbox, "side", &["sh", "-c", "echo hello; exec sleep 1000000"], &[])?;
+    let side = cri.start_container(
+        &sandbox,
+        "side",
+        &["sh", "-c", "echo hello; exec sleep 1000000"],
+        &[],
+    )?;
     ensure!(cri.read(&app, "/etc/app/app.conf")? == "one");
-    ensure!(node.shims()?.len() == 1, "{handler}: {} shims for one pod", node.shims()?.len());
+    ensure!(
+        node.shims()?.len() == 1,
+        "{handler}: {} shims for one pod",
+        node.shims()?.len()
+    );
 
     volume.update(&[("app.conf", "two")])?;
     node.restart_containerd(Signal::SIGTERM)?;
     let cri = node.cri()?;
-    ensure!(cri.read(&app, "/etc/app/app.conf")? == "one", "a running container keeps its file");
+    ensure!(
+        cri.read(&app, "/etc/app/app.conf")? == "one",
+        "a running container keeps its file"
+    );
     let app = restart(&cri, &sandbox, &app, &mounts)?;
-    ensure!(cri.read(&app, "/etc/app/app.conf")? == "two", "{handler}: the restarted container reads something old");
-    ensure!(cri.logs(&side)?.contains("hello"), "{handler}: the other container's log is lost");
+    ensure!(
+        cri.read(&app, "/etc/app/app.conf")? == "two",
+        "{handler}: the restarted container reads something old"
+    );
+    ensure!(
+        cri.logs(&side)?.contains("hello"),
+        "{handler}: the other container's log is lost"
+    );
     ensure!(cri.exec(&side, &["sh", "-c", "exit 4"])?.code == 4);
     only_a_current_mount(&subpath)?;
 
@@ -80,15 +116,26 @@ fn configmap_update_then_restart(node: &Node, handler: &str) -> Result<()> {
 fn host_root(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     let sandbox = cri.run_pod("bindguard", "node-exporter", "uid-exporter")?;
-    let id = cri.start_container(&sandbox, "exporter", &SLEEP, &[mount("/".as_ref(), "/host", PropagationPrivate)])?;
+    let id = cri.start_container(
+        &sandbox,
+        "exporter",
+        &SLEEP,
+        &[mount("/".as_ref(), "/host", PropagationPrivate)],
+    )?;
     let answer = cri.exec(&id, &["grep", " /host ", "/proc/self/mountinfo"])?;
-    ensure!(answer.stdout.contains(" master:"), "the host's umounts do not reach it: {answer:?}");
+    ensure!(
+        answer.stdout.contains(" master:"),
+        "the host's umounts do not reach it: {answer:?}"
+    );
     cri.remove_pod(&sandbox)
 }
 
 fn restart(cri: &Cri, sandbox: &Sandbox, id: &str, mounts: &[Mount]) -> Result<String> {
     cri.stop(id, 0)?;
-    ensure!(cri.wait_for_exit(id)? == 137, "a killed container's exit code is 137");
+    ensure!(
+        cri.wait_for_exit(id)? == 137,
+        "a killed container's exit code is 137"
+    );
     cri.remove(id)?;
     cri.start_container(sandbox, "app", &SLEEP, mounts)
 }

@@ -1,5 +1,6 @@
-//! CRI-O: it reads the drop-in that `bindguard install crio` writes, pods that request the runtime `bindguard` survive a
-//! configMap's update, and its socket names them. Without CRI-O the drop-in is held against what crio.conf(5) says.
+//! CRI-O: it reads the drop-in that `bindguard install crio` writes, pods that request the runtime
+//! `bindguard` survive a configMap's update, and its socket names them. Without CRI-O the drop-in
+//! is held against what crio.conf(5) says.
 
 use std::fs;
 
@@ -13,14 +14,15 @@ use k8s_cri::v1::MountPropagation::PropagationPrivate;
 const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
-/// The keys of a runtime's table, as crio.conf(5) of CRI-O 1.30 lists them under CRIO.RUNTIME.RUNTIMES, and what both of ours
-/// have to be.
+/// The keys of a runtime's table, as crio.conf(5) of CRI-O 1.30 lists them under
+/// CRIO.RUNTIME.RUNTIMES, and what both of ours have to be.
 #[test]
 fn the_drop_in_is_as_the_manual_says() {
     Setup::on(Generation::V1_7).bare().story(|node| {
-        for (words, default) in
-            [(&["install", "crio"][..], None), (&["install", "crio", "--default"], Some("bindguard"))]
-        {
+        for (words, default) in [
+            (&["install", "crio"][..], None),
+            (&["install", "crio", "--default"], Some("bindguard")),
+        ] {
             node.bindguard(words)?.success()?;
             let text = fs::read_to_string(DROP_IN).with_context(|| format!("read {DROP_IN}"))?;
             let tables: Vec<&str> = text.lines().filter(|line| line.starts_with('[')).collect();
@@ -28,12 +30,21 @@ fn the_drop_in_is_as_the_manual_says() {
                 None => &["[crio.runtime.runtimes.bindguard]"],
                 Some(_) => &["[crio.runtime]", "[crio.runtime.runtimes.bindguard]"],
             };
-            ensure!(expected.iter().all(|table| tables.contains(table)), "{text}");
+            ensure!(
+                expected.iter().all(|table| tables.contains(table)),
+                "{text}"
+            );
             let mut keys: Vec<&str> = text.lines().filter(|line| line.contains(" = ")).collect();
             keys.sort_unstable();
-            let ours = ["runtime_path = \"/usr/local/bin/bindguard-runtime\"", "runtime_type = \"oci\""];
+            let ours = [
+                "runtime_path = \"/usr/local/bin/bindguard-runtime\"",
+                "runtime_type = \"oci\"",
+            ];
             let named = default.map(|_| "default_runtime = \"bindguard\"");
-            ensure!(keys.iter().copied().eq(named.into_iter().chain(ours)), "{text}");
+            ensure!(
+                keys.iter().copied().eq(named.into_iter().chain(ours)),
+                "{text}"
+            );
         }
         node.bindguard(["uninstall"])?;
         ensure!(fs::metadata(DROP_IN).is_err(), "{DROP_IN} is left");
@@ -51,11 +62,18 @@ fn pods() {
         node.bindguard(["install", "crio"])?.success()?;
         become_runc(node)?;
         let config = crio.effective_config()?;
-        for part in ["[crio.runtime.runtimes.bindguard]", "runtime_path = \"/usr/local/bin/bindguard-runtime\""] {
-            ensure!(config.contains(part), "CRI-O does not have {part} in force: {config}");
+        for part in [
+            "[crio.runtime.runtimes.bindguard]",
+            "runtime_path = \"/usr/local/bin/bindguard-runtime\"",
+        ] {
+            ensure!(
+                config.contains(part),
+                "CRI-O does not have {part} in force: {config}"
+            );
         }
         survives_an_update(node, &mut crio, "bindguard")?;
-        node.bindguard(["install", "crio", "--default"])?.success()?;
+        node.bindguard(["install", "crio", "--default"])?
+            .success()?;
         survives_an_update(node, &mut crio, "")
     });
 }
@@ -70,16 +88,36 @@ fn survives_an_update(node: &Node, crio: &mut Crio<'_>, handler: &str) -> Result
     let first = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     volume.update(&[("app.conf", "two")])?;
 
-    let named = node.bindguard(["diagnose", "--cri", "/run/crio/crio.sock", "--pod", "default/web"])?;
-    ensure!(named.code() == 1 && named.stdout.contains("of pod default/web, container app (running"), "{named:?}");
+    let named = node.bindguard([
+        "diagnose",
+        "--cri",
+        "/run/crio/crio.sock",
+        "--pod",
+        "default/web",
+    ])?;
+    ensure!(
+        named.code() == 1
+            && named
+                .stdout
+                .contains("of pod default/web, container app (running"),
+        "{named:?}"
+    );
 
     cri.stop(&first, 0)?;
     cri.remove(&first)?;
     let second = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
-    ensure!(cri.read(&second, "/etc/app.conf")? == "two", "the container reads the old file");
+    ensure!(
+        cri.read(&second, "/etc/app.conf")? == "two",
+        "the container reads the old file"
+    );
     only_a_current_mount(&subpath)?;
-    let journal = node.bindguard(["journal", "--pod", "default/web"])?.success()?;
-    ensure!(journal.contains("default/web app") && journal.contains("re-bound"), "{journal}");
+    let journal = node
+        .bindguard(["journal", "--pod", "default/web"])?
+        .success()?;
+    ensure!(
+        journal.contains("default/web app") && journal.contains("re-bound"),
+        "{journal}"
+    );
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }

@@ -1,5 +1,6 @@
-//! crun is killed in its `create` when the container's init already waits for its start, and before crun has recorded the
-//! container: the shim ends the init, and the name can be used again. crun's own `delete --force` does not find such an init, and the stock shim leaves it.
+//! crun is killed in its `create` when the container's init already waits for its start, and before
+//! crun has recorded the container: the shim ends the init, and the name can be used again. crun's
+//! own `delete --force` does not find such an init, and the stock shim leaves it.
 
 use std::fs;
 use std::path::Path;
@@ -37,14 +38,24 @@ enum Victim {
 }
 
 fn story(node: &Node) -> Result<()> {
-    // Where the unified hierarchy is not mounted, crun leaves a folder in its place, named after the container.
-    let a_life = || node.ctr().container("web").runs(&["true"]).run()?.success().map(drop);
+    // Where the unified hierarchy is not mounted, crun leaves a folder in its place, named after
+    // the container.
+    let a_life = || {
+        node.ctr()
+            .container("web")
+            .runs(&["true"])
+            .run()?
+            .success()
+            .map(drop)
+    };
     a_life()?;
     stock_shim_leaves_the_init(node)?;
     let before = Leftovers::of(node)?;
     for victim in [Victim::Crun, Victim::Shim] {
         interrupted(node, victim).with_context(|| format!("{victim:?} killed"))?;
-        before.are_all(node).with_context(|| format!("{victim:?} killed"))?;
+        before
+            .are_all(node)
+            .with_context(|| format!("{victim:?} killed"))?;
     }
     a_life()
 }
@@ -53,8 +64,14 @@ fn stock_shim_leaves_the_init(node: &Node) -> Result<()> {
     let (create, crun) = held_create(node, Runtime::Stock, "stock")?;
     let init = waiting_init(node, crun)?;
     end(crun)?;
-    ensure!(join(create)?.code() != 0, "the create of a killed runtime succeeded");
-    ensure!(Path::new(&format!("/proc/{init}")).exists(), "the stock shim ends the init as well");
+    ensure!(
+        join(create)?.code() != 0,
+        "the create of a killed runtime succeeded"
+    );
+    ensure!(
+        Path::new(&format!("/proc/{init}")).exists(),
+        "the stock shim ends the init as well"
+    );
     end(init)?;
     node.ctr().forget("stock")
 }
@@ -66,8 +83,13 @@ fn interrupted(node: &Node, victim: Victim) -> Result<()> {
         Victim::Crun => end(crun)?,
         Victim::Shim => node.shims()?.into_iter().try_for_each(end)?,
     }
-    ensure!(join(create)?.code() != 0, "the create of a killed runtime succeeded");
-    until("the waiting init has ended", || Ok(!Path::new(&format!("/proc/{init}")).exists()))?;
+    ensure!(
+        join(create)?.code() != 0,
+        "the create of a killed runtime succeeded"
+    );
+    until("the waiting init has ended", || {
+        Ok(!Path::new(&format!("/proc/{init}")).exists())
+    })?;
     let ctr = node.ctr();
     ctr.end_task("web")?;
     ctr.forget("web")
@@ -75,8 +97,8 @@ fn interrupted(node: &Node, victim: Victim) -> Result<()> {
 
 type Create = JoinHandle<Result<Finished>>;
 
-/// A create in which crun waits before it records the container, and crun's pid. Another process may take the processor at the
-/// wrong time, so one try is not enough.
+/// A create in which crun waits before it records the container, and crun's pid. Another process
+/// may take the processor at the wrong time, so one try is not enough.
 fn held_create(node: &Node, runtime: Runtime, id: &'static str) -> Result<(Create, u32)> {
     for _ in 0..TRIES {
         let client = node.ctr();
@@ -100,9 +122,13 @@ fn join(create: Create) -> Result<Finished> {
     create.join().map_err(|_| anyhow!("the client panicked"))?
 }
 
-/// crun writes its record into this file and then renames it. Opening a fifo for writing waits for a reader.
+/// crun writes its record into this file and then renames it. Opening a fifo for writing waits for
+/// a reader.
 fn block_the_record(node: &Node, id: &str, create: &Create) {
-    let record = Path::new("/run/containerd/runc").join(node.name()).join(id).join("status.tmp");
+    let record = Path::new("/run/containerd/runc")
+        .join(node.name())
+        .join(id)
+        .join("status.tmp");
     while mkfifo(&record, Mode::S_IRWXU).is_err() && !create.is_finished() {
         thread::yield_now();
     }
@@ -114,7 +140,9 @@ fn opens_a_fifo(pid: &u32) -> bool {
 }
 
 fn waiting_init(node: &Node, crun: u32) -> Result<u32> {
-    let init = creators(node).into_iter().find(|pid| parent_of(*pid).is_ok_and(|parent| parent == crun));
+    let init = creators(node)
+        .into_iter()
+        .find(|pid| parent_of(*pid).is_ok_and(|parent| parent == crun));
     init.context("crun has no init")
 }
 
@@ -122,7 +150,8 @@ fn waiting_init(node: &Node, crun: u32) -> Result<u32> {
 fn creators(node: &Node) -> Vec<u32> {
     let is_one = |pid: &u32| {
         let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        words.split('\0').any(|word| word == "create") && words.split('\0').any(|word| word == "--bundle")
+        words.split('\0').any(|word| word == "create")
+            && words.split('\0').any(|word| word == "--bundle")
     };
     node.all_processes().into_iter().filter(is_one).collect()
 }

@@ -1,7 +1,9 @@
-//! The pod of `config/daemonset.yaml`: it installs into the node's root and has containerd restarted. Its end, and the pod that
-//! replaces it, change nothing on the node. Removal is a command of its own.
+//! The pod of `config/daemonset.yaml`: it installs into the node's root and has containerd
+//! restarted. Its end, and the pod that replaces it, change nothing on the node. Removal is a
+//! command of its own.
 //!
-//! As in the image, the programs are in `/usr/local/bin`, which is also the node's prefix, and `PATH` has nothing else.
+//! As in the image, the programs are in `/usr/local/bin`, which is also the node's prefix, and
+//! `PATH` has nothing else.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,34 +25,65 @@ const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 fn story() {
     Setup::on(Generation::V1_7).bare().cri().story(|node| {
         let install = command(node)?;
-        symlink(node.programs().join("systemctl"), "/usr/local/sbin/systemctl").context("link systemctl")?;
+        symlink(
+            node.programs().join("systemctl"),
+            "/usr/local/sbin/systemctl",
+        )
+        .context("link systemctl")?;
         fs::create_dir(image(node))?;
         for name in [SHIM, GUARD, CLI] {
-            fs::copy(node.under_test().join(name), image(node).join(name)).with_context(|| format!("copy {name}"))?;
+            fs::copy(node.under_test().join(name), image(node).join(name))
+                .with_context(|| format!("copy {name}"))?;
         }
         let before = fs::read(node.containerd_config())?;
         let first = Pod::start(node, &install)?;
         let installed = fs::read_to_string(node.containerd_config())?;
-        ensure!(installed.contains("runtimes.bindguard"), "nothing was installed");
+        ensure!(
+            installed.contains("runtimes.bindguard"),
+            "nothing was installed"
+        );
         ensure!(restarts(node)? == 1, "containerd was not restarted");
         node.restart_containerd(Signal::SIGTERM)?;
         guarded_pod_runs(node, "first")?;
 
         first.evicted()?;
-        ensure!(fs::read_to_string(node.containerd_config())? == installed, "the end of the pod changed the node");
-        ensure!(Path::new(PROGRAM).exists(), "the end of the pod removed a program");
+        ensure!(
+            fs::read_to_string(node.containerd_config())? == installed,
+            "the end of the pod changed the node"
+        );
+        ensure!(
+            Path::new(PROGRAM).exists(),
+            "the end of the pod removed a program"
+        );
         guarded_pod_runs(node, "second")?;
         Pod::start(node, &install)?.evicted()?;
-        ensure!(restarts(node)? == 1, "a replaced pod had containerd restarted again");
+        ensure!(
+            restarts(node)? == 1,
+            "a replaced pod had containerd restarted again"
+        );
 
-        let remove: Vec<String> =
-            install.iter().map(|word| if word == "install" { "uninstall".to_owned() } else { word.clone() }).collect();
+        let remove: Vec<String> = install
+            .iter()
+            .map(|word| {
+                if word == "install" {
+                    "uninstall".to_owned()
+                } else {
+                    word.clone()
+                }
+            })
+            .collect();
         let mut removing = Pod::spawn(node, &remove)?;
         until("containerd is to be restarted", || Ok(restarts(node)? == 2))?;
-        ensure!(Path::new(PROGRAM).exists(), "the running containerd's programs are gone");
+        ensure!(
+            Path::new(PROGRAM).exists(),
+            "the running containerd's programs are gone"
+        );
         node.restart_containerd(Signal::SIGTERM)?;
         removing.wait_until_done()?;
-        ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
+        ensure!(
+            fs::read(node.containerd_config())? == before,
+            "not the bytes that were there"
+        );
         ensure!(!Path::new(PROGRAM).exists(), "a program is left");
         removing.evicted()
     });
@@ -71,8 +104,12 @@ impl Pod {
 
     fn spawn(node: &Node, words: &[String]) -> Result<Self> {
         let mut command = node.command("unshare")?;
-        let script = "mount --bind \"$0\" /usr/local/bin && export PATH=/usr/local/bin && exec \"$@\"";
-        command.args(["--mount", "--propagation", "slave", "sh", "-ec", script]).arg(image(node)).args(words);
+        let script =
+            "mount --bind \"$0\" /usr/local/bin && export PATH=/usr/local/bin && exec \"$@\"";
+        command
+            .args(["--mount", "--propagation", "slave", "sh", "-ec", script])
+            .arg(image(node))
+            .args(words);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = command.spawn().context("start the container")?;
         let stderr = BufReader::new(process.stderr.take().context("the container's stderr")?);
@@ -81,13 +118,21 @@ impl Pod {
 
     fn wait_until_done(&mut self) -> Result<()> {
         let mut line = String::new();
-        self.stderr.read_line(&mut line).context("read what the container says")?;
-        ensure!(line.contains("waiting for SIGTERM"), "it does not wait: {line:?}");
+        self.stderr
+            .read_line(&mut line)
+            .context("read what the container says")?;
+        ensure!(
+            line.contains("waiting for SIGTERM"),
+            "it does not wait: {line:?}"
+        );
         Ok(())
     }
 
     fn evicted(mut self) -> Result<()> {
-        kill(Pid::from_raw(self.process.id().try_into()?), Signal::SIGTERM)?;
+        kill(
+            Pid::from_raw(self.process.id().try_into()?),
+            Signal::SIGTERM,
+        )?;
         let ended = self.process.wait()?;
         ensure!(ended.success(), "it ended with {ended}");
         Ok(())
@@ -112,10 +157,20 @@ fn command(node: &Node) -> Result<Vec<String>> {
     fs::create_dir(&root)?;
     host(["mount", "--rbind", "/", &root.display().to_string()])?;
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/daemonset.yaml");
-    let text = fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
-    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("command: ")).context("find the command")?;
+    let text =
+        fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix("command: "))
+        .context("find the command")?;
     let words: Vec<String> = serde_json::from_str(line).with_context(|| format!("parse {line}"))?;
-    let here = |word: String| if word == "/host" { root.display().to_string() } else { word };
+    let here = |word: String| {
+        if word == "/host" {
+            root.display().to_string()
+        } else {
+            word
+        }
+    };
     Ok(words.into_iter().map(here).collect())
 }
 
@@ -125,12 +180,16 @@ fn restarts(node: &Node) -> Result<usize> {
         return Ok(0);
     }
     let text = fs::read_to_string(log)?;
-    ensure!(text.lines().all(|line| line == "restart containerd"), "unexpected calls of systemctl: {text}");
+    ensure!(
+        text.lines().all(|line| line == "restart containerd"),
+        "unexpected calls of systemctl: {text}"
+    );
     Ok(text.lines().count())
 }
 
 fn guarded_pod_runs(node: &Node, name: &str) -> Result<()> {
     let sandbox = node.cri()?.run_pod("bindguard", name, name)?;
-    node.cri()?.start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;
+    node.cri()?
+        .start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;
     node.cri()?.remove_pod(&sandbox)
 }

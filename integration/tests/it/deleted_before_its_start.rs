@@ -1,5 +1,6 @@
-//! Issue 25: a container is created and deleted, and never started. No program has run, so there is no exit to report: the answer
-//! has status 0, as with the stock shim, and no TaskExit arrives. The stock shim sends one after the TaskDelete, if there is time.
+//! Issue 25: a container is created and deleted, and never started. No program has run, so there is
+//! no exit to report: the answer has status 0, as with the stock shim, and no TaskExit arrives. The
+//! stock shim sends one after the TaskDelete, if there is time.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
@@ -12,11 +13,16 @@ fn containerd_2_1() {
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
         for runtime in [Runtime::Stock, Runtime::Bindguard] {
-            let seen =
-                events::during(node, || create_and_delete(node, runtime).with_context(|| format!("{runtime:?}")))?;
-            let is_unasked = |event: &String| runtime == Runtime::Stock && event == "exit web web 137";
+            let seen = events::during(node, || {
+                create_and_delete(node, runtime).with_context(|| format!("{runtime:?}"))
+            })?;
+            let is_unasked =
+                |event: &String| runtime == Runtime::Stock && event == "exit web web 137";
             let wanted: Vec<&String> = seen.iter().filter(|event| !is_unasked(event)).collect();
-            ensure!(wanted == ["create web", "delete web"], "{runtime:?}: {seen:?}");
+            ensure!(
+                wanted == ["create web", "delete web"],
+                "{runtime:?}: {seen:?}"
+            );
         }
         before.are_all(node)
     });
@@ -31,6 +37,9 @@ fn create_and_delete(node: &Node, runtime: Runtime) -> Result<()> {
     let client = shim.connect()?;
     let pid = client.create(&bundle.request())?;
     let deleted = client.delete("web", "")?;
-    ensure!((deleted.pid, deleted.exit_status) == (pid, 0), "{deleted:?}");
+    ensure!(
+        (deleted.pid, deleted.exit_status) == (pid, 0),
+        "{deleted:?}"
+    );
     Ok(client.shut_down("web")?)
 }

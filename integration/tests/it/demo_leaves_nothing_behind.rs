@@ -1,5 +1,5 @@
-//! `make demo` shows what it says, and leaves nothing on the machine: not after its last line, not after Ctrl-C, and not
-//! after a SIGKILL.
+//! `make demo` shows what it says, and leaves nothing on the machine: not after its last line, not
+//! after Ctrl-C, and not after a SIGKILL.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,7 +20,10 @@ fn as_it_says() -> Result<()> {
         return Ok(());
     }
     let words = run(demo())?.success()?;
-    ensure!(words.contains("What was observed") && !words.contains("NO\n"), "{words}");
+    ensure!(
+        words.contains("What was observed") && !words.contains("NO\n"),
+        "{words}"
+    );
     Ok(())
 }
 
@@ -39,13 +42,21 @@ fn broken_off() -> Result<()> {
 }
 
 fn broken_off_by(signal: Signal, moment: Duration) -> Result<()> {
-    let mut demo = demo().stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("start the demo")?;
+    let mut demo = demo()
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("start the demo")?;
     let pid = demo.id();
     thread::sleep(moment);
     // on a fast machine it may be done: then there is nothing to break off
-    let _ = kill(Pid::from_raw(pid.try_into().context("the demo's pid")?), signal);
+    let _ = kill(
+        Pid::from_raw(pid.try_into().context("the demo's pid")?),
+        signal,
+    );
     demo.wait().context("wait for the demo")?;
-    // a killed demo cannot wait for its keeper, nor can one that gets the signal before it knows its node
+    // a killed demo cannot wait for its keeper, nor can one that gets the signal before it knows
+    // its node
     let mut left = Vec::new();
     let gone = until("nothing is left behind", || {
         left = left_behind(pid)?;
@@ -57,13 +68,23 @@ fn broken_off_by(signal: Signal, moment: Duration) -> Result<()> {
 /// Folders, cgroups (and with them processes) and loop devices that carry the node's name.
 fn left_behind(pid: u32) -> Result<Vec<PathBuf>> {
     let name = format!("bgt-{pid}-0");
-    let hierarchies = Path::new("/sys/fs/cgroup").read_dir().context("list the cgroup hierarchies")?;
-    let groups = hierarchies.flatten().map(|hierarchy| hierarchy.path().join(&name));
-    let places = groups.chain([Path::new("/var/tmp").join(&name), Path::new("/sys/fs/cgroup").join(&name)]);
+    let hierarchies = Path::new("/sys/fs/cgroup")
+        .read_dir()
+        .context("list the cgroup hierarchies")?;
+    let groups = hierarchies
+        .flatten()
+        .map(|hierarchy| hierarchy.path().join(&name));
+    let places = groups.chain([
+        Path::new("/var/tmp").join(&name),
+        Path::new("/sys/fs/cgroup").join(&name),
+    ]);
     let mut left: Vec<PathBuf> = places.filter(|place| place.exists()).collect();
-    let devices = Path::new("/sys/block").read_dir().context("list the block devices")?;
+    let devices = Path::new("/sys/block")
+        .read_dir()
+        .context("list the block devices")?;
     for device in devices.flatten() {
-        let file = std::fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        let file =
+            std::fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
         if file.contains(&name) {
             left.push(device.path());
         }

@@ -1,5 +1,5 @@
-//! An operator's commands on a node with a stale subpath: `diagnose` and `check` find it, `check` changes nothing, and
-//! after a restart of the container there are no problems.
+//! An operator's commands on a node with a stale subpath: `diagnose` and `check` find it, `check`
+//! changes nothing, and after a restart of the container there are no problems.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
@@ -23,12 +23,22 @@ fn story(node: &Node) -> Result<()> {
     let spec = Bundle::spec(&[Bundle::bind(source, "/etc/app.conf")]);
     let bundle = Bundle::create(node, "checked", spec.to_string().as_bytes())?;
     let before = subpath.mounts()?;
-    for found in [node.bindguard(["diagnose"])?, node.bindguard(["check".as_ref(), bundle.path().as_os_str()])?] {
-        ensure!(found.code() == 1 && found.stdout.contains(&target), "did not find {target}: {found:?}");
+    for found in [
+        node.bindguard(["diagnose"])?,
+        node.bindguard(["check".as_ref(), bundle.path().as_os_str()])?,
+    ] {
+        ensure!(
+            found.code() == 1 && found.stdout.contains(&target),
+            "did not find {target}: {found:?}"
+        );
     }
     ensure!(subpath.mounts()? == before, "looking changed the mounts");
 
-    node.ctr().container("app").mount(Bind::new(source, "/etc/app.conf")).start()?.success()?;
+    node.ctr()
+        .container("app")
+        .mount(Bind::new(source, "/etc/app.conf"))
+        .start()?
+        .success()?;
     let calm = node.bindguard(["diagnose"])?;
     ensure!(calm.code() == 0, "all is well again, but: {calm:?}");
     node.ctr().remove("app")?;

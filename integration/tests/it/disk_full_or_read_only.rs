@@ -1,5 +1,6 @@
-//! The disk of the bundle, of the runtime's state or of a log is full, or has become read-only: what cannot be done is refused
-//! with a reason and leaves nothing, what runs can be killed, and when there is room again it can be deleted.
+//! The disk of the bundle, of the runtime's state or of a log is full, or has become read-only:
+//! what cannot be done is refused with a reason and leaves nothing, what runs can be killed, and
+//! when there is room again it can be deleted.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,9 +21,14 @@ fn containerd_2_1() {
         let before = Leftovers::of(node)?;
         for state in [State::Full, State::ReadOnly] {
             bundle(node, state).with_context(|| format!("a bundle that is {state:?}"))?;
-            before.are_all(node).with_context(|| format!("a bundle that is {state:?}"))?;
-            runtimes_state(node, state).with_context(|| format!("a state of runc that is {state:?}"))?;
-            before.are_all(node).with_context(|| format!("a state of runc that is {state:?}"))?;
+            before
+                .are_all(node)
+                .with_context(|| format!("a bundle that is {state:?}"))?;
+            runtimes_state(node, state)
+                .with_context(|| format!("a state of runc that is {state:?}"))?;
+            before
+                .are_all(node)
+                .with_context(|| format!("a state of runc that is {state:?}"))?;
         }
         log_file(node)?;
         before.are_all(node)
@@ -73,7 +79,8 @@ impl Disk {
 
     fn remount(&self, flags: MsFlags) -> Result<()> {
         let flags = flags | MsFlags::MS_REMOUNT;
-        mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>).context("remount a small disk")
+        mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>)
+            .context("remount a small disk")
     }
 }
 
@@ -90,15 +97,27 @@ fn begin(node: &Node, bundle: &Bundle) -> Result<Client> {
 }
 
 fn refused(client: &Client, request: &CreateTaskRequest) -> Result<()> {
-    let error = client.create(request).err().context("it was created")?.to_string();
-    ensure!(error.contains("os error 28") || error.contains("space") || error.contains("ead-only"), "{error}");
+    let error = client
+        .create(request)
+        .err()
+        .context("it was created")?
+        .to_string();
+    ensure!(
+        error.contains("os error 28") || error.contains("space") || error.contains("ead-only"),
+        "{error}"
+    );
     Ok(())
 }
 
 fn bundle(node: &Node, state: State) -> Result<()> {
     let place = Path::new("/run/small/web");
     let disk = Disk::on(place)?;
-    let bundle = Bundle::create_at(node, place, "web", &spec(node, "web", &["sleep", "1000000"]))?;
+    let bundle = Bundle::create_at(
+        node,
+        place,
+        "web",
+        &spec(node, "web", &["sleep", "1000000"]),
+    )?;
     let client = begin(node, &bundle)?;
     disk.spoil(state)?;
     refused(&client, &bundle.request())?;
@@ -107,8 +126,18 @@ fn bundle(node: &Node, state: State) -> Result<()> {
     client.start("web", "")?;
     disk.spoil(state)?;
     let (id, exec_id) = ("web".to_owned(), "e".to_owned());
-    client.exec(ExecProcessRequest { id, exec_id, ..Default::default() }, &["true"])?;
-    ensure!(client.start("web", "e").is_err(), "an exec was started without room for its process");
+    client.exec(
+        ExecProcessRequest {
+            id,
+            exec_id,
+            ..Default::default()
+        },
+        &["true"],
+    )?;
+    ensure!(
+        client.start("web", "e").is_err(),
+        "an exec was started without room for its process"
+    );
     client.delete("web", "e")?;
     // what runs can still be killed and deleted
     ensure!(client.end("web")?.exit_status == 137);
@@ -122,7 +151,10 @@ fn runtimes_state(node: &Node, state: State) -> Result<()> {
     let client = begin(node, &bundle)?;
     let disk = Disk::on(Path::new(&root))?;
     disk.spoil(state)?;
-    ensure!(client.create(&bundle.request()).is_err(), "it was created without room for runc's state");
+    ensure!(
+        client.create(&bundle.request()).is_err(),
+        "it was created without room for runc's state"
+    );
     disk.restore()?;
     client.create(&bundle.request())?;
     client.start("web", "")?;
@@ -142,7 +174,11 @@ fn log_file(node: &Node) -> Result<()> {
     let place = Path::new("/run/small-log");
     let disk = Disk::on(place)?;
     let file = place.join("web.log");
-    let bundle = Bundle::create(node, "web", &["sh", "-c", "head -c 2000000 /dev/zero; exit 6"])?;
+    let bundle = Bundle::create(
+        node,
+        "web",
+        &["sh", "-c", "head -c 2000000 /dev/zero; exit 6"],
+    )?;
     let client = begin(node, &bundle)?;
     let mut request = bundle.request();
     request.stdout = format!("file://{}", file.display());
@@ -151,7 +187,10 @@ fn log_file(node: &Node) -> Result<()> {
     ensure!(client.wait("web", "")? == 6);
     client.delete("web", "")?;
     let length = fs::metadata(&file)?.len();
-    ensure!(length > 100_000 && length < 2_000_000, "{length} bytes are in the log");
+    ensure!(
+        length > 100_000 && length < 2_000_000,
+        "{length} bytes are in the log"
+    );
     drop(disk);
     Ok(client.shut_down("web")?)
 }

@@ -1,4 +1,5 @@
-//! A node's check-up: `doctor` finds nothing on a good node, and each thing that is then broken, with what to run about it.
+//! A node's check-up: `doctor` finds nothing on a good node, and each thing that is then broken,
+//! with what to run about it.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,9 @@ use bindguard_integration::privilege::{has_program, skipped};
 use bindguard_integration::process::{host, run};
 use bindguard_integration::programs::Matrix;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{
+    Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation,
+};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
 
@@ -19,7 +22,11 @@ fn containerd_alone(generation: Generation) {
     Setup::on(generation).cri().story(|node| {
         let point = Points::of(node)?.named("containerd")?;
         // 1.6 reads runtime_path and passes over it: docs/decisions/0006
-        let expected = if generation == Generation::V1_6 { "failed" } else { "ok" };
+        let expected = if generation == Generation::V1_6 {
+            "failed"
+        } else {
+            "ok"
+        };
         ensure!(point["status"] == expected, "{point}");
         let text = point["message"].as_str().unwrap_or_default();
         let version = Matrix::locate()?.containerd_version(generation)?;
@@ -44,13 +51,19 @@ fn of_a_node_that_breaks() {
 
 #[test]
 fn of_a_node_whose_root_is_private() {
-    Setup::on(Generation::V2_1).host_root(HostRoot::Private).story(|node| {
-        let point = Points::of(node)?.named("host-root")?;
-        ensure!(point["status"] == "failed", "{point}");
-        host(["sh", "-ec", point["command"].as_str().context("what to run")?])?;
-        ensure!(Points::of(node)?.named("host-root")?["status"] == "ok");
-        Ok(())
-    });
+    Setup::on(Generation::V2_1)
+        .host_root(HostRoot::Private)
+        .story(|node| {
+            let point = Points::of(node)?.named("host-root")?;
+            ensure!(point["status"] == "failed", "{point}");
+            host([
+                "sh",
+                "-ec",
+                point["command"].as_str().context("what to run")?,
+            ])?;
+            ensure!(Points::of(node)?.named("host-root")?["status"] == "ok");
+            Ok(())
+        });
 }
 
 /// The output of `doctor --json`.
@@ -59,58 +72,103 @@ struct Points(Vec<Value>);
 impl Points {
     fn of(node: &Node) -> Result<Self> {
         let ended = node.bindguard(["doctor", "--json"])?;
-        let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
+        let report: Value =
+            serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
         let points = report["points"].as_array().context("points")?.clone();
         let has = |state: &str| points.iter().any(|point| point["status"] == state);
-        let code = if has("failed") { 1 } else { 2 * i32::from(has("unknown")) };
-        ensure!(ended.code() == code, "exit code {} for {points:?}", ended.code());
+        let code = if has("failed") {
+            1
+        } else {
+            2 * i32::from(has("unknown"))
+        };
+        ensure!(
+            ended.code() == code,
+            "exit code {} for {points:?}",
+            ended.code()
+        );
         Ok(Self(points))
     }
 
     fn named(&self, name: &str) -> Result<Value> {
-        self.0.iter().find(|point| point["name"] == name).cloned().with_context(|| format!("{name} in {:?}", self.0))
+        self.0
+            .iter()
+            .find(|point| point["name"] == name)
+            .cloned()
+            .with_context(|| format!("{name} in {:?}", self.0))
     }
 }
 
 fn good_node(node: &Node) -> Result<()> {
     let points = Points::of(node)?;
-    for name in ["kernel", "host-root", "detach-mounts", "mount-helpers", "fuse-daemons", "containerd"] {
-        ensure!(points.named(name)?["status"] == "ok", "{}", points.named(name)?);
+    for name in [
+        "kernel",
+        "host-root",
+        "detach-mounts",
+        "mount-helpers",
+        "fuse-daemons",
+        "containerd",
+    ] {
+        ensure!(
+            points.named(name)?["status"] == "ok",
+            "{}",
+            points.named(name)?
+        );
     }
     for name in ["programs", "config", "subpaths"] {
-        ensure!(points.named(name)?["status"] == "ok", "{}", points.named(name)?);
+        ensure!(
+            points.named(name)?["status"] == "ok",
+            "{}",
+            points.named(name)?
+        );
     }
     let text = node.bindguard(["doctor"])?;
-    ensure!(text.stdout.contains("ok         host-root: / is shared"), "{text:?}");
+    ensure!(
+        text.stdout.contains("ok         host-root: / is shared"),
+        "{text:?}"
+    );
     Ok(())
 }
 
-/// A configMap that changes under a running container is a fault of the node only where no guard repairs it.
+/// A configMap that changes under a running container is a fault of the node only where no guard
+/// repairs it.
 fn subpaths(node: &Node) -> Result<()> {
-    for (handler, state, said) in
-        [("bindguard", "ok", "the guard repairs each"), ("runc", "failed", "its pod runs under another shim")]
-    {
+    for (handler, state, said) in [
+        ("bindguard", "ok", "the guard repairs each"),
+        ("runc", "failed", "its pod runs under another shim"),
+    ] {
         let pod = node.kubelet().pod(&format!("uid-{handler}"))?;
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
-        let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate)];
+        let mounts = [mount(
+            volume.subpath("app", 0, "app.conf").bind()?,
+            "/etc/app.conf",
+            PropagationPrivate,
+        )];
         let cri = node.cri()?;
         let sandbox = cri.run_pod(handler, handler, pod.uid())?;
         cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
         volume.update(&[("app.conf", "two")])?;
         let point = Points::of(node)?.named("subpaths")?;
         ensure!(
-            point["status"] == state && point["message"].as_str().is_some_and(|text| text.contains(said)),
+            point["status"] == state
+                && point["message"]
+                    .as_str()
+                    .is_some_and(|text| text.contains(said)),
             "{point}"
         );
         for verb in [&["diagnose"][..], &["repair", "--all"]] {
             let ended = node.bindguard(verb)?;
             ensure!(
-                ended.stdout.contains("the running container keeps the old content until it restarts"),
+                ended
+                    .stdout
+                    .contains("the running container keeps the old content until it restarts"),
                 "{ended:?}"
             );
         }
         let point = Points::of(node)?.named("subpaths")?;
-        ensure!(point["status"] == "ok" && !point.to_string().contains("stale"), "{point}");
+        ensure!(
+            point["status"] == "ok" && !point.to_string().contains("stale"),
+            "{point}"
+        );
         cri.remove_pod(&sandbox)?;
         pod.delete()?;
     }
@@ -123,7 +181,10 @@ fn of_a_pod_that_no_runtime_knows(node: &Node) -> Result<()> {
     volume.subpath("app", 0, "app.conf").bind()?;
     volume.update(&[("app.conf", "two")])?;
     let point = Points::of(node)?.named("subpaths")?;
-    ensure!(point["status"] == "unknown" && point["command"] == "bindguard diagnose", "{point}");
+    ensure!(
+        point["status"] == "unknown" && point["command"] == "bindguard diagnose",
+        "{point}"
+    );
     pod.delete()
 }
 
@@ -131,14 +192,21 @@ fn of_a_pod_that_no_runtime_knows(node: &Node) -> Result<()> {
 fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     let kubelet = node.disk().join("daemon/kubelet");
     fs::create_dir(node.disk().join("daemon"))?;
-    // by another process: while one of this one's has it open for writing, no process can execute it
+    // by another process: while one of this one's has it open for writing, no process can execute
+    // it
     host(["cp".as_ref(), "/bin/sleep".as_ref(), kubelet.as_os_str()])?;
     let kubelet = Running::start(node, &[&kubelet.to_string_lossy(), "1000000"], "kubelet")?;
-    let daemon = Running::start(node, &["sh", "-c", "exec 3<>/dev/fuse; exec sleep 1000000"], "sleep")?;
+    let daemon = Running::start(
+        node,
+        &["sh", "-c", "exec 3<>/dev/fuse; exec sleep 1000000"],
+        "sleep",
+    )?;
     let point = Points::of(node)?.named("fuse-daemons")?;
     ensure!(point["status"] == "failed", "{point}");
     ensure!(
-        point["command"].as_str().is_some_and(|run| run.contains(&format!("fuse-{}.scope", daemon.0.id()))),
+        point["command"]
+            .as_str()
+            .is_some_and(|run| run.contains(&format!("fuse-{}.scope", daemon.0.id()))),
         "{point}"
     );
     is_a_call_of_systemd(node, point["command"].as_str().unwrap_or_default())?;
@@ -147,24 +215,43 @@ fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// There is no systemd on a node; but busctl puts the message together, by its signature, and hands it to a bus.
+/// There is no systemd on a node; but busctl puts the message together, by its signature, and hands
+/// it to a bus.
 fn is_a_call_of_systemd(node: &Node, line: &str) -> Result<()> {
     if !has_program("busctl") || !has_program("dbus-daemon") {
         skipped("no busctl or no dbus-daemon");
         return Ok(());
     }
     let address = format!("unix:path={}", node.disk().join("bus").display());
-    let _bus = Running::start(node, &["dbus-daemon", "--session", "--nofork", "--address", &address], "dbus-daemon")?;
+    let _bus = Running::start(
+        node,
+        &[
+            "dbus-daemon",
+            "--session",
+            "--nofork",
+            "--address",
+            &address,
+        ],
+        "dbus-daemon",
+    )?;
     let call = |line: &str| {
         let mut command = node.command("sh")?;
-        command.args(["-c", line]).env("DBUS_SYSTEM_BUS_ADDRESS", &address);
+        command
+            .args(["-c", line])
+            .env("DBUS_SYSTEM_BUS_ADDRESS", &address);
         run(command)
     };
     until("the bus listens", || Ok(node.disk().join("bus").exists()))?;
     let ended = call(line)?.failure()?;
-    ensure!(ended.contains("org.freedesktop.systemd1"), "{line}: {ended}");
+    ensure!(
+        ended.contains("org.freedesktop.systemd1"),
+        "{line}: {ended}"
+    );
     let ended = call(&line.replace("fail 1 PIDs", "fail 2 PIDs"))?.failure()?;
-    ensure!(!ended.contains("org.freedesktop.systemd1"), "busctl does not look at the words: {ended}");
+    ensure!(
+        !ended.contains("org.freedesktop.systemd1"),
+        "busctl does not look at the words: {ended}"
+    );
     Ok(())
 }
 
@@ -173,9 +260,16 @@ fn mount_helper(node: &Node) -> Result<()> {
     fs::create_dir_all(pod.path().join("volumes/kubernetes.io~nfs/data"))?;
     let points = Points::of(node)?;
     let point = points.named("mount-helpers")?;
-    let expected = if has_program("mount.nfs") { "ok" } else { "failed" };
+    let expected = if has_program("mount.nfs") {
+        "ok"
+    } else {
+        "failed"
+    };
     ensure!(
-        point["status"] == expected && point["message"].as_str().is_some_and(|text| text.contains("mount.nfs")),
+        point["status"] == expected
+            && point["message"]
+                .as_str()
+                .is_some_and(|text| text.contains("mount.nfs")),
         "{point}"
     );
     if expected == "failed" {
@@ -183,23 +277,43 @@ fn mount_helper(node: &Node) -> Result<()> {
         is_a_package(node, point["command"].as_str().unwrap_or_default())?;
     }
     // An NFS volume that is not mounted is a finding of its own.
-    ensure!(points.named("subpaths")?["message"].as_str().is_some_and(|text| text.ends_with("is unmounted")));
+    ensure!(
+        points.named("subpaths")?["message"]
+            .as_str()
+            .is_some_and(|text| text.ends_with("is unmounted"))
+    );
     pod.delete()
 }
 
 fn of_other_distributions(node: &Node) -> Result<()> {
     let file = node.disk().join("os-release");
     for (text, run, said) in [
-        ("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n", Some("yum install nfs-utils"), "mount.nfs"),
-        ("ID=bottlerocket\nPRETTY_NAME=\"Bottlerocket OS 1.20\"\n", None, "the image of Bottlerocket OS 1.20"),
+        (
+            "ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n",
+            Some("yum install nfs-utils"),
+            "mount.nfs",
+        ),
+        (
+            "ID=bottlerocket\nPRETTY_NAME=\"Bottlerocket OS 1.20\"\n",
+            None,
+            "the image of Bottlerocket OS 1.20",
+        ),
     ] {
         fs::write(&file, text)?;
-        host(["mount".as_ref(), "--bind".as_ref(), file.as_os_str(), "/etc/os-release".as_ref()])?;
+        host([
+            "mount".as_ref(),
+            "--bind".as_ref(),
+            file.as_os_str(),
+            "/etc/os-release".as_ref(),
+        ])?;
         let point = Points::of(node)?.named("mount-helpers");
         host(["umount", "/etc/os-release"])?;
         let point = point?;
         let text = point["message"].as_str().unwrap_or_default();
-        ensure!(point["command"].as_str() == run && text.contains(said), "{point}");
+        ensure!(
+            point["command"].as_str() == run && text.contains(said),
+            "{point}"
+        );
     }
     Ok(())
 }
@@ -216,28 +330,49 @@ fn is_a_package(node: &Node, line: &str) -> Result<()> {
         return Ok(());
     }
     let simulated = line.replace("apt-get install", "apt-get --simulate install");
-    ensure!(simulated != line && shell(&simulated)?.success()?.contains("Inst nfs-common"), "{line}");
+    ensure!(
+        simulated != line && shell(&simulated)?.success()?.contains("Inst nfs-common"),
+        "{line}"
+    );
     Ok(())
 }
 
-/// A network namespace, and a disk mounted anywhere. The host has unmounted both; a monitoring container has not.
+/// A network namespace, and a disk mounted anywhere. The host has unmounted both; a monitoring
+/// container has not.
 fn pinned(node: &Node) -> Result<()> {
     let disk = node.disk().join("a").display().to_string();
     for (place, make) in [
-        ("/run/netns/cni-1", "mkdir -p /run/netns && touch $0 && mount --bind /proc/self/ns/net $0"),
+        (
+            "/run/netns/cni-1",
+            "mkdir -p /run/netns && touch $0 && mount --bind /proc/self/ns/net $0",
+        ),
         (&disk, "mkdir $0 && mount -t tmpfs a $0"),
     ] {
         host(["sh", "-ec", make, place])?;
         let ctr = node.ctr();
-        let container = ctr.container("exporter").runtime(Runtime::Stock).mount(Bind::new(Path::new("/"), "/host"));
+        let container = ctr
+            .container("exporter")
+            .runtime(Runtime::Stock)
+            .mount(Bind::new(Path::new("/"), "/host"));
         container.start()?.success()?;
         host(["umount", place])?;
         let point = Points::of(node)?.named("pinned")?;
-        ensure!(point["status"] == "failed" && names(&point, place), "{point}");
-        ensure!(point["command"].as_str().is_some_and(|run| run.starts_with("bindguard holders /")), "{point}");
+        ensure!(
+            point["status"] == "failed" && names(&point, place),
+            "{point}"
+        );
+        ensure!(
+            point["command"]
+                .as_str()
+                .is_some_and(|run| run.starts_with("bindguard holders /")),
+            "{point}"
+        );
         let held = node.bindguard(["holders", place])?;
         let (mount, container) = (format!("has /host{place} "), "container exporter");
-        ensure!(held.stdout.contains(&mount) && held.stdout.contains(container), "{held:?}");
+        ensure!(
+            held.stdout.contains(&mount) && held.stdout.contains(container),
+            "{held:?}"
+        );
         ctr.remove("exporter")?;
         let point = Points::of(node)?.named("pinned")?;
         ensure!(!names(&point, place), "{point}");
@@ -247,16 +382,24 @@ fn pinned(node: &Node) -> Result<()> {
 
 /// Other nodes of this machine may keep something of their own.
 fn names(point: &Value, place: &str) -> bool {
-    point["message"].as_str().is_some_and(|text| text.split([' ', ',']).any(|word| word == place))
+    point["message"]
+        .as_str()
+        .is_some_and(|text| text.split([' ', ',']).any(|word| word == place))
 }
 
 fn config(node: &Node) -> Result<()> {
     let file = node.disk().join("bindguard.toml");
     fs::write(&file, "[kubelet\n")?;
     let point = Points::of(node)?.named("config")?;
-    ensure!(point["status"] == "failed" && point["command"] == "bindguard config check", "{point}");
+    ensure!(
+        point["status"] == "failed" && point["command"] == "bindguard config check",
+        "{point}"
+    );
     let check = node.bindguard(["config", "check"])?;
-    ensure!(check.code() == 2 && check.stderr.contains("line 1"), "{check:?}");
+    ensure!(
+        check.code() == 2 && check.stderr.contains("line 1"),
+        "{check:?}"
+    );
     Ok(())
 }
 
@@ -266,10 +409,15 @@ impl Running {
     /// Starts a process of the node, and waits until it has become what it is to be.
     fn start(node: &Node, words: &[&str], name: &str) -> Result<Self> {
         let mut command = node.command(words[0])?;
-        command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(&words[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         let running = Self(command.spawn().with_context(|| format!("start {name}"))?);
         let comm = format!("/proc/{}/comm", running.0.id());
-        until(&format!("{name} runs"), || Ok(fs::read_to_string(&comm)?.trim() == name))?;
+        until(&format!("{name} runs"), || {
+            Ok(fs::read_to_string(&comm)?.trim() == name)
+        })?;
         Ok(running)
     }
 }

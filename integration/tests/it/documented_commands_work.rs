@@ -22,19 +22,31 @@ fn every_document_with_commands_is_run() -> Result<()> {
     let mut stories = String::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
         let path = entry?.path();
-        stories.push_str(&fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?);
+        stories.push_str(
+            &fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?,
+        );
     }
-    let missing: Vec<String> =
-        documents_with_commands()?.into_iter().filter(|name| !stories.contains(&format!("{name:?}"))).collect();
-    ensure!(missing.is_empty(), "no story runs the commands of {missing:?}");
+    let missing: Vec<String> = documents_with_commands()?
+        .into_iter()
+        .filter(|name| !stories.contains(&format!("{name:?}")))
+        .collect();
+    ensure!(
+        missing.is_empty(),
+        "no story runs the commands of {missing:?}"
+    );
     Ok(())
 }
 
 /// A reason not to run a command is one for a command that is shown.
 #[test]
 fn commands_that_are_not_run_are_in_the_documents() -> Result<()> {
-    for NotRun { document, command, .. } in NOT_RUN {
-        let is_shown = commands_of(document)?.iter().any(|shown| shown.text.starts_with(command));
+    for NotRun {
+        document, command, ..
+    } in NOT_RUN
+    {
+        let is_shown = commands_of(document)?
+            .iter()
+            .any(|shown| shown.text.starts_with(command));
         ensure!(is_shown, "{document} does not show {command} any more");
     }
     Ok(())
@@ -44,14 +56,21 @@ fn commands_that_are_not_run_are_in_the_documents() -> Result<()> {
 #[test]
 fn commands_in_the_text_exist() {
     Setup::on(Generation::V1_7).story(|node| {
-        let documents = documents_with_commands()?.into_iter().chain(UNSHOWN.map(str::to_owned));
+        let documents = documents_with_commands()?
+            .into_iter()
+            .chain(UNSHOWN.map(str::to_owned));
         let mut named = 0;
         for document in documents {
             for words in named_in(&document)? {
                 let mut words: Vec<&str> = words.split_whitespace().skip(1).collect();
                 words.push("--help");
                 let ended = node.bindguard(&words)?;
-                ensure!(ended.code() == 0, "{document} names `bindguard {}`: {}", words.join(" "), ended.stderr);
+                ensure!(
+                    ended.code() == 0,
+                    "{document} names `bindguard {}`: {}",
+                    words.join(" "),
+                    ended.stderr
+                );
                 named += 1;
             }
         }
@@ -61,32 +80,52 @@ fn commands_in_the_text_exist() {
 }
 
 /// Documents that name commands and show none.
-const UNSHOWN: [&str; 5] =
-    ["docs/compare.md", "docs/failure-modes.md", "docs/journal.md", "docs/json.md", "docs/parity.md"];
+const UNSHOWN: [&str; 5] = [
+    "docs/compare.md",
+    "docs/failure-modes.md",
+    "docs/journal.md",
+    "docs/json.md",
+    "docs/parity.md",
+];
 
 /// Text between backquotes that begins with bindguard's name, with placeholders as words.
 fn named_in(document: &str) -> Result<Vec<String>> {
     let path = repository().join(document);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let prose: String = text.split("```").step_by(2).collect();
-    let spans = prose.split('`').skip(1).step_by(2).filter(|span| span.starts_with("bindguard "));
-    Ok(spans.map(|span| span.replace(['[', ']'], "").replace('\n', " ")).collect())
+    let spans = prose
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|span| span.starts_with("bindguard "));
+    Ok(spans
+        .map(|span| span.replace(['[', ']'], "").replace('\n', " "))
+        .collect())
 }
 
 #[test]
 fn readme() {
     Setup::on(Generation::V1_7).bare().cri().story(|node| {
-        symlink(node.disk().join("dist").join(CLI), node.programs().join(CLI)).context("put bindguard on PATH")?;
+        symlink(
+            node.disk().join("dist").join(CLI),
+            node.programs().join(CLI),
+        )
+        .context("put bindguard on PATH")?;
         let said = rehearse(node, "README.md", "")?;
         let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
-        ensure!(says("+++ /etc/containerd/config.toml") && says("re-bound to the current target"), "{said:?}");
+        ensure!(
+            says("+++ /etc/containerd/config.toml") && says("re-bound to the current target"),
+            "{said:?}"
+        );
         Ok(())
     });
 }
 
 #[test]
 fn integration_readme() {
-    Setup::on(Generation::V1_7).cri().story(|node| rehearse(node, "integration/README.md", "bindguard").map(drop));
+    Setup::on(Generation::V1_7)
+        .cri()
+        .story(|node| rehearse(node, "integration/README.md", "bindguard").map(drop));
 }
 
 #[test]
@@ -94,8 +133,15 @@ fn runbook() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let said = rehearse(node, "docs/runbook.md", "bindguard")?;
         let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
-        ensure!(says("would be re-bound") && says("re-bound to the current target"), "nothing was repaired: {said:?}");
-        ensure!(said.last().is_some_and(|bundle| bundle.stdout.starts_with("2 checked")), "no bundle: {said:?}");
+        ensure!(
+            says("would be re-bound") && says("re-bound to the current target"),
+            "nothing was repaired: {said:?}"
+        );
+        ensure!(
+            said.last()
+                .is_some_and(|bundle| bundle.stdout.starts_with("2 checked")),
+            "no bundle: {said:?}"
+        );
         Ok(())
     });
 }
@@ -105,8 +151,14 @@ fn runbook() {
 fn mounts() {
     Setup::on(Generation::V1_7).story(|node| {
         let said = Rehearsal::on(node).play("docs/mounts.md")?;
-        ensure!(said.iter().any(|one| one.stdout == "one\ntwo\n"), "the bind has not the old file: {said:?}");
-        ensure!(said.iter().any(|one| one.stdout.contains("does not start")), "nothing fails there: {said:?}");
+        ensure!(
+            said.iter().any(|one| one.stdout == "one\ntwo\n"),
+            "the bind has not the old file: {said:?}"
+        );
+        ensure!(
+            said.iter().any(|one| one.stdout.contains("does not start")),
+            "nothing fails there: {said:?}"
+        );
         Ok(())
     });
 }
@@ -123,14 +175,23 @@ fn rehearse(node: &Node, document: &str, handler: &str) -> Result<Vec<Finished>>
     let sandbox = cri.run_pod(handler, "web", pod.uid())?;
     cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
     volume.update(&[("app.conf", "two")])?;
-    let here = if document.starts_with("docs/") { node.disk().to_path_buf() } else { repository() };
+    let here = if document.starts_with("docs/") {
+        node.disk().to_path_buf()
+    } else {
+        repository()
+    };
     let played = Rehearsal::on(node)
         .folder(&here)
         .instead_of("target/*/release/bindguard ", "bindguard ")
-        .systemd("restart containerd", || node.restart_containerd(Signal::SIGTERM))
+        .systemd("restart containerd", || {
+            node.restart_containerd(Signal::SIGTERM)
+        })
         .reads_all_processes("bindguard doctor")
         .reads_all_processes("bindguard holders")
-        .with("/var/lib/kubelet", &node.kubelet().root().display().to_string())
+        .with(
+            "/var/lib/kubelet",
+            &node.kubelet().root().display().to_string(),
+        )
         .with("BUNDLE", &bundle.path().display().to_string())
         .with("MOUNT_POINT", &source.target().display().to_string())
         .play(document);

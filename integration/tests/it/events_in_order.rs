@@ -1,6 +1,8 @@
-//! The events of a container's life in `ctr events`, with the stock shim and with ours: the same, in the same order.
+//! The events of a container's life in `ctr events`, with the stock shim and with ours: the same,
+//! in the same order.
 //!
-//! But for the last one: the stock shim of 2.1 now and then ends before it has sent the container's delete.
+//! But for the last one: the stock shim of 2.1 now and then ends before it has sent the container's
+//! delete.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::run;
@@ -30,8 +32,15 @@ fn story(generation: Generation) {
         let ours = events::during(node, || lives(node, Runtime::Bindguard))?;
         ensure!(ours == WANTED, "{ours:?}\n{WANTED:?}");
         let stock = events::during(node, || lives(node, Runtime::Stock))?;
-        let no_delete = |events: Vec<String>| events.into_iter().filter(|event| !event.starts_with("delete"));
-        ensure!(no_delete(stock.clone()).eq(no_delete(ours)), "the stock shim: {stock:?}");
+        let no_delete = |events: Vec<String>| {
+            events
+                .into_iter()
+                .filter(|event| !event.starts_with("delete"))
+        };
+        ensure!(
+            no_delete(stock.clone()).eq(no_delete(ours)),
+            "the stock shim: {stock:?}"
+        );
         Ok(())
     });
 }
@@ -41,7 +50,11 @@ on_every_generation!(story);
 fn lives(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     let task = |words: &[&str]| run(ctr.command(&[&["task"], words].concat())).map(drop);
-    ctr.container("quick").runtime(runtime).runs(&["sh", "-c", "exit 7"]).start()?.success()?;
+    ctr.container("quick")
+        .runtime(runtime)
+        .runs(&["sh", "-c", "exit 7"])
+        .start()?
+        .success()?;
     ctr.wait_for_status("quick", "STOPPED")?;
     ctr.remove("quick")?;
 
@@ -50,7 +63,15 @@ fn lives(node: &Node, runtime: Runtime) -> Result<()> {
     task(&["pause", "long"])?;
     task(&["resume", "long"])?;
     // it is still running when the init is killed, and its end is published first
-    task(&["exec", "--detach", "--exec-id", "left", "long", "sleep", "1000000"])?;
+    task(&[
+        "exec",
+        "--detach",
+        "--exec-id",
+        "left",
+        "long",
+        "sleep",
+        "1000000",
+    ])?;
     ctr.kill("long", "KILL")?;
     ctr.wait_for_status("long", "STOPPED")?;
     ctr.remove("long")

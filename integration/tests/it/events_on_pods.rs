@@ -1,5 +1,5 @@
-//! `kubectl describe pod` shows what bindguard did: the agent writes events. An API server that is down, slow or refuses
-//! changes nothing else.
+//! `kubectl describe pod` shows what bindguard did: the agent writes events. An API server that is
+//! down, slow or refuses changes nothing else.
 
 use std::fs;
 use std::path::Path;
@@ -30,8 +30,14 @@ fn story(generation: Generation) {
         a_live_refresh(node, &api)?;
         let written = agent.figure("bindguard_events_total{result=\"written\"}");
         ensure!(written >= 4.0, "{}", agent.get("/metrics"));
-        let others = api.requests().into_iter().find(|seen| !seen.path.contains("/events"));
-        ensure!(others.is_none(), "the agent requested more than events: {others:?}");
+        let others = api
+            .requests()
+            .into_iter()
+            .find(|seen| !seen.path.contains("/events"));
+        ensure!(
+            others.is_none(),
+            "the agent requested more than events: {others:?}"
+        );
         Ok(())
     });
 }
@@ -42,7 +48,10 @@ on_every_generation!(story);
 fn config(node: &Node, api: &KubeApi, events: &str) -> Result<String> {
     let kubeconfig = node.disk().join("kubeconfig");
     api.write_config(&kubeconfig)?;
-    Ok(format!("{events}agent.kubernetes = {{ kubeconfig = '{}', node = 'node-1' }}\n", kubeconfig.display()))
+    Ok(format!(
+        "{events}agent.kubernetes = {{ kubeconfig = '{}', node = 'node-1' }}\n",
+        kubeconfig.display()
+    ))
 }
 
 /// Waits for an event with this reason on a pod.
@@ -67,16 +76,34 @@ fn a_rebind_of_the_agent(node: &Node, api: &KubeApi) -> Result<()> {
     volume.update(&[("app.conf", "two")])?;
     let event = event(api, "rebind", "BindMountRepaired")?;
     let subject = &event["involvedObject"];
-    ensure!(subject["namespace"] == "default" && subject["uid"] == "uid-rebind" && subject["kind"] == "Pod", "{event}");
+    ensure!(
+        subject["namespace"] == "default"
+            && subject["uid"] == "uid-rebind"
+            && subject["kind"] == "Pod",
+        "{event}"
+    );
     ensure!(subject["fieldPath"] == "spec.containers{app}", "{event}");
-    ensure!(event["type"] == "Normal" && event["source"]["host"] == "node-1" && event["count"] == 1, "{event}");
+    ensure!(
+        event["type"] == "Normal" && event["source"]["host"] == "node-1" && event["count"] == 1,
+        "{event}"
+    );
     let message = event["message"].as_str().unwrap_or_default();
-    ensure!(message.starts_with("a subPath of volume conf in container app was stale; "), "{message}");
+    ensure!(
+        message.starts_with("a subPath of volume conf in container app was stale; "),
+        "{message}"
+    );
     for text in ["three", "four"] {
-        until("it is re-bound", || Ok(only_a_current_mount(&subpath).is_ok()))?;
+        until("it is re-bound", || {
+            Ok(only_a_current_mount(&subpath).is_ok())
+        })?;
         volume.update(&[("app.conf", text)])?;
     }
-    until("the event is counted", || Ok(api.events().iter().any(|event| event["count"].as_u64() >= Some(2))))?;
+    until("the event is counted", || {
+        Ok(api
+            .events()
+            .iter()
+            .any(|event| event["count"].as_u64() >= Some(2)))
+    })?;
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-rebind")
 }
@@ -86,7 +113,11 @@ fn a_create_that_is_repaired(node: &Node, api: &KubeApi, agent: &Agent) -> Resul
     let cri = node.cri()?;
     let pod = node.kubelet().pod("uid-create")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
-    let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate)];
+    let mounts = [mount(
+        volume.subpath("app", 0, "app.conf").bind()?,
+        "/etc/app.conf",
+        PropagationPrivate,
+    )];
     let sandbox = cri.run_pod("bindguard", "create", pod.uid())?;
     agent.stop()?;
     volume.update(&[("app.conf", "two")])?;
@@ -95,49 +126,85 @@ fn a_create_that_is_repaired(node: &Node, api: &KubeApi, agent: &Agent) -> Resul
     created?;
     let event = event(api, "create", "BindMountRepaired")?;
     let message = event["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("/etc/app.conf was stale") && message.contains("re-bound"), "{message}");
+    ensure!(
+        message.contains("/etc/app.conf was stale") && message.contains("re-bound"),
+        "{message}"
+    );
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-create")
 }
 
 fn a_create_that_is_refused(node: &Node, api: &KubeApi) -> Result<()> {
     let cri = node.cri()?;
-    let nfs = node.kubelet().root().join("pods/uid-refused/volumes/kubernetes.io~nfs/data");
+    let nfs = node
+        .kubelet()
+        .root()
+        .join("pods/uid-refused/volumes/kubernetes.io~nfs/data");
     fs::create_dir_all(&nfs)?;
     let sandbox = cri.run_pod("bindguard", "refused", "uid-refused")?;
     let mounts = [mount(&nfs, "/data", PropagationPrivate)];
-    ensure!(cri.start_container(&sandbox, "app", &SLEEP, &mounts).is_err(), "it was not refused");
+    ensure!(
+        cri.start_container(&sandbox, "app", &SLEEP, &mounts)
+            .is_err(),
+        "it was not refused"
+    );
     let event = event(api, "refused", "ContainerRefused")?;
     let message = event["message"].as_str().unwrap_or_default();
-    ensure!(event["type"] == "Warning" && message.contains("volume data") && message.contains("refused"), "{event}");
+    ensure!(
+        event["type"] == "Warning"
+            && message.contains("volume data")
+            && message.contains("refused"),
+        "{event}"
+    );
     cri.remove_pod(&sandbox)?;
-    fs::remove_dir_all(node.kubelet().root().join("pods/uid-refused")).context("remove the pod's folder")
+    fs::remove_dir_all(node.kubelet().root().join("pods/uid-refused"))
+        .context("remove the pod's folder")
 }
 
 fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
     let cri = node.cri()?;
     let pod = node.kubelet().pod("uid-live")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
-    let mounts = [mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate)];
-    let sandbox = cri.run_annotated_pod("runc", "live", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+    let mounts = [mount(
+        volume.subpath("app", 0, "app.conf").bind()?,
+        "/etc/app.conf",
+        PropagationPrivate,
+    )];
+    let sandbox = cri.run_annotated_pod(
+        "runc",
+        "live",
+        pod.uid(),
+        &[("bindguard.io/refresh", "true")],
+    )?;
     cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     volume.update(&[("app.conf", "two")])?;
     let event = event(api, "live", "BindMountRefreshed")?;
-    ensure!(event["message"] == "the mount at /etc/app.conf shows the current file", "{event}");
+    ensure!(
+        event["message"] == "the mount at /etc/app.conf shows the current file",
+        "{event}"
+    );
     volume.update(&[("other.conf", "three")])?;
     let event = self::event(api, "live", "BindMountNotRefreshed")?;
-    ensure!(event["message"].as_str().is_some_and(|text| text.contains("has no app.conf any more")), "{event}");
+    ensure!(
+        event["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("has no app.conf any more")),
+        "{event}"
+    );
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-live")
 }
 
-/// A container copies the host's mounts when it starts, and nothing is wrong. Later the host unmounts one: no create happens
-/// then, and the survey finds it.
+/// A container copies the host's mounts when it starts, and nothing is wrong. Later the host
+/// unmounts one: no create happens then, and the survey finds it.
 #[test]
 fn a_mount_that_the_host_unmounts_while_a_container_runs() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let api = KubeApi::start()?;
-        let agent = Agent::start(node, &config(node, &api, &format!("agent.survey-seconds = 1\n{FAST}"))?)?;
+        let agent = Agent::start(
+            node,
+            &config(node, &api, &format!("agent.survey-seconds = 1\n{FAST}"))?,
+        )?;
         let disks = ["/run/disk-1", "/run/disk-2"];
         for disk in disks {
             fs::create_dir(disk).context("make a mount point")?;
@@ -146,27 +213,58 @@ fn a_mount_that_the_host_unmounts_while_a_container_runs() {
         let cri = node.cri()?;
         let start = |name: &str, propagation| {
             let sandbox = cri.run_pod("runc", name, &format!("uid-{name}"))?;
-            cri.start_container(&sandbox, "app", &SLEEP, &[mount(Path::new("/"), "/host", propagation)])?;
+            cri.start_container(
+                &sandbox,
+                "app",
+                &SLEEP,
+                &[mount(Path::new("/"), "/host", propagation)],
+            )?;
             Ok::<_, anyhow::Error>(sandbox)
         };
         let keeper = start("keeper", PropagationPrivate)?;
         let follower = start("follower", PropagationHostToContainer)?;
-        let binds = |verdict| agent.figure(&format!("bindguard_sources{{kind=\"host-root\",verdict=\"{verdict}\"}}"));
-        until("both binds are counted", || Ok((binds("pinning"), binds("current")) == (1.0, 1.0)))?;
-        ensure!(agent.figure(PINNED) == 0.0 && api.events().is_empty(), "{:?}", api.events());
+        let binds = |verdict| {
+            agent.figure(&format!(
+                "bindguard_sources{{kind=\"host-root\",verdict=\"{verdict}\"}}"
+            ))
+        };
+        until("both binds are counted", || {
+            Ok((binds("pinning"), binds("current")) == (1.0, 1.0))
+        })?;
+        ensure!(
+            agent.figure(PINNED) == 0.0 && api.events().is_empty(),
+            "{:?}",
+            api.events()
+        );
         unmount(disks[0])?;
         let found = event(&api, "keeper", "HostMountsPinned")?;
         let message = found["message"].as_str().unwrap_or_default();
-        ensure!(found["type"] == "Warning" && message.contains(disks[0]), "{found}");
-        ensure!(found["involvedObject"]["fieldPath"] == "spec.containers{app}", "{found}");
+        ensure!(
+            found["type"] == "Warning" && message.contains(disks[0]),
+            "{found}"
+        );
+        ensure!(
+            found["involvedObject"]["fieldPath"] == "spec.containers{app}",
+            "{found}"
+        );
         unmount(disks[1])?;
-        until("both mounts are counted", || Ok(agent.figure(PINNED) == 2.0))?;
+        until(
+            "both mounts are counted",
+            || Ok(agent.figure(PINNED) == 2.0),
+        )?;
         let surveys = agent.figure(SURVEYS);
-        until("it is surveyed again", || Ok(agent.figure(SURVEYS) >= surveys + 2.0))?;
+        until("it is surveyed again", || {
+            Ok(agent.figure(SURVEYS) >= surveys + 2.0)
+        })?;
         let events = api.events();
-        ensure!(events.len() == 1 && events[0]["count"] == 1, "one event is enough: {events:?}");
+        ensure!(
+            events.len() == 1 && events[0]["count"] == 1,
+            "one event is enough: {events:?}"
+        );
         cri.remove_pod(&keeper)?;
-        until("nothing is pinned any more", || Ok(agent.figure(PINNED) == 0.0 && binds("pinning") == 0.0))?;
+        until("nothing is pinned any more", || {
+            Ok(agent.figure(PINNED) == 0.0 && binds("pinning") == 0.0)
+        })?;
         cri.remove_pod(&follower)
     });
 }
@@ -174,7 +272,8 @@ fn a_mount_that_the_host_unmounts_while_a_container_runs() {
 const PINNED: &str = "bindguard_pinned_mounts";
 const SURVEYS: &str = "bindguard_agent_surveys_total";
 
-/// In a pod the agent leaves the mount namespace that has its token, and reads the token again when the kubelet renewed it.
+/// In a pod the agent leaves the mount namespace that has its token, and reads the token again when
+/// the kubelet renewed it.
 #[test]
 fn with_the_service_account_of_a_pod() {
     Setup::on(Generation::V2_1).cri().story(|node| {
@@ -183,9 +282,15 @@ fn with_the_service_account_of_a_pod() {
         a_rebind_of_the_agent(node, &api)?;
         let seen = api.requests();
         let bearer = format!("Bearer {TOKEN}");
-        ensure!(!seen.is_empty() && seen.iter().all(|request| request.authorization == bearer), "{seen:?}");
+        ensure!(
+            !seen.is_empty() && seen.iter().all(|request| request.authorization == bearer),
+            "{seen:?}"
+        );
         let on_host = Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token");
-        ensure!(!on_host.exists(), "the story shows nothing: the host has the token, too");
+        ensure!(
+            !on_host.exists(),
+            "the story shows nothing: the host has the token, too"
+        );
         Ok(())
     });
 }
@@ -196,22 +301,35 @@ fn an_api_server_that_does_not_serve() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let api = KubeApi::start()?;
         let agent = Agent::start(node, &config(node, &api, FAST)?)?;
-        for (number, conduct) in
-            [Conduct::Down, Conduct::Hang, Conduct::Answer(500), Conduct::Answer(403), Conduct::Answer(429)]
-                .into_iter()
-                .enumerate()
+        for (number, conduct) in [
+            Conduct::Down,
+            Conduct::Hang,
+            Conduct::Answer(500),
+            Conduct::Answer(403),
+            Conduct::Answer(429),
+        ]
+        .into_iter()
+        .enumerate()
         {
             api.behave(conduct);
             let before = api.requests().len();
             let rebinds = agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}");
-            updates_arrive(node, &format!("uid-{number}")).with_context(|| format!("{conduct:?}"))?;
+            updates_arrive(node, &format!("uid-{number}"))
+                .with_context(|| format!("{conduct:?}"))?;
             let now = agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}");
             // one re-bind may serve two updates
-            ensure!(now >= rebinds + 5.0, "{conduct:?}: {rebinds} re-binds, then {now}");
+            ensure!(
+                now >= rebinds + 5.0,
+                "{conduct:?}: {rebinds} re-binds, then {now}"
+            );
             let requests = api.requests().len() - before;
             ensure!(requests <= 6, "{conduct:?}: {requests} requests");
         }
-        ensure!(agent.figure("bindguard_event_request_failures_total") > 0.0, "{}", agent.get("/metrics"));
+        ensure!(
+            agent.figure("bindguard_event_request_failures_total") > 0.0,
+            "{}",
+            agent.get("/metrics")
+        );
         Ok(())
     });
 }
@@ -226,8 +344,14 @@ fn updates_arrive(node: &Node, uid: &str) -> Result<()> {
     for number in 1..=20 {
         let began = Instant::now();
         volume.update(&[("key", &number.to_string())])?;
-        until("it is re-bound", || Ok(fs::read_to_string(subpath.target())? == number.to_string()))?;
-        ensure!(began.elapsed() < Duration::from_secs(2), "re-bound after {:?}", began.elapsed());
+        until("it is re-bound", || {
+            Ok(fs::read_to_string(subpath.target())? == number.to_string())
+        })?;
+        ensure!(
+            began.elapsed() < Duration::from_secs(2),
+            "re-bound after {:?}",
+            began.elapsed()
+        );
     }
     cri.remove_pod(&sandbox)?;
     delete_pod(node, uid)

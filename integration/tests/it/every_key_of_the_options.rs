@@ -1,5 +1,6 @@
-//! Issue 25: a handler's options may set any key that containerd's default configuration shows. With each of them, one after
-//! the other, a pod has the same fate as under the stock shim. `CriuImagePath` once made each create a restore.
+//! Issue 25: a handler's options may set any key that containerd's default configuration shows.
+//! With each of them, one after the other, a pod has the same fate as under the stock shim.
+//! `CriuImagePath` once made each create a restore.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -11,7 +12,8 @@ use nix::sys::signal::Signal;
 const STOCK: &str = "io.containerd.runc.v2";
 const OWN: &str = "io.containerd.bindguard.v2";
 
-// containerd 1.6 ignores `runtime_path`, and passes no options to a runtime type that it does not know.
+// containerd 1.6 ignores `runtime_path`, and passes no options to a runtime type that it does not
+// know.
 #[test]
 fn containerd_1_7() {
     Setup::on(Generation::V1_7).cri().story(story);
@@ -31,11 +33,19 @@ struct Entry {
 fn story(node: &Node) -> Result<()> {
     let options = options(node);
     let entries = entries(node);
-    let mut file = File::options().append(true).open(node.containerd_config())?;
+    let mut file = File::options()
+        .append(true)
+        .open(node.containerd_config())?;
     for (key, value) in &options {
         for Entry { prefix, lines } in &entries {
-            let table = format!("plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.{}", handler(prefix, key));
-            writeln!(file, "[{table}]\n{lines}[{table}.options]\n  {key} = {value}")?;
+            let table = format!(
+                "plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.{}",
+                handler(prefix, key)
+            );
+            writeln!(
+                file,
+                "[{table}]\n{lines}[{table}.options]\n  {key} = {value}"
+            )?;
         }
     }
     node.restart_containerd(Signal::SIGTERM)?;
@@ -47,10 +57,17 @@ fn story(node: &Node) -> Result<()> {
             }
             let fate = pod_runs(node, &handler(entry.prefix, key));
             let are_equal = fate.is_ok() == of_stock.is_ok();
-            ensure!(are_equal, "{key} = {value}, {}: {fate:?}; the stock shim: {of_stock:?}", entry.prefix);
+            ensure!(
+                are_equal,
+                "{key} = {value}, {}: {fate:?}; the stock shim: {of_stock:?}",
+                entry.prefix
+            );
         }
         // Without systemd on the node, no shim can do what this one key demands.
-        ensure!(of_stock.is_ok() || *key == "SystemdCgroup", "{key} = {value}: {of_stock:?}");
+        ensure!(
+            of_stock.is_ok() || *key == "SystemdCgroup",
+            "{key} = {value}: {of_stock:?}"
+        );
     }
     Ok(())
 }
@@ -76,11 +93,24 @@ fn options(node: &Node) -> [(&'static str, String); 11] {
 fn entries(node: &Node) -> [Entry; 3] {
     let of_type = |name: &str| format!("  runtime_type = \"{name}\"\n");
     let shim = node.programs().join("containerd-shim-bindguard-v2");
-    let path = format!("{}  runtime_path = \"{}\"\n", of_type(STOCK), shim.display());
+    let path = format!(
+        "{}  runtime_path = \"{}\"\n",
+        of_type(STOCK),
+        shim.display()
+    );
     [
-        Entry { prefix: "stock", lines: of_type(STOCK) },
-        Entry { prefix: "path", lines: path },
-        Entry { prefix: "own", lines: of_type(OWN) },
+        Entry {
+            prefix: "stock",
+            lines: of_type(STOCK),
+        },
+        Entry {
+            prefix: "path",
+            lines: path,
+        },
+        Entry {
+            prefix: "own",
+            lines: of_type(OWN),
+        },
     ]
 }
 
@@ -92,9 +122,11 @@ fn handler(prefix: &str, key: &str) -> String {
 fn pod_runs(node: &Node, handler: &str) -> Result<()> {
     let cri = node.cri()?;
     let pod = cri.run_pod(handler, handler, &format!("uid-{handler}"))?;
-    let read =
-        cri.start_container(&pod, "app", &["sleep", "1000000"], &[]).and_then(|app| cri.read(&app, "/proc/1/comm"));
-    cri.remove_pod(&pod).with_context(|| format!("remove the pod of {handler}"))?;
+    let read = cri
+        .start_container(&pod, "app", &["sleep", "1000000"], &[])
+        .and_then(|app| cri.read(&app, "/proc/1/comm"));
+    cri.remove_pod(&pod)
+        .with_context(|| format!("remove the pod of {handler}"))?;
     let read = read?;
     ensure!(read.trim() == "sleep", "{handler}: {read:?}");
     Ok(fs::remove_dir_all(format!("/run/pods/uid-{handler}"))?)

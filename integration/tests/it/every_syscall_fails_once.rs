@@ -1,7 +1,9 @@
-//! Each single syscall that an admission makes fails once with one of the errors that a machine in trouble gives, those that
-//! a repair is made of once with each. The create goes on, no reader sees the file underneath, and the next create completes the repair.
+//! Each single syscall that an admission makes fails once with one of the errors that a machine in
+//! trouble gives, those that a repair is made of once with each. The create goes on, no reader sees
+//! the file underneath, and the next create completes the repair.
 //!
-//! strace(1) makes them fail, see its `--inject`. It detaches from the process at the moment at which the runtime begins.
+//! strace(1) makes them fail, see its `--inject`. It detaches from the process at the moment at
+//! which the runtime begins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -53,8 +55,17 @@ const NEVER_FAIL: [&str; 18] = [
 ];
 
 /// The calls of a swap on a kernel before 6.5 that differ from a newer kernel's.
-const OF_TUCK: [&str; 9] =
-    ["clone", "clone3", "mount", "move_mount", "open", "open_tree", "statx", "umount2", "unshare"];
+const OF_TUCK: [&str; 9] = [
+    "clone",
+    "clone3",
+    "mount",
+    "move_mount",
+    "open",
+    "open_tree",
+    "statx",
+    "umount2",
+    "unshare",
+];
 
 #[test]
 fn mounting_beneath() {
@@ -63,7 +74,9 @@ fn mounting_beneath() {
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V1_7).fault_points().story(|node| story(node, "no-beneath", &OF_TUCK));
+    Setup::on(Generation::V1_7)
+        .fault_points()
+        .story(|node| story(node, "no-beneath", &OF_TUCK));
 }
 
 /// `only` these calls fail; all when there are none.
@@ -77,18 +90,33 @@ fn story(node: &Node, fault: &str, only: &[&str]) -> Result<()> {
     stale.begin_anew()?;
     traced(&stale, fault, &trace, None)?.success()?;
     let calls = calls(&fs::read_to_string(&trace).context("read the trace")?);
-    ensure!(calls.values().map(|call| call.count).sum::<usize>() > 40, "the trace shows these calls only: {calls:?}");
+    ensure!(
+        calls.values().map(|call| call.count).sum::<usize>() > 40,
+        "the trace shows these calls only: {calls:?}"
+    );
     stale.next_create()?;
     let mut turn = 0;
-    for (name, call) in calls.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str())) {
+    for (name, call) in calls
+        .iter()
+        .filter(|(name, _)| only.is_empty() || only.contains(&name.as_str()))
+    {
         for number in call.before + 1..=call.count {
             let is_of_repair = OF_REPAIR.contains(&name.as_str());
-            let errors = if is_of_repair { &ERRORS[..] } else { &ERRORS[turn % ERRORS.len()..][..1] };
+            let errors = if is_of_repair {
+                &ERRORS[..]
+            } else {
+                &ERRORS[turn % ERRORS.len()..][..1]
+            };
             turn += 1;
             for error in errors {
                 let what = format!("{name} number {number} says {error}");
                 stale.begin_anew()?;
-                let ended = traced(&stale, fault, &trace, Some(&format!("{name}:error={error}:when={number}")))?;
+                let ended = traced(
+                    &stale,
+                    fault,
+                    &trace,
+                    Some(&format!("{name}:error={error}:when={number}")),
+                )?;
                 survived(&stale, &ended).with_context(|| what.clone())?;
                 stale.next_create().context(what)?;
             }
@@ -98,7 +126,12 @@ fn story(node: &Node, fault: &str, only: &[&str]) -> Result<()> {
     stale.delete()
 }
 
-fn traced(stale: &StaleBundle<'_>, fault: &str, trace: &Path, inject: Option<&str>) -> Result<Finished> {
+fn traced(
+    stale: &StaleBundle<'_>,
+    fault: &str,
+    trace: &Path,
+    inject: Option<&str>,
+) -> Result<Finished> {
     let trace = trace.to_str().context("the trace's path is UTF-8")?;
     let inject = inject.map(|rule| format!("--inject={rule}"));
     let mut words = vec!["strace", "-f", "-qq", "-b", "execve", "-o", trace];
@@ -110,13 +143,21 @@ fn traced(stale: &StaleBundle<'_>, fault: &str, trace: &Path, inject: Option<&st
 
 /// The runtime was reached, and nothing panicked on the way.
 fn survived(stale: &StaleBundle<'_>, ended: &Finished) -> Result<()> {
-    let said = format!("{}{}", ended.stderr, stale.bundle().log().unwrap_or_default());
+    let said = format!(
+        "{}{}",
+        ended.stderr,
+        stale.bundle().log().unwrap_or_default()
+    );
     ensure!(!said.contains("panicked"), "it panicked: {ended:?}");
-    ensure!(ended.status.signal().is_none() && ended.status.success(), "the runtime was not reached: {ended:?}");
+    ensure!(
+        ended.status.signal().is_none() && ended.status.success(),
+        "the runtime was not reached: {ended:?}"
+    );
     stale.shows_no_file_underneath()
 }
 
-/// The number of a process's calls, in all and before it reads its config: its loader's calls are not the guard's.
+/// The number of a process's calls, in all and before it reads its config: its loader's calls are
+/// not the guard's.
 #[derive(Clone, Copy, Debug, Default)]
 struct Call {
     count: usize,
@@ -128,7 +169,9 @@ fn calls(trace: &str) -> BTreeMap<String, Call> {
     let mut of_process: BTreeMap<(&str, &str), Call> = BTreeMap::new();
     let mut has_begun = false;
     for (process, rest) in trace.lines().filter_map(|line| line.split_once(' ')) {
-        let Some((name, arguments)) = rest.trim_start().split_once('(') else { continue };
+        let Some((name, arguments)) = rest.trim_start().split_once('(') else {
+            continue;
+        };
         has_begun |= arguments.contains("bindguard.toml");
         let call = of_process.entry((process, name)).or_default();
         call.count += 1;
@@ -147,5 +190,6 @@ fn calls(trace: &str) -> BTreeMap<String, Call> {
 }
 
 fn is_word(name: &str) -> bool {
-    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    name.bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }

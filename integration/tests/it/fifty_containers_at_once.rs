@@ -1,5 +1,6 @@
-//! Fifty containers started at the same moment, in shims of their own and in one pod: all run, each exit has its own
-//! status, and afterwards nothing is left, nor does the pod's shim keep the memory that it took.
+//! Fifty containers started at the same moment, in shims of their own and in one pod: all run, each
+//! exit has its own status, and afterwards nothing is left, nor does the pod's shim keep the memory
+//! that it took.
 
 use std::process::Child;
 
@@ -28,7 +29,11 @@ fn storm(node: &Node, pod: Option<&str>) -> Result<()> {
     // as a pod's sandbox does, it keeps the shim while its containers come and go
     let mut alone = None;
     if let Some(pod) = pod {
-        node.ctr().container("sandbox").annotation(GROUP, pod).start()?.success()?;
+        node.ctr()
+            .container("sandbox")
+            .annotation(GROUP, pod)
+            .start()?
+            .success()?;
         let shim = *node.shims()?.first().context("find the shim")?;
         alone = Some((shim, Footprint::at_rest(shim)?));
     }
@@ -40,17 +45,28 @@ fn storm(node: &Node, pod: Option<&str>) -> Result<()> {
             Some(pod) => container.annotation(GROUP, pod),
             None => container,
         };
-        container.command(&["--rm"]).spawn().with_context(|| format!("start {id}"))
+        container
+            .command(&["--rm"])
+            .spawn()
+            .with_context(|| format!("start {id}"))
     };
     let running: Vec<Child> = (0..CONTAINERS).map(start).collect::<Result<_>>()?;
     for (number, mut container) in running.into_iter().enumerate() {
         let code = container.wait()?.code();
-        ensure!(code == i32::try_from(number + 1).ok(), "container {number} ended with {code:?}");
+        ensure!(
+            code == i32::try_from(number + 1).ok(),
+            "container {number} ended with {code:?}"
+        );
     }
     if let Some((shim, alone)) = alone {
-        ensure!(node.shims()? == [shim], "shims of one pod: {:?}", node.shims()?);
+        ensure!(
+            node.shims()? == [shim],
+            "shims of one pod: {:?}",
+            node.shims()?
+        );
         let mut after = Footprint::of(shim)?;
-        // tables have grown, and their pages hold a little of something; the burst itself took five times as much
+        // tables have grown, and their pages hold a little of something; the burst itself took five
+        // times as much
         let given_back = until("the shim has given back the burst's memory", || {
             after = Footprint::of(shim)?;
             Ok(after.anonymous_kib * 2 <= alone.anonymous_kib * 5)

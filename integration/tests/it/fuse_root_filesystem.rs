@@ -1,5 +1,5 @@
-//! A root filesystem that a program serves, as lazy-pulling snapshotters have: `fuse3.NAME`, by way of mount.fuse3. It runs as
-//! long as the container, and ends with it.
+//! A root filesystem that a program serves, as lazy-pulling snapshotters have: `fuse3.NAME`, by way
+//! of mount.fuse3. It runs as long as the container, and ends with it.
 
 use std::path::Path;
 
@@ -13,7 +13,9 @@ use containerd_shim_protos::shim::oci::Options;
 #[test]
 fn containerd_2_1() {
     if !has_program("bindfs") || !has_program("mount.fuse3") || !Path::new("/dev/fuse").exists() {
-        return skipped("no /dev/fuse, or no bindfs and mount.fuse3 (Debian packages bindfs, fuse3)");
+        return skipped(
+            "no /dev/fuse, or no bindfs and mount.fuse3 (Debian packages bindfs, fuse3)",
+        );
     }
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
@@ -32,8 +34,17 @@ fn served(node: &Node) -> Result<()> {
     client.create(&request)?;
     client.start("served", "")?;
     let mounted = mounts::on(&bundle.path().join("rootfs"))?;
-    ensure!(mounted.len() == 1 && mounted[0].filesystem.starts_with("fuse"), "{mounted:?}");
-    ensure!(node.processes()?.iter().any(|name| name.starts_with("bindfs")), "{:?}", node.processes()?);
+    ensure!(
+        mounted.len() == 1 && mounted[0].filesystem.starts_with("fuse"),
+        "{mounted:?}"
+    );
+    ensure!(
+        node.processes()?
+            .iter()
+            .any(|name| name.starts_with("bindfs")),
+        "{:?}",
+        node.processes()?
+    );
     ensure!(client.end("served")?.exit_status == 137);
     Ok(client.shut_down("served")?)
 }
@@ -46,8 +57,15 @@ fn program_that_fails(node: &Node) -> Result<()> {
         request.rootfs[0].type_ = kind.to_owned();
         request.rootfs[0].source = "/no/such/folder".to_owned();
         request.rootfs[0].options.clear();
-        let error = client.create(&request).err().context("it was created")?.to_string();
-        ensure!(error.contains("failed to mount rootfs component: mount fuse3."), "{error}");
+        let error = client
+            .create(&request)
+            .err()
+            .context("it was created")?
+            .to_string();
+        ensure!(
+            error.contains("failed to mount rootfs component: mount fuse3."),
+            "{error}"
+        );
         ensure!(error.contains("mount.fuse3 "), "{error}");
     }
     Ok(client.shut_down("failing")?)

@@ -1,5 +1,6 @@
-//! A guard and a kubelet since 1.19 repair the same subpath in the same moment: the kubelet takes the topmost mount away and
-//! binds anew, whatever the guard is about. The next create ends with one current mount.
+//! A guard and a kubelet since 1.19 repair the same subpath in the same moment: the kubelet takes
+//! the topmost mount away and binds anew, whatever the guard is about. The next create ends with
+//! one current mount.
 
 use std::process::Stdio;
 use std::thread;
@@ -26,7 +27,13 @@ fn story(node: &Node) -> Result<()> {
         // every other time two of them
         for _ in 0..1 + meeting % 2 {
             let mut guard = stale.guard(&[])?;
-            guards.push(guard.stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("start a guard")?);
+            guards.push(
+                guard
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null())
+                    .spawn()
+                    .context("start a guard")?,
+            );
         }
         // somewhere in the guard's few milliseconds
         thread::sleep(Duration::from_micros(200) * meeting);
@@ -34,11 +41,18 @@ fn story(node: &Node) -> Result<()> {
         kubelet_failed += u32::from(stale.subpath().bind_again(Behaviour::Since1_19).is_err());
         for mut guard in guards {
             let ended = guard.wait().context("wait for a guard")?;
-            ensure!(ended.success(), "meeting {meeting}: the runtime was not reached: {ended}");
+            ensure!(
+                ended.success(),
+                "meeting {meeting}: the runtime was not reached: {ended}"
+            );
         }
         doubled += u32::from(stale.subpath().mounts()?.len() > 1);
-        stale.next_create().with_context(|| format!("meeting {meeting}"))?;
+        stale
+            .next_create()
+            .with_context(|| format!("meeting {meeting}"))?;
     }
-    eprintln!("{MEETINGS} meetings: the kubelet failed in {kubelet_failed}, two mounts were left by {doubled}");
+    eprintln!(
+        "{MEETINGS} meetings: the kubelet failed in {kubelet_failed}, two mounts were left by {doubled}"
+    );
     stale.delete()
 }

@@ -1,4 +1,5 @@
-//! No guard at all: it is killed before its first check, or was never installed. Containers start anyway.
+//! No guard at all: it is killed before its first check, or was never installed. Containers start
+//! anyway.
 
 use std::fs;
 
@@ -8,7 +9,9 @@ use bindguard_integration::{Bind, Generation, Node, Setup};
 
 #[test]
 fn killed_at_its_start() {
-    Setup::on(Generation::V2_1).fault("start").story(|node| starts_and_says(node, "the guard did not hand over"));
+    Setup::on(Generation::V2_1)
+        .fault("start")
+        .story(|node| starts_and_says(node, "the guard did not hand over"));
 }
 
 #[test]
@@ -22,7 +25,10 @@ fn not_installed() {
 
 fn starts_and_says(node: &Node, words: &str) -> Result<()> {
     let ctr = node.ctr();
-    ctr.container("orphan").mount(Bind::new("/usr", "/mnt")).start()?.success()?;
+    ctr.container("orphan")
+        .mount(Bind::new("/usr", "/mnt"))
+        .start()?
+        .success()?;
     ensure!(ctr.exec("orphan", &["test", "-d", "/mnt/bin"])?.code() == 0);
     ctr.remove("orphan")?;
     node.wait_for_log("that there was no guard", |line| line.contains(words))

@@ -1,5 +1,6 @@
-//! The guard is killed at each of its steps. Whatever it had done by then, the next create ends with one mount at the
-//! path, current content, an edited spec, and nothing left over; and no reader ever saw the file underneath.
+//! The guard is killed at each of its steps. Whatever it had done by then, the next create ends
+//! with one mount at the path, current content, an edited spec, and nothing left over; and no
+//! reader ever saw the file underneath.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -16,19 +17,26 @@ const ROTATION: [&str; 2] = ["rotating", "rotated"];
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V1_7).fault_points().story(|node| story(node, ""));
+    Setup::on(Generation::V1_7)
+        .fault_points()
+        .story(|node| story(node, ""));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V1_7).fault_points().story(|node| story(node, "no-beneath"));
+    Setup::on(Generation::V1_7)
+        .fault_points()
+        .story(|node| story(node, "no-beneath"));
 }
 
 fn story(node: &Node, way: &str) -> Result<()> {
     let mut stale = StaleBundle::lay_out(node, "killed")?;
     let reader = PollingReader::start(stale.subpath().target());
     let places = stale.fault_points()?;
-    ensure!(places.iter().any(|place| place == "after-attach"), "the guard knows these places only: {places:?}");
+    ensure!(
+        places.iter().any(|place| place == "after-attach"),
+        "the guard knows these places only: {places:?}"
+    );
     for place in &places {
         for updated_again in [false, true] {
             let what = format!("killed at {place}, updated again: {updated_again}");
@@ -44,7 +52,10 @@ fn story(node: &Node, way: &str) -> Result<()> {
         }
     }
     let seen = reader.stop();
-    ensure!(seen.empty == 0 && seen.failed == 0 && seen.reads > 1000, "a reader saw the file underneath: {seen:?}");
+    ensure!(
+        seen.empty == 0 && seen.failed == 0 && seen.reads > 1000,
+        "a reader saw the file underneath: {seen:?}"
+    );
     stale.delete()
 }
 
@@ -55,6 +66,9 @@ fn kill(stale: &StaleBundle<'_>, way: &str, place: &str) -> Result<()> {
     let ended = run(guard)?;
     let is_on_its_way = way == "no-beneath" || !TUCK.contains(&place);
     let expected = if is_on_its_way { Some(9) } else { None };
-    ensure!(ended.status.signal() == expected, "it ended otherwise: {ended:?}");
+    ensure!(
+        ended.status.signal() == expected,
+        "it ended otherwise: {ended:?}"
+    );
     Ok(())
 }

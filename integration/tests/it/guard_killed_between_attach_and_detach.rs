@@ -17,22 +17,27 @@ fn next_create_finishes_the_work() {
 
 #[test]
 fn the_kubelets_next_try_starts() {
-    Setup::on(Generation::V2_1).fault("after-attach").story(|node| {
-        let pod = node.kubelet().pod("killed")?;
-        let volume = pod.volume(VolumeKind::Secret, "token", &[("key", "one")])?;
-        let subpath = volume.subpath("app", 0, "key");
-        let bind = Bind::new(subpath.bind()?, "/etc/key");
-        volume.update(&[("key", "two")])?;
-        let ctr = node.ctr();
-        ctr.container("first").mount(bind.clone()).start()?.failure()?;
-        ctr.forget("first")?;
-        // it has to detach the stale mount only: the fault's place is not reached
-        ctr.container("second").mount(bind).start()?.success()?;
-        ensure!(ctr.read("second", "/etc/key")? == "two");
-        only_a_current_mount(&subpath)?;
-        ctr.remove("second")?;
-        pod.delete()
-    });
+    Setup::on(Generation::V2_1)
+        .fault("after-attach")
+        .story(|node| {
+            let pod = node.kubelet().pod("killed")?;
+            let volume = pod.volume(VolumeKind::Secret, "token", &[("key", "one")])?;
+            let subpath = volume.subpath("app", 0, "key");
+            let bind = Bind::new(subpath.bind()?, "/etc/key");
+            volume.update(&[("key", "two")])?;
+            let ctr = node.ctr();
+            ctr.container("first")
+                .mount(bind.clone())
+                .start()?
+                .failure()?;
+            ctr.forget("first")?;
+            // it has to detach the stale mount only: the fault's place is not reached
+            ctr.container("second").mount(bind).start()?.success()?;
+            ensure!(ctr.read("second", "/etc/key")? == "two");
+            only_a_current_mount(&subpath)?;
+            ctr.remove("second")?;
+            pod.delete()
+        });
 }
 
 fn story(node: &Node) -> Result<()> {
@@ -48,16 +53,28 @@ fn story(node: &Node) -> Result<()> {
     let mut guard = bundle.admit(node)?;
     guard.env("BINDGUARD_FAULT", "after-attach");
     let ended = run(guard)?;
-    ensure!(ended.status.signal() == Some(9), "the guard was not killed: {ended:?}");
+    ensure!(
+        ended.status.signal() == Some(9),
+        "the guard was not killed: {ended:?}"
+    );
     let mounts = subpath.mounts()?;
-    ensure!(mounts.len() == 2, "not one mount under the other: {mounts:?}");
+    ensure!(
+        mounts.len() == 2,
+        "not one mount under the other: {mounts:?}"
+    );
 
     let ctr = node.ctr();
-    ctr.container("next").mount(Bind::new(source, "/etc/app.conf")).start()?.success()?;
+    ctr.container("next")
+        .mount(Bind::new(source, "/etc/app.conf"))
+        .start()?
+        .success()?;
     ensure!(ctr.read("next", "/etc/app.conf")? == "two");
     only_a_current_mount(&subpath)?;
     ctr.remove("next")?;
     let seen = reader.stop();
-    ensure!(seen.empty == 0 && seen.failed == 0, "a reader saw the file underneath: {seen:?}");
+    ensure!(
+        seen.empty == 0 && seen.failed == 0,
+        "a reader saw the file underneath: {seen:?}"
+    );
     pod.delete()
 }

@@ -1,5 +1,5 @@
-//! The guard is stopped for ever at each of its steps. The shim goes on without it at the deadline; what a stale source
-//! makes of that create, the next one repairs. No guard stays behind.
+//! The guard is stopped for ever at each of its steps. The shim goes on without it at the deadline;
+//! what a stale source makes of that create, the next one repairs. No guard stays behind.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,8 @@ use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 
-/// For a guard that is stopped it does not matter how soon it is given up. One that is not has all the time that it needs.
+/// For a guard that is stopped it does not matter how soon it is given up. One that is not has all
+/// the time that it needs.
 const OF_A_STOPPED_ONE: &str = "[guard]\ndeadline-ms = 400\n";
 const OF_ANOTHER: &str = "[guard]\ndeadline-ms = 60000\n";
 
@@ -37,23 +38,49 @@ fn story(node: &Node) -> Result<()> {
         guard.meets(&format!("stop:{place}"))?;
         policy(node, OF_A_STOPPED_ONE)?;
         let begin = Instant::now();
-        let met = ctr.container("met").mount(bind.clone()).mount(host.clone()).runs(&["true"]).run()?;
-        ensure!(begin.elapsed() < LIMIT, "stopped at {place}: the create took {:?}: {met:?}", begin.elapsed());
+        let met = ctr
+            .container("met")
+            .mount(bind.clone())
+            .mount(host.clone())
+            .runs(&["true"])
+            .run()?;
+        ensure!(
+            begin.elapsed() < LIMIT,
+            "stopped at {place}: the create took {:?}: {met:?}",
+            begin.elapsed()
+        );
         if !met.status.success() {
-            ensure!(met.stderr.contains("no such file"), "stopped at {place}: not the runtime's own words: {met:?}");
+            ensure!(
+                met.stderr.contains("no such file"),
+                "stopped at {place}: not the runtime's own words: {met:?}"
+            );
             // whether `--rm` removed it depends on where it failed
             let _ = ctr.forget("met");
         }
         guard.is_itself()?;
         policy(node, OF_ANOTHER)?;
-        let next = ctr.container("next").mount(bind.clone()).runs(&["cat", "/etc/count"]).run_to_end()?;
+        let next = ctr
+            .container("next")
+            .mount(bind.clone())
+            .runs(&["cat", "/etc/count"])
+            .run_to_end()?;
         let read = next.success().with_context(|| format!("after {place}"))?;
-        ensure!(read == content, "after {place} the container reads {read:?} and not {content:?}");
+        ensure!(
+            read == content,
+            "after {place} the container reads {read:?} and not {content:?}"
+        );
         only_a_current_mount(&subpath).with_context(|| format!("after {place}"))?;
         no_guard_stays(node).with_context(|| format!("after {place}"))?;
     }
-    ensure!(volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
-    ensure!(mounts::table()?.len() == before, "{before} mounts before, {} after", mounts::table()?.len());
+    ensure!(
+        volume.timestamp_directories()? == 1,
+        "a timestamp directory was stranded"
+    );
+    ensure!(
+        mounts::table()?.len() == before,
+        "{before} mounts before, {} after",
+        mounts::table()?.len()
+    );
     pod.delete()
 }
 
@@ -79,12 +106,16 @@ struct Guard {
 impl Guard {
     fn of(node: &Node) -> Result<Self> {
         let program = node.programs().join(GUARD);
-        let real = fs::canonicalize(&program).with_context(|| format!("resolve {}", program.display()))?;
+        let real =
+            fs::canonicalize(&program).with_context(|| format!("resolve {}", program.display()))?;
         Ok(Self { program, real })
     }
 
     fn meets(&self, fault: &str) -> Result<()> {
-        let script = format!("#!/bin/sh\nBINDGUARD_FAULT={fault} exec {} \"$@\"\n", self.real.display());
+        let script = format!(
+            "#!/bin/sh\nBINDGUARD_FAULT={fault} exec {} \"$@\"\n",
+            self.real.display()
+        );
         self.put(|beside| write_program(beside, &script))
     }
 
@@ -103,5 +134,7 @@ impl Guard {
 fn no_guard_stays(node: &Node) -> Result<()> {
     // the kernel cuts names after 15 bytes
     let is_one = |name: &String| GUARD.starts_with(name.trim());
-    until("no guard is left", || Ok(!node.processes()?.iter().any(is_one)))
+    until("no guard is left", || {
+        Ok(!node.processes()?.iter().any(is_one))
+    })
 }

@@ -1,5 +1,6 @@
-//! "device or resource busy": a monitoring pod with the host's `/` keeps a disk mounted that the host has unmounted, and so
-//! does a namespace without processes. `holders` names them, and what it says to run frees the disk.
+//! "device or resource busy": a monitoring pod with the host's `/` keeps a disk mounted that the
+//! host has unmounted, and so does a namespace without processes. `holders` names them, and what it
+//! says to run frees the disk.
 
 use std::fs;
 use std::process::{Child, Command};
@@ -32,38 +33,74 @@ fn story(node: &Node) -> Result<()> {
     cri.start_container(&sandbox, "sidecar", &["sleep", "1000000"], &[])?;
     of_the_whole_node(node)?;
     let bind = Bind::new(&disk, "/data");
-    node.ctr().container("slave").runtime(Runtime::Stock).mount(bind).start()?.success()?;
+    node.ctr()
+        .container("slave")
+        .runtime(Runtime::Stock)
+        .mount(bind)
+        .start()?
+        .success()?;
     let namespace = EmptyNamespace::with(node, "kept")?;
     let opener = Sleeper::with_a_namespace_open(node)?;
 
     let report = holders(node, &path)?;
     let pod = one(&report, |holder| holder["pod"]["name"] == "exporter")?;
-    ensure!(pod["held_by"] == "process" && pod["process_name"] == "sleep" && pod["container"].is_string(), "{pod}");
-    ensure!(pod["mounts"][0]["mount_point"] == format!("/host{path}"), "{pod}");
-    ensure!(pod["mounts"][0]["propagation"] == "private" && pod["mounts"][0]["unmount_propagates"] == false, "{pod}");
-    ensure!(pod["release"][1]["command"] == "kubectl -n default delete pod exporter", "{pod}");
+    ensure!(
+        pod["held_by"] == "process"
+            && pod["process_name"] == "sleep"
+            && pod["container"].is_string(),
+        "{pod}"
+    );
+    ensure!(
+        pod["mounts"][0]["mount_point"] == format!("/host{path}"),
+        "{pod}"
+    );
+    ensure!(
+        pod["mounts"][0]["propagation"] == "private"
+            && pod["mounts"][0]["unmount_propagates"] == false,
+        "{pod}"
+    );
+    ensure!(
+        pod["release"][1]["command"] == "kubectl -n default delete pod exporter",
+        "{pod}"
+    );
     let plain = one(&report, |holder| holder["container"] == "slave")?;
     ensure!(plain["mounts"][0]["mount_point"] == "/data", "{plain}");
     let opened = one(&report, |holder| holder["held_by"] == "descriptor")?;
-    ensure!(opened["pid"] == opener.0.id() && opened["processes"] == 0, "{opened}");
-    ensure!(opened["release"][0]["command"] == format!("kill {}", opener.0.id()), "{opened}");
+    ensure!(
+        opened["pid"] == opener.0.id() && opened["processes"] == 0,
+        "{opened}"
+    );
+    ensure!(
+        opened["release"][0]["command"] == format!("kill {}", opener.0.id()),
+        "{opened}"
+    );
     drop(opener);
     let empty = one(&report, |holder| holder["held_by"] == "bind-mount")?;
-    ensure!(empty["release"][0]["command"] == format!("umount {}", namespace.file), "{empty}");
+    ensure!(
+        empty["release"][0]["command"] == format!("umount {}", namespace.file),
+        "{empty}"
+    );
 
-    // The host unmounts; the copies stay, and are found by the place that they cover, or by what they show.
+    // The host unmounts; the copies stay, and are found by the place that they cover, or by what
+    // they show.
     node.ctr().remove("slave")?;
     host(["umount", &path])?;
     let report = holders(node, &path)?;
     ensure!(report["mounts"] == serde_json::json!([]), "{report}");
     for held_by in ["process", "bind-mount"] {
         let holder = one(&report, |holder| holder["held_by"] == held_by)?;
-        let run = holder["release"][0]["command"].as_str().context("what to run")?.to_owned();
+        let run = holder["release"][0]["command"]
+            .as_str()
+            .context("what to run")?
+            .to_owned();
         host(["sh", "-ec", &run])?;
     }
     let text = node.bindguard(["holders", &path])?;
     ensure!(
-        text.code() == unless_closed(0) && text.stdout.contains("no mount namespace has anything mounted there"),
+        text.code() == unless_closed(0)
+            && text
+                .stdout
+                .contains("no mount namespace has anything mounted there"),
         "not freed: {text:?}"
     );
     drop(namespace);
@@ -71,19 +108,39 @@ fn story(node: &Node) -> Result<()> {
     cri.remove_pod(&sandbox)
 }
 
-/// The host's own mounts and the roots of containers stay: nothing is advised that would take one away.
+/// The host's own mounts and the roots of containers stay: nothing is advised that would take one
+/// away.
 fn of_the_whole_node(node: &Node) -> Result<()> {
     let ended = node.bindguard(["holders", "/", "--json"])?;
-    let report: Value = serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
+    let report: Value =
+        serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
     let holders = report["holders"].as_array().context("holders")?;
-    ensure!(holders.iter().filter(|holder| holder["pod"]["name"] == "exporter").count() > 1, "{report:#}");
-    let ways = holders.iter().flat_map(|holder| holder["release"].as_array().into_iter().flatten());
+    ensure!(
+        holders
+            .iter()
+            .filter(|holder| holder["pod"]["name"] == "exporter")
+            .count()
+            > 1,
+        "{report:#}"
+    );
+    let ways = holders
+        .iter()
+        .flat_map(|holder| holder["release"].as_array().into_iter().flatten());
     let ways: Vec<&Value> = ways.collect();
     ensure!(ways.is_empty(), "{ways:?}");
     let text = node.bindguard(["holders", "/"])?.stdout;
-    let of_pod: Vec<&str> = text.lines().filter(|line| line.contains("pod default/exporter")).collect();
-    ensure!(of_pod.len() == 1 && of_pod[0].contains("3 mount namespaces"), "{text}");
-    ensure!(text.contains("/ holds system mounts") && text.lines().count() < 30 + 3 * holders.len(), "{text}");
+    let of_pod: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("pod default/exporter"))
+        .collect();
+    ensure!(
+        of_pod.len() == 1 && of_pod[0].contains("3 mount namespaces"),
+        "{text}"
+    );
+    ensure!(
+        text.contains("/ holds system mounts") && text.lines().count() < 30 + 3 * holders.len(),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -91,16 +148,24 @@ fn held_only_by_the_host(node: &Node, path: &str) -> Result<()> {
     let text = node.bindguard(["holders", path])?;
     // Other namespaces of this machine have nothing to do with the node's disk.
     ensure!(
-        text.code() == unless_closed(0) && text.stdout.contains("only this mount namespace has it mounted"),
+        text.code() == unless_closed(0)
+            && text
+                .stdout
+                .contains("only this mount namespace has it mounted"),
         "{text:?}"
     );
     ensure!(text.stdout.contains(": shared"), "{text:?}");
     Ok(())
 }
 
-/// Some machines do not let even root inspect process 1: then the answer is incomplete, and its exit code says so.
+/// Some machines do not let even root inspect process 1: then the answer is incomplete, and its
+/// exit code says so.
 fn unless_closed(code: i32) -> i32 {
-    if fs::metadata("/proc/1/ns/mnt").is_ok() { code } else { 2 }
+    if fs::metadata("/proc/1/ns/mnt").is_ok() {
+        code
+    } else {
+        2
+    }
 }
 
 fn holders(node: &Node, path: &str) -> Result<Value> {
@@ -126,13 +191,22 @@ fn bad_input(node: &Node) -> Result<()> {
     let mountinfo = fs::read("/proc/thread-self/mountinfo")?;
     fs::write(proc.join("1/mountinfo"), &mountinfo[..mountinfo.len() / 2])?;
     for (words, said) in [
-        (&["holders", "/nowhere/at/all"][..], "No such file or directory"),
-        (&["holders", "/", "--proc", &proc.to_string_lossy()], "1/mountinfo"),
+        (
+            &["holders", "/nowhere/at/all"][..],
+            "No such file or directory",
+        ),
+        (
+            &["holders", "/", "--proc", &proc.to_string_lossy()],
+            "1/mountinfo",
+        ),
         (&["holders", "/", "--proc", "/etc"], "/etc/1/ns/mnt"),
     ] {
         let ended = node.bindguard(words)?;
         let one_line = ended.stderr.lines().count() == 1;
-        ensure!(ended.code() == 2 && one_line && ended.stderr.contains(said), "{words:?}: {ended:?}");
+        ensure!(
+            ended.code() == 2 && one_line && ended.stderr.contains(said),
+            "{words:?}: {ended:?}"
+        );
     }
     Ok(())
 }
@@ -148,22 +222,34 @@ impl EmptyNamespace {
         // A namespace may only be bound on a mount that does not spread: it would hold itself.
         let folder = format!("/run/{name}");
         let file = format!("{folder}/ns");
-        let made =
-            format!("mkdir {folder} && mount -t tmpfs t {folder} && mount --make-private {folder} && touch {file}");
+        let made = format!(
+            "mkdir {folder} && mount -t tmpfs t {folder} && mount --make-private {folder} && touch {file}"
+        );
         host(["sh", "-ec", &made])?;
-        // A namespace can be bound only in one with a smaller number, and newer kernels hand out numbers processor by
-        // processor: on the one that made the node's, the next number is larger.
+        // A namespace can be bound only in one with a smaller number, and newer kernels hand out
+        // numbers processor by processor: on the one that made the node's, the next number is
+        // larger.
         let processors = thread::available_parallelism()?.get();
         let bind = |processor: usize| -> Result<()> {
             let sleeper = Sleeper::in_a_namespace(node, processor)?;
-            host(["mount", "--bind", &format!("/proc/{}/ns/mnt", sleeper.0.id()), &file]).map(drop)
+            host([
+                "mount",
+                "--bind",
+                &format!("/proc/{}/ns/mnt", sleeper.0.id()),
+                &file,
+            ])
+            .map(drop)
         };
         let mut tried = (0..processors).map(bind);
         let first_failure = match tried.next() {
             Some(Err(error)) => error,
             _ => return Ok(Self { file, folder }),
         };
-        if tried.any(|bound| bound.is_ok()) { Ok(Self { file, folder }) } else { Err(first_failure) }
+        if tried.any(|bound| bound.is_ok()) {
+            Ok(Self { file, folder })
+        } else {
+            Err(first_failure)
+        }
     }
 }
 
@@ -188,7 +274,10 @@ impl Sleeper {
     fn with_a_namespace_open(node: &Node) -> Result<Self> {
         let sleeper = Self::in_a_namespace(node, 0)?;
         let mut command = node.command("sh")?;
-        command.args(["-ec", &format!("exec 3</proc/{}/ns/mnt; exec sleep 1000000", sleeper.0.id())]);
+        command.args([
+            "-ec",
+            &format!("exec 3</proc/{}/ns/mnt; exec sleep 1000000", sleeper.0.id()),
+        ]);
         Self::start(command)
     }
 
@@ -198,10 +287,13 @@ impl Sleeper {
         Ok(sleeper)
     }
 
-    /// `sh` and `unshare` become `sleep` in turn, and unshare does it only after it has its namespace.
+    /// `sh` and `unshare` become `sleep` in turn, and unshare does it only after it has its
+    /// namespace.
     fn wait_until_it_sleeps(&self) -> Result<()> {
         let comm = format!("/proc/{}/comm", self.0.id());
-        until("it sleeps", || Ok(fs::read_to_string(&comm)?.trim() == "sleep"))
+        until("it sleeps", || {
+            Ok(fs::read_to_string(&comm)?.trim() == "sleep")
+        })
     }
 }
 

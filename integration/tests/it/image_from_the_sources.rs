@@ -1,5 +1,6 @@
-//! `make image-check`: docker builds the image from these sources, for amd64 and arm64, with a compiler from Debian's packages and
-//! without a network. The image has the four programs, static and of the right architecture, and nothing else.
+//! `make image-check`: docker builds the image from these sources, for amd64 and arm64, with a
+//! compiler from Debian's packages and without a network. The image has the four programs, static
+//! and of the right architecture, and nothing else.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,13 +25,36 @@ fn for_both_architectures() {
     Setup::on(Generation::V2_1).story(|node| {
         let docker = Docker::start_with(node, Storage::Overlay)?;
         let root = repository().join("target/arm64/root");
-        run(node, "tar", &["-C", path(&root), "--one-file-system", "-cf", path(&node.disk().join("root.tar")), "."])?;
-        run(node, "docker", &["import", path(&node.disk().join("root.tar")), COMPILER])?;
+        run(
+            node,
+            "tar",
+            &[
+                "-C",
+                path(&root),
+                "--one-file-system",
+                "-cf",
+                path(&node.disk().join("root.tar")),
+                ".",
+            ],
+        )?;
+        run(
+            node,
+            "docker",
+            &["import", path(&node.disk().join("root.tar")), COMPILER],
+        )?;
         fs::remove_file(node.disk().join("root.tar"))?;
-        ARCHITECTURES.iter().try_for_each(|(name, machine)| is_built(node, name, *machine))?;
+        ARCHITECTURES
+            .iter()
+            .try_for_each(|(name, machine)| is_built(node, name, *machine))?;
         // the machine's own architecture
-        let own = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-        let said = docker.run_image(&image(own), &[], &["bindguard-agent", "--version"])?.success()?;
+        let own = if cfg!(target_arch = "aarch64") {
+            "arm64"
+        } else {
+            "amd64"
+        };
+        let said = docker
+            .run_image(&image(own), &[], &["bindguard-agent", "--version"])?
+            .success()?;
         ensure!(said.starts_with("bindguard-agent "), "{said}");
         Ok(())
     });
@@ -47,36 +71,65 @@ fn is_built(node: &Node, architecture: &str, machine: u16) -> Result<()> {
     ];
     let words: Vec<&str> = words.iter().chain(&values).map(String::as_str).collect();
     run(node, "make", &words)?;
-    let (folder, archive) = (node.disk().join(architecture), node.disk().join("image.tar"));
+    let (folder, archive) = (
+        node.disk().join(architecture),
+        node.disk().join("image.tar"),
+    );
     fs::create_dir(&folder)?;
     let container = format!("look-{architecture}");
     run(
         node,
         "docker",
-        &["create", "--name", &container, "--platform", &format!("linux/{architecture}"), &image(architecture)],
+        &[
+            "create",
+            "--name",
+            &container,
+            "--platform",
+            &format!("linux/{architecture}"),
+            &image(architecture),
+        ],
     )?;
-    run(node, "docker", &["export", "--output", path(&archive), &container])?;
-    run(node, "tar", &["-C", path(&folder), "-xf", path(&archive), "usr"])?;
+    run(
+        node,
+        "docker",
+        &["export", "--output", path(&archive), &container],
+    )?;
+    run(
+        node,
+        "tar",
+        &["-C", path(&folder), "-xf", path(&archive), "usr"],
+    )?;
     let programs = folder.join("usr/local/bin");
-    ensure!(names(&programs)? == [SHIM, GUARD, CLI, AGENT].map(str::to_owned).into(), "{:?}", names(&programs)?);
+    ensure!(
+        names(&programs)? == [SHIM, GUARD, CLI, AGENT].map(str::to_owned).into(),
+        "{:?}",
+        names(&programs)?
+    );
     ensure!(
         names(&folder.join("usr"))?.len() == 1 && names(&folder.join("usr/local"))?.len() == 1,
         "more than programs"
     );
     for name in names(&programs)? {
         let bytes = fs::read(programs.join(&name))?;
-        ensure!(bytes.get(18..20) == Some(&machine.to_le_bytes()[..]), "{name} is of another architecture");
+        ensure!(
+            bytes.get(18..20) == Some(&machine.to_le_bytes()[..]),
+            "{name} is of another architecture"
+        );
         ensure!(!has_interpreter(&bytes), "{name} needs a loader");
     }
     Ok(())
 }
 
-/// True if a program header of elf(5) is PT_INTERP. Both architectures are little-endian with 64 bits.
+/// True if a program header of elf(5) is PT_INTERP. Both architectures are little-endian with 64
+/// bits.
 fn has_interpreter(program: &[u8]) -> bool {
     const PT_INTERP: u64 = 3;
     let number = |at: usize, size: usize| {
         let bytes = program.get(at..at + size).unwrap_or_default();
-        bytes.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
+        bytes
+            .iter()
+            .rev()
+            .fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
     };
     let (headers, size, count) = (number(32, 8), number(54, 2), number(56, 2));
     (0..count).any(|index| number((headers + index * size) as usize, 4) == PT_INTERP)
@@ -88,14 +141,23 @@ fn image(architecture: &str) -> String {
 
 #[test]
 fn a_loader_is_noticed() -> Result<()> {
-    ensure!(has_interpreter(&fs::read(std::env::current_exe()?)?), "the test's own loader is not noticed");
-    ensure!(!has_interpreter(&fs::read(busybox()?)?), "the static busybox has a loader");
+    ensure!(
+        has_interpreter(&fs::read(std::env::current_exe()?)?),
+        "the test's own loader is not noticed"
+    );
+    ensure!(
+        !has_interpreter(&fs::read(busybox()?)?),
+        "the static busybox has a loader"
+    );
     Ok(())
 }
 
 fn names(folder: &Path) -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
-    Ok(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+    Ok(entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect())
 }
 
 fn path(path: &Path) -> &str {
@@ -104,11 +166,24 @@ fn path(path: &Path) -> &str {
 
 /// Runs a program to its end, however long it takes, with its output on the test's.
 fn run(node: &Node, program: &str, words: &[&str]) -> Result<()> {
-    let program = if program == "docker" { engines::program("docker") } else { PathBuf::from(program) };
+    let program = if program == "docker" {
+        engines::program("docker")
+    } else {
+        PathBuf::from(program)
+    };
     let mut command: Command = node.command(&program)?;
     // the tester's own cargo and its settings
-    command.args(words).env("DOCKER_HOST", Docker::HOST).env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    let status = command.status().with_context(|| format!("start {}", program.display()))?;
-    ensure!(status.success(), "{} {words:?}: {status}", program.display());
+    command
+        .args(words)
+        .env("DOCKER_HOST", Docker::HOST)
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    let status = command
+        .status()
+        .with_context(|| format!("start {}", program.display()))?;
+    ensure!(
+        status.success(),
+        "{} {words:?}: {status}",
+        program.display()
+    );
     Ok(())
 }

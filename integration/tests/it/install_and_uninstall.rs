@@ -1,5 +1,6 @@
-//! An operator puts bindguard onto a node with pods on it, previews the changes first, and takes it off again: nothing that runs is
-//! harmed, containerd's own view of its files says what changed, and afterwards every byte is as it was.
+//! An operator puts bindguard onto a node with pods on it, previews the changes first, and takes it
+//! off again: nothing that runs is harmed, containerd's own view of its files says what changed,
+//! and afterwards every byte is as it was.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,8 +16,11 @@ use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const PREFIX: &str = "/usr/local/bin";
-const INSTALLED_SHIM: &str =
-    concat!("/usr/local/lib/bindguard/", env!("CARGO_PKG_VERSION"), "/containerd-shim-bindguard-v2");
+const INSTALLED_SHIM: &str = concat!(
+    "/usr/local/lib/bindguard/",
+    env!("CARGO_PKG_VERSION"),
+    "/containerd-shim-bindguard-v2"
+);
 
 fn by_runtime_class(generation: Generation) {
     Setup::on(generation).cri().bare().story(|node| {
@@ -24,30 +28,59 @@ fn by_runtime_class(generation: Generation) {
         let old_pod = Pod::run(node, "", "uid-old")?;
 
         let look = node.bindguard(["install", "--dry-run"])?;
-        ensure!(look.code() == 1 && look.stdout.contains("+++ /etc/containerd/config.toml"), "{look:?}");
+        ensure!(
+            look.code() == 1 && look.stdout.contains("+++ /etc/containerd/config.toml"),
+            "{look:?}"
+        );
         ensure!(State::of(node)? == before, "looking changed something");
         let done = node.bindguard(["install"])?.success()?;
-        ensure!(done.contains("run      systemctl restart containerd"), "{done}");
+        ensure!(
+            done.contains("run      systemctl restart containerd"),
+            "{done}"
+        );
         let again = node.bindguard(["install"])?.success()?;
-        ensure!(again.contains("no file has to change"), "not idempotent: {again}");
+        ensure!(
+            again.contains("no file has to change"),
+            "not idempotent: {again}"
+        );
 
         node.restart_containerd(Signal::SIGTERM)?;
         let old_pod = old_pod.restarted(node)?;
         let pod = Pod::run(node, "bindguard", "uid-new")?;
-        ensure!(node.shims_of(Path::new(INSTALLED_SHIM))? == 1, "the pod does not run under the installed shim");
+        ensure!(
+            node.shims_of(Path::new(INSTALLED_SHIM))? == 1,
+            "the pod does not run under the installed shim"
+        );
         let pod = pod.restarted_after_an_update(node)?;
 
         let held = node.bindguard(["uninstall"])?;
-        ensure!(held.code() == 1 && held.stdout.contains("until a restarted service"), "{held:?}");
+        ensure!(
+            held.code() == 1 && held.stdout.contains("until a restarted service"),
+            "{held:?}"
+        );
         node.restart_containerd(Signal::SIGTERM)?;
         let held = node.bindguard(["uninstall"])?;
-        ensure!(held.code() == 1 && held.stdout.contains("cannot end without"), "{held:?}");
-        ensure!(!held.stdout.contains("nothing"), "it contradicts itself: {held:?}");
-        ensure!(Path::new(INSTALLED_SHIM).exists(), "the pod's shim is gone from under it");
+        ensure!(
+            held.code() == 1 && held.stdout.contains("cannot end without"),
+            "{held:?}"
+        );
+        ensure!(
+            !held.stdout.contains("nothing"),
+            "it contradicts itself: {held:?}"
+        );
+        ensure!(
+            Path::new(INSTALLED_SHIM).exists(),
+            "the pod's shim is gone from under it"
+        );
         pod.remove(node)?;
         old_pod.restarted(node)?.remove(node)?;
         uninstall_at_last(node)?;
-        ensure!(node.bindguard(["uninstall"])?.success()?.contains("no file has to change"), "not idempotent");
+        ensure!(
+            node.bindguard(["uninstall"])?
+                .success()?
+                .contains("no file has to change"),
+            "not idempotent"
+        );
         State::of(node)?.is(&before)
     });
 }
@@ -64,7 +97,9 @@ mod for_all_pods {
             let done = node.bindguard(["install", "--default"])?.success()?;
             ensure!(done.contains("default_runtime_name"), "{done}");
             ensure!(
-                node.bindguard(["install", "--default"])?.success()?.contains("no file has to change"),
+                node.bindguard(["install", "--default"])?
+                    .success()?
+                    .contains("no file has to change"),
                 "not idempotent"
             );
             node.restart_containerd(Signal::SIGTERM)?;
@@ -84,11 +119,15 @@ mod for_all_pods {
     on_every_generation!(story);
 }
 
-/// A shim, and the call by which containerd cleans up after it, end a moment after the last container.
+/// A shim, and the call by which containerd cleans up after it, end a moment after the last
+/// container.
 fn uninstall_at_last(node: &Node) -> Result<()> {
     until("nothing needs the programs", || {
         let done = node.bindguard(["uninstall"])?;
-        ensure!(done.code() == 0 || done.stdout.contains("run this again later"), "{done:?}");
+        ensure!(
+            done.code() == 0 || done.stdout.contains("run this again later"),
+            "{done:?}"
+        );
         Ok(done.code() == 0)
     })
 }
@@ -109,23 +148,41 @@ impl Pod {
         let subpath = volume.subpath("app", 0, "app.conf");
         let mounts = vec![mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate)];
         let sandbox = node.cri()?.run_pod(handler, uid, uid)?;
-        let container = node.cri()?.start_container(&sandbox, "app", &SLEEP, &mounts)?;
-        Ok(Self { pod, volume, mounts, sandbox, container })
+        let container = node
+            .cri()?
+            .start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        Ok(Self {
+            pod,
+            volume,
+            mounts,
+            sandbox,
+            container,
+        })
     }
 
     fn restarted(mut self, node: &Node) -> Result<Self> {
-        let (cri, doing) = (node.cri()?, || format!("restart the container of {}", self.pod.uid()));
+        let (cri, doing) = (node.cri()?, || {
+            format!("restart the container of {}", self.pod.uid())
+        });
         cri.stop(&self.container, 0).with_context(doing)?;
         cri.remove(&self.container).with_context(doing)?;
-        self.container = cri.start_container(&self.sandbox, "app", &SLEEP, &self.mounts).with_context(doing)?;
-        ensure!(cri.exec(&self.container, &["true"])?.code == 0, "nothing can be run in it");
+        self.container = cri
+            .start_container(&self.sandbox, "app", &SLEEP, &self.mounts)
+            .with_context(doing)?;
+        ensure!(
+            cri.exec(&self.container, &["true"])?.code == 0,
+            "nothing can be run in it"
+        );
         Ok(self)
     }
 
     fn restarted_after_an_update(self, node: &Node) -> Result<Self> {
         self.volume.update(&[("app.conf", "two")])?;
         let pod = self.restarted(node)?;
-        ensure!(node.cri()?.read(&pod.container, "/etc/app.conf")? == "two", "the guard was not there");
+        ensure!(
+            node.cri()?.read(&pod.container, "/etc/app.conf")? == "two",
+            "the guard was not there"
+        );
         Ok(pod)
     }
 
@@ -143,18 +200,35 @@ impl State {
     fn of(node: &Node) -> Result<Self> {
         let mut files = vec![node.containerd_config().to_path_buf()];
         let store = "/usr/local/lib/bindguard";
-        for folder in ["/etc/bindguard", "/var/lib/bindguard", PREFIX, store, "/etc/containerd", "/etc/docker"] {
-            let Ok(entries) = Path::new(folder).read_dir() else { continue };
-            let is_meant =
-                |path: &PathBuf| path.is_file() && (folder != PREFIX || path.to_string_lossy().contains("bindguard"));
+        for folder in [
+            "/etc/bindguard",
+            "/var/lib/bindguard",
+            PREFIX,
+            store,
+            "/etc/containerd",
+            "/etc/docker",
+        ] {
+            let Ok(entries) = Path::new(folder).read_dir() else {
+                continue;
+            };
+            let is_meant = |path: &PathBuf| {
+                path.is_file() && (folder != PREFIX || path.to_string_lossy().contains("bindguard"))
+            };
             files.push(folder.into());
             files.extend(entries.flatten().map(|entry| entry.path()).filter(is_meant));
         }
         files.sort();
         files.dedup();
         let seen = |path: &PathBuf| {
-            let mode = fs::metadata(path).with_context(|| format!("open {}", path.display()))?.permissions().mode();
-            let bytes = if path.is_dir() { Vec::new() } else { fs::read(path)? };
+            let mode = fs::metadata(path)
+                .with_context(|| format!("open {}", path.display()))?
+                .permissions()
+                .mode();
+            let bytes = if path.is_dir() {
+                Vec::new()
+            } else {
+                fs::read(path)?
+            };
             Ok((path.display().to_string(), mode, bytes))
         };
         Ok(Self(files.iter().map(seen).collect::<Result<_>>()?))
@@ -163,10 +237,14 @@ impl State {
     fn is(&self, before: &Self) -> Result<()> {
         let beyond = |these: &Self, those: &Self| {
             let only = these.0.iter().filter(|file| !those.0.contains(file));
-            only.map(|(name, mode, bytes)| format!("{name} {mode:o}, {} bytes", bytes.len())).collect::<Vec<_>>()
+            only.map(|(name, mode, bytes)| format!("{name} {mode:o}, {} bytes", bytes.len()))
+                .collect::<Vec<_>>()
         };
         let (gone, new) = (beyond(before, self), beyond(self, before));
-        ensure!(gone.is_empty() && new.is_empty(), "not as it was\nbefore: {gone:?}\nafter: {new:?}");
+        ensure!(
+            gone.is_empty() && new.is_empty(),
+            "not as it was\nbefore: {gone:?}\nafter: {new:?}"
+        );
         Ok(())
     }
 }

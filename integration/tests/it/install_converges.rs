@@ -1,5 +1,6 @@
-//! Issue 26: `install` converges to the options that it is given, from any state that an earlier install left. A fleet is rolled
-//! out with `--default`, and the mind is changed; the kubelet's cgroup driver changes; the files are as a fresh install makes them.
+//! Issue 26: `install` converges to the options that it is given, from any state that an earlier
+//! install left. A fleet is rolled out with `--default`, and the mind is changed; the kubelet's
+//! cgroup driver changes; the files are as a fresh install makes them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -32,12 +33,26 @@ SystemdCgroup = false
 [ plugins."io.containerd.cri.v1.runtime".cni ]
 bin_dirs = ["/opt/cni"]
 "#;
-const OPTIONS: [&[&str]; 4] = [&[], &["--default"], &["--wrapper"], &["--default", "--wrapper"]];
+const OPTIONS: [&[&str]; 4] = [
+    &[],
+    &["--default"],
+    &["--wrapper"],
+    &["--default", "--wrapper"],
+];
 
 fn story(generation: Generation) {
     Setup::on(generation).bare().story(|node| {
         let file = node.disk().join("config.toml");
-        converges(node, &file, if generation == Generation::V2_1 { V3 } else { V2 }, &file)?;
+        converges(
+            node,
+            &file,
+            if generation == Generation::V2_1 {
+                V3
+            } else {
+                V2
+            },
+            &file,
+        )?;
         if generation == Generation::V2_1 {
             let drop_in = node.disk().join("conf.d/50-bindguard.toml");
             fs::create_dir_all(node.disk().join("conf.d"))?;
@@ -58,7 +73,10 @@ fn converges(node: &Node, main: &Path, text: &str, edited: &Path) -> Result<()> 
         install(node, main, options)?.success()?;
         fresh.push(fs::read_to_string(edited)?);
         node.bindguard(["uninstall", "--restart"])?.success()?;
-        ensure!(fs::read_to_string(main)? == text, "not the bytes that were there");
+        ensure!(
+            fs::read_to_string(main)? == text,
+            "not the bytes that were there"
+        );
     }
     for (from, _) in OPTIONS.iter().zip(&fresh) {
         for (to, expected) in OPTIONS.iter().zip(&fresh) {
@@ -67,10 +85,16 @@ fn converges(node: &Node, main: &Path, text: &str, edited: &Path) -> Result<()> 
                 continue;
             }
             let look = install(node, main, &[to, &["--dry-run"][..]].concat())?;
-            ensure!(look.code() == 1 && look.stdout.contains("\n@@ "), "{from:?} to {to:?}: no diff: {look:?}");
+            ensure!(
+                look.code() == 1 && look.stdout.contains("\n@@ "),
+                "{from:?} to {to:?}: no diff: {look:?}"
+            );
             install(node, main, to)?.success()?;
             let now = fs::read_to_string(edited)?;
-            ensure!(now == *expected, "{from:?} to {to:?} gives\n{now}\nand not\n{expected}");
+            ensure!(
+                now == *expected,
+                "{from:?} to {to:?} gives\n{now}\nand not\n{expected}"
+            );
         }
     }
     // the kubelet's driver changes after `install --default`
@@ -80,10 +104,17 @@ fn converges(node: &Node, main: &Path, text: &str, edited: &Path) -> Result<()> 
     fs::write(main, &changed)?;
     install(node, main, &["--default"])?.success()?;
     let dump = dump(node, main)?;
-    ensure!(dump.matches("SystemdCgroup = true").count() == 2, "the handler has the old driver: {dump}");
+    ensure!(
+        dump.matches("SystemdCgroup = true").count() == 2,
+        "the handler has the old driver: {dump}"
+    );
     node.bindguard(["uninstall", "--restart"])?.success()?;
     let wanted = text.replacen("SystemdCgroup = false", "SystemdCgroup = true", 1);
-    ensure!(fs::read_to_string(main)? == wanted, "{}", fs::read_to_string(main)?);
+    ensure!(
+        fs::read_to_string(main)? == wanted,
+        "{}",
+        fs::read_to_string(main)?
+    );
     ensure!(edited == main || !edited.exists(), "the drop-in is left");
     Ok(())
 }
@@ -96,24 +127,53 @@ fn a_dry_run_writes_nothing_and_runs_no_containerd() {
         fs::create_dir(&folder)?;
         let main = folder.join("config.toml");
         fs::write(&main, V3)?;
-        let (program, log) = (node.disk().join("logging-containerd"), node.disk().join("calls"));
+        let (program, log) = (
+            node.disk().join("logging-containerd"),
+            node.disk().join("calls"),
+        );
         let real = node.programs().join("containerd");
-        fs::write(&program, format!("#!/bin/sh\necho \"$*\" >> {}\nexec {} \"$@\"\n", log.display(), real.display()))?;
+        fs::write(
+            &program,
+            format!(
+                "#!/bin/sh\necho \"$*\" >> {}\nexec {} \"$@\"\n",
+                log.display(),
+                real.display()
+            ),
+        )?;
         fs::set_permissions(&program, Permissions::from_mode(0o755))?;
         let named = format!("--containerd={}", program.display());
-        let changed = |path: &PathBuf| fs::metadata(path).map(|found| (found.mtime(), found.mtime_nsec()));
+        let changed =
+            |path: &PathBuf| fs::metadata(path).map(|found| (found.mtime(), found.mtime_nsec()));
         let before = changed(&folder)?;
         ensure!(install(node, &main, &[&named, "--dry-run"])?.code() == 1);
-        ensure!(changed(&folder)? == before, "a file was made in the runtime's folder, and removed");
+        ensure!(
+            changed(&folder)? == before,
+            "a file was made in the runtime's folder, and removed"
+        );
         install(node, &main, &[&named])?.success()?;
         let (before, calls) = (changed(&folder)?, fs::read_to_string(&log)?);
-        ensure!(calls.contains("config dump"), "the edit was not tried: {calls}");
+        ensure!(
+            calls.contains("config dump"),
+            "the edit was not tried: {calls}"
+        );
         ensure!(install(node, &main, &[&named, "--dry-run"])?.code() == 0);
-        ensure!(changed(&folder)? == before, "a file was made in the runtime's folder, and removed");
-        ensure!(fs::read_to_string(&log)? == calls, "containerd was run to find out that nothing has changed");
-        fs::write(&main, fs::read_to_string(&main)?.replace("/opt/cni", "/usr/lib/cni"))?;
+        ensure!(
+            changed(&folder)? == before,
+            "a file was made in the runtime's folder, and removed"
+        );
+        ensure!(
+            fs::read_to_string(&log)? == calls,
+            "containerd was run to find out that nothing has changed"
+        );
+        fs::write(
+            &main,
+            fs::read_to_string(&main)?.replace("/opt/cni", "/usr/lib/cni"),
+        )?;
         ensure!(install(node, &main, &[&named, "--dry-run"])?.code() == 0);
-        ensure!(fs::read_to_string(&log)? != calls, "a change went unnoticed");
+        ensure!(
+            fs::read_to_string(&log)? != calls,
+            "a change went unnoticed"
+        );
         node.bindguard(["uninstall", "--restart"])?.success()?;
         Ok(())
     });
@@ -148,5 +208,7 @@ fn install(node: &Node, file: &Path, words: &[&str]) -> Result<Finished> {
 fn dump(node: &Node, file: &Path) -> Result<String> {
     let mut command = node.command("containerd")?;
     command.arg("--config").arg(file).args(["config", "dump"]);
-    bindguard_integration::process::run(command).context("run containerd config dump")?.success()
+    bindguard_integration::process::run(command)
+        .context("run containerd config dump")?
+        .success()
 }

@@ -1,5 +1,6 @@
-//! docs/install.md, command by command, on a node that has nothing of bindguard yet: with a containerd that is restarted where it
-//! says so, a dockerd that is reloaded and builds the image, and a kubectl that applies the manifests.
+//! docs/install.md, command by command, on a node that has nothing of bindguard yet: with a
+//! containerd that is restarted where it says so, a dockerd that is reloaded and builds the image,
+//! and a kubectl that applies the manifests.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +17,12 @@ use bindguard_integration::{Generation, Setup, privilege};
 use nix::sys::signal::Signal;
 
 const KUBECONFIG: &str = "/run/kubeconfig";
-const MANIFESTS: [&str; 4] = ["DaemonSet bindguard", "DaemonSet bindguard-agent", "Pod web", "RuntimeClass bindguard"];
+const MANIFESTS: [&str; 4] = [
+    "DaemonSet bindguard",
+    "DaemonSet bindguard-agent",
+    "Pod web",
+    "RuntimeClass bindguard",
+];
 const IMAGE: &str = "bindguard-node:0.1.0";
 
 #[test]
@@ -25,9 +31,14 @@ fn as_it_says() {
         return privilege::skipped(&why);
     }
     Setup::on(Generation::V2_1).bare().cri().story(|node| {
-        symlink(node.disk().join("dist").join(CLI), node.programs().join(CLI)).context("put bindguard on PATH")?;
+        symlink(
+            node.disk().join("dist").join(CLI),
+            node.programs().join(CLI),
+        )
+        .context("put bindguard on PATH")?;
         for program in ["docker", "kubectl"] {
-            symlink(engines::program(program), node.programs().join(program)).with_context(|| program.to_owned())?;
+            symlink(engines::program(program), node.programs().join(program))
+                .with_context(|| program.to_owned())?;
         }
         let image = node.disk().join("image");
         fs::create_dir(&image)?;
@@ -37,34 +48,59 @@ fn as_it_says() {
         let api = KubeApi::start()?;
         api.write_config(KUBECONFIG.as_ref())?;
         // the build is what made the programs that every story runs
-        let folder = format!("make -o build image-folder BIN={}", binaries_under_test()?.display());
+        let folder = format!(
+            "make -o build image-folder BIN={}",
+            binaries_under_test()?.display()
+        );
         let said = Rehearsal::on(node)
             .folder(&repository())
             .env("KUBECONFIG", KUBECONFIG)
             .env("DOCKER_HOST", Docker::HOST)
             .env("DOCKER_BUILDKIT", "0")
             .instead_of("make image-folder", &folder)
-            .systemd("restart containerd", || node.restart_containerd(Signal::SIGTERM))
+            .systemd("restart containerd", || {
+                node.restart_containerd(Signal::SIGTERM)
+            })
             .systemd("reload docker", || docker.reload())
             .systemd("restart docker", || docker.restart())
             .systemd("daemon-reload", || Ok(()))
             .systemd("restart bindguard-agent", || Ok(()))
             .with("IMAGE", &image.display().to_string())
             .play("docs/install.md")?;
-        ensure!(said.iter().any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")), "no diff: {said:?}");
+        ensure!(
+            said.iter()
+                .any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")),
+            "no diff: {said:?}"
+        );
         let applied = api.taken();
-        ensure!(MANIFESTS.iter().all(|it| applied.iter().any(|kind| kind == it)), "{applied:?}");
+        ensure!(
+            MANIFESTS
+                .iter()
+                .all(|it| applied.iter().any(|kind| kind == it)),
+            "{applied:?}"
+        );
         let ended = docker.run_image(IMAGE, &[], &[])?;
         if needs_no_libraries(&node.disk().join("dist").join(CLI))? {
             let helps = ended.success()?;
-            ensure!(helps.contains("Where to begin"), "the image has no bindguard that runs: {helps}");
+            ensure!(
+                helps.contains("Where to begin"),
+                "the image has no bindguard that runs: {helps}"
+            );
         } else {
-            privilege::skipped("the programs under test are not static, and the image holds nothing else");
+            privilege::skipped(
+                "the programs under test are not static, and the image holds nothing else",
+            );
         }
         let last = said.last().context("a last command")?;
-        ensure!(last.status.success(), "the document ends with work that remains: {last:?}");
+        ensure!(
+            last.status.success(),
+            "the document ends with work that remains: {last:?}"
+        );
         drop(docker);
-        ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
+        ensure!(
+            fs::read(node.containerd_config())? == before,
+            "not the bytes that were there"
+        );
         gone("/usr/local/bin/bindguard-runtime")?;
         gone("/etc/containers/containers.conf.d/50-bindguard.conf")?;
         gone("/etc/crio/crio.conf.d/50-bindguard.conf")?;

@@ -1,5 +1,5 @@
-//! containerd's config files as people have them: each gets the handler without losing anything, and gets its bytes back.
-//! What is not such a file is refused in one line, with nothing changed.
+//! containerd's config files as people have them: each gets the handler without losing anything,
+//! and gets its bytes back. What is not such a file is refused in one line, with nothing changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,19 +39,47 @@ fn story(generation: Generation) {
     Setup::on(generation).bare().story(|node| {
         options_of_the_default(node)?;
         accepted(node, RUNC, &[], &["runtimes.bindguard"])?;
-        accepted(node, "version = 2\n", &[], &["runtimes.bindguard", "runtimes.runc"])?;
+        accepted(
+            node,
+            "version = 2\n",
+            &[],
+            &["runtimes.bindguard", "runtimes.runc"],
+        )?;
         accepted(node, "", &[], &["runtimes.bindguard", "runtimes.runc"])?;
-        accepted(node, NVIDIA, &["--default"], &["nvidia-container-runtime", "default_runtime_name"])?;
-        accepted(node, RUNC, &["--wrapper"], &["bindguard-runtime", "SystemdCgroup"])?;
-        accepted(node, RUNC, &["--default"], &["default_runtime_name", "runtimes.runc"])?;
+        accepted(
+            node,
+            NVIDIA,
+            &["--default"],
+            &["nvidia-container-runtime", "default_runtime_name"],
+        )?;
+        accepted(
+            node,
+            RUNC,
+            &["--wrapper"],
+            &["bindguard-runtime", "SystemdCgroup"],
+        )?;
+        accepted(
+            node,
+            RUNC,
+            &["--default"],
+            &["default_runtime_name", "runtimes.runc"],
+        )?;
         if generation == Generation::V2_1 {
-            accepted(node, "version = 3\n", &[], &["runtimes.bindguard", "runtimes.runc"])?;
+            accepted(
+                node,
+                "version = 3\n",
+                &[],
+                &["runtimes.bindguard", "runtimes.runc"],
+            )?;
         }
         no_file(node)?;
         imported(node)?;
         edited_since(node)?;
         let requests = fs::read_to_string(node.programs().join("systemctl.log"))?;
-        ensure!(requests.lines().all(|words| words == "restart containerd"), "requests to systemd: {requests}");
+        ensure!(
+            requests.lines().all(|words| words == "restart containerd"),
+            "requests to systemd: {requests}"
+        );
         refused(node)
     });
 }
@@ -61,28 +89,49 @@ on_every_generation!(story);
 /// Installs into a file with this text, checks containerd's reading of it, and uninstalls again.
 fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Result<()> {
     let file = file(node, text)?;
-    install(node, &file, words)?.success().with_context(|| format!("install into {text:?}"))?;
+    install(node, &file, words)?
+        .success()
+        .with_context(|| format!("install into {text:?}"))?;
     let dump = dump(node, &file)?;
-    let missing: Vec<_> = effective.iter().filter(|part| !dump.contains(**part)).collect();
-    ensure!(missing.is_empty(), "{missing:?} is not in force with {}: {dump}", fs::read_to_string(&file)?);
+    let missing: Vec<_> = effective
+        .iter()
+        .filter(|part| !dump.contains(**part))
+        .collect();
+    ensure!(
+        missing.is_empty(),
+        "{missing:?} is not in force with {}: {dump}",
+        fs::read_to_string(&file)?
+    );
     // comments and order stay: every line is still there
     let (mut after, edited) = (String::new(), fs::read_to_string(&file)?);
     edited.lines().for_each(|line| after.extend([line, "\n"]));
     let default = |line: &&str| !line.contains("default_runtime_name");
-    let lost = text.lines().filter(default).find(|line| !after.contains(&format!("{line}\n")));
+    let lost = text
+        .lines()
+        .filter(default)
+        .find(|line| !after.contains(&format!("{line}\n")));
     ensure!(lost.is_none(), "the line {lost:?} is lost: {after}");
     node.bindguard(["uninstall", "--restart"])?.success()?;
-    ensure!(fs::read_to_string(&file)? == text, "not the bytes that were there");
+    ensure!(
+        fs::read_to_string(&file)? == text,
+        "not the bytes that were there"
+    );
     Ok(())
 }
 
-/// Issue 16: the options that pods need are those of the node's default runtime, whatever its name. `--wrapper` has them on 1.6.
+/// Issue 16: the options that pods need are those of the node's default runtime, whatever its name.
+/// `--wrapper` has them on 1.6.
 fn options_of_the_default(node: &Node) -> Result<()> {
     let file = file(node, SHIMPEI)?;
     install(node, &file, &["--wrapper"])?.success()?;
     let edited = fs::read_to_string(&file)?;
-    let (_, added) = edited.split_once("runtimes.bindguard]").context("find the handler")?;
-    for setting in ["base_runtime_spec = \"/etc/containerd/cri-base.json\"", "SystemdCgroup = true"] {
+    let (_, added) = edited
+        .split_once("runtimes.bindguard]")
+        .context("find the handler")?;
+    for setting in [
+        "base_runtime_spec = \"/etc/containerd/cri-base.json\"",
+        "SystemdCgroup = true",
+    ] {
         ensure!(added.contains(setting), "no {setting} in {edited}");
     }
     node.bindguard(["uninstall", "--restart"])?.success()?;
@@ -105,14 +154,27 @@ fn imported(node: &Node) -> Result<()> {
     fs::create_dir_all(&folder)?;
     let import = folder.join("10-cri.toml");
     fs::write(&import, RUNC)?;
-    let main = file(node, &format!("version = 2\nimports = [\"{}/*.toml\"]\n", folder.display()))?;
+    let main = file(
+        node,
+        &format!("version = 2\nimports = [\"{}/*.toml\"]\n", folder.display()),
+    )?;
     let before = fs::read(&main)?;
     install(node, &main, &[])?.success()?;
     let dump = dump(node, &main)?;
-    ensure!(dump.contains("runtimes.bindguard") && dump.contains("SystemdCgroup = true"), "{dump}");
+    ensure!(
+        dump.contains("runtimes.bindguard") && dump.contains("SystemdCgroup = true"),
+        "{dump}"
+    );
     node.bindguard(["uninstall", "--restart"])?.success()?;
-    ensure!(fs::read(&main)? == before && fs::read_to_string(&import)? == RUNC, "not the bytes that were there");
-    ensure!(folder.read_dir()?.count() == 1, "something is left beside {}", import.display());
+    ensure!(
+        fs::read(&main)? == before && fs::read_to_string(&import)? == RUNC,
+        "not the bytes that were there"
+    );
+    ensure!(
+        folder.read_dir()?.count() == 1,
+        "something is left beside {}",
+        import.display()
+    );
     fs::remove_dir_all(&folder)?;
     Ok(())
 }
@@ -128,7 +190,10 @@ fn edited_since(node: &Node) -> Result<()> {
     let said = node.bindguard(["uninstall", "--restart"])?.success()?;
     ensure!(said.contains("was changed since the install"), "{said}");
     let left = fs::read_to_string(&file)?;
-    ensure!(left == format!("{RUNC}\n[debug]\n  level = \"warn\" # mine\n"), "{left}");
+    ensure!(
+        left == format!("{RUNC}\n[debug]\n  level = \"warn\" # mine\n"),
+        "{left}"
+    );
     ensure!(!dump(node, &file)?.contains("bindguard"));
     Ok(())
 }
@@ -138,15 +203,27 @@ fn refused(node: &Node) -> Result<()> {
     let disabled = "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
     let kata = NVIDIA.replace("runc.v2", "kata.v2");
     for (text, words, said) in [
-        ("version = 2\n{{ template \"base\" . }}\n", vec![], "line 2 is not TOML"),
+        (
+            "version = 2\n{{ template \"base\" . }}\n",
+            vec![],
+            "line 2 is not TOML",
+        ),
         ("[plugins.cri]\n", vec![], "is not of version 2, 3 or 4"),
         ("{\"runtimes\": {}}", vec![], "line 1 is not TOML"),
         (disabled, vec![], "disables the CRI plugin"),
         (&kata, vec!["--default"], "guard the runtime \"nvidia\""),
-        (RUNC, vec!["--containerd", "/nowhere/containerd"], "run /nowhere/containerd"),
+        (
+            RUNC,
+            vec!["--containerd", "/nowhere/containerd"],
+            "run /nowhere/containerd",
+        ),
         (RUNC, vec!["--containerd", "/bin/true"], "find a version"),
         (RUNC, vec!["--prefix", "/sys/bindguard"], "/sys/bindguard"),
-        (RUNC, vec!["--root", "/nowhere"], "make /nowhere the root directory"),
+        (
+            RUNC,
+            vec!["--root", "/nowhere"],
+            "make /nowhere the root directory",
+        ),
     ] {
         let file = file(node, text)?;
         let done = install(node, &file, &words)?;
@@ -156,9 +233,15 @@ fn refused(node: &Node) -> Result<()> {
             "{words:?} with {text:?}: {}",
             done.stderr
         );
-        ensure!(fs::read_to_string(&file)? == text, "{words:?}: the file was changed");
+        ensure!(
+            fs::read_to_string(&file)? == text,
+            "{words:?}: the file was changed"
+        );
         let installed = Path::new("/usr/local/bin/bindguard-runtime");
-        ensure!(!installed.exists(), "{words:?}: the programs were put in place");
+        ensure!(
+            !installed.exists(),
+            "{words:?}: the programs were put in place"
+        );
     }
     Ok(())
 }
@@ -169,7 +252,11 @@ fn file(node: &Node, text: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-fn install(node: &Node, file: &Path, words: &[&str]) -> Result<bindguard_integration::process::Finished> {
+fn install(
+    node: &Node,
+    file: &Path,
+    words: &[&str],
+) -> Result<bindguard_integration::process::Finished> {
     let file = file.display().to_string();
     node.bindguard([&["install", "--containerd-config", &file], words].concat())
 }

@@ -1,7 +1,9 @@
-//! Issue 16: `install` and `uninstall` are killed at each of their changes to the file system. Whatever is left, a pod starts:
-//! with the containerd that runs, and with one that starts again. The next `uninstall` leaves every byte as it was.
+//! Issue 16: `install` and `uninstall` are killed at each of their changes to the file system.
+//! Whatever is left, a pod starts: with the containerd that runs, and with one that starts again.
+//! The next `uninstall` leaves every byte as it was.
 //!
-//! strace(1) kills the process as it enters the call. Files are written beside their places, so renames are the changes.
+//! strace(1) kills the process as it enters the call. Files are written beside their places, so
+//! renames are the changes.
 
 use std::fs;
 use std::path::Path;
@@ -79,7 +81,8 @@ fn story(generation: Generation, steps: impl Fn(&Node, &[u8]) -> Result<()>) {
     });
 }
 
-/// Runs these words of bindguard again and again, each time up to its next change, and `check` after each.
+/// Runs these words of bindguard again and again, each time up to its next change, and `check`
+/// after each.
 fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) -> Result<()> {
     for step in 1.. {
         let mut command = node.command("strace")?;
@@ -90,13 +93,18 @@ fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) ->
             "-e",
             &format!("inject={CHANGES}:signal=SIGKILL:when={step}"),
         ]);
-        command.arg("-o").arg(node.disk().join("steps")).arg(node.disk().join("dist/bindguard")).args(words);
+        command
+            .arg("-o")
+            .arg(node.disk().join("steps"))
+            .arg(node.disk().join("dist/bindguard"))
+            .args(words);
         let ended = run(command)?;
         if ended.code() != 137 {
             ensure!(step > 3, "{words:?} made no change: {ended:?}");
             return Ok(());
         }
-        check().map_err(|error| error.context(format!("{words:?} was killed at its change {step}")))?;
+        check()
+            .map_err(|error| error.context(format!("{words:?} was killed at its change {step}")))?;
     }
     Ok(())
 }
@@ -110,14 +118,32 @@ fn pod_starts(node: &Node) -> Result<()> {
 
 /// A shim ends a moment after its last container.
 fn uninstalled(node: &Node, before: &[u8]) -> Result<()> {
-    until("nothing needs the programs", || Ok(node.bindguard(["uninstall"])?.code() == 0))?;
-    ensure!(fs::read(node.containerd_config())? == before, "not the bytes that were there");
-    for left in ["/usr/local/bin/bindguard-runtime", "/usr/local/lib/bindguard", "/etc/bindguard", "/var/lib/bindguard"]
-    {
-        ensure!(Path::new(left).symlink_metadata().is_err(), "{left} is left");
+    until("nothing needs the programs", || {
+        Ok(node.bindguard(["uninstall"])?.code() == 0)
+    })?;
+    ensure!(
+        fs::read(node.containerd_config())? == before,
+        "not the bytes that were there"
+    );
+    for left in [
+        "/usr/local/bin/bindguard-runtime",
+        "/usr/local/lib/bindguard",
+        "/etc/bindguard",
+        "/var/lib/bindguard",
+    ] {
+        ensure!(
+            Path::new(left).symlink_metadata().is_err(),
+            "{left} is left"
+        );
     }
-    let beside = Path::new("/etc/containerd").read_dir()?.flatten().map(|entry| entry.file_name());
+    let beside = Path::new("/etc/containerd")
+        .read_dir()?
+        .flatten()
+        .map(|entry| entry.file_name());
     let strange: Vec<_> = beside.filter(|name| name != "config.toml").collect();
-    ensure!(strange.is_empty(), "left beside containerd's file: {strange:?}");
+    ensure!(
+        strange.is_empty(),
+        "left beside containerd's file: {strange:?}"
+    );
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The journal's directory is read-only, or its disk is full: the container starts, the stale subpath is repaired, and the log
-//! says that the journal is without this line.
+//! The journal's directory is read-only, or its disk is full: the container starts, the stale
+//! subpath is repaired, and the log says that the journal is without this line.
 
 use std::fs;
 use std::path::Path;
@@ -23,13 +23,17 @@ fn story(node: &Node) -> Result<()> {
     for (options, words) in [("ro", "Read-only"), ("size=4k", "")] {
         tmpfs(DIRECTORY, options)?;
         if options != "ro" {
-            fs::write(Path::new(DIRECTORY).join("filler"), [0; 4096]).context("fill the journal's disk")?;
+            fs::write(Path::new(DIRECTORY).join("filler"), [0; 4096])
+                .context("fill the journal's disk")?;
         }
         stale.begin_anew()?;
         run(stale.guard(&[])?)?.success()?;
         stale.is_repaired()?;
         let log = stale.bundle().log()?;
-        ensure!(log.contains("append to /run/bindguard/journal.jsonl: ") && log.contains(words), "{options}: {log}");
+        ensure!(
+            log.contains("append to /run/bindguard/journal.jsonl: ") && log.contains(words),
+            "{options}: {log}"
+        );
         unmount(DIRECTORY)?;
     }
     stale.begin_anew()?;

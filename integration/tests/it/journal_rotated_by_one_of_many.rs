@@ -1,5 +1,6 @@
-//! A full journal and more than one guard that sees it, each stopped where the other could do harm: the full file is moved
-//! away once, and no line is lost that the one before the last rotation did not hold.
+//! A full journal and more than one guard that sees it, each stopped where the other could do harm:
+//! the full file is moved away once, and no line is lost that the one before the last rotation did
+//! not hold.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
@@ -16,10 +17,18 @@ fn a_guard_that_comes_late_to_a_full_journal_leaves_the_new_one_alone() {
         // it has written to the full file, and not yet checked its size
         let late = StoppedGuard::at("journaled", "", bundle.admit(node)?)?;
         run(bundle.admit(node)?)?.success()?;
-        ensure!(counts()? == [0, full], "the second guard did not move it away: {:?}", counts()?);
+        ensure!(
+            counts()? == [0, full],
+            "the second guard did not move it away: {:?}",
+            counts()?
+        );
         run(bundle.admit(node)?)?.success()?;
         late.go_on()?;
-        ensure!(counts()? == [1, full], "a new journal was moved over the full one: {:?}", counts()?);
+        ensure!(
+            counts()? == [1, full],
+            "a new journal was moved over the full one: {:?}",
+            counts()?
+        );
         Ok(())
     });
 }
@@ -33,10 +42,18 @@ fn a_journal_that_one_guard_is_moving_away_is_not_moved_by_another() {
         for _ in 0..2 {
             run(bundle.admit(node)?)?.success()?;
         }
-        ensure!(counts()? == [full, 0], "moved although another guard is about to: {:?}", counts()?);
+        ensure!(
+            counts()? == [full, 0],
+            "moved although another guard is about to: {:?}",
+            counts()?
+        );
         first.go_on()?;
         run(bundle.admit(node)?)?.success()?;
-        ensure!(counts()? == [1, full], "it was not moved once: {:?}", counts()?);
+        ensure!(
+            counts()? == [1, full],
+            "it was not moved once: {:?}",
+            counts()?
+        );
         Ok(())
     });
 }

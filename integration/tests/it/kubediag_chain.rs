@@ -1,7 +1,8 @@
-//! kubediag's chain for kubernetes#68211, with the stock shim and the agent's processors: collect the pod, collect the mount
-//! table, diagnose, recover. Then the container starts.
+//! kubediag's chain for kubernetes#68211, with the stock shim and the agent's processors: collect
+//! the pod, collect the mount table, diagnose, recover. Then the container starts.
 //!
-//! The steps are those of kubediag's executor: each posts all results so far, and merges the object that it gets.
+//! The steps are those of kubediag's executor: each posts all results so far, and merges the object
+//! that it gets.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -51,9 +52,18 @@ fn chain(node: &Node) -> Result<()> {
     volume.update(&[("app.conf", "two")])?;
     cri.stop(&app, 0)?;
     cri.remove(&app)?;
-    let failed = cri.start_container(&sandbox, "app", &SLEEP, &mounts).err().context("the container started")?;
-    api.insert("/api/v1/namespaces/default/pods/web", pod_with(&format!("{failed:#}"), "node-1"));
-    api.insert("/api/v1/namespaces/default/pods/elsewhere", pod_with("", "node-2"));
+    let failed = cri
+        .start_container(&sandbox, "app", &SLEEP, &mounts)
+        .err()
+        .context("the container started")?;
+    api.insert(
+        "/api/v1/namespaces/default/pods/web",
+        pod_with(&format!("{failed:#}"), "node-1"),
+    );
+    api.insert(
+        "/api/v1/namespaces/default/pods/elsewhere",
+        pod_with("", "node-2"),
+    );
 
     let parameters = json!({
         "diagnosis.namespace": "default", "diagnosis.name": "web", "diagnosis.uid": "1", "node": "node-1",
@@ -63,7 +73,8 @@ fn chain(node: &Node) -> Result<()> {
     for path in paths_of_operations()? {
         let (status, text) = http(address, "POST", &path, &results.to_string())?;
         ensure!(status == 200, "{path}: {status} {text}");
-        let result: Value = serde_json::from_str(&text).with_context(|| format!("{path}: {text}"))?;
+        let result: Value =
+            serde_json::from_str(&text).with_context(|| format!("{path}: {text}"))?;
         for (key, value) in result.as_object().context("an object")? {
             ensure!(value.is_string(), "{path}: {key} is no string");
             results[key] = value.clone();
@@ -71,11 +82,21 @@ fn chain(node: &Node) -> Result<()> {
     }
     let target = subpath.target().display().to_string();
     let done = &results["recover.kubernetes.subpath_remount.result"];
-    ensure!(*done == format!("Succeesfully umount {target} on host"), "{done}");
-    ensure!(results["diagnoser.kubernetes.subpath_remount.bug_link"].as_str().is_some_and(|it| it.ends_with("/68211")));
+    ensure!(
+        *done == format!("Succeesfully umount {target} on host"),
+        "{done}"
+    );
+    ensure!(
+        results["diagnoser.kubernetes.subpath_remount.bug_link"]
+            .as_str()
+            .is_some_and(|it| it.ends_with("/68211"))
+    );
     only_a_current_mount(&subpath)?;
     let again = cri.start_container(&sandbox, "app-again", &SLEEP, &mounts)?;
-    ensure!(cri.read(&again, "/etc/app.conf")? == "two", "the container reads the old file");
+    ensure!(
+        cri.read(&again, "/etc/app.conf")? == "two",
+        "the container reads the old file"
+    );
 
     other_nodes_pods_are_not_shown(address)?;
     let (status, _) = http(address, "GET", "/metrics", "")?;
@@ -84,17 +105,25 @@ fn chain(node: &Node) -> Result<()> {
     ensure!(status.code() != 2, "{status:?}");
     drop(agent);
     cri.remove_pod(&sandbox)?;
-    until("the kubelet deletes the pod", || Ok(node.kubelet().pod("uid-1")?.delete().is_ok()))?;
+    until("the kubelet deletes the pod", || {
+        Ok(node.kubelet().pod("uid-1")?.delete().is_ok())
+    })?;
     fs::remove_file(kubeconfig).context("remove the kubeconfig")
 }
 
 /// The processors need no credentials: so they show only what the node's own pods are.
 fn other_nodes_pods_are_not_shown(address: SocketAddr) -> Result<()> {
     let path = "/processor/podDetailCollector";
-    for (name, words) in [("elsewhere", "runs on node \"node-2\""), ("missing", "read the pod")] {
+    for (name, words) in [
+        ("elsewhere", "runs on node \"node-2\""),
+        ("missing", "read the pod"),
+    ] {
         let body = json!({ "pod.namespace": "default", "pod.name": name }).to_string();
         let (status, text) = http(address, "POST", path, &body)?;
-        ensure!(status == 500 && text.contains(words), "{name}: {status} {text}");
+        ensure!(
+            status == 500 && text.contains(words),
+            "{name}: {status} {text}"
+        );
     }
     Ok(())
 }
@@ -122,24 +151,32 @@ fn pod_with(message: &str, node: &str) -> Value {
 
 /// The paths of the operations, in the order of the operation set.
 fn paths_of_operations() -> Result<Vec<String>> {
-    let paths: Vec<_> = OPERATIONS.lines().filter_map(|line| line.trim().strip_prefix("path: ")).collect();
+    let paths: Vec<_> = OPERATIONS
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("path: "))
+        .collect();
     ensure!(paths.len() == 4, "{paths:?}");
     Ok(paths.into_iter().map(str::to_owned).collect())
 }
 
 fn free_address() -> Result<SocketAddr> {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).context("find a free port")
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .context("find a free port")
 }
 
 fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
-    let mut stream = TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;
+    let mut stream =
+        TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;
     let length = body.len();
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
     )?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).context("read the answer")?;
+    stream
+        .read_to_string(&mut answer)
+        .context("read the answer")?;
     let (head, text) = answer.split_once("\r\n\r\n").context("an answer")?;
     let status = head.split(' ').nth(1).context("a status")?.parse()?;
     Ok((status, text.to_owned()))

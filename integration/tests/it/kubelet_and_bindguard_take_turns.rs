@@ -1,5 +1,5 @@
-//! A kubelet since 1.19 repairs stale subpaths itself when it restarts a container. Sometimes it is first, sometimes
-//! bindguard is: neither leaves anything that disturbs the other.
+//! A kubelet since 1.19 repairs stale subpaths itself when it restarts a container. Sometimes it is
+//! first, sometimes bindguard is: neither leaves anything that disturbs the other.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::kubelet::Behaviour;
@@ -35,7 +35,10 @@ fn take_turns(node: &Node, kind: VolumeKind) -> Result<()> {
             subpath.bind_again(Behaviour::Since1_19)?;
         }
         let read = container("app")?;
-        ensure!(read == turn, "{kind:?}: in the turn of {turn} the container reads {read:?}");
+        ensure!(
+            read == turn,
+            "{kind:?}: in the turn of {turn} the container reads {read:?}"
+        );
         only_a_current_mount(&subpath)?;
     }
     pod.delete()

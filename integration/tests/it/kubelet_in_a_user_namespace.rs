@@ -1,5 +1,6 @@
-//! A rootless kubelet: root of a user namespace and of a mount namespace of its own, in which what came from outside is
-//! locked. A subpath that went stale there is re-bound there, and the machine's mounts stay as they are.
+//! A rootless kubelet: root of a user namespace and of a mount namespace of its own, in which what
+//! came from outside is locked. A subpath that went stale there is re-bound there, and the
+//! machine's mounts stay as they are.
 
 use std::fs;
 
@@ -47,14 +48,34 @@ fn story() {
         for propagation in ["private", "shared"] {
             let pod = pod.to_str().context("the pod's path is UTF-8")?;
             let way = format!("--propagation={propagation}");
-            let words = ["unshare", "--user", "--map-root-user", "--mount", &way, "sh", "-c", KUBELET, "kubelet", pod];
+            let words = [
+                "unshare",
+                "--user",
+                "--map-root-user",
+                "--mount",
+                &way,
+                "sh",
+                "-c",
+                KUBELET,
+                "kubelet",
+                pod,
+            ];
             let ended = run(bundle.admit_under(node, &words)?)?;
             let said = ended.clone().success()?;
-            ensure!(said.trim() == "shows 2, mounts: 1", "{propagation}: {said:?}, {ended:?}");
-            ensure!(bundle.seen()? == spec.as_bytes(), "{propagation}: the spec was edited");
+            ensure!(
+                said.trim() == "shows 2, mounts: 1",
+                "{propagation}: {said:?}, {ended:?}"
+            );
+            ensure!(
+                bundle.seen()? == spec.as_bytes(),
+                "{propagation}: the spec was edited"
+            );
             fs::remove_dir_all(pod).context("remove the pod")?;
         }
-        ensure!(mounts::table()?.len() == before, "mounts were left on the machine");
+        ensure!(
+            mounts::table()?.len() == before,
+            "mounts were left on the machine"
+        );
         Ok(())
     });
 }

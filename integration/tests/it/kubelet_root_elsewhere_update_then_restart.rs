@@ -1,18 +1,26 @@
-//! The kubelet's root on a filesystem of its own, bind-mounted, behind a symlink, or in a node that is a container (kind): the mount table shows the same
-//! volume differently each time (kubernetes#93691, #103836).
+//! The kubelet's root on a filesystem of its own, bind-mounted, behind a symlink, or in a node that
+//! is a container (kind): the mount table shows the same volume differently each time
+//! (kubernetes#93691, #103836).
 
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
 use bindguard_integration::{Generation, KubeletRoot, Runtime, Setup, VolumeKind};
 
 fn story(root: KubeletRoot) {
-    Setup::on(Generation::V2_1).kubelet_root(root).story(|node| {
-        for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
-            for shape in Shape::ALL {
-                UpdateThenRestart { kind, shape, runtime: Runtime::Bindguard }.play(node)?;
+    Setup::on(Generation::V2_1)
+        .kubelet_root(root)
+        .story(|node| {
+            for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
+                for shape in Shape::ALL {
+                    UpdateThenRestart {
+                        kind,
+                        shape,
+                        runtime: Runtime::Bindguard,
+                    }
+                    .play(node)?;
+                }
             }
-        }
-        Ok(())
-    });
+            Ok(())
+        });
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! The kubelet's root on ext4, xfs, a btrfs with subvolumes, an overlay and a tmpfs: what a deleted file, a link count and a
-//! device number look like differs from one to the other, and the verdict and the repair do not.
+//! The kubelet's root on ext4, xfs, a btrfs with subvolumes, an overlay and a tmpfs: what a deleted
+//! file, a link count and a device number look like differs from one to the other, and the verdict
+//! and the repair do not.
 
 use std::fs;
 
@@ -9,18 +10,25 @@ use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Bind, Generation, KubeletRoot, Node, Runtime, Setup, VolumeKind};
 
 fn story(root: KubeletRoot) {
-    Setup::on(Generation::V2_1).kubelet_root(root).story(|node| {
-        let (kind, runtime) = (VolumeKind::ConfigMap, Runtime::Bindguard);
-        UpdateThenRestart { kind, shape: Shape::NestedKey, runtime }.play(node)?;
-        replaced_then_restarted(node, VolumeKind::EmptyDir)?;
-        replaced_then_restarted(node, VolumeKind::EmptyDirMemory)?;
-        let mut stale = StaleBundle::lay_out(node, "stale")?;
-        for _ in 0..5 {
-            stale.begin_anew()?;
-            stale.next_create()?;
-        }
-        stale.delete()
-    });
+    Setup::on(Generation::V2_1)
+        .kubelet_root(root)
+        .story(|node| {
+            let (kind, runtime) = (VolumeKind::ConfigMap, Runtime::Bindguard);
+            UpdateThenRestart {
+                kind,
+                shape: Shape::NestedKey,
+                runtime,
+            }
+            .play(node)?;
+            replaced_then_restarted(node, VolumeKind::EmptyDir)?;
+            replaced_then_restarted(node, VolumeKind::EmptyDirMemory)?;
+            let mut stale = StaleBundle::lay_out(node, "stale")?;
+            for _ in 0..5 {
+                stale.begin_anew()?;
+                stale.next_create()?;
+            }
+            stale.delete()
+        });
 }
 
 #[test]
@@ -48,7 +56,8 @@ fn tmpfs() {
     story(KubeletRoot::Tmpfs);
 }
 
-/// A container writes its file beside the old one and renames it into place, as editors and agents do, and restarts.
+/// A container writes its file beside the old one and renames it into place, as editors and agents
+/// do, and restarts.
 fn replaced_then_restarted(node: &Node, kind: VolumeKind) -> Result<()> {
     let pod = node.kubelet().pod("writes")?;
     let volume = pod.empty_volume(kind, "cache")?;
@@ -59,10 +68,20 @@ fn replaced_then_restarted(node: &Node, kind: VolumeKind) -> Result<()> {
     let bind = Bind::new(subpath.bind()?, "/state");
     for content in ["one", "two", "three"] {
         let new = volume.path().join("folder/new");
-        fs::write(&new, content).and_then(|()| fs::rename(&new, &file)).context("replace the volume's file")?;
-        let read =
-            node.ctr().container("writer").mount(bind.clone()).runs(&["cat", "/state"]).run_to_end()?.success()?;
-        ensure!(read == content, "{kind:?}: the container reads {read:?} and not {content:?}");
+        fs::write(&new, content)
+            .and_then(|()| fs::rename(&new, &file))
+            .context("replace the volume's file")?;
+        let read = node
+            .ctr()
+            .container("writer")
+            .mount(bind.clone())
+            .runs(&["cat", "/state"])
+            .run_to_end()?
+            .success()?;
+        ensure!(
+            read == content,
+            "{kind:?}: the container reads {read:?} and not {content:?}"
+        );
         only_a_current_mount(&subpath)?;
     }
     pod.delete()

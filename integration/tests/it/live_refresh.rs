@@ -1,5 +1,5 @@
-//! A running container gets the new file of its subPath (kubernetes#50345): only where its pod opted in, and with the flags
-//! of the old mount.
+//! A running container gets the new file of its subPath (kubernetes#50345): only where its pod
+//! opted in, and with the flags of the old mount.
 
 use std::fs;
 
@@ -9,7 +9,9 @@ use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::kubelet::Subpath;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Oci, PollingReader, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{
+    Agent, Generation, Node, Oci, PollingReader, Setup, VolumeKind, on_every_generation,
+};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::{Value, json};
@@ -22,7 +24,10 @@ fn with_runc(generation: Generation) {
 }
 
 fn with_crun(generation: Generation) {
-    Setup::on(generation).oci(Oci::Crun(generation)).cri().story(refresh_story);
+    Setup::on(generation)
+        .oci(Oci::Crun(generation))
+        .cri()
+        .story(refresh_story);
 }
 
 mod runc {
@@ -48,11 +53,19 @@ fn at(subpath: &Subpath, place: &str) -> Result<Mount> {
     Ok(mount(subpath.bind()?, place, PropagationPrivate))
 }
 
-/// One container is named by the annotation, one of the same pod is not, and another pod has no annotation.
-fn update_reaches_only_containers_that_opted_in(node: &Node, agent: &Agent, kind: VolumeKind) -> Result<()> {
+/// One container is named by the annotation, one of the same pod is not, and another pod has no
+/// annotation.
+fn update_reaches_only_containers_that_opted_in(
+    node: &Node,
+    agent: &Agent,
+    kind: VolumeKind,
+) -> Result<()> {
     let cri = node.cri()?;
     let before = agent.figure(REFRESHED);
-    let (pod, other) = (node.kubelet().pod("uid-in")?, node.kubelet().pod("uid-out")?);
+    let (pod, other) = (
+        node.kubelet().pod("uid-in")?,
+        node.kubelet().pod("uid-out")?,
+    );
     let payload = |text| [("app.conf", text), ("folder/key", text)];
     let volume = pod.volume(kind, "conf", &payload("one"))?;
     let other_volume = other.volume(kind, "conf", &payload("one"))?;
@@ -60,9 +73,16 @@ fn update_reaches_only_containers_that_opted_in(node: &Node, agent: &Agent, kind
         at(&volume.subpath("app", 0, "app.conf"), "/etc/app/app.conf")?,
         at(&volume.subpath("app", 1, "folder"), "/etc/folder")?,
     ];
-    let side_mounts = [at(&volume.subpath("side", 0, "app.conf"), "/etc/app/app.conf")?];
-    let other_mounts = [at(&other_volume.subpath("app", 0, "app.conf"), "/etc/app/app.conf")?];
-    let sandbox = cri.run_annotated_pod("runc", "in", pod.uid(), &[("bindguard.io/refresh", "app")])?;
+    let side_mounts = [at(
+        &volume.subpath("side", 0, "app.conf"),
+        "/etc/app/app.conf",
+    )?];
+    let other_mounts = [at(
+        &other_volume.subpath("app", 0, "app.conf"),
+        "/etc/app/app.conf",
+    )?];
+    let sandbox =
+        cri.run_annotated_pod("runc", "in", pod.uid(), &[("bindguard.io/refresh", "app")])?;
     let out = cri.run_pod("runc", "out", other.uid())?;
     let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     let side = cri.start_container(&sandbox, "side", &SLEEP, &side_mounts)?;
@@ -72,14 +92,26 @@ fn update_reaches_only_containers_that_opted_in(node: &Node, agent: &Agent, kind
     for text in ["two", "three"] {
         volume.update(&payload(text))?;
         other_volume.update(&payload(text))?;
-        until("the container reads the new file", || Ok(cri.read(&app, "/etc/app/app.conf")? == text))?;
-        until("the container reads the new folder", || Ok(cri.read(&app, "/etc/folder/key")? == text))?;
+        until("the container reads the new file", || {
+            Ok(cri.read(&app, "/etc/app/app.conf")? == text)
+        })?;
+        until("the container reads the new folder", || {
+            Ok(cri.read(&app, "/etc/folder/key")? == text)
+        })?;
     }
-    ensure!(cri.read(&side, "/etc/app/app.conf")? == "one", "a container that is not named was entered");
-    ensure!(cri.read(&old, "/etc/app/app.conf")? == "one", "a pod without the annotation was entered");
+    ensure!(
+        cri.read(&side, "/etc/app/app.conf")? == "one",
+        "a container that is not named was entered"
+    );
+    ensure!(
+        cri.read(&old, "/etc/app/app.conf")? == "one",
+        "a pod without the annotation was entered"
+    );
     let now = mounts_of(&cri, &app)?;
     ensure!(now == table, "the mounts changed:\n{table:#?}\n{now:#?}");
-    until("refreshes are counted", || Ok(agent.figure(REFRESHED) >= before + 4.0))?;
+    until("refreshes are counted", || {
+        Ok(agent.figure(REFRESHED) >= before + 4.0)
+    })?;
     for (sandbox, uid) in [(&sandbox, "uid-in"), (&out, "uid-out")] {
         cri.remove_pod(sandbox)?;
         delete_pod(node, uid)?;
@@ -91,8 +123,12 @@ fn update_reaches_only_containers_that_opted_in(node: &Node, agent: &Agent, kind
 fn mounts_of(cri: &Cri, id: &str) -> Result<Vec<(String, String)>> {
     let path = format!("/proc/{}/mountinfo", cri.pid(id)?);
     let table = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let mut mounts: Vec<_> = fields.map(|fields| (fields[4].to_owned(), fields[5].to_owned())).collect();
+    let fields = table
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>());
+    let mut mounts: Vec<_> = fields
+        .map(|fields| (fields[4].to_owned(), fields[5].to_owned()))
+        .collect();
     mounts.sort();
     Ok(mounts)
 }
@@ -103,17 +139,28 @@ fn a_signal_follows_the_new_file(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-signal")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let mounts = [at(&volume.subpath("app", 0, "app.conf"), "/etc/app.conf")?];
-    let annotations = [("bindguard.io/refresh", "true"), ("bindguard.io/refresh-notify", "signal:SIGHUP")];
+    let annotations = [
+        ("bindguard.io/refresh", "true"),
+        ("bindguard.io/refresh-notify", "signal:SIGHUP"),
+    ];
     let sandbox = cri.run_annotated_pod("runc", "signal", pod.uid(), &annotations)?;
-    let program = "trap 'echo got $(cat /etc/app.conf)' HUP; echo started; while :; do sleep 0.1; done";
+    let program =
+        "trap 'echo got $(cat /etc/app.conf)' HUP; echo started; while :; do sleep 0.1; done";
     let app = cri.start_container(&sandbox, "app", &["sh", "-c", program], &mounts)?;
-    until("the program runs", || Ok(cri.logs(&app)?.contains("started")))?;
+    until("the program runs", || {
+        Ok(cri.logs(&app)?.contains("started"))
+    })?;
     for text in ["two", "three"] {
         volume.update(&[("app.conf", text)])?;
-        until("the program read the new file", || Ok(cri.logs(&app)?.contains(&format!("got {text}"))))?;
+        until("the program read the new file", || {
+            Ok(cri.logs(&app)?.contains(&format!("got {text}")))
+        })?;
     }
     let log = cri.logs(&app)?;
-    ensure!(log.matches("got ").count() == 2, "not one signal for each update: {log}");
+    ensure!(
+        log.matches("got ").count() == 2,
+        "not one signal for each update: {log}"
+    );
     refreshes_are_journaled(node, &app)?;
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-signal")
@@ -123,20 +170,48 @@ fn a_signal_follows_the_new_file(node: &Node) -> Result<()> {
 fn refreshes_are_journaled(node: &Node, id: &str) -> Result<()> {
     let of_container = || -> Result<Vec<Value>> {
         let is_of_it = |line: &Value| line["kind"] == "refresh" && line["id"] == id;
-        Ok(journal::lines(JOURNAL)?.into_iter().filter(is_of_it).collect())
+        Ok(journal::lines(JOURNAL)?
+            .into_iter()
+            .filter(is_of_it)
+            .collect())
     };
-    until("both refreshes are journaled", || Ok(of_container()?.len() == 2))?;
+    until("both refreshes are journaled", || {
+        Ok(of_container()?.len() == 2)
+    })?;
     for line in of_container()? {
         let (container, mount) = (&line["container"], &line["mounts"][0]);
-        ensure!(line["by"] == "agent" && container["pod"] == "signal" && container["uid"] == "uid-signal", "{line}");
-        ensure!(mount["destination"] == "/etc/app.conf" && mount["outcome"]["result"] == "replaced", "{line}");
-        ensure!(line["notification"] == json!({ "request": "signal:SIGHUP" }), "{line}");
+        ensure!(
+            line["by"] == "agent"
+                && container["pod"] == "signal"
+                && container["uid"] == "uid-signal",
+            "{line}"
+        );
+        ensure!(
+            mount["destination"] == "/etc/app.conf" && mount["outcome"]["result"] == "replaced",
+            "{line}"
+        );
+        ensure!(
+            line["notification"] == json!({ "request": "signal:SIGHUP" }),
+            "{line}"
+        );
     }
     let shown = node.bindguard(["journal", "--pod", "default/signal"])?;
-    for words in ["refreshed while it runs, by the agent", "replaced   /etc/app.conf", "notified   signal:SIGHUP"] {
-        ensure!(shown.code() == 0 && shown.stdout.matches(words).count() == 2, "no {words:?} in {shown:?}");
+    for words in [
+        "refreshed while it runs, by the agent",
+        "replaced   /etc/app.conf",
+        "notified   signal:SIGHUP",
+    ] {
+        ensure!(
+            shown.code() == 0 && shown.stdout.matches(words).count() == 2,
+            "no {words:?} in {shown:?}"
+        );
     }
-    ensure!(shown.stdout.contains("default/signal (volume conf on the host, by the agent)"), "{shown:?}");
+    ensure!(
+        shown
+            .stdout
+            .contains("default/signal (volume conf on the host, by the agent)"),
+        "{shown:?}"
+    );
     Ok(())
 }
 
@@ -146,24 +221,39 @@ fn three_readers_never_see_anything_bad(node: &Node, agent: &Agent) -> Result<()
     let pod = node.kubelet().pod("uid-fast")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "0")])?;
     let mounts = [at(&volume.subpath("app", 0, "app.conf"), "/etc/app.conf")?];
-    let sandbox = cri.run_annotated_pod("runc", "fast", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+    let sandbox = cri.run_annotated_pod(
+        "runc",
+        "fast",
+        pod.uid(),
+        &[("bindguard.io/refresh", "true")],
+    )?;
     let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     let pid = cri.pid(&app)?;
     let table = mounts_of(&cri, &app)?;
     let readers = [(); 3].map(|()| PollingReader::start(format!("/proc/{pid}/root/etc/app.conf")));
     for number in 1..=UPDATES {
-        // A file of the old payload may be a mount point for a moment: the real kubelet logs that, and goes on.
+        // A file of the old payload may be a mount point for a moment: the real kubelet logs that,
+        // and goes on.
         if let Err(error) = volume.update(&[("app.conf", &number.to_string())]) {
             ensure!(format!("{error:#}").contains("busy"), "{error:#}");
         }
     }
-    until("the last content arrives", || Ok(cri.read(&app, "/etc/app.conf")? == UPDATES.to_string()))?;
+    until("the last content arrives", || {
+        Ok(cri.read(&app, "/etc/app.conf")? == UPDATES.to_string())
+    })?;
     for reader in readers {
         let seen = reader.stop();
-        ensure!(seen.empty == 0 && seen.failed == 0 && seen.reads > 100, "{seen:?}");
+        ensure!(
+            seen.empty == 0 && seen.failed == 0 && seen.reads > 100,
+            "{seen:?}"
+        );
     }
     ensure!(mounts_of(&cri, &app)? == table, "mounts were left behind");
-    ensure!(agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0, "{}", agent.get("/metrics"));
+    ensure!(
+        agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0,
+        "{}",
+        agent.get("/metrics")
+    );
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-fast")
 }

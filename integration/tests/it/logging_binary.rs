@@ -1,7 +1,8 @@
-//! A container that logs into a program (`binary://`) or into a file (`file://`), as nerdctl's and ECS' do.
+//! A container that logs into a program (`binary://`) or into a file (`file://`), as nerdctl's and
+//! ECS' do.
 //!
-//! Every line is there when the delete has been answered, and the program has gone. Run with the stock shim as well: what it
-//! does is what clients were written for.
+//! Every line is there when the delete has been answered, and the program has gone. Run with the
+//! stock shim as well: what it does is what clients were written for.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,8 +14,9 @@ use bindguard_integration::process::{run, write_program};
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 const RUNTIMES: [Runtime; 2] = [Runtime::Stock, Runtime::Bindguard];
-/// Writes its arguments and its input. The word on 5 comes last, so that a container cannot be first. It still works for a
-/// moment after its input has ended: a SIGTERM at that time would end it before it writes the last file.
+/// Writes its arguments and its input. The word on 5 comes last, so that a container cannot be
+/// first. It still works for a moment after its input has ended: a SIGTERM at that time would end
+/// it before it writes the last file.
 const LOGGER: &str = "echo \"$CONTAINER_NAMESPACE/$CONTAINER_ID: $*\" > $0.started\n\
                       cat <&3 >> $0.out & cat <&4 >> $0.err & sleep 0.2\necho ready >&5; exec 5>&-\n\
                       wait\nsleep 0.3\n: > $0.ended\n";
@@ -23,12 +25,15 @@ const IGNORE_TERM: &str = "trap '' TERM\n";
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
-        RUNTIMES.into_iter().enumerate().try_for_each(|(number, runtime)| {
-            let folder = node.disk().join(format!("logs-{number}"));
-            fs::create_dir(&folder)?;
-            every_line(node, runtime, &folder)?;
-            no_such_program(node, runtime)
-        })?;
+        RUNTIMES
+            .into_iter()
+            .enumerate()
+            .try_for_each(|(number, runtime)| {
+                let folder = node.disk().join(format!("logs-{number}"));
+                fs::create_dir(&folder)?;
+                every_line(node, runtime, &folder)?;
+                no_such_program(node, runtime)
+            })?;
         a_file(node, &node.disk().join("logs"))
     });
 }
@@ -53,16 +58,36 @@ fn program_that_ignores_sigterm_is_killed() {
     Setup::on(Generation::V2_1).story(|node| {
         let text = "#!/bin/sh\ntrap '' TERM\nexec 5>&-\nexec sleep 1000000\n";
         let logger = program(node.disk(), "stubborn", text)?;
-        logs(node, Runtime::Bindguard, "stubborn", &format!("binary://{}", logger.display()), "exit 0")?;
+        logs(
+            node,
+            Runtime::Bindguard,
+            "stubborn",
+            &format!("binary://{}", logger.display()),
+            "exit 0",
+        )?;
         node.ctr().remove("stubborn")?;
-        ensure!(!node.processes()?.iter().any(|name| name.starts_with("sleep")), "the program still runs");
+        ensure!(
+            !node
+                .processes()?
+                .iter()
+                .any(|name| name.starts_with("sleep")),
+            "the program still runs"
+        );
         Ok(())
     });
 }
 
 fn every_line(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
-    let first_line = if runtime == Runtime::Stock { IGNORE_TERM } else { "" };
-    let logger = program(folder, "logger", &format!("#!/bin/sh\n{first_line}{LOGGER}"))?;
+    let first_line = if runtime == Runtime::Stock {
+        IGNORE_TERM
+    } else {
+        ""
+    };
+    let logger = program(
+        folder,
+        "logger",
+        &format!("#!/bin/sh\n{first_line}{LOGGER}"),
+    )?;
     let uri = format!("binary://{}?tag=a%20b", logger.display());
     let script = "for n in 1 2 3 4 5 6 7 8 9; do echo out $n; echo err $n >&2; done";
     logs(node, runtime, "chatty", &uri, script)?;
@@ -70,23 +95,51 @@ fn every_line(node: &Node, runtime: Runtime, folder: &Path) -> Result<()> {
     node.ctr().remove("chatty")?;
     let lines = |word: &str| (1..=9).map(|n| format!("{word} {n}\n")).collect::<String>();
     let of = |end: &str| read(&logger.with_file_name(format!("logger.{end}")));
-    ensure!(of("started")? == format!("{}/chatty: tag a b\n", node.name()), "{runtime:?}: {:?}", of("started")?);
-    ensure!(of("out")? == lines("out") && of("err")? == lines("err"), "{runtime:?}: {:?} {:?}", of("out")?, of("err")?);
-    of("ended").with_context(|| format!("{runtime:?}: the program was killed")).map(drop)
+    ensure!(
+        of("started")? == format!("{}/chatty: tag a b\n", node.name()),
+        "{runtime:?}: {:?}",
+        of("started")?
+    );
+    ensure!(
+        of("out")? == lines("out") && of("err")? == lines("err"),
+        "{runtime:?}: {:?} {:?}",
+        of("out")?,
+        of("err")?
+    );
+    of("ended")
+        .with_context(|| format!("{runtime:?}: the program was killed"))
+        .map(drop)
 }
 
 fn no_such_program(node: &Node, runtime: Runtime) -> Result<()> {
-    let error = run(command(node, runtime, "mute", "binary:///no/such/logger", "exit 0"))?.failure()?;
-    ensure!(error.contains("/no/such/logger") && error.to_lowercase().contains("no such file"), "{runtime:?}: {error}");
+    let error = run(command(
+        node,
+        runtime,
+        "mute",
+        "binary:///no/such/logger",
+        "exit 0",
+    ))?
+    .failure()?;
+    ensure!(
+        error.contains("/no/such/logger") && error.to_lowercase().contains("no such file"),
+        "{runtime:?}: {error}"
+    );
     let _ = node.ctr().forget("mute");
     Ok(())
 }
 
-/// Not run with the stock shim: the one of 1.7 now and then closes the file under its own copy and loses a line.
+/// Not run with the stock shim: the one of 1.7 now and then closes the file under its own copy and
+/// loses a line.
 fn a_file(node: &Node, folder: &Path) -> Result<()> {
     let file = folder.join("new/folder/web.log");
     for _ in 0..2 {
-        logs(node, Runtime::Bindguard, "filed", &format!("file://{}", file.display()), "echo one; echo two >&2")?;
+        logs(
+            node,
+            Runtime::Bindguard,
+            "filed",
+            &format!("file://{}", file.display()),
+            "echo one; echo two >&2",
+        )?;
         node.ctr().wait_for_status("filed", "STOPPED")?;
         node.ctr().remove("filed")?;
     }
@@ -98,11 +151,17 @@ fn a_file(node: &Node, folder: &Path) -> Result<()> {
 }
 
 fn logs(node: &Node, runtime: Runtime, id: &str, uri: &str, script: &str) -> Result<()> {
-    run(command(node, runtime, id, uri, script))?.success().map(drop)
+    run(command(node, runtime, id, uri, script))?
+        .success()
+        .map(drop)
 }
 
 fn command(node: &Node, runtime: Runtime, id: &str, uri: &str, script: &str) -> Command {
-    node.ctr().container(id).runtime(runtime).runs(&["sh", "-c", script]).command(&["--detach", "--log-uri", uri])
+    node.ctr()
+        .container(id)
+        .runtime(runtime)
+        .runs(&["sh", "-c", script])
+        .command(&["--detach", "--log-uri", uri])
 }
 
 fn program(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {

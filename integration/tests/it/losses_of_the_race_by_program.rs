@@ -1,8 +1,9 @@
-//! kubernetes#127602 in figures: the kubelet binds a subpath, the volume changes at some moment of the create, and the runtime
-//! mounts. The same updates meet the stock shim, the agent, the agent as an NRI plugin, and the shim.
+//! kubernetes#127602 in figures: the kubelet binds a subpath, the volume changes at some moment of
+//! the create, and the runtime mounts. The same updates meet the stock shim, the agent, the agent
+//! as an NRI plugin, and the shim.
 //!
-//! The moments are spread over a whole create, so a loss is likelier than on a node. A lost create fails, or its container reads
-//! content that was old before the create began.
+//! The moments are spread over a whole create, so a loss is likelier than on a node. A lost create
+//! fails, or its container reads content that was old before the create began.
 
 use std::fmt;
 use std::thread;
@@ -24,10 +25,22 @@ struct Programs {
     agent: Option<&'static str>,
 }
 
-const STOCK: Programs = Programs { handler: "runc", agent: None };
-const AGENT: Programs = Programs { agent: Some(""), ..STOCK };
-const PLUGIN: Programs = Programs { agent: Some("agent.nri.enabled = true\n"), ..STOCK };
-const SHIM: Programs = Programs { handler: "bindguard", agent: None };
+const STOCK: Programs = Programs {
+    handler: "runc",
+    agent: None,
+};
+const AGENT: Programs = Programs {
+    agent: Some(""),
+    ..STOCK
+};
+const PLUGIN: Programs = Programs {
+    agent: Some("agent.nri.enabled = true\n"),
+    ..STOCK
+};
+const SHIM: Programs = Programs {
+    handler: "bindguard",
+    agent: None,
+};
 
 #[test]
 fn containerd_1_7() {
@@ -40,9 +53,12 @@ fn containerd_2_1() {
 }
 
 fn story(node: &Node) -> Result<()> {
-    let [stock, agent, plugin, shim] = [STOCK, AGENT, PLUGIN, SHIM].map(|programs| losses(node, programs));
+    let [stock, agent, plugin, shim] =
+        [STOCK, AGENT, PLUGIN, SHIM].map(|programs| losses(node, programs));
     let (stock, agent, plugin, shim) = (stock?, agent?, plugin?, shim?);
-    eprintln!("lost of {CREATES} creates: stock {stock}, agent {agent}, agent and plugin {plugin}, shim {shim}");
+    eprintln!(
+        "lost of {CREATES} creates: stock {stock}, agent {agent}, agent and plugin {plugin}, shim {shim}"
+    );
     ensure!(stock.lost() > 0, "no update met a create: nothing is shown");
     ensure!(agent.lost() < stock.lost(), "the agent saved no create");
     ensure!(plugin.lost() < stock.lost(), "the plugin saved no create");
@@ -64,12 +80,21 @@ impl Losses {
 
 impl fmt::Display for Losses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({} failed, {} old)", self.lost(), self.failed, self.old)
+        write!(
+            f,
+            "{} ({} failed, {} old)",
+            self.lost(),
+            self.failed,
+            self.old
+        )
     }
 }
 
 fn losses(node: &Node, programs: Programs) -> Result<Losses> {
-    let agent = programs.agent.map(|config| Agent::start(node, config)).transpose()?;
+    let agent = programs
+        .agent
+        .map(|config| Agent::start(node, config))
+        .transpose()?;
     let pod = node.kubelet().pod("uid-race")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("count", "0")])?;
     let subpath = volume.subpath("app", 0, "count");
@@ -88,14 +113,25 @@ fn losses(node: &Node, programs: Programs) -> Result<Losses> {
         subpath.bind_again(Behaviour::Since1_19)?;
         let (created, updated) = thread::scope(|scope| {
             let update = scope.spawn(|| update_after(whole * number / CREATES, &volume, number));
-            (cri.start_container(&sandbox, "app", &words, &mounts), update.join())
+            (
+                cri.start_container(&sandbox, "app", &words, &mounts),
+                update.join(),
+            )
         });
-        ensure!(matches!(updated, Ok(Ok(()))), "the update failed: {updated:?}");
+        ensure!(
+            matches!(updated, Ok(Ok(()))),
+            "the update failed: {updated:?}"
+        );
         match created {
             Err(_) => losses.failed += 1,
             Ok(id) => {
-                // The update's own content, or that of the update before: it was current when the create began.
-                let count: u32 = cri.read(&id, "/etc/count").unwrap_or_default().parse().unwrap_or_default();
+                // The update's own content, or that of the update before: it was current when the
+                // create began.
+                let count: u32 = cri
+                    .read(&id, "/etc/count")
+                    .unwrap_or_default()
+                    .parse()
+                    .unwrap_or_default();
                 losses.old += u32::from(count + 1 < number);
                 remove(&cri, &id)?;
             }

@@ -1,6 +1,11 @@
-//! The stories: one module for each thing that an operator sees, with real containerds and runtimes.
+//! The stories: one module for each thing that an operator sees, with real containerds and
+//! runtimes.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod a_container_fills_its_mount_table;
 mod a_handler_panics;

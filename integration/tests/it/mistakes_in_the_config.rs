@@ -1,5 +1,5 @@
-//! Issue 26: a mistake in `config.toml` changes only the key that has it. A key of a newer version, after a rollback, loses no
-//! policy; a broken file loses no runtime.
+//! Issue 26: a mistake in `config.toml` changes only the key that has it. A key of a newer version,
+//! after a rollback, loses no policy; a broken file loses no runtime.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,8 @@ const CONFIG: &str = "/etc/bindguard/config.toml";
 /// A node of a newer version was set to report, and is rolled back. The operator misspelt `report`.
 #[test]
 fn a_reporting_node_goes_on_reporting() {
-    let policy = "[checks]\nstale-subpaths = \"repot\"\nhost-root = \"report\"\nof-a-newer-version = true\n";
+    let policy =
+        "[checks]\nstale-subpaths = \"repot\"\nhost-root = \"report\"\nof-a-newer-version = true\n";
     Setup::on(Generation::V1_7).policy(policy).story(|node| {
         let pod = node.kubelet().pod("look")?;
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
@@ -23,28 +24,52 @@ fn a_reporting_node_goes_on_reporting() {
         let bind = Bind::new(subpath.bind()?, "/etc/app.conf");
         volume.update(&[("app.conf", "two")])?;
         for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
-            let words = node.ctr().container("app").runtime(runtime).mount(bind.clone()).start()?.failure()?;
-            ensure!(words.contains("no such file or directory"), "{runtime:?}: not runc's error: {words}");
+            let words = node
+                .ctr()
+                .container("app")
+                .runtime(runtime)
+                .mount(bind.clone())
+                .start()?
+                .failure()?;
+            ensure!(
+                words.contains("no such file or directory"),
+                "{runtime:?}: not runc's error: {words}"
+            );
             node.ctr().forget("app")?;
         }
-        ensure!(subpath.mounts()?.iter().all(mounts::Mount::is_deleted), "repaired: {:?}", subpath.mounts()?);
-        let problems: Vec<String> = journal::lines(JOURNAL)?.iter().map(|line| line["problems"].to_string()).collect();
+        ensure!(
+            subpath.mounts()?.iter().all(mounts::Mount::is_deleted),
+            "repaired: {:?}",
+            subpath.mounts()?
+        );
+        let problems: Vec<String> = journal::lines(JOURNAL)?
+            .iter()
+            .map(|line| line["problems"].to_string())
+            .collect();
         ensure!(problems.len() >= 2, "no line for each create: {problems:?}");
-        for said in
-            ["bindguard.toml, line 4: `checks.stale-subpaths`", "line 6: unknown key `checks.of-a-newer-version`"]
-        {
-            ensure!(problems.iter().all(|line| line.contains(said)), "the journal does not say {said}: {problems:?}");
+        for said in [
+            "bindguard.toml, line 4: `checks.stale-subpaths`",
+            "line 6: unknown key `checks.of-a-newer-version`",
+        ] {
+            ensure!(
+                problems.iter().all(|line| line.contains(said)),
+                "the journal does not say {said}: {problems:?}"
+            );
             node.wait_for_log(said, |line| line.contains(said))?;
             let doctor = node.bindguard(["doctor"])?;
             ensure!(doctor.stdout.contains(said), "{doctor:?}");
             let check = node.bindguard(["config", "check"])?;
-            ensure!(check.code() == 1 && check.stdout.contains(said), "{check:?}");
+            ensure!(
+                check.code() == 1 && check.stdout.contains(said),
+                "{check:?}"
+            );
         }
         pod.delete()
     });
 }
 
-/// An editor saved half of the file: creates go on with what the installer kept, the runtime included.
+/// An editor saved half of the file: creates go on with what the installer kept, the runtime
+/// included.
 #[test]
 fn a_broken_file_changes_nothing() {
     Setup::on(Generation::V2_1).cri().bare().story(|node| {
@@ -95,7 +120,13 @@ fn write_runtime(path: &Path, says: &str) -> Result<()> {
 
 /// The keys and values of `config show`, without their origin.
 fn values(shown: &str) -> Vec<String> {
-    let words =
-        |line: &str| line.split("  #").next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = |line: &str| {
+        line.split("  #")
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     shown.lines().map(words).collect()
 }

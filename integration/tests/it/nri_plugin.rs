@@ -1,7 +1,9 @@
-//! The node agent as an NRI plugin, with the stock shim: what a node gets whose containerd cannot be configured.
+//! The node agent as an NRI plugin, with the stock shim: what a node gets whose containerd cannot
+//! be configured.
 //!
-//! The agent's watcher would re-bind the same subpaths. So the node's policy only reports them here, and the pods request a
-//! repair by annotation: the watcher follows the node's policy, the plugin the pod's.
+//! The agent's watcher would re-bind the same subpaths. So the node's policy only reports them
+//! here, and the pods request a repair by annotation: the watcher follows the node's policy, the
+//! plugin the pod's.
 
 use std::fs;
 use std::thread;
@@ -35,21 +37,39 @@ macro_rules! on_generations_with_nri {
 
             #[test]
             fn containerd_1_7() {
-                Setup::on(Generation::V1_7).nri().host_root($host_root).story($story);
+                Setup::on(Generation::V1_7)
+                    .nri()
+                    .host_root($host_root)
+                    .story($story);
             }
             #[test]
             fn containerd_2_1() {
-                Setup::on(Generation::V2_1).nri().host_root($host_root).story($story);
+                Setup::on(Generation::V2_1)
+                    .nri()
+                    .host_root($host_root)
+                    .story($story);
             }
         }
     };
 }
 
-on_generations_with_nri!(a_container_restarts_with_the_new_file, HostRoot::Shared, configmap_update_then_restart);
+on_generations_with_nri!(
+    a_container_restarts_with_the_new_file,
+    HostRoot::Shared,
+    configmap_update_then_restart
+);
 on_generations_with_nri!(host_root_becomes_rslave, HostRoot::Shared, host_root);
-on_generations_with_nri!(a_private_host_root_is_left_as_it_is, HostRoot::Private, private_host_root);
+on_generations_with_nri!(
+    a_private_host_root_is_left_as_it_is,
+    HostRoot::Private,
+    private_host_root
+);
 on_generations_with_nri!(policy_refuses, HostRoot::Shared, refused);
-on_generations_with_nri!(with_the_shim_everything_happens_once, HostRoot::Shared, shim_and_plugin);
+on_generations_with_nri!(
+    with_the_shim_everything_happens_once,
+    HostRoot::Shared,
+    shim_and_plugin
+);
 on_generations_with_nri!(two_plugins_during_a_rollout, HostRoot::Shared, two_plugins);
 on_generations_with_nri!(creates_outlive_the_plugin, HostRoot::Shared, broken_plugin);
 
@@ -58,20 +78,30 @@ fn configmap_update_then_restart(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-1")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
-    let mounts = [mount(subpath.bind()?, "/etc/app/app.conf", PropagationPrivate)];
+    let mounts = [mount(
+        subpath.bind()?,
+        "/etc/app/app.conf",
+        PropagationPrivate,
+    )];
     let cri = node.cri()?;
     wait_for_plugin(&cri)?;
-    let sandbox = cri.run_annotated_pod(STOCK, "web", pod.uid(), &[("bindguard.io/mode", "repair")])?;
+    let sandbox =
+        cri.run_annotated_pod(STOCK, "web", pod.uid(), &[("bindguard.io/mode", "repair")])?;
     let mut app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     for content in ["two", "three"] {
         volume.update(&[("app.conf", content)])?;
         cri.stop(&app, 0)?;
         cri.remove(&app)?;
         app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
-        ensure!(cri.read(&app, "/etc/app/app.conf")? == content, "the restarted container reads something old");
+        ensure!(
+            cri.read(&app, "/etc/app/app.conf")? == content,
+            "the restarted container reads something old"
+        );
         only_a_current_mount(&subpath)?;
     }
-    until("the repair is journaled", || Ok(journaled(&app, "rebound") == 1))?;
+    until("the repair is journaled", || {
+        Ok(journaled(&app, "rebound") == 1)
+    })?;
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }
@@ -82,7 +112,10 @@ fn host_root(node: &Node) -> Result<()> {
     wait_for_plugin(&cri)?;
     let sandbox = cri.run_pod(STOCK, "exporter", "uid-2")?;
     // Three at once; one of them is rslave already, one is read-only.
-    let read_only = Mount { readonly: true, ..mount("/".as_ref(), "/ro", PropagationPrivate) };
+    let read_only = Mount {
+        readonly: true,
+        ..mount("/".as_ref(), "/ro", PropagationPrivate)
+    };
     let mounts = [
         read_only,
         mount("/".as_ref(), "/host", PropagationPrivate),
@@ -90,9 +123,15 @@ fn host_root(node: &Node) -> Result<()> {
     ];
     let id = cri.start_container(&sandbox, "exporter", &SLEEP, &mounts)?;
     for place in ["/host", "/ro", "/slave"] {
-        ensure!(mount_line(&cri, &id, place)?.contains(" master:"), "the host's umounts do not reach {place}");
+        ensure!(
+            mount_line(&cri, &id, place)?.contains(" master:"),
+            "the host's umounts do not reach {place}"
+        );
     }
-    ensure!(mount_line(&cri, &id, "/ro")?.contains(" ro,"), "the read-only bind became writable");
+    ensure!(
+        mount_line(&cri, &id, "/ro")?.contains(" ro,"),
+        "the read-only bind became writable"
+    );
     cri.remove_pod(&sandbox)
 }
 
@@ -105,22 +144,42 @@ fn private_host_root(node: &Node) -> Result<()> {
     for attempt in 0..5 {
         let host = [mount("/".as_ref(), "/host", PropagationPrivate)];
         let id = cri.start_container(&sandbox, &format!("exporter-{attempt}"), &SLEEP, &host)?;
-        ensure!(!mount_line(&cri, &id, "/host")?.contains(" master:"), "a slave of a private mount");
+        ensure!(
+            !mount_line(&cri, &id, "/host")?.contains(" master:"),
+            "a slave of a private mount"
+        );
     }
     cri.remove_pod(&sandbox)
 }
 
 fn refused(node: &Node) -> Result<()> {
-    let _agent = Agent::start(node, &format!("{PLUGIN}checks.unmounted-volumes = 'refuse'\n"))?;
+    let _agent = Agent::start(
+        node,
+        &format!("{PLUGIN}checks.unmounted-volumes = 'refuse'\n"),
+    )?;
     let cri = node.cri()?;
     wait_for_plugin(&cri)?;
-    let volume = node.kubelet().root().join("pods/uid-4/volumes/kubernetes.io~nfs/data");
+    let volume = node
+        .kubelet()
+        .root()
+        .join("pods/uid-4/volumes/kubernetes.io~nfs/data");
     fs::create_dir_all(&volume).context("make a volume that is not mounted")?;
     let sandbox = cri.run_pod(STOCK, "writer", "uid-4")?;
-    let created = cri.start_container(&sandbox, "writer", &SLEEP, &[mount(&volume, "/data", PropagationPrivate)]);
+    let created = cri.start_container(
+        &sandbox,
+        "writer",
+        &SLEEP,
+        &[mount(&volume, "/data", PropagationPrivate)],
+    );
     let error = format!("{:#}", created.err().context("the container was created")?);
-    for words in ["bindguard refuses the container", "volume data (kubernetes.io~nfs) of pod uid-4"] {
-        ensure!(error.contains(words), "the error does not say {words:?}: {error}");
+    for words in [
+        "bindguard refuses the container",
+        "volume data (kubernetes.io~nfs) of pod uid-4",
+    ] {
+        ensure!(
+            error.contains(words),
+            "the error does not say {words:?}: {error}"
+        );
     }
     cri.start_container(&sandbox, "other", &SLEEP, &[])?;
     cri.remove_pod(&sandbox)
@@ -134,23 +193,58 @@ fn shim_and_plugin(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-6")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
-    let mounts =
-        [mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate), mount("/".as_ref(), "/host", PropagationPrivate)];
+    let mounts = [
+        mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate),
+        mount("/".as_ref(), "/host", PropagationPrivate),
+    ];
     volume.update(&[("app.conf", "two")])?;
-    let sandbox = cri.run_annotated_pod("bindguard", "web", pod.uid(), &[("bindguard.io/mode", "repair")])?;
+    let sandbox = cri.run_annotated_pod(
+        "bindguard",
+        "web",
+        pod.uid(),
+        &[("bindguard.io/mode", "repair")],
+    )?;
     let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
-    ensure!(cri.read(&app, "/etc/app.conf")? == "two", "the container reads something old");
-    ensure!(mount_line(&cri, &app, "/host")?.contains(" master:"), "the host's umounts do not reach it");
+    ensure!(
+        cri.read(&app, "/etc/app.conf")? == "two",
+        "the container reads something old"
+    );
+    ensure!(
+        mount_line(&cri, &app, "/host")?.contains(" master:"),
+        "the host's umounts do not reach it"
+    );
     only_a_current_mount(&subpath)?;
-    until("both journaled the create", || Ok(journaled(&app, "\"id\"") == 2))?;
+    until("both journaled the create", || {
+        Ok(journaled(&app, "\"id\"") == 2)
+    })?;
     for once in ["rebound", "made-rslave"] {
-        ensure!(journaled(&app, once) == 1, "{once} happened {} times", journaled(&app, once));
+        ensure!(
+            journaled(&app, once) == 1,
+            "{once} happened {} times",
+            journaled(&app, once)
+        );
     }
-    ensure!(journaled(&app, "\"kind\":\"nri-create\"") == 1, "the plugin's line is not of its own kind");
-    let counted = |family: &str| agent.figure(&format!("{family}{{verdict=\"stale\",outcome=\"rebound\"}}"));
-    let (by_shim, by_plugin) = (counted("bindguard_admission_binds_total"), counted("bindguard_nri_binds_total"));
-    ensure!((by_shim, by_plugin) == (0.0, 1.0), "the repair is counted {by_shim} and {by_plugin} times");
-    ensure!(agent.figure("bindguard_admission_seconds_count") >= 1.0, "the shim's create is not counted");
+    ensure!(
+        journaled(&app, "\"kind\":\"nri-create\"") == 1,
+        "the plugin's line is not of its own kind"
+    );
+    let counted = |family: &str| {
+        agent.figure(&format!(
+            "{family}{{verdict=\"stale\",outcome=\"rebound\"}}"
+        ))
+    };
+    let (by_shim, by_plugin) = (
+        counted("bindguard_admission_binds_total"),
+        counted("bindguard_nri_binds_total"),
+    );
+    ensure!(
+        (by_shim, by_plugin) == (0.0, 1.0),
+        "the repair is counted {by_shim} and {by_plugin} times"
+    );
+    ensure!(
+        agent.figure("bindguard_admission_seconds_count") >= 1.0,
+        "the shim's create is not counted"
+    );
     ensure!(
         agent.figure("bindguard_nri_connected") == 1.0 && agent.figure(ADJUSTED) >= 1.0,
         "{}",
@@ -165,17 +259,32 @@ fn two_plugins(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     wait_for_plugin(&cri)?;
     let _new = Agent::start(node, PLUGIN)?;
-    until("both are registered", || Ok(node.log()?.lines().filter(|line| is_synchronized(line)).count() == 2))?;
+    until("both are registered", || {
+        Ok(node
+            .log()?
+            .lines()
+            .filter(|line| is_synchronized(line))
+            .count()
+            == 2)
+    })?;
     let sandbox = cri.run_pod(STOCK, "exporter", "uid-7")?;
     let mut ids = Vec::new();
     for attempt in 0..5 {
         let host = [mount("/".as_ref(), "/host", PropagationPrivate)];
         let id = cri.start_container(&sandbox, &format!("exporter-{attempt}"), &SLEEP, &host)?;
-        ensure!(mount_line(&cri, &id, "/host")?.contains(" master:"), "the host's umounts do not reach it");
+        ensure!(
+            mount_line(&cri, &id, "/host")?.contains(" master:"),
+            "the host's umounts do not reach it"
+        );
         ids.push(id);
     }
-    until("every create is journaled", || Ok(ids.iter().all(|id| journaled(id, "made-rslave") > 0)))?;
-    ensure!(ids.iter().all(|id| journaled(id, "made-rslave") == 1), "a mount was adjusted twice");
+    until("every create is journaled", || {
+        Ok(ids.iter().all(|id| journaled(id, "made-rslave") > 0))
+    })?;
+    ensure!(
+        ids.iter().all(|id| journaled(id, "made-rslave") == 1),
+        "a mount was adjusted twice"
+    );
     cri.remove_pod(&sandbox)
 }
 
@@ -193,14 +302,18 @@ fn broken_plugin(node: &Node) -> Result<()> {
             kill(pid, Signal::SIGKILL)
         });
         let created = cri.start_container(&sandbox, "killed", &SLEEP, &host);
-        ensure!(matches!(killer.join(), Ok(Ok(()))), "the plugin ended before it was killed");
+        ensure!(
+            matches!(killer.join(), Ok(Ok(()))),
+            "the plugin ended before it was killed"
+        );
         created.with_context(|| format!("killed after {delay:?}"))?;
     }
     let agent = Agent::start(node, PLUGIN)?;
     wait_for_plugin(&cri)?;
     agent.stop()?;
     for attempt in ["stopped", "closed"] {
-        cri.start_container(&sandbox, attempt, &SLEEP, &host).with_context(|| format!("the plugin is {attempt}"))?;
+        cri.start_container(&sandbox, attempt, &SLEEP, &host)
+            .with_context(|| format!("the plugin is {attempt}"))?;
     }
     agent.go_on()?;
     wait_for_plugin(&cri).context("after it was stopped")?;
@@ -213,7 +326,10 @@ fn broken_plugin(node: &Node) -> Result<()> {
 /// The number of journal lines about a container that contain these words.
 fn journaled(id: &str, words: &str) -> usize {
     let journal = fs::read_to_string(JOURNAL).unwrap_or_default();
-    journal.lines().filter(|line| line.contains(id) && line.contains(words)).count()
+    journal
+        .lines()
+        .filter(|line| line.contains(id) && line.contains(words))
+        .count()
 }
 
 fn pid(agent: &Agent) -> Result<Pid> {
@@ -232,7 +348,12 @@ fn wait_for_plugin(cri: &Cri) -> Result<()> {
 }
 
 fn is_adjusted(cri: &Cri, sandbox: &Sandbox) -> Result<bool> {
-    let id = cri.start_container(sandbox, "probe", &SLEEP, &[mount("/".as_ref(), "/host", PropagationPrivate)])?;
+    let id = cri.start_container(
+        sandbox,
+        "probe",
+        &SLEEP,
+        &[mount("/".as_ref(), "/host", PropagationPrivate)],
+    )?;
     let is_slave = mount_line(cri, &id, "/host")?.contains(" master:");
     cri.stop(&id, 0)?;
     cri.remove(&id)?;
@@ -240,5 +361,7 @@ fn is_adjusted(cri: &Cri, sandbox: &Sandbox) -> Result<bool> {
 }
 
 fn mount_line(cri: &Cri, id: &str, place: &str) -> Result<String> {
-    Ok(cri.exec(id, &["grep", &format!(" {place} "), "/proc/self/mountinfo"])?.stdout)
+    Ok(cri
+        .exec(id, &["grep", &format!(" {place} "), "/proc/self/mountinfo"])?
+        .stdout)
 }

@@ -1,7 +1,9 @@
-//! A kernel from before 6.5, which cannot mount beneath another mount: the guard takes that way from itself here.
+//! A kernel from before 6.5, which cannot mount beneath another mount: the guard takes that way
+//! from itself here.
 //!
-//! With a shared parent mount (what systemd sets up) the new mount is tucked under the stale one by propagation. With a
-//! private one the stale mount stays, and the container's spec is pointed at the volume's own path.
+//! With a shared parent mount (what systemd sets up) the new mount is tucked under the stale one by
+//! propagation. With a private one the stale mount stays, and the container's spec is pointed at
+//! the volume's own path.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::node::HostRoot;
@@ -10,24 +12,34 @@ use bindguard_integration::{Bind, Generation, Node, PollingReader, Runtime, Setu
 
 #[test]
 fn shared_parent() {
-    Setup::on(Generation::V1_6).fault("no-beneath").story(|node| {
-        for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
-            for shape in Shape::ALL {
-                UpdateThenRestart { kind, shape, runtime: Runtime::Bindguard }.play(node)?;
+    Setup::on(Generation::V1_6)
+        .fault("no-beneath")
+        .story(|node| {
+            for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
+                for shape in Shape::ALL {
+                    UpdateThenRestart {
+                        kind,
+                        shape,
+                        runtime: Runtime::Bindguard,
+                    }
+                    .play(node)?;
+                }
             }
-        }
-        Ok(())
-    });
+            Ok(())
+        });
 }
 
 #[test]
 fn private_parent() {
-    Setup::on(Generation::V1_6).host_root(HostRoot::Private).fault("no-beneath").story(|node| {
-        for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
-            points_at_the_volume(node, kind)?;
-        }
-        Ok(())
-    });
+    Setup::on(Generation::V1_6)
+        .host_root(HostRoot::Private)
+        .fault("no-beneath")
+        .story(|node| {
+            for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
+                points_at_the_volume(node, kind)?;
+            }
+            Ok(())
+        });
 }
 
 fn points_at_the_volume(node: &Node, kind: VolumeKind) -> Result<()> {
@@ -39,13 +51,26 @@ fn points_at_the_volume(node: &Node, kind: VolumeKind) -> Result<()> {
     let ctr = node.ctr();
     for content in ["two", "three"] {
         volume.update(&[("app.conf", content)])?;
-        ctr.container(content).mount(bind.clone()).start()?.success()?;
+        ctr.container(content)
+            .mount(bind.clone())
+            .start()?
+            .success()?;
         let read = ctr.read(content, "/etc/app.conf")?;
-        ensure!(read == content, "{kind:?}: the container reads {read:?}, not {content:?}");
+        ensure!(
+            read == content,
+            "{kind:?}: the container reads {read:?}, not {content:?}"
+        );
         ctr.remove(content)?;
     }
     let seen = reader.stop();
-    ensure!(seen.empty == 0 && seen.failed == 0, "a reader saw the file underneath: {seen:?}");
-    ensure!(subpath.mounts()?.len() == 1, "not one mount: {:?}", subpath.mounts()?);
+    ensure!(
+        seen.empty == 0 && seen.failed == 0,
+        "a reader saw the file underneath: {seen:?}"
+    );
+    ensure!(
+        subpath.mounts()?.len() == 1,
+        "not one mount: {:?}",
+        subpath.mounts()?
+    );
     pod.delete()
 }

@@ -1,5 +1,6 @@
-//! Issue 14: a file that a create or an exec has to open does not answer. That call waits; the other containers of the same
-//! shim answer, start and end. A fifo without a process at its other end hangs like a file on a dead server.
+//! Issue 14: a file that a create or an exec has to open does not answer. That call waits; the
+//! other containers of the same shim answer, start and end. A fifo without a process at its other
+//! end hangs like a file on a dead server.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -38,10 +39,16 @@ fn others_go_on(node: &Node) -> Result<()> {
     other.create(&bundle.request())?;
     other.start("other", "")?;
 
-    let pid = fs::read_to_string(bundle.path().join("shim.pid"))?.trim().to_owned();
+    let pid = fs::read_to_string(bundle.path().join("shim.pid"))?
+        .trim()
+        .to_owned();
     let scene = Scene { node, shim, pid };
-    scene.log_file_of_an_init().context("the log file of an init")?;
-    scene.log_file_of_an_exec().context("the log file of an exec")?;
+    scene
+        .log_file_of_an_init()
+        .context("the log file of an init")?;
+    scene
+        .log_file_of_an_exec()
+        .context("the log file of an exec")?;
     scene.options_file().context("the file of the options")?;
     ensure!(other.end("other")?.exit_status == 137);
     Ok(other.shut_down("other")?)
@@ -55,10 +62,16 @@ struct Scene<'a> {
 
 impl Scene<'_> {
     fn log_file_of_an_init(&self) -> Result<()> {
-        let (bundle, fifo) = (Bundle::create(self.node, "logged", &["true"])?, fifo(self.node, "init.log")?);
+        let (bundle, fifo) = (
+            Bundle::create(self.node, "logged", &["true"])?,
+            fifo(self.node, "init.log")?,
+        );
         let mut request = bundle.request();
         request.stdout = format!("file://{}", fifo.display());
-        self.while_it_hangs(|client| client.create(&request).map(drop), || drop(File::open(&fifo)))?;
+        self.while_it_hangs(
+            |client| client.create(&request).map(drop),
+            || drop(File::open(&fifo)),
+        )?;
         let client = self.shim.connect()?;
         client.start("logged", "")?;
         ensure!(client.wait("logged", "")? == 0);
@@ -69,9 +82,17 @@ impl Scene<'_> {
     fn log_file_of_an_exec(&self) -> Result<()> {
         let (client, fifo) = (self.shim.connect()?, fifo(self.node, "exec.log")?);
         let stdout = format!("file://{}", fifo.display());
-        let exec = ExecProcessRequest { id: "other".into(), exec_id: "logged".into(), stdout, ..Default::default() };
+        let exec = ExecProcessRequest {
+            id: "other".into(),
+            exec_id: "logged".into(),
+            stdout,
+            ..Default::default()
+        };
         client.exec(exec, &["true"])?;
-        self.while_it_hangs(|client| client.start("other", "logged").map(drop), || drop(File::open(&fifo)))?;
+        self.while_it_hangs(
+            |client| client.start("other", "logged").map(drop),
+            || drop(File::open(&fifo)),
+        )?;
         ensure!(client.wait("other", "logged")? == 0);
         client.delete("other", "logged")?;
         Ok(())
@@ -79,7 +100,10 @@ impl Scene<'_> {
 
     /// `ConfigPath` of the options that containerd sends for a foreign runtime type.
     fn options_file(&self) -> Result<()> {
-        let (bundle, fifo) = (Bundle::create(self.node, "optioned", &["true"])?, fifo(self.node, "options.toml")?);
+        let (bundle, fifo) = (
+            Bundle::create(self.node, "optioned", &["true"])?,
+            fifo(self.node, "options.toml")?,
+        );
         let mut request = bundle.request();
         request.options = Some(generic_options(&fifo)?).into();
         let write = || drop(OpenOptions::new().write(true).open(&fifo));
@@ -88,14 +112,21 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Makes a call that hangs, expects the others to go on, ends what it hangs on, and expects it to succeed then.
-    fn while_it_hangs(&self, call: impl FnOnce(&Client) -> ttrpc::Result<()> + Send, end: impl FnOnce()) -> Result<()> {
+    /// Makes a call that hangs, expects the others to go on, ends what it hangs on, and expects it
+    /// to succeed then.
+    fn while_it_hangs(
+        &self,
+        call: impl FnOnce(&Client) -> ttrpc::Result<()> + Send,
+        end: impl FnOnce(),
+    ) -> Result<()> {
         thread::scope(|scope| {
             let shim = &self.shim;
             let hanging = scope.spawn(move || call(&shim.connect()?).context("the call that hung"));
             let others = self.others_go_on();
             end();
-            hanging.join().map_err(|_| anyhow!("the client panicked"))??;
+            hanging
+                .join()
+                .map_err(|_| anyhow!("the client panicked"))??;
             others
         })
     }
@@ -103,18 +134,39 @@ impl Scene<'_> {
     fn others_go_on(&self) -> Result<()> {
         until("the shim opens the file", || self.is_opening())?;
         let client = self.shim.connect()?;
-        let (state, id) = (StateRequest { id: "other".into(), ..Default::default() }, "other".into());
-        client.call_within(PATIENCE, async |task, context| task.state(context, &state).await).context("State")?;
-        let kill = KillRequest { id, signal: Signal::SIGCONT as u32, ..Default::default() };
-        client.call_within(PATIENCE, async |task, context| task.kill(context, &kill).await).context("Kill")?;
+        let (state, id) = (
+            StateRequest {
+                id: "other".into(),
+                ..Default::default()
+            },
+            "other".into(),
+        );
+        client
+            .call_within(PATIENCE, async |task, context| {
+                task.state(context, &state).await
+            })
+            .context("State")?;
+        let kill = KillRequest {
+            id,
+            signal: Signal::SIGCONT as u32,
+            ..Default::default()
+        };
+        client
+            .call_within(PATIENCE, async |task, context| {
+                task.kill(context, &kill).await
+            })
+            .context("Kill")?;
         ensure!(self.is_opening()?, "nothing hung");
         Ok(())
     }
 
     /// Does a thread wait in openat(2)? See proc_pid_syscall(5).
     fn is_opening(&self) -> Result<bool> {
-        let threads = fs::read_dir(format!("/proc/{}/task", self.pid)).context("list the shim's threads")?;
-        let mut calls = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok());
+        let threads =
+            fs::read_dir(format!("/proc/{}/task", self.pid)).context("list the shim's threads")?;
+        let mut calls = threads
+            .flatten()
+            .filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok());
         let openat = format!("{} ", libc::SYS_openat);
         Ok(calls.any(|call| call.starts_with(&openat)))
     }
@@ -122,7 +174,8 @@ impl Scene<'_> {
 
 fn fifo(node: &Node, name: &str) -> Result<PathBuf> {
     let path = node.disk().join(name);
-    mkfifo(&path, Mode::from_bits_truncate(0o600)).with_context(|| format!("make {}", path.display()))?;
+    mkfifo(&path, Mode::from_bits_truncate(0o600))
+        .with_context(|| format!("make {}", path.display()))?;
     Ok(path)
 }
 
@@ -130,5 +183,9 @@ fn fifo(node: &Node, name: &str) -> Result<PathBuf> {
 fn generic_options(path: &Path) -> Result<Any> {
     let text = path.to_string_lossy();
     let value = [&[0x12, u8::try_from(text.len())?], text.as_bytes()].concat();
-    Ok(Any { type_url: "runtimeoptions.v1.Options".to_owned(), value, ..Default::default() })
+    Ok(Any {
+        type_url: "runtimeoptions.v1.Options".to_owned(),
+        value,
+        ..Default::default()
+    })
 }

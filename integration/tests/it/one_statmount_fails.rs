@@ -1,8 +1,10 @@
-//! Each single statmount(2) of an admission fails once: for want of memory or descriptors, under a filter that does not know the
-//! call, or with an answer that is too long. The mount table says the same, so the stale subpath is repaired in that very create,
-//! and what is current is neither called stale nor touched.
+//! Each single statmount(2) of an admission fails once: for want of memory or descriptors, under a
+//! filter that does not know the call, or with an answer that is too long. The mount table says the
+//! same, so the stale subpath is repaired in that very create, and what is current is neither
+//! called stale nor touched.
 //!
-//! The other calls' turn is in `every_syscall_fails_once.rs`; strace(1) is usually older than this call.
+//! The other calls' turn is in `every_syscall_fails_once.rs`; strace(1) is usually older than this
+//! call.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::image::busybox;
@@ -48,7 +50,9 @@ fn story(node: &Node) -> Result<()> {
             let what = format!("statmount number {call} says {error}");
             stale.begin_anew()?;
             went_on(&denied(&stale, number, call)?).with_context(|| what.clone())?;
-            stale.is_repaired().with_context(|| format!("what is stale, {what}"))?;
+            stale
+                .is_repaired()
+                .with_context(|| format!("what is stale, {what}"))?;
             stale.next_create().with_context(|| what.clone())?;
             went_on(&denied(&stale, number, call)?)?;
             is_left(&stale).with_context(|| format!("what is current, {what}"))?;
@@ -60,7 +64,11 @@ fn story(node: &Node) -> Result<()> {
 
 /// The guard, to whom this one call of statmount is denied; 0 is none.
 fn denied(stale: &StaleBundle<'_>, errno: i32, call: u32) -> Result<Finished> {
-    let words = [SYS_STATMOUNT.to_string(), errno.to_string(), call.to_string()];
+    let words = [
+        SYS_STATMOUNT.to_string(),
+        errno.to_string(),
+        call.to_string(),
+    ];
     let [syscall, errno, call] = &words;
     run(stale.guard(&[env!("CARGO_BIN_EXE_denied_once"), syscall, errno, call])?)
 }
@@ -69,22 +77,38 @@ fn denials_bite(node: &Node) -> Result<()> {
     let [openat, busy] = [libc::SYS_openat.to_string(), libc::EBUSY.to_string()];
     for (call, is_denied) in [("1", true), ("2", false)] {
         let mut cat = node.command(env!("CARGO_BIN_EXE_denied_once"))?;
-        cat.args([&openat, &busy, call]).arg(busybox()?).args(["cat", "/proc/version"]);
+        cat.args([&openat, &busy, call])
+            .arg(busybox()?)
+            .args(["cat", "/proc/version"]);
         let ended = run(cat)?;
-        ensure!(ended.status.success() != is_denied, "open number {call} of one: {ended:?}");
-        ensure!(ended.stderr.contains("busy") == is_denied, "open number {call} of one: {ended:?}");
+        ensure!(
+            ended.status.success() != is_denied,
+            "open number {call} of one: {ended:?}"
+        );
+        ensure!(
+            ended.stderr.contains("busy") == is_denied,
+            "open number {call} of one: {ended:?}"
+        );
     }
     Ok(())
 }
 
 /// The number of calls.
 fn calls(ended: &Finished) -> Result<u32> {
-    let said = ended.stderr.lines().find_map(|line| line.strip_prefix("denied_once: ")?.strip_suffix(" calls"));
-    said.with_context(|| format!("no count: {ended:?}"))?.parse().context("a number of calls")
+    let said = ended
+        .stderr
+        .lines()
+        .find_map(|line| line.strip_prefix("denied_once: ")?.strip_suffix(" calls"));
+    said.with_context(|| format!("no count: {ended:?}"))?
+        .parse()
+        .context("a number of calls")
 }
 
 fn went_on(ended: &Finished) -> Result<()> {
-    ensure!(ended.status.success() && !ended.stderr.contains("panicked"), "the runtime was not reached: {ended:?}");
+    ensure!(
+        ended.status.success() && !ended.stderr.contains("panicked"),
+        "the runtime was not reached: {ended:?}"
+    );
     Ok(())
 }
 
@@ -93,7 +117,10 @@ fn is_left(stale: &StaleBundle<'_>) -> Result<()> {
     let last = lines(JOURNAL)?.pop().context("the journal is empty")?;
     let binds = last["binds"].as_array().context("a line has binds")?;
     let path = stale.subpath().target().to_str();
-    let bind = binds.iter().find(|bind| bind["source"].as_str() == path).context("the report has the subpath")?;
+    let bind = binds
+        .iter()
+        .find(|bind| bind["source"].as_str() == path)
+        .context("the report has the subpath")?;
     ensure!(bind["verdict"] == "current", "{bind}");
     stale.is_repaired()
 }

@@ -1,7 +1,10 @@
-//! The kernel kills in a container for want of memory: one TaskOOM, and it comes before the exit that it explains.
+//! The kernel kills in a container for want of memory: one TaskOOM, and it comes before the exit
+//! that it explains.
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::{Node, Setup, events, on_every_generation, on_every_generation_with_systemd};
+use bindguard_integration::{
+    Node, Setup, events, on_every_generation, on_every_generation_with_systemd,
+};
 
 on_every_generation!(|generation| Setup::on(generation).story(story));
 
@@ -10,14 +13,26 @@ on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     let seen = events::during(node, || {
-        let greedy = ctr.container("greedy").argument("--memory-limit").argument("16777216");
+        let greedy = ctr
+            .container("greedy")
+            .argument("--memory-limit")
+            .argument("16777216");
         greedy.runs(&["tail", "/dev/zero"]).start()?.success()?;
         ctr.wait_for_status("greedy", "STOPPED")?;
         ctr.remove("greedy")
     })?;
-    let at =
-        |word: &str| seen.iter().position(|event| event == word).with_context(|| format!("no {word:?} in {seen:?}"));
-    ensure!(at("oom greedy")? < at("exit greedy greedy 137")?, "{seen:?}");
-    ensure!(seen.iter().filter(|event| *event == "oom greedy").count() == 1, "reported more than once: {seen:?}");
+    let at = |word: &str| {
+        seen.iter()
+            .position(|event| event == word)
+            .with_context(|| format!("no {word:?} in {seen:?}"))
+    };
+    ensure!(
+        at("oom greedy")? < at("exit greedy greedy 137")?,
+        "{seen:?}"
+    );
+    ensure!(
+        seen.iter().filter(|event| *event == "oom greedy").count() == 1,
+        "reported more than once: {seen:?}"
+    );
     Ok(())
 }

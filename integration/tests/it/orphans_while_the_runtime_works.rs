@@ -1,6 +1,7 @@
-//! Issue 14: a container in the host's pid namespace leaves orphans, and the shim inherits them. The shim reaps each one at once,
-//! also while a call of the runtime runs or hangs: zombies fill the container's pids limit. A process that ends while the runtime
-//! is still about to report it keeps its exit code.
+//! Issue 14: a container in the host's pid namespace leaves orphans, and the shim inherits them.
+//! The shim reaps each one at once, also while a call of the runtime runs or hangs: zombies fill
+//! the container's pids limit. A process that ends while the runtime is still about to report it
+//! keeps its exit code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,7 +30,9 @@ const AT_ONCE: usize = 10;
 fn story(generation: Generation) {
     Setup::on(generation).obedient_runtime().story(|node| {
         let before = Leftovers::of(node)?;
-        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| orphans(node, runtime))?;
+        [Runtime::Stock, Runtime::Bindguard]
+            .into_iter()
+            .try_for_each(|runtime| orphans(node, runtime))?;
         init_that_ends_before_its_create(node)?;
         before.are_all(node)
     });
@@ -41,7 +44,11 @@ on_every_generation!(story);
 fn orphans(node: &Node, runtime: Runtime) -> Result<()> {
     let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
     let namespace = format!("pid:/proc/{}/ns/pid", process::id());
-    let host = ctr.container("host").runtime(runtime).argument("--with-ns").argument(&namespace);
+    let host = ctr
+        .container("host")
+        .runtime(runtime)
+        .argument("--with-ns")
+        .argument(&namespace);
     host.runs(&["sh", "-c", ORPHANS]).start()?.success()?;
     let shim = parent_of(ctr.pid("host")?)?;
 
@@ -50,25 +57,45 @@ fn orphans(node: &Node, runtime: Runtime) -> Result<()> {
     gate.wait_for_call()?;
     orphans_come_and_go(shim).with_context(|| format!("{runtime:?}: the runtime has not begun"))?;
     gate.open()?;
-    ensure!(exec.wait()?.code() == Some(42), "{runtime:?}: the code of an exec that waited");
+    ensure!(
+        exec.wait()?.code() == Some(42),
+        "{runtime:?}: the code of an exec that waited"
+    );
 
     gate.close_after("exec")?;
     let mut exec = begin_exec(node, "after")?;
     gate.wait_for_call()?;
     let pid = pid_in_bundle(node, "host", "after.pid")?;
-    until(&format!("{runtime:?}: the exec that has ended is reaped"), || Ok(!is_there(pid)))?;
-    orphans_come_and_go(shim).with_context(|| format!("{runtime:?}: the runtime has done its work"))?;
+    until(
+        &format!("{runtime:?}: the exec that has ended is reaped"),
+        || Ok(!is_there(pid)),
+    )?;
+    orphans_come_and_go(shim)
+        .with_context(|| format!("{runtime:?}: the runtime has done its work"))?;
     gate.open()?;
-    ensure!(exec.wait()?.code() == Some(42), "{runtime:?}: the code of an exec that was reaped before its call ended");
+    ensure!(
+        exec.wait()?.code() == Some(42),
+        "{runtime:?}: the code of an exec that was reaped before its call ended"
+    );
     ctr.remove("host")
 }
 
 fn begin_exec(node: &Node, exec_id: &str) -> Result<Child> {
-    let mut exec = node.ctr().command(&["task", "exec", "--exec-id", exec_id, "host", "sh", "-c", "exit 42"]);
+    let mut exec = node.ctr().command(&[
+        "task",
+        "exec",
+        "--exec-id",
+        exec_id,
+        "host",
+        "sh",
+        "-c",
+        "exit 42",
+    ]);
     exec.stdin(Stdio::null()).spawn().context("start the exec")
 }
 
-/// Waits until enough children of the shim that were there at one look are gone at another: a zombie stays.
+/// Waits until enough children of the shim that were there at one look are gone at another: a
+/// zombie stays.
 fn orphans_come_and_go(shim: u32) -> Result<()> {
     let (mut seen, mut gone) = (BTreeSet::new(), BTreeSet::new());
     until("orphans are reaped", || {
@@ -78,7 +105,10 @@ fn orphans_come_and_go(shim: u32) -> Result<()> {
         Ok(gone.len() >= ENOUGH)
     })
     .with_context(|| format!("{} of {} children have gone", gone.len(), seen.len()))?;
-    let zombies: Vec<u32> = children_of(shim)?.into_iter().filter(|pid| is_zombie(*pid)).collect();
+    let zombies: Vec<u32> = children_of(shim)?
+        .into_iter()
+        .filter(|pid| is_zombie(*pid))
+        .collect();
     ensure!(zombies.len() <= AT_ONCE, "zombies: {zombies:?}");
     Ok(())
 }
@@ -90,25 +120,44 @@ fn init_that_ends_before_its_create(node: &Node) -> Result<()> {
     let shim = Shim::start(node, &bundle, &Options::default())?;
     gate.close_after("create")?;
     thread::scope(|scope| {
-        let create = scope.spawn(|| shim.connect()?.create(&bundle.request()).context("create it"));
+        let create = scope.spawn(|| {
+            shim.connect()?
+                .create(&bundle.request())
+                .context("create it")
+        });
         gate.wait_for_call()?;
-        let pid: i32 = fs::read_to_string(bundle.path().join("init.pid"))?.trim().parse()?;
+        let pid: i32 = fs::read_to_string(bundle.path().join("init.pid"))?
+            .trim()
+            .parse()?;
         kill(Pid::from_raw(pid), Signal::SIGKILL)?;
         let reaped = until("the init is reaped", || Ok(!is_there(pid.unsigned_abs())));
         gate.open()?;
-        create.join().map_err(|_| anyhow!("the client panicked"))??;
+        create
+            .join()
+            .map_err(|_| anyhow!("the client panicked"))??;
         reaped
     })?;
     let client = shim.connect()?;
-    ensure!(client.wait("early", "")? == 137, "the status of an init that ended before its create");
+    ensure!(
+        client.wait("early", "")? == 137,
+        "the status of an init that ended before its create"
+    );
     client.delete("early", "")?;
     Ok(client.shut_down("early")?)
 }
 
 fn children_of(pid: u32) -> Result<BTreeSet<u32>> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).context("list the shim's threads")?;
-    let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    Ok(lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect())
+    let lists = threads
+        .flatten()
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    Ok(lists
+        .flat_map(|list| {
+            list.split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect::<Vec<_>>()
+        })
+        .collect())
 }
 
 fn is_there(pid: u32) -> bool {
@@ -118,14 +167,25 @@ fn is_there(pid: u32) -> bool {
 /// See proc_pid_stat(5).
 fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z')))
+    stat.is_ok_and(|stat| {
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, state)| state.starts_with('Z'))
+    })
 }
 
 /// Each shim has its own name for the file; its end is the same.
 fn pid_in_bundle(node: &Node, id: &str, end: &str) -> Result<u32> {
-    let bundle = format!("/run/containerd/io.containerd.runtime.v2.task/{}/{id}", node.name());
-    let files = fs::read_dir(&bundle).with_context(|| format!("read {bundle}"))?.flatten().map(|entry| entry.path());
-    let file = files.into_iter().find(|path| path.to_string_lossy().ends_with(end));
+    let bundle = format!(
+        "/run/containerd/io.containerd.runtime.v2.task/{}/{id}",
+        node.name()
+    );
+    let files = fs::read_dir(&bundle)
+        .with_context(|| format!("read {bundle}"))?
+        .flatten()
+        .map(|entry| entry.path());
+    let file = files
+        .into_iter()
+        .find(|path| path.to_string_lossy().ends_with(end));
     let text = fs::read_to_string(file.with_context(|| format!("find {end} in {bundle}"))?)?;
     text.trim().parse().context("parse a pid")
 }

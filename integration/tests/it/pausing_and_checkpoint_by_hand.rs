@@ -1,5 +1,5 @@
-//! States and options that `ctr` does not show or send: PAUSING while the runtime freezes, the parent of a checkpoint, criu's
-//! log in the error.
+//! States and options that `ctr` does not show or send: PAUSING while the runtime freezes, the
+//! parent of a checkpoint, criu's log in the error.
 
 use std::thread;
 
@@ -14,30 +14,42 @@ use protobuf::well_known_types::any::Any;
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
-        let before = Leftovers::of(node)?;
-        let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
-        let shim = Shim::start(node, &bundle, &Options::default())?;
-        let client = shim.connect()?;
-        client.create(&bundle.request())?;
-        client.start("web", "")?;
-        pausing(node, &shim)?;
-        checkpoint(node, &shim, &bundle)?;
-        ensure!(client.end("web")?.exit_status == 137);
-        client.shut_down("web")?;
-        drop(bundle);
-        before.are_all(node)
-    });
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            let before = Leftovers::of(node)?;
+            let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+            let shim = Shim::start(node, &bundle, &Options::default())?;
+            let client = shim.connect()?;
+            client.create(&bundle.request())?;
+            client.start("web", "")?;
+            pausing(node, &shim)?;
+            checkpoint(node, &shim, &bundle)?;
+            ensure!(client.end("web")?.exit_status == 137);
+            client.shut_down("web")?;
+            drop(bundle);
+            before.are_all(node)
+        });
 }
 
 fn pausing(node: &Node, shim: &Shim) -> Result<()> {
     let (client, gate) = (shim.connect()?, Gate::of(&node.programs()));
     let (id, exec_id) = ("web".to_owned(), "e".to_owned());
-    client.exec(ExecProcessRequest { id, exec_id, ..Default::default() }, &["sleep", "1000000"])?;
+    client.exec(
+        ExecProcessRequest {
+            id,
+            exec_id,
+            ..Default::default()
+        },
+        &["sleep", "1000000"],
+    )?;
     client.start("web", "e")?;
     let is = |exec_id: &str, status: Status| -> Result<()> {
         let state = client.state("web", exec_id)?.status.enum_value();
-        ensure!(state == Ok(status), "{exec_id:?} is {state:?} and not {status:?}");
+        ensure!(
+            state == Ok(status),
+            "{exec_id:?} is {state:?} and not {status:?}"
+        );
         Ok(())
     };
     for fails in [true, false] {
@@ -53,7 +65,14 @@ fn pausing(node: &Node, shim: &Shim) -> Result<()> {
         }
         let paused = pausing.join().ok().context("join the client that pauses")?;
         ensure!(paused.is_err() == fails, "{paused:?}");
-        is("", if fails { Status::RUNNING } else { Status::PAUSED })?;
+        is(
+            "",
+            if fails {
+                Status::RUNNING
+            } else {
+                Status::PAUSED
+            },
+        )?;
     }
     is("e", Status::PAUSED)?;
     client.resume("web")?;
@@ -73,15 +92,26 @@ fn checkpoint(node: &Node, shim: &Shim, bundle: &Bundle) -> Result<()> {
         value: b"\x52\x09../before".to_vec(),
         ..Default::default()
     };
-    let request =
-        CheckpointTaskRequest { id: "web".to_owned(), path, options: Some(options).into(), ..Default::default() };
+    let request = CheckpointTaskRequest {
+        id: "web".to_owned(),
+        path,
+        options: Some(options).into(),
+        ..Default::default()
+    };
     runtime.next("checkpoint", Fault::OnlyRecord)?;
-    let refused = client.call(async |task, context| task.checkpoint(context, &request).await.map(drop));
+    let refused =
+        client.call(async |task, context| task.checkpoint(context, &request).await.map(drop));
     let error = refused.err().context("a checkpoint was made")?.to_string();
     let log = bundle.path().join("criu-dump.log");
     ensure!(error.contains("OCI runtime checkpoint failed: "), "{error}");
-    ensure!(error.contains(&format!("path= {}", log.display())), "{error}");
+    ensure!(
+        error.contains(&format!("path= {}", log.display())),
+        "{error}"
+    );
     let call = runtime.last_call("checkpoint")?;
-    ensure!(call.contains(" --parent-path ../before ") && call.contains(" --leave-running "), "{call}");
+    ensure!(
+        call.contains(" --parent-path ../before ") && call.contains(" --leave-running "),
+        "{call}"
+    );
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! The other engines: the same two faults, and the same repairs, under Podman and Docker, with runc and with crun, through the
-//! runtime that `bindguard install` gives them and, for Podman, through the precreate hook.
+//! The other engines: the same two faults, and the same repairs, under Podman and Docker, with runc
+//! and with crun, through the runtime that `bindguard install` gives them and, for Podman, through
+//! the precreate hook.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -19,14 +20,24 @@ fn podman() {
         node.bindguard(["install", "podman"])?.success()?;
         for runtime in ["runc", "crun"] {
             set_runtime(node, runtime)?;
-            both_faults(node, |binds, words| podman.run(&["--runtime", "bindguard"], binds, words))?;
+            both_faults(node, |binds, words| {
+                podman.run(&["--runtime", "bindguard"], binds, words)
+            })?;
         }
-        let ended = podman.run(&["--runtime", "crun"], &["-v", "/:/host"], &HOST)?.success()?;
-        ensure!(!ended.contains("master:"), "without bindguard the fault is gone: {ended}");
-        node.bindguard(["install", "podman", "--default"])?.success()?;
+        let ended = podman
+            .run(&["--runtime", "crun"], &["-v", "/:/host"], &HOST)?
+            .success()?;
+        ensure!(
+            !ended.contains("master:"),
+            "without bindguard the fault is gone: {ended}"
+        );
+        node.bindguard(["install", "podman", "--default"])?
+            .success()?;
         both_faults(node, |binds, words| podman.run(&[], binds, words))?;
         node.bindguard(["uninstall"])?.success()?;
-        let ended = podman.run(&["--runtime", "bindguard"], &[], &["true"])?.failure()?;
+        let ended = podman
+            .run(&["--runtime", "bindguard"], &[], &["true"])?
+            .failure()?;
         ensure!(ended.contains("bindguard"), "{ended}");
         Ok(())
     });
@@ -38,13 +49,19 @@ fn podman_with_the_precreate_hook() {
         let podman = Podman::on(node)?;
         node.bindguard(["install", "podman"])?.success()?;
         set_runtime(node, "runc")?;
-        let hooks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/oci-hooks").display().to_string();
-        let through_the_hook =
-            |binds: &[&str], words: &[&str]| podman.run(&["--runtime", "crun", "--hooks-dir", &hooks], binds, words);
+        let hooks = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../config/oci-hooks")
+            .display()
+            .to_string();
+        let through_the_hook = |binds: &[&str], words: &[&str]| {
+            podman.run(&["--runtime", "crun", "--hooks-dir", &hooks], binds, words)
+        };
         both_faults(node, through_the_hook)?;
         // a policy that refuses is the one thing that makes the hook fail
-        let config =
-            format!("{}[checks]\nunmounted-volumes = \"refuse\"\n", fs::read_to_string("/etc/bindguard/config.toml")?);
+        let config = format!(
+            "{}[checks]\nunmounted-volumes = \"refuse\"\n",
+            fs::read_to_string("/etc/bindguard/config.toml")?
+        );
         fs::write("/etc/bindguard/config.toml", config)?;
         let pod = node.kubelet().pod("unmounted")?;
         let volume = pod.path().join("volumes/kubernetes.io~nfs/data");
@@ -54,7 +71,10 @@ fn podman_with_the_precreate_hook() {
         // Podman does not show what a hook says
         let journal = fs::read_to_string("/run/bindguard/journal.jsonl")?;
         let last = journal.lines().last().unwrap_or_default();
-        ensure!(last.contains("\"refused\"") && last.contains("not mounted"), "{last}");
+        ensure!(
+            last.contains("\"refused\"") && last.contains("not mounted"),
+            "{last}"
+        );
         pod.delete()
     });
 }
@@ -66,29 +86,45 @@ fn docker() {
         fs::write("/etc/docker/daemon.json", DAEMON_JSON)?;
         let docker = Docker::start(node)?;
         ensure!(
-            docker.run(&["--runtime", "bindguard"], &["true"])?.status.code() != Some(0),
+            docker
+                .run(&["--runtime", "bindguard"], &["true"])?
+                .status
+                .code()
+                != Some(0),
             "it knows bindguard already"
         );
         node.bindguard(["install", "docker"])?.success()?;
         docker.reload()?;
         for runtime in ["runc", "crun"] {
             set_runtime(node, runtime)?;
-            both_faults(node, |binds, words| docker.run(&[&["--runtime", "bindguard"], binds].concat(), words))?;
+            both_faults(node, |binds, words| {
+                docker.run(&[&["--runtime", "bindguard"], binds].concat(), words)
+            })?;
         }
         set_runtime(node, "runc")?;
-        node.bindguard(["install", "docker", "--default"])?.success()?;
+        node.bindguard(["install", "docker", "--default"])?
+            .success()?;
         docker.reload()?;
         both_faults(node, |binds, words| docker.run(binds, words))?;
         let said = node.bindguard(["uninstall"])?;
-        ensure!(said.code() == 1 && said.stdout.contains("run      systemctl restart docker"), "{said:?}");
-        ensure!(fs::read_to_string("/etc/docker/daemon.json")? == DAEMON_JSON, "not the bytes that were there");
-        // the programs are still there: dockerd keeps a default that its file no longer names, until it is restarted
+        ensure!(
+            said.code() == 1 && said.stdout.contains("run      systemctl restart docker"),
+            "{said:?}"
+        );
+        ensure!(
+            fs::read_to_string("/etc/docker/daemon.json")? == DAEMON_JSON,
+            "not the bytes that were there"
+        );
+        // the programs are still there: dockerd keeps a default that its file no longer names,
+        // until it is restarted
         docker.reload()?;
         both_faults(node, |binds, words| docker.run(binds, words))?;
         drop(docker);
         let docker = Docker::start(node)?;
         // a shim ends a moment after its container
-        until("nothing needs the programs", || Ok(node.bindguard(["uninstall"])?.code() == 0))?;
+        until("nothing needs the programs", || {
+            Ok(node.bindguard(["uninstall"])?.code() == 0)
+        })?;
         docker.run(&[], &["true"])?.success().map(drop)
     });
 }
@@ -108,7 +144,8 @@ fn story(story: impl FnOnce(&Node) -> Result<()>) {
     });
 }
 
-/// The runtime that bindguard-runtime becomes: these engines do not hand on containerd's environment.
+/// The runtime that bindguard-runtime becomes: these engines do not hand on containerd's
+/// environment.
 fn set_runtime(node: &Node, runtime: &str) -> Result<()> {
     let text = format!(
         "[runtime]\npath = {:?}\n[kubelet]\nroots = [{:?}]\n",
@@ -129,10 +166,16 @@ fn both_faults(node: &Node, run: impl Fn(&[&str], &[&str]) -> Result<Finished>) 
     for content in ["one", "two", "three"] {
         volume.update(&[("app.conf", content)])?;
         let read = run(&["-v", &bind], &["cat", "/etc/app.conf"])?.success()?;
-        ensure!(read == content, "the container reads {read:?}, not {content:?}");
+        ensure!(
+            read == content,
+            "the container reads {read:?}, not {content:?}"
+        );
         only_a_current_mount(&subpath)?;
     }
     let ended = run(&["-v", "/:/host"], &HOST)?.success()?;
-    ensure!(ended.contains("master:"), "the host's umounts do not reach the container: {ended}");
+    ensure!(
+        ended.contains("master:"),
+        "the host's umounts do not reach the container: {ended}"
+    );
     pod.delete()
 }

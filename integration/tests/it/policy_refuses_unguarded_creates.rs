@@ -1,8 +1,8 @@
-//! Policy refuses: a guard that dies, hangs, panics or is missing lets no container through unchecked: what it
-//! refuses may be there.
+//! Policy refuses: a guard that dies, hangs, panics or is missing lets no container through
+//! unchecked: what it refuses may be there.
 //!
-//! A pod that may choose for itself, and wants nothing refused, starts anyway; so does every pod where policy refuses
-//! nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
+//! A pod that may choose for itself, and wants nothing refused, starts anyway; so does every pod
+//! where policy refuses nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
 
 use std::fs;
 
@@ -15,22 +15,33 @@ const POLICY: &str = "[guard]\ndeadline-ms = 20000\n[checks]\ndead-sources = \"r
 
 #[test]
 fn killed() {
-    refused_after("start", &[Runtime::Bindguard], "the guard did not hand over");
+    refused_after(
+        "start",
+        &[Runtime::Bindguard],
+        "the guard did not hand over",
+    );
 }
 
 #[test]
 fn hung() {
     let short = POLICY.replace("20000", "400");
-    Setup::on(Generation::V2_1).fault("stop:start").policy(&short).story(|node| {
-        refused(node, Runtime::Bindguard, "no answer within 400ms")?;
-        starts_unguarded_by_its_own_choice(node)
-    });
+    Setup::on(Generation::V2_1)
+        .fault("stop:start")
+        .policy(&short)
+        .story(|node| {
+            refused(node, Runtime::Bindguard, "no answer within 400ms")?;
+            starts_unguarded_by_its_own_choice(node)
+        });
 }
 
 /// Also where no shim of ours starts the guard.
 #[test]
 fn panicked() {
-    refused_after("panic:start", &[Runtime::Bindguard, Runtime::Wrapper], "the guard panicked");
+    refused_after(
+        "panic:start",
+        &[Runtime::Bindguard, Runtime::Wrapper],
+        "the guard panicked",
+    );
 }
 
 #[test]
@@ -44,24 +55,48 @@ fn not_installed() {
 }
 
 fn refused_after(fault: &str, runtimes: &[Runtime], why: &str) {
-    Setup::on(Generation::V2_1).fault(fault).policy(POLICY).story(|node| {
-        runtimes.iter().try_for_each(|runtime| refused(node, *runtime, why))?;
-        if fault.starts_with("panic") { Ok(()) } else { starts_unguarded_by_its_own_choice(node) }
-    });
+    Setup::on(Generation::V2_1)
+        .fault(fault)
+        .policy(POLICY)
+        .story(|node| {
+            runtimes
+                .iter()
+                .try_for_each(|runtime| refused(node, *runtime, why))?;
+            if fault.starts_with("panic") {
+                Ok(())
+            } else {
+                starts_unguarded_by_its_own_choice(node)
+            }
+        });
 }
 
 fn refused(node: &Node, runtime: Runtime, why: &str) -> Result<()> {
-    let words = node.ctr().container("unseen").runtime(runtime).start()?.failure()?;
+    let words = node
+        .ctr()
+        .container("unseen")
+        .runtime(runtime)
+        .start()?
+        .failure()?;
     for said in [why, "policy refuses what may be there"] {
-        ensure!(words.contains(said), "the error does not say {said:?}: {words}");
+        ensure!(
+            words.contains(said),
+            "the error does not say {said:?}: {words}"
+        );
     }
     node.ctr().forget("unseen")?;
     let tasks = node.ctr().tasks()?;
-    ensure!(!tasks.contains("unseen"), "a refused container is still there: {tasks}");
+    ensure!(
+        !tasks.contains("unseen"),
+        "a refused container is still there: {tasks}"
+    );
     Ok(())
 }
 
 fn starts_unguarded_by_its_own_choice(node: &Node) -> Result<()> {
-    node.ctr().container("willing").annotation("bindguard.io/mode", "off").start()?.success()?;
+    node.ctr()
+        .container("willing")
+        .annotation("bindguard.io/mode", "off")
+        .start()?
+        .success()?;
     node.ctr().remove("willing")
 }

@@ -1,5 +1,5 @@
-//! Issue 16: a folder from which nothing can be run, or to which nothing can be written, is refused before any file is changed,
-//! with the option that helps.
+//! Issue 16: a folder from which nothing can be run, or to which nothing can be written, is refused
+//! before any file is changed, with the option that helps.
 
 use std::fs;
 use std::path::Path;
@@ -13,19 +13,33 @@ use bindguard_integration::{Generation, Node, Setup};
 fn story() {
     Setup::on(Generation::V1_7).bare().cri().story(|node| {
         let config = fs::read(node.containerd_config())?;
-        for (options, why) in [("mode=755", "noexec"), ("mode=755,ro", "Read-only file system")] {
+        for (options, why) in [
+            ("mode=755", "noexec"),
+            ("mode=755,ro", "Read-only file system"),
+        ] {
             let folder = node.disk().join(why);
             fs::create_dir(&folder)?;
             tmpfs(&folder, options)?;
             if why == "noexec" {
-                host(["mount", "-o", "remount,noexec", &folder.display().to_string()])?;
+                host([
+                    "mount",
+                    "-o",
+                    "remount,noexec",
+                    &folder.display().to_string(),
+                ])?;
             }
             for words in [&["install"][..], &["install", "--dry-run"]] {
                 let prefix = folder.join("bin").display().to_string();
                 let done = node.bindguard([words, &["--prefix", &prefix]].concat())?;
-                ensure!(done.code() == 2, "{words:?} in a folder that is {why}: {done:?}");
+                ensure!(
+                    done.code() == 2,
+                    "{words:?} in a folder that is {why}: {done:?}"
+                );
                 let line = &done.stderr;
-                ensure!(line.contains(why) && line.contains("--prefix") && line.lines().count() == 1, "{line}");
+                ensure!(
+                    line.contains(why) && line.contains("--prefix") && line.lines().count() == 1,
+                    "{line}"
+                );
             }
             is_untouched(node.containerd_config(), &config)?;
         }
@@ -38,19 +52,32 @@ fn doctor_notices(node: &Node) -> Result<()> {
     let folder = node.disk().join("later");
     fs::create_dir(&folder)?;
     tmpfs(&folder, "mode=755")?;
-    let (mounted, prefix) = (folder.display().to_string(), folder.join("bin").display().to_string());
-    node.bindguard(["install", "--prefix", &prefix])?.success()?;
+    let (mounted, prefix) = (
+        folder.display().to_string(),
+        folder.join("bin").display().to_string(),
+    );
+    node.bindguard(["install", "--prefix", &prefix])?
+        .success()?;
     host(["mount", "-o", "remount,noexec", &mounted])?;
     let doctor = node.bindguard(["doctor"])?;
-    ensure!(doctor.stdout.contains("failed     containerd") && doctor.stdout.contains(&prefix), "{doctor:?}");
+    ensure!(
+        doctor.stdout.contains("failed     containerd") && doctor.stdout.contains(&prefix),
+        "{doctor:?}"
+    );
     host(["mount", "-o", "remount,exec", &mounted])?;
     let doctor = node.bindguard(["doctor"])?;
-    ensure!(doctor.stdout.contains("ok         containerd"), "{doctor:?}");
+    ensure!(
+        doctor.stdout.contains("ok         containerd"),
+        "{doctor:?}"
+    );
     Ok(())
 }
 
 fn is_untouched(config: &Path, before: &[u8]) -> Result<()> {
     ensure!(fs::read(config)? == before, "containerd's file was changed");
-    ensure!(!Path::new("/var/lib/bindguard").exists(), "a record is left");
+    ensure!(
+        !Path::new("/var/lib/bindguard").exists(),
+        "a record is left"
+    );
     Ok(())
 }

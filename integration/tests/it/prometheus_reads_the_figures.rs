@@ -1,4 +1,5 @@
-//! Prometheus' own tool reads the alert rules, runs their tests, and finds nothing to criticize in the agent's figures.
+//! Prometheus' own tool reads the alert rules, runs their tests, and finds nothing to criticize in
+//! the agent's figures.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,9 +21,14 @@ fn promtool() -> Option<PathBuf> {
 
 #[test]
 fn the_rules_are_valid_and_their_tests_pass() -> Result<()> {
-    let Some(promtool) = promtool() else { return Ok(()) };
+    let Some(promtool) = promtool() else {
+        return Ok(());
+    };
     let folder = repository().join("config/prometheus");
-    for words in [["check", "rules", "rules.yaml"], ["test", "rules", "rules_test.yaml"]] {
+    for words in [
+        ["check", "rules", "rules.yaml"],
+        ["test", "rules", "rules_test.yaml"],
+    ] {
         let mut command = Command::new(&promtool);
         command.current_dir(&folder).args(words);
         run(command)?.success()?;
@@ -36,28 +42,48 @@ fn the_figures_follow_the_conventions() {
     Setup::on(Generation::V2_1).story(|node| {
         let agent = Agent::start(node, "")?;
         let answer = agent.get("/metrics");
-        let Some((_, figures)) = answer.split_once("\r\n\r\n") else { anyhow::bail!("no figures: {answer}") };
+        let Some((_, figures)) = answer.split_once("\r\n\r\n") else {
+            anyhow::bail!("no figures: {answer}")
+        };
         let mut command = Command::new(&promtool);
         command.args(["check", "metrics"]);
         let checked = run_with_input(command, &as_prometheus_text(figures), LIMIT)?;
-        ensure!(checked.status.success(), "{}{}", checked.stdout, checked.stderr);
+        ensure!(
+            checked.status.success(),
+            "{}{}",
+            checked.stdout,
+            checked.stderr
+        );
         Ok(())
     });
 }
 
-/// promtool reads the older text format, in which a counter's and an info's declaration have the name of their sample.
+/// promtool reads the older text format, in which a counter's and an info's declaration have the
+/// name of their sample.
 fn as_prometheus_text(figures: &str) -> String {
     let declared = |line: &str| {
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let name = words.get(2).cloned().unwrap_or_default();
         let sample = ["_total", "_info"].map(|suffix| format!("{name}{suffix}"));
-        let is_sample = |sample: &&String| figures.lines().any(|line| line.split(['{', ' ']).next() == Some(sample));
+        let is_sample = |sample: &&String| {
+            figures
+                .lines()
+                .any(|line| line.split(['{', ' ']).next() == Some(sample))
+        };
         if let (Some(sample), Some(word)) = (sample.iter().find(is_sample), words.get_mut(2)) {
             word.clone_from(sample);
         }
         words.join(" ").replace(" info", " gauge")
     };
-    let lines = figures.lines().filter(|line| !line.starts_with("# UNIT") && *line != "# EOF");
-    let lines = lines.map(|line| if line.starts_with("# ") { declared(line) } else { line.to_owned() });
+    let lines = figures
+        .lines()
+        .filter(|line| !line.starts_with("# UNIT") && *line != "# EOF");
+    let lines = lines.map(|line| {
+        if line.starts_with("# ") {
+            declared(line)
+        } else {
+            line.to_owned()
+        }
+    });
     lines.map(|line| line + "\n").collect()
 }

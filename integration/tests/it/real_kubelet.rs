@@ -1,9 +1,11 @@
 //! `make kubelet`: what bindguard is for, with a real kubelet in the fake one's place.
 //!
-//! A pod of each kind of volume that needs no server runs, its volume changes, its container is killed, and the kubelet starts it
-//! again. Under bindguard's RuntimeClass each shows the new content; beside them, under the stock shim, one stays stuck
-//! (kubernetes#68211) until an operator repairs it. And with a kubelet that has its own fix, pods are lost to the race that is
-//! left (kubernetes#127602) under the stock shim, and none under bindguard. With the node agent, running containers read updates.
+//! A pod of each kind of volume that needs no server runs, its volume changes, its container is
+//! killed, and the kubelet starts it again. Under bindguard's RuntimeClass each shows the new
+//! content; beside them, under the stock shim, one stays stuck (kubernetes#68211) until an operator
+//! repairs it. And with a kubelet that has its own fix, pods are lost to the race that is left
+//! (kubernetes#127602) under the stock shim, and none under bindguard. With the node agent, running
+//! containers read updates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,37 +19,48 @@ use serde_json::{Value, json};
 const FILE: &str = "/etc/app/app.conf";
 const RACES: usize = 8;
 
-/// The handler with the stock runtime's type and the path of the shim, as `bindguard install` writes it.
+/// The handler with the stock runtime's type and the path of the shim, as `bindguard install`
+/// writes it.
 const BY_PATH: &str = "bindguard-path";
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn containerd_1_6() {
-    Setup::on(Generation::V1_6).cri().story(every_volume_is_current_after_a_restart);
+    Setup::on(Generation::V1_6)
+        .cri()
+        .story(every_volume_is_current_after_a_restart);
 }
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn containerd_1_7() {
-    Setup::on(Generation::V1_7).cri().story(every_volume_is_current_after_a_restart);
+    Setup::on(Generation::V1_7)
+        .cri()
+        .story(every_volume_is_current_after_a_restart);
 }
 
 #[test]
 #[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(every_volume_is_current_after_a_restart);
+    Setup::on(Generation::V2_1)
+        .cri()
+        .story(every_volume_is_current_after_a_restart);
 }
 
 #[test]
 #[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
 fn a_race_that_the_kubelet_has_on_containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(no_pod_is_lost_to_the_race);
+    Setup::on(Generation::V2_1)
+        .cri()
+        .story(no_pod_is_lost_to_the_race);
 }
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn a_race_that_the_kubelet_has() {
-    Setup::on(Generation::V1_7).cri().story(no_pod_is_lost_to_the_race);
+    Setup::on(Generation::V1_7)
+        .cri()
+        .story(no_pod_is_lost_to_the_race);
 }
 
 #[test]
@@ -65,7 +78,8 @@ fn live_refresh_on_containerd_2_1() {
     let network = Network::enter().expect("a network namespace");
     Setup::on(Generation::V2_1).cri().story(|node| {
         let cluster = Cluster::start_whole(node, &network)?;
-        // containerd queries the features of a runtime of this type alone. Without them the kubelet starts no pod with a user namespace.
+        // containerd queries the features of a runtime of this type alone. Without them the kubelet
+        // starts no pod with a user namespace.
         let by_path = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": BY_PATH}, "handler": BY_PATH});
         cluster.apply(&by_path)?;
         // Kubernetes 1.33 and newer.
@@ -97,22 +111,43 @@ fn sub_path(path: &str) -> Vec<Value> {
 }
 
 fn cases(host_path: &Path) -> Vec<Case> {
-    let case = |name, volume, mounts, change| Case { name, volume, mounts, change };
+    let case = |name, volume, mounts, change| Case {
+        name,
+        volume,
+        mounts,
+        change,
+    };
     let config_map = json!({"configMap": {"name": "conf"}});
     let nested = json!([{"key": "app.conf", "path": "folder/app.conf"}]);
     let projected = json!({"projected": {"sources": [
         {"configMap": {"name": "conf", "items": nested}},
         {"secret": {"name": "conf", "items": [{"key": "app.conf", "path": "secret.conf"}]}},
     ]}});
-    let item = json!({"path": "app.conf", "fieldRef": {"fieldPath": "metadata.annotations['content']"}});
+    let item =
+        json!({"path": "app.conf", "fieldRef": {"fieldPath": "metadata.annotations['content']"}});
     let file = Change::Kubelet("app.conf");
     let replaced = Change::Container("echo -n two > /volume/new; mv /volume/new /volume/app.conf");
-    let folder = Change::Container("rm -r /volume/folder; mkdir /volume/folder; echo -n two > /volume/folder/app.conf");
-    let (empty_dir, memory) = (json!({"emptyDir": {}}), json!({"emptyDir": {"medium": "Memory"}}));
+    let folder = Change::Container(
+        "rm -r /volume/folder; mkdir /volume/folder; echo -n two > /volume/folder/app.conf",
+    );
+    let (empty_dir, memory) = (
+        json!({"emptyDir": {}}),
+        json!({"emptyDir": {"medium": "Memory"}}),
+    );
     vec![
-        case("whole", config_map.clone(), vec![json!({"mountPath": "/etc/app"})], file),
+        case(
+            "whole",
+            config_map.clone(),
+            vec![json!({"mountPath": "/etc/app"})],
+            file,
+        ),
         case("config-map", config_map.clone(), sub_path("app.conf"), file),
-        case("expression", config_map.clone(), vec![json!({"mountPath": FILE, "subPathExpr": "$(KEY)"})], file),
+        case(
+            "expression",
+            config_map.clone(),
+            vec![json!({"mountPath": FILE, "subPathExpr": "$(KEY)"})],
+            file,
+        ),
         case(
             "two-files",
             config_map,
@@ -128,13 +163,43 @@ fn cases(host_path: &Path) -> Vec<Case> {
             vec![json!({"mountPath": "/etc/app", "subPath": "folder"})],
             Change::Kubelet("folder/app.conf"),
         ),
-        case("secret", json!({"secret": {"secretName": "conf"}}), sub_path("app.conf"), file),
-        case("projected", projected, sub_path("folder/app.conf"), Change::Kubelet("folder/app.conf")),
-        case("downward-api", json!({"downwardAPI": {"items": [item]}}), sub_path("app.conf"), file),
-        case("empty-dir", empty_dir.clone(), sub_path("app.conf"), replaced),
+        case(
+            "secret",
+            json!({"secret": {"secretName": "conf"}}),
+            sub_path("app.conf"),
+            file,
+        ),
+        case(
+            "projected",
+            projected,
+            sub_path("folder/app.conf"),
+            Change::Kubelet("folder/app.conf"),
+        ),
+        case(
+            "downward-api",
+            json!({"downwardAPI": {"items": [item]}}),
+            sub_path("app.conf"),
+            file,
+        ),
+        case(
+            "empty-dir",
+            empty_dir.clone(),
+            sub_path("app.conf"),
+            replaced,
+        ),
         case("memory", memory, sub_path("app.conf"), replaced),
-        case("empty-dir-folder", empty_dir, vec![json!({"mountPath": "/etc/app", "subPath": "folder"})], folder),
-        case("host-path", json!({"hostPath": {"path": host_path}}), sub_path("app.conf"), Change::Host),
+        case(
+            "empty-dir-folder",
+            empty_dir,
+            vec![json!({"mountPath": "/etc/app", "subPath": "folder"})],
+            folder,
+        ),
+        case(
+            "host-path",
+            json!({"hostPath": {"path": host_path}}),
+            sub_path("app.conf"),
+            Change::Host,
+        ),
     ]
 }
 
@@ -160,48 +225,92 @@ struct Started {
 
 impl Started {
     fn of(cluster: &Cluster<'_>, name: &str, change: Change) -> Result<Self> {
-        cluster.until(&format!("{name} runs"), |cluster| Ok(!cluster.app_of(name)?["state"]["running"].is_null()))?;
+        cluster.until(&format!("{name} runs"), |cluster| {
+            Ok(!cluster.app_of(name)?["state"]["running"].is_null())
+        })?;
         let pod = cluster.get(&format!("pods/{name}"))?;
-        let uid = pod["metadata"]["uid"].as_str().context("a pod has a uid")?.to_owned();
-        Ok(Self { name: name.to_owned(), uid, id: id_of(&cluster.app_of(name)?)?, change })
+        let uid = pod["metadata"]["uid"]
+            .as_str()
+            .context("a pod has a uid")?
+            .to_owned();
+        Ok(Self {
+            name: name.to_owned(),
+            uid,
+            id: id_of(&cluster.app_of(name)?)?,
+            change,
+        })
     }
 
     /// True if the kubelet has written the expected content.
     fn is_written(&self, node: &Node) -> Result<bool> {
-        let Change::Kubelet(file) = self.change else { return Ok(true) };
-        let plugins = node.kubelet().root().join("pods").join(&self.uid).join("volumes");
-        let mut plugins = fs::read_dir(&plugins).with_context(|| format!("list {}", plugins.display()))?.flatten();
-        let volume = plugins.next().context("a pod has a volume")?.path().join("volume");
+        let Change::Kubelet(file) = self.change else {
+            return Ok(true);
+        };
+        let plugins = node
+            .kubelet()
+            .root()
+            .join("pods")
+            .join(&self.uid)
+            .join("volumes");
+        let mut plugins = fs::read_dir(&plugins)
+            .with_context(|| format!("list {}", plugins.display()))?
+            .flatten();
+        let volume = plugins
+            .next()
+            .context("a pod has a volume")?
+            .path()
+            .join("volume");
         Ok(fs::read_to_string(volume.join(file)).is_ok_and(|content| content == "two"))
     }
 }
 
 fn id_of(app: &Value) -> Result<String> {
-    let id = app["containerID"].as_str().and_then(|id| id.strip_prefix("containerd://"));
-    id.map(str::to_owned).with_context(|| format!("find the container's id in {app}"))
+    let id = app["containerID"]
+        .as_str()
+        .and_then(|id| id.strip_prefix("containerd://"));
+    id.map(str::to_owned)
+        .with_context(|| format!("find the container's id in {app}"))
 }
 
 fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
     let cluster = Cluster::start(node, RealKubelet::Unfixed, 5)?;
-    ["daemonset.yaml", "pod.yaml"].into_iter().try_for_each(|manifest| cluster.would_take(manifest))?;
+    ["daemonset.yaml", "pod.yaml"]
+        .into_iter()
+        .try_for_each(|manifest| cluster.would_take(manifest))?;
     let host_path: PathBuf = node.disk().join("host-path");
     fs::create_dir(&host_path)?;
     fs::write(host_path.join("app.conf"), "one")?;
     cluster.apply_payload("conf", &["app.conf", "other.conf"], "one")?;
     let cases = cases(&host_path);
-    cases.iter().try_for_each(|case| cluster.apply(&case.manifest().guarded().object()))?;
-    let host_root =
-        PodManifest::new("host-root", &json!({"hostPath": {"path": "/"}}), &[json!({"mountPath": "/host"})]);
+    cases
+        .iter()
+        .try_for_each(|case| cluster.apply(&case.manifest().guarded().object()))?;
+    let host_root = PodManifest::new(
+        "host-root",
+        &json!({"hostPath": {"path": "/"}}),
+        &[json!({"mountPath": "/host"})],
+    );
     cluster.apply(&host_root.guarded().object())?;
-    let unguarded = PodManifest::new("unguarded", &json!({"configMap": {"name": "conf"}}), &sub_path("app.conf"));
+    let unguarded = PodManifest::new(
+        "unguarded",
+        &json!({"configMap": {"name": "conf"}}),
+        &sub_path("app.conf"),
+    );
     cluster.apply(&unguarded.object())?;
-    let started: Vec<Started> =
-        cases.iter().map(|case| Started::of(&cluster, case.name, case.change)).collect::<Result<_>>()?;
+    let started: Vec<Started> = cases
+        .iter()
+        .map(|case| Started::of(&cluster, case.name, case.change))
+        .collect::<Result<_>>()?;
     let unguarded = Started::of(&cluster, "unguarded", Change::Kubelet("app.conf"))?;
     Started::of(&cluster, "host-root", Change::Host)?;
 
     cluster.apply_payload("conf", &["app.conf", "other.conf"], "two")?;
-    cluster.kubectl(&["annotate", "--overwrite", "pods", "--all", "content=two"], "")?.success()?;
+    cluster
+        .kubectl(
+            &["annotate", "--overwrite", "pods", "--all", "content=two"],
+            "",
+        )?
+        .success()?;
     fs::write(host_path.join("new"), "two")?;
     fs::rename(host_path.join("new"), host_path.join("app.conf"))?;
     let ctr = node.ctr().in_namespace("k8s.io");
@@ -212,9 +321,16 @@ fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
     }
     cluster.until("the kubelet has written every volume", |_| {
         let all = started.iter().chain([&unguarded]);
-        Ok(all.map(|pod| pod.is_written(node)).collect::<Result<Vec<_>>>()?.iter().all(|written| *written))
+        Ok(all
+            .map(|pod| pod.is_written(node))
+            .collect::<Result<Vec<_>>>()?
+            .iter()
+            .all(|written| *written))
     })?;
-    started.iter().chain([&unguarded]).try_for_each(|pod| ctr.kill(&pod.id, "SIGKILL"))?;
+    started
+        .iter()
+        .chain([&unguarded])
+        .try_for_each(|pod| ctr.kill(&pod.id, "SIGKILL"))?;
 
     for pod in &started {
         let content = content_after_a_restart(&cluster, node, &pod.name)?;
@@ -222,15 +338,25 @@ fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
     }
     cluster.until("the unguarded pod is stuck", |cluster| {
         let waiting = cluster.app_of("unguarded")?["state"]["waiting"]["reason"].clone();
-        Ok(["RunContainerError", "CrashLoopBackOff"].iter().any(|reason| waiting == *reason))
+        Ok(["RunContainerError", "CrashLoopBackOff"]
+            .iter()
+            .any(|reason| waiting == *reason))
     })?;
     let found = node.bindguard(["diagnose", "--pod", &unguarded.uid])?;
-    ensure!(found.code() == 1 && found.stdout.contains("stale"), "{}", found.stdout);
-    node.bindguard(["repair", "--pod", &unguarded.uid])?.success()?;
+    ensure!(
+        found.code() == 1 && found.stdout.contains("stale"),
+        "{}",
+        found.stdout
+    );
+    node.bindguard(["repair", "--pod", &unguarded.uid])?
+        .success()?;
     let content = content_after_a_restart(&cluster, node, "unguarded")?;
     ensure!(content == "two", "after the repair it sees {content:?}");
     let journal = node.bindguard(["journal"])?.stdout;
-    ensure!(journal.contains("made rslave"), "the host's root is no slave: {journal}");
+    ensure!(
+        journal.contains("made rslave"),
+        "the host's root is no slave: {journal}"
+    );
     all_pods_go(&cluster, node)
 }
 
@@ -245,15 +371,22 @@ fn content_after_a_restart(cluster: &Cluster<'_>, node: &Node, pod: &str) -> Res
 }
 
 fn all_pods_go(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
-    cluster.kubectl(&["delete", "pods", "--all", "--wait=false"], "")?.success()?;
+    cluster
+        .kubectl(&["delete", "pods", "--all", "--wait=false"], "")?
+        .success()?;
     let pods = node.kubelet().root().join("pods");
-    cluster.until("every pod's folder is gone", |_| Ok(fs::read_dir(&pods)?.count() == 0))?;
-    let left = mounts::table()?.into_iter().find(|mount| mount.target.starts_with(&pods));
+    cluster.until("every pod's folder is gone", |_| {
+        Ok(fs::read_dir(&pods)?.count() == 0)
+    })?;
+    let left = mounts::table()?
+        .into_iter()
+        .find(|mount| mount.target.starts_with(&pods));
     ensure!(left.is_none(), "a mount stays: {left:?}");
     Ok(())
 }
 
-/// The kubelet binds a subpath, and then writes the volume that changed while the pod's first container ran.
+/// The kubelet binds a subpath, and then writes the volume that changed while the pod's first
+/// container ran.
 fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
     let cluster = Cluster::start(node, RealKubelet::AsReleased, 60)?;
     for number in 0..RACES {
@@ -269,7 +402,8 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
         cluster.apply(&racing(&guarded).guarded().object())?;
         for name in [stock, guarded] {
             cluster.until(&format!("the first container of {name} runs"), |cluster| {
-                let first = &cluster.get(&format!("pods/{name}"))?["status"]["initContainerStatuses"][0];
+                let first =
+                    &cluster.get(&format!("pods/{name}"))?["status"]["initContainerStatuses"][0];
                 Ok(!first["state"]["running"].is_null())
             })?;
         }
@@ -278,21 +412,36 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
     let mut lost = 0;
     for [stock, guarded] in (0..RACES).map(racers) {
         lost += usize::from(!has_succeeded(&cluster, &stock)?);
-        ensure!(has_succeeded(&cluster, &guarded)?, "{guarded} is lost: {}", cluster.get(&format!("pods/{guarded}"))?);
+        ensure!(
+            has_succeeded(&cluster, &guarded)?,
+            "{guarded} is lost: {}",
+            cluster.get(&format!("pods/{guarded}"))?
+        );
     }
-    eprintln!("lost to the race: {lost} of {RACES} pods under the stock shim, none under bindguard");
+    eprintln!(
+        "lost to the race: {lost} of {RACES} pods under the stock shim, none under bindguard"
+    );
     ensure!(lost > 0, "the race never came: nothing is shown");
     all_pods_go(&cluster, node)
 }
 
-/// With the agent, pods that opted in read the update without a restart (kubernetes#50345), the other one after it. The kubelet
-/// cleans up after all of them.
-fn running_containers_read_the_update(node: &Node, cluster: &Cluster<'_>, names: &[&str]) -> Result<()> {
+/// With the agent, pods that opted in read the update without a restart (kubernetes#50345), the
+/// other one after it. The kubelet cleans up after all of them.
+fn running_containers_read_the_update(
+    node: &Node,
+    cluster: &Cluster<'_>,
+    names: &[&str],
+) -> Result<()> {
     let kubeconfig = cluster.kubeconfig().display();
     let events = "agent.events = { mode = 'all', requests-per-minute = 600 }";
-    let _agent = Agent::start(node, &format!("{events}\nagent.kubernetes.kubeconfig = '{kubeconfig}'\n"))?;
+    let _agent = Agent::start(
+        node,
+        &format!("{events}\nagent.kubernetes.kubeconfig = '{kubeconfig}'\n"),
+    )?;
     cluster.apply_payload("conf", &["app.conf"], "one")?;
-    names.iter().try_for_each(|name| cluster.apply(&refreshed_pod(name).object()))?;
+    names
+        .iter()
+        .try_for_each(|name| cluster.apply(&refreshed_pod(name).object()))?;
     cluster.apply(&PodManifest::new("other", &config_map(), &sub_path("app.conf")).object())?;
     let start = |name| Started::of(cluster, name, Change::Kubelet("app.conf"));
     let started: Vec<Started> = names.iter().copied().map(start).collect::<Result<_>>()?;
@@ -301,35 +450,64 @@ fn running_containers_read_the_update(node: &Node, cluster: &Cluster<'_>, names:
     cluster.apply_payload("conf", &["app.conf"], "two")?;
     let ctr = node.ctr().in_namespace("k8s.io");
     for pod in &started {
-        cluster.until(&format!("{} reads the update", pod.name), |_| Ok(ctr.read(&pod.id, FILE)? == "two"))?;
-        ensure!(cluster.app_of(&pod.name)?["restartCount"] == 0, "{} was restarted", pod.name);
+        cluster.until(&format!("{} reads the update", pod.name), |_| {
+            Ok(ctr.read(&pod.id, FILE)? == "two")
+        })?;
+        ensure!(
+            cluster.app_of(&pod.name)?["restartCount"] == 0,
+            "{} was restarted",
+            pod.name
+        );
         // "0 0 4294967295" in the machine's user namespace.
         let uid_map = ctr.read(&pod.id, "/proc/self/uid_map")?;
         let is_mapped = uid_map.split_whitespace().nth(1) != Some("0");
-        ensure!(is_mapped == pod.name.ends_with("userns"), "the uid_map of {}: {uid_map}", pod.name);
+        ensure!(
+            is_mapped == pod.name.ends_with("userns"),
+            "the uid_map of {}: {uid_map}",
+            pod.name
+        );
     }
-    for (name, reason) in [("config-map", "BindMountRefreshed"), ("other", "BindMountRepaired")] {
+    for (name, reason) in [
+        ("config-map", "BindMountRefreshed"),
+        ("other", "BindMountRepaired"),
+    ] {
         cluster.until(&format!("kubectl shows {reason} on {name}"), |cluster| {
             let of_pod = format!("--field-selector=involvedObject.name={name},reason={reason}");
-            let events = cluster.kubectl(&["get", "events", &of_pod, "--output=name"], "")?.success()?;
+            let events = cluster
+                .kubectl(&["get", "events", &of_pod, "--output=name"], "")?
+                .success()?;
             Ok(!events.is_empty())
         })?;
     }
-    cluster.until("the kubelet has written the other pod's volume", |_| other.is_written(node))?;
-    ensure!(ctr.read(&other.id, FILE)? == "one", "a container that did not opt in was refreshed");
+    cluster.until("the kubelet has written the other pod's volume", |_| {
+        other.is_written(node)
+    })?;
+    ensure!(
+        ctr.read(&other.id, FILE)? == "one",
+        "a container that did not opt in was refreshed"
+    );
     let all = || started.iter().chain([&other]);
     all().try_for_each(|pod| ctr.kill(&pod.id, "SIGKILL"))?;
     for pod in all() {
         let content = content_after_a_restart(cluster, node, &pod.name)?;
-        ensure!(content == "two", "{} sees {content:?} after a restart", pod.name);
+        ensure!(
+            content == "two",
+            "{} sees {content:?} after a restart",
+            pod.name
+        );
     }
     all_pods_go(cluster, node)
 }
 
 /// A pod that opted in. By its name it has a secret, a user namespace, or the guard.
 fn refreshed_pod(name: &str) -> PodManifest {
-    let volume = if name == "secret" { json!({"secret": {"secretName": "conf"}}) } else { config_map() };
-    let mut pod = PodManifest::new(name, &volume, &sub_path("app.conf")).annotated("bindguard.io/refresh", "true");
+    let volume = if name == "secret" {
+        json!({"secret": {"secretName": "conf"}})
+    } else {
+        config_map()
+    };
+    let mut pod = PodManifest::new(name, &volume, &sub_path("app.conf"))
+        .annotated("bindguard.io/refresh", "true");
     if name.ends_with("userns") {
         pod = pod.with_user_namespace();
     }

@@ -1,7 +1,8 @@
-//! `make refresh-apps`: real programs notice a live refresh, or do not, as the table in docs/refresh.md says.
+//! `make refresh-apps`: real programs notice a live refresh, or do not, as the table in
+//! docs/refresh.md says.
 //!
-//! Each program runs in pods of its own, one for each notification. It prints the content that it reads at an event. nginx
-//! serves it.
+//! Each program runs in pods of its own, one for each notification. It prints the content that it
+//! reads at an event. nginx serves it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -29,26 +30,55 @@ struct Program {
     words: &'static [&'static str],
 }
 
-/// The new content, or the words of coreutils' tail: it prints no content of a new file before that file grows.
+/// The new content, or the words of coreutils' tail: it prints no content of a new file before that
+/// file grows.
 const PRINTED: [&str; 2] = ["two", "has been replaced"];
 
 const JAVA: &str = "/usr/lib/jvm/java-17-openjdk-amd64/bin/java";
 
 const PROGRAMS: [Program; 9] = [
-    Program { name: "busybox `tail -F`", words: &["/bin/busybox", "tail", "-n", "1", "-F", "/etc/app/app.conf"] },
-    Program { name: "node `fs.watchFile`", words: &["/usr/bin/node", "/apps/watch.js", "poll"] },
-    Program { name: "node `fs.watch` of the file", words: &["/usr/bin/node", "/apps/watch.js", "file"] },
-    Program { name: "Go fsnotify of the file", words: &["/apps/watch-go", "/etc/app/app.conf"] },
-    Program { name: "coreutils `tail -F`", words: &["/usr/bin/tail", "-n", "1", "-F", "/etc/app/app.conf"] },
-    Program { name: "node `fs.watch` of the folder", words: &["/usr/bin/node", "/apps/watch.js", "folder"] },
-    Program { name: "Go fsnotify of the folder", words: &["/apps/watch-go", "/etc/app"] },
-    Program { name: "Java `WatchService`", words: &[JAVA, "-Xmx32m", "-cp", "/apps", "Watch"] },
-    Program { name: "Python watchdog", words: &["/usr/bin/python3.11", "/apps/watch.py"] },
+    Program {
+        name: "busybox `tail -F`",
+        words: &["/bin/busybox", "tail", "-n", "1", "-F", "/etc/app/app.conf"],
+    },
+    Program {
+        name: "node `fs.watchFile`",
+        words: &["/usr/bin/node", "/apps/watch.js", "poll"],
+    },
+    Program {
+        name: "node `fs.watch` of the file",
+        words: &["/usr/bin/node", "/apps/watch.js", "file"],
+    },
+    Program {
+        name: "Go fsnotify of the file",
+        words: &["/apps/watch-go", "/etc/app/app.conf"],
+    },
+    Program {
+        name: "coreutils `tail -F`",
+        words: &["/usr/bin/tail", "-n", "1", "-F", "/etc/app/app.conf"],
+    },
+    Program {
+        name: "node `fs.watch` of the folder",
+        words: &["/usr/bin/node", "/apps/watch.js", "folder"],
+    },
+    Program {
+        name: "Go fsnotify of the folder",
+        words: &["/apps/watch-go", "/etc/app"],
+    },
+    Program {
+        name: "Java `WatchService`",
+        words: &[JAVA, "-Xmx32m", "-cp", "/apps", "Watch"],
+    },
+    Program {
+        name: "Python watchdog",
+        words: &["/usr/bin/python3.11", "/apps/watch.py"],
+    },
 ];
 
 const NGINX: &[&str] = &["/usr/sbin/nginx", "-c", "/etc/app/app.conf"];
 
-/// Runs a program in the root filesystem of the programs, and passes the signal on. The init itself keeps the container's root.
+/// Runs a program in the root filesystem of the programs, and passes the signal on. The init itself
+/// keeps the container's root.
 const IN_ITS_ROOT: &str = "trap 'kill -HUP $program' HUP; busybox chroot /root \"$@\" & program=$!; \
                            while kill -0 $program 2>/dev/null; do wait $program; done";
 
@@ -67,22 +97,50 @@ fn programs_notice_as_documented() {
 }
 
 fn story(node: &Node) -> Result<()> {
-    let apps = std::env::var_os("BINDGUARD_REFRESH_APPS").context("set BINDGUARD_REFRESH_APPS: make refresh-apps")?;
-    let scene = Scene { node, cri: node.cri()?, apps: PathBuf::from(apps).join("root") };
+    let apps = std::env::var_os("BINDGUARD_REFRESH_APPS")
+        .context("set BINDGUARD_REFRESH_APPS: make refresh-apps")?;
+    let scene = Scene {
+        node,
+        cri: node.cri()?,
+        apps: PathBuf::from(apps).join("root"),
+    };
     let _agent = Agent::start(node, "")?;
     let mut lines = Vec::new();
     for program in &PROGRAMS {
-        let prints = |app: &str| Ok(PRINTED.iter().any(|text| scene.cri.logs(app).is_ok_and(|log| log.contains(text))));
+        let prints = |app: &str| {
+            Ok(PRINTED
+                .iter()
+                .any(|text| scene.cri.logs(app).is_ok_and(|log| log.contains(text))))
+        };
         let noticed = |notify: &&str| scene.run(program.words, notify, &prints);
-        lines.push(line(program.name, &NOTIFICATIONS[..2].iter().map(noticed).collect::<Result<Vec<_>>>()?));
+        lines.push(line(
+            program.name,
+            &NOTIFICATIONS[..2]
+                .iter()
+                .map(noticed)
+                .collect::<Result<Vec<_>>>()?,
+        ));
     }
-    let noticed = |notify: &&str| scene.run(NGINX, notify, &|app| Ok(scene.served_by_nginx(app)? == "two"));
-    lines.push(line("nginx", &NOTIFICATIONS.iter().map(noticed).collect::<Result<Vec<_>>>()?));
+    let noticed = |notify: &&str| {
+        scene.run(NGINX, notify, &|app| {
+            Ok(scene.served_by_nginx(app)? == "two")
+        })
+    };
+    lines.push(line(
+        "nginx",
+        &NOTIFICATIONS
+            .iter()
+            .map(noticed)
+            .collect::<Result<Vec<_>>>()?,
+    ));
     lines.iter().for_each(|line| eprintln!("{line}"));
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/refresh.md");
     let page = fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
     let missing: Vec<_> = lines.iter().filter(|line| !page.contains(*line)).collect();
-    ensure!(missing.is_empty(), "docs/refresh.md has other lines than these: {missing:#?}");
+    ensure!(
+        missing.is_empty(),
+        "docs/refresh.md has other lines than these: {missing:#?}"
+    );
     Ok(())
 }
 
@@ -105,21 +163,45 @@ struct Scene<'n> {
 
 impl Scene<'_> {
     /// Runs a program, changes its file, and returns if it noticed.
-    fn run(&self, words: &[&str], notify: &str, has_noticed: &dyn Fn(&str) -> Result<bool>) -> Result<bool> {
+    fn run(
+        &self,
+        words: &[&str],
+        notify: &str,
+        has_noticed: &dyn Fn(&str) -> Result<bool>,
+    ) -> Result<bool> {
         let pod = self.node.kubelet().pod("uid-app")?;
-        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", &content("one"))])?;
-        let annotations = [("bindguard.io/refresh", "true"), ("bindguard.io/refresh-notify", notify)];
-        let sandbox = self.cri.run_annotated_pod("runc", "app", pod.uid(), &annotations)?;
+        let volume = pod.volume(
+            VolumeKind::ConfigMap,
+            "conf",
+            &[("app.conf", &content("one"))],
+        )?;
+        let annotations = [
+            ("bindguard.io/refresh", "true"),
+            ("bindguard.io/refresh-notify", notify),
+        ];
+        let sandbox = self
+            .cri
+            .run_annotated_pod("runc", "app", pod.uid(), &annotations)?;
         let words = [&["sh", "-c", IN_ITS_ROOT, "sh"], words].concat();
-        let app = self.cri.start_container(&sandbox, "app", &words, &self.mounts(&volume)?)?;
+        let app = self
+            .cri
+            .start_container(&sandbox, "app", &words, &self.mounts(&volume)?)?;
         let pid = self.cri.pid(&app)?;
         // Programs print a line when they watch; nginx serves, and tail prints the first content.
-        until("the program runs", || Ok(!self.cri.logs(&app)?.is_empty() || self.served_by_nginx(&app).is_ok()))?;
-        ensure!(Path::new(&format!("/proc/{pid}")).exists(), "{words:?} ended: {}", self.cri.logs(&app)?);
+        until("the program runs", || {
+            Ok(!self.cri.logs(&app)?.is_empty() || self.served_by_nginx(&app).is_ok())
+        })?;
+        ensure!(
+            Path::new(&format!("/proc/{pid}")).exists(),
+            "{words:?} ended: {}",
+            self.cri.logs(&app)?
+        );
         thread::sleep(Duration::from_secs(1));
         volume.update(&[("app.conf", &content("two"))])?;
         let file = format!("/proc/{pid}/root/root/etc/app/app.conf");
-        until("the file is new", || Ok(fs::read_to_string(&file)?.contains("two")))?;
+        until("the file is new", || {
+            Ok(fs::read_to_string(&file)?.contains("two"))
+        })?;
         let start = Instant::now();
         let mut noticed = has_noticed(&app)?;
         while !noticed && start.elapsed() < NOTICED {
@@ -132,15 +214,27 @@ impl Scene<'_> {
 
     fn mounts(&self, volume: &Volume) -> Result<Vec<Mount>> {
         let subpath = volume.subpath("app", 0, "app.conf").bind()?.to_owned();
-        let binds =
-            [(self.apps.as_path(), "/root"), (Path::new("/proc"), "/root/proc"), (Path::new("/dev"), "/root/dev")];
-        let mut mounts: Vec<_> = binds.map(|(source, place)| mount(source, place, PropagationPrivate)).into();
-        mounts.push(mount(&subpath, "/root/etc/app/app.conf", PropagationPrivate));
+        let binds = [
+            (self.apps.as_path(), "/root"),
+            (Path::new("/proc"), "/root/proc"),
+            (Path::new("/dev"), "/root/dev"),
+        ];
+        let mut mounts: Vec<_> = binds
+            .map(|(source, place)| mount(source, place, PropagationPrivate))
+            .into();
+        mounts.push(mount(
+            &subpath,
+            "/root/etc/app/app.conf",
+            PropagationPrivate,
+        ));
         Ok(mounts)
     }
 
     fn served_by_nginx(&self, app: &str) -> Result<String> {
-        let mut stream = UnixStream::connect(format!("/proc/{}/root/root/tmp/nginx.sock", self.cri.pid(app)?))?;
+        let mut stream = UnixStream::connect(format!(
+            "/proc/{}/root/root/tmp/nginx.sock",
+            self.cri.pid(app)?
+        ))?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
@@ -150,6 +244,8 @@ impl Scene<'_> {
     fn end(&self, sandbox: &Sandbox) -> Result<()> {
         self.cri.remove_pod(sandbox)?;
         let _ = fs::remove_file(self.apps.join("tmp/nginx.sock"));
-        until("the kubelet deletes the pod", || Ok(self.node.kubelet().pod("uid-app")?.delete().is_ok()))
+        until("the kubelet deletes the pod", || {
+            Ok(self.node.kubelet().pod("uid-app")?.delete().is_ok())
+        })
     }
 }

@@ -1,7 +1,8 @@
-//! Live refresh on a full node: all files of all pods at once, the window between the first and the last file of a volume, the
-//! processor time for each file, and that of a survey.
+//! Live refresh on a full node: all files of all pods at once, the window between the first and the
+//! last file of a volume, the processor time for each file, and that of a survey.
 //!
-//! Few pods in `make test`; 110, as many as a kubelet admits, in `make soak`. The figures are printed with `--nocapture`.
+//! Few pods in `make test`; 110, as many as a kubelet admits, in `make soak`. The figures are
+//! printed with `--nocapture`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,10 +28,15 @@ fn containerd_2_1() {
 }
 
 fn story(node: &Node) -> Result<()> {
-    let pods = if std::env::var_os("BINDGUARD_SOAK").is_some() { 110 } else { 10 };
+    let pods = if std::env::var_os("BINDGUARD_SOAK").is_some() {
+        110
+    } else {
+        10
+    };
     let cri = node.cri()?;
-    let started: Vec<RunningPod> =
-        (0..pods).map(|number| RunningPod::start(node, &cri, number)).collect::<Result<_>>()?;
+    let started: Vec<RunningPod> = (0..pods)
+        .map(|number| RunningPod::start(node, &cri, number))
+        .collect::<Result<_>>()?;
     let agent = Agent::start(node, "")?;
     let account = CpuAccount::of(node, &agent)?;
     let mut windows = Vec::new();
@@ -45,14 +51,22 @@ fn story(node: &Node) -> Result<()> {
     );
     let mut bursts = Vec::new();
     for update in UPDATES + 1..=UPDATES + BURSTS {
-        // The agent also checks all containers after its start, and each volume again a moment after an update.
+        // The agent also checks all containers after its start, and each volume again a moment
+        // after an update.
         until_idle(&agent)?;
         bursts.push(all_at_once(&started, update, account.as_ref())?);
     }
     bursts.sort();
-    println!("until the last one is read: median {:?}, longest {:?}", bursts[bursts.len() / 2], bursts.last());
+    println!(
+        "until the last one is read: median {:?}, longest {:?}",
+        bursts[bursts.len() / 2],
+        bursts.last()
+    );
     drop((account, agent));
-    println!("a survey takes {:?} of processor time", cost_of_a_survey(node)?);
+    println!(
+        "a survey takes {:?} of processor time",
+        cost_of_a_survey(node)?
+    );
     for pod in started {
         pod.end(node, &cri)?;
     }
@@ -73,14 +87,24 @@ impl RunningPod {
         let pod = node.kubelet().pod(&uid)?;
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &content(0))?;
         let binds = (0..).zip(KEYS).map(|(index, key)| {
-            Ok(mount(volume.subpath("app", index, key).bind()?, &format!("/etc/app/{key}"), PropagationPrivate))
+            Ok(mount(
+                volume.subpath("app", index, key).bind()?,
+                &format!("/etc/app/{key}"),
+                PropagationPrivate,
+            ))
         });
         let mounts = binds.collect::<Result<Vec<_>>>()?;
         let name = format!("pod-{number}");
-        let sandbox = cri.run_annotated_pod("runc", &name, &uid, &[("bindguard.io/refresh", "true")])?;
+        let sandbox =
+            cri.run_annotated_pod("runc", &name, &uid, &[("bindguard.io/refresh", "true")])?;
         let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
         let root = format!("/proc/{}/root/etc/app", cri.pid(&app)?);
-        Ok(Self { uid, sandbox, volume, files: KEYS.iter().map(|key| Path::new(&root).join(key)).collect() })
+        Ok(Self {
+            uid,
+            sandbox,
+            volume,
+            files: KEYS.iter().map(|key| Path::new(&root).join(key)).collect(),
+        })
     }
 
     fn update(&self, number: u32) -> Result<()> {
@@ -89,13 +113,18 @@ impl RunningPod {
 
     fn end(&self, node: &Node, cri: &Cri) -> Result<()> {
         cri.remove_pod(&self.sandbox)?;
-        until("the kubelet deletes the pod", || Ok(node.kubelet().pod(&self.uid)?.delete().is_ok()))
+        until("the kubelet deletes the pod", || {
+            Ok(node.kubelet().pod(&self.uid)?.delete().is_ok())
+        })
     }
 }
 
-/// The digits of a number as text that lives as long as the program: a volume's content is borrowed.
+/// The digits of a number as text that lives as long as the program: a volume's content is
+/// borrowed.
 fn content(number: u32) -> [(&'static str, &'static str); 5] {
-    const NUMBERS: [&str; 16] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
+    const NUMBERS: [&str; 16] = [
+        "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15",
+    ];
     KEYS.map(|key| (key, NUMBERS[number as usize]))
 }
 
@@ -107,8 +136,15 @@ fn window_of(pod: &RunningPod, update: u32) -> Result<Duration> {
             let mut seen: Vec<Option<Instant>> = vec![None; pod.files.len()];
             let start = Instant::now();
             while seen.iter().any(Option::is_none) && start.elapsed() < Duration::from_secs(60) {
-                for (file, seen) in pod.files.iter().zip(&mut seen).filter(|(_, seen)| seen.is_none()) {
-                    *seen = fs::read_to_string(file).is_ok_and(|now| now == text).then(Instant::now);
+                for (file, seen) in pod
+                    .files
+                    .iter()
+                    .zip(&mut seen)
+                    .filter(|(_, seen)| seen.is_none())
+                {
+                    *seen = fs::read_to_string(file)
+                        .is_ok_and(|now| now == text)
+                        .then(Instant::now);
                 }
                 is_reading.store(true, Ordering::Release);
             }
@@ -118,15 +154,22 @@ fn window_of(pod: &RunningPod, update: u32) -> Result<Duration> {
             thread::yield_now();
         }
         pod.update(update)?;
-        let seen = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+        let seen = reader
+            .join()
+            .map_err(|_| anyhow::anyhow!("the reader panicked"))?;
         let seen: Option<Vec<Instant>> = seen.into_iter().collect();
         let seen = seen.context("a file stays old")?;
-        Ok(seen.iter().max().zip(seen.iter().min()).map(|(last, first)| *last - *first).unwrap_or_default())
+        Ok(seen
+            .iter()
+            .max()
+            .zip(seen.iter().min())
+            .map(|(last, first)| *last - *first)
+            .unwrap_or_default())
     })
 }
 
-/// The time until the last file is read. The reader polls with pauses: on a node with two processors, one that spins takes half of
-/// them.
+/// The time until the last file is read. The reader polls with pauses: on a node with two
+/// processors, one that spins takes half of them.
 fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -> Result<Duration> {
     let before = account.map(CpuAccount::used).transpose()?;
     let began = Instant::now();
@@ -135,14 +178,24 @@ fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -
     let text = update.to_string();
     for file in pods.iter().flat_map(|pod| &pod.files) {
         while fs::read_to_string(file)? != text {
-            ensure!(began.elapsed() < Duration::from_secs(60), "{} stays old", file.display());
+            ensure!(
+                began.elapsed() < Duration::from_secs(60),
+                "{} stays old",
+                file.display()
+            );
             thread::sleep(Duration::from_millis(1));
         }
     }
     let (all, files) = (began.elapsed(), pods.len() * KEYS.len());
-    println!("{files} files of {} pods: written after {written:?}, the last one is read after {all:?}", pods.len());
+    println!(
+        "{files} files of {} pods: written after {written:?}, the last one is read after {all:?}",
+        pods.len()
+    );
     if let (Some(account), Some(before)) = (account, before) {
-        println!("processor time: {:?} for each file", (account.used()? - before) / files as u32);
+        println!(
+            "processor time: {:?} for each file",
+            (account.used()? - before) / files as u32
+        );
     }
     ensure!(all < written + Duration::from_secs(10), "{all:?}");
     Ok(all)
@@ -151,12 +204,16 @@ fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -
 /// The mean of the surveys of some seconds, one in each.
 fn cost_of_a_survey(node: &Node) -> Result<Option<Duration>> {
     let agent = Agent::start(node, "agent.survey-seconds = 1")?;
-    let Some(account) = CpuAccount::of(node, &agent)? else { return Ok(None) };
+    let Some(account) = CpuAccount::of(node, &agent)? else {
+        return Ok(None);
+    };
     let surveys = || agent.figure("bindguard_agent_surveys_total");
     until("the first survey is over", || Ok(surveys() > 0.0))?;
     let (surveys_before, before) = (surveys(), account.used()?);
     thread::sleep(Duration::from_secs(10));
-    Ok(Some((account.used()? - before).div_f64(surveys() - surveys_before)))
+    Ok(Some(
+        (account.used()? - before).div_f64(surveys() - surveys_before),
+    ))
 }
 
 /// Waits until no volume was checked for a second.
@@ -172,8 +229,15 @@ fn until_idle(agent: &Agent) -> Result<()> {
 
 /// The ticks of the agent's own threads: proc_pid_stat(5).
 fn processor_time(agent: &Agent) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid())).context("read the agent's processor time")?;
-    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid()))
+        .context("read the agent's processor time")?;
+    let fields = text
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(11)
+        .take(2);
     fields.map(|ticks| Ok(ticks.parse::<u64>()?)).sum()
 }
 
@@ -192,7 +256,8 @@ impl CpuAccount {
     }
 
     fn used(&self) -> Result<Duration> {
-        let text = fs::read_to_string(self.0.join("cpuacct.usage")).context("read the processor time")?;
+        let text =
+            fs::read_to_string(self.0.join("cpuacct.usage")).context("read the processor time")?;
         Ok(Duration::from_nanos(text.trim().parse()?))
     }
 }

@@ -1,7 +1,9 @@
-//! One update reaches every kind of container of a pod: with a read-only root, without `/proc`, frozen, in a user namespace of its
-//! own, and with an idmapped mount. Each keeps its mounts as they were.
+//! One update reaches every kind of container of a pod: with a read-only root, without `/proc`,
+//! frozen, in a user namespace of its own, and with an idmapped mount. Each keeps its mounts as
+//! they were.
 //!
-//! The containers are those of `ctr`, with the annotations of a pod: CRI clients cannot make all of them on every containerd.
+//! The containers are those of `ctr`, with the annotations of a pod: CRI clients cannot make all of
+//! them on every containerd.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +12,9 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Oci, Setup, Volume, VolumeKind, on_every_generation};
+use bindguard_integration::{
+    Bind, Generation, Node, Oci, Setup, Volume, VolumeKind, on_every_generation,
+};
 
 const UID: &str = "uid-1";
 const FILE: &str = "/etc/app.conf";
@@ -26,21 +30,39 @@ struct Kind {
     program: &'static str,
 }
 
-const PLAIN: Kind =
-    Kind { name: "plain", arguments: &[], options: &["rbind", "rprivate", "ro"], program: "exec sleep 1000000" };
-const READ_ONLY: Kind = Kind { name: "read-only", arguments: &["--read-only"], ..PLAIN };
+const PLAIN: Kind = Kind {
+    name: "plain",
+    arguments: &[],
+    options: &["rbind", "rprivate", "ro"],
+    program: "exec sleep 1000000",
+};
+const READ_ONLY: Kind = Kind {
+    name: "read-only",
+    arguments: &["--read-only"],
+    ..PLAIN
+};
 const NO_PROC: Kind = Kind {
     name: "no-proc",
     arguments: &["--cap-add", "CAP_SYS_ADMIN"],
     program: "umount -l /proc && exec sleep 1000000",
     ..PLAIN
 };
-const FROZEN: Kind = Kind { name: "frozen", ..PLAIN };
-const USERNS: Kind =
-    Kind { name: "userns", arguments: &["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"], ..PLAIN };
+const FROZEN: Kind = Kind {
+    name: "frozen",
+    ..PLAIN
+};
+const USERNS: Kind = Kind {
+    name: "userns",
+    arguments: &["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"],
+    ..PLAIN
+};
 
 /// The binds themselves are idmapped, as the volumes of a pod with `hostUsers: false` are.
-const IDMAPPED: Kind = Kind { name: "idmapped", options: &["rbind", "rprivate", "ro", "idmap"], ..USERNS };
+const IDMAPPED: Kind = Kind {
+    name: "idmapped",
+    options: &["rbind", "rprivate", "ro", "idmap"],
+    ..USERNS
+};
 
 fn with_runc(generation: Generation) {
     // runc 1.2, which came with containerd 2.0, is the first one that makes idmapped mounts.
@@ -49,7 +71,9 @@ fn with_runc(generation: Generation) {
 }
 
 fn with_crun(generation: Generation) {
-    Setup::on(generation).oci(Oci::Crun(generation)).story(|node| story(node, true));
+    Setup::on(generation)
+        .oci(Oci::Crun(generation))
+        .story(|node| story(node, true));
 }
 
 mod runc {
@@ -67,8 +91,12 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
     let payload = |text| [("app.conf", text), ("folder/key", text)];
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &payload("one"))?;
     let ctr = node.ctr();
-    let kinds = [PLAIN, READ_ONLY, NO_PROC, FROZEN, USERNS].into_iter().chain(idmaps.then_some(IDMAPPED));
-    let started: Vec<_> = kinds.map(|kind| Started::start(node, &volume, kind)).collect::<Result<_>>()?;
+    let kinds = [PLAIN, READ_ONLY, NO_PROC, FROZEN, USERNS]
+        .into_iter()
+        .chain(idmaps.then_some(IDMAPPED));
+    let started: Vec<_> = kinds
+        .map(|kind| Started::start(node, &volume, kind))
+        .collect::<Result<_>>()?;
     let frozen = id_of(node, FROZEN.name);
     run(ctr.command(&["task", "pause", &frozen]))?.success()?;
     ctr.wait_for_status(&frozen, "PAUSED")?;
@@ -77,7 +105,9 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
         let done = node.bindguard(["refresh", "--pod", "default/web"])?;
         ensure!(done.code() == 0, "{done:?}");
         for container in &started {
-            container.reads(text).with_context(|| format!("after {done:?}"))?;
+            container
+                .reads(text)
+                .with_context(|| format!("after {done:?}"))?;
         }
     }
     run(ctr.command(&["task", "resume", &frozen]))?.success()?;
@@ -87,7 +117,8 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
     delete_pod(node, UID)
 }
 
-/// Unlike the id of a container on any other node that runs now: a process is found by its cgroup's name.
+/// Unlike the id of a container on any other node that runs now: a process is found by its cgroup's
+/// name.
 fn id_of(node: &Node, name: &str) -> String {
     format!("{}-{name}", node.name())
 }
@@ -101,17 +132,41 @@ struct Started {
 }
 
 impl Started {
-    fn start(node: &Node, volume: &Volume, Kind { name, arguments, options, program }: Kind) -> Result<Self> {
+    fn start(
+        node: &Node,
+        volume: &Volume,
+        Kind {
+            name,
+            arguments,
+            options,
+            program,
+        }: Kind,
+    ) -> Result<Self> {
         let (ctr, id) = (node.ctr(), id_of(node, name));
         let bind = |index, key, place| -> Result<Bind> {
             Ok(Bind::new(volume.subpath(name, index, key).bind()?, place).options(options))
         };
-        let container = ctr.container(&id).mount(bind(0, "app.conf", FILE)?).mount(bind(1, "folder", FOLDER)?);
-        let container = container.in_pod(name, "web", UID).runs(&["sh", "-c", program]);
-        let container = arguments.iter().fold(container, |container, argument| container.argument(argument));
-        container.start()?.success().with_context(|| format!("start {name}"))?;
+        let container = ctr
+            .container(&id)
+            .mount(bind(0, "app.conf", FILE)?)
+            .mount(bind(1, "folder", FOLDER)?);
+        let container = container
+            .in_pod(name, "web", UID)
+            .runs(&["sh", "-c", program]);
+        let container = arguments.iter().fold(container, |container, argument| {
+            container.argument(argument)
+        });
+        container
+            .start()?
+            .success()
+            .with_context(|| format!("start {name}"))?;
         let process = PathBuf::from(format!("/proc/{}", ctr.pid(&id)?));
-        let mut started = Self { name, id, process, mounts: Vec::new() };
+        let mut started = Self {
+            name,
+            id,
+            process,
+            mounts: Vec::new(),
+        };
         until(&format!("{name} is what it should be"), || {
             started.mounts = started.mounts()?;
             started.is_of_its_kind()
@@ -121,10 +176,16 @@ impl Started {
 
     fn is_of_its_kind(&self) -> Result<bool> {
         let has = |place: &str, option: &str| {
-            let of_place = self.mounts.iter().filter_map(|mount| mount.strip_prefix(place)?.strip_prefix(' '));
-            of_place.flat_map(|options| options.split([',', ' '])).any(|it| it == option)
+            let of_place = self
+                .mounts
+                .iter()
+                .filter_map(|mount| mount.strip_prefix(place)?.strip_prefix(' '));
+            of_place
+                .flat_map(|options| options.split([',', ' ']))
+                .any(|it| it == option)
         };
-        let uid_map = fs::read_to_string(self.process.join("uid_map")).context("read its uid_map")?;
+        let uid_map =
+            fs::read_to_string(self.process.join("uid_map")).context("read its uid_map")?;
         let is_mapped = uid_map.split_whitespace().eq(["0", "100000", "65536"]);
         let has_proc = has("/proc", "rw");
         Ok(match self.name {
@@ -140,18 +201,34 @@ impl Started {
     fn reads(&self, text: &str) -> Result<()> {
         for place in [FILE.to_owned(), format!("{FOLDER}/key")] {
             let path = self.process.join("root").join(&place[1..]);
-            let read = fs::read_to_string(&path).with_context(|| format!("read {place} in {}", self.name))?;
-            ensure!(read == text, "{} reads {read:?} in {place}, not {text:?}", self.name);
+            let read = fs::read_to_string(&path)
+                .with_context(|| format!("read {place} in {}", self.name))?;
+            ensure!(
+                read == text,
+                "{} reads {read:?} in {place}, not {text:?}",
+                self.name
+            );
         }
         let (before, now) = (&self.mounts, self.mounts()?);
-        ensure!(now == *before, "the mounts of {} changed:\n{before:#?}\n{now:#?}", self.name);
+        ensure!(
+            now == *before,
+            "the mounts of {} changed:\n{before:#?}\n{now:#?}",
+            self.name
+        );
         Ok(())
     }
 
     /// Each mount point with its options and its propagation.
     fn mounts(&self) -> Result<Vec<String>> {
-        let table = fs::read_to_string(self.process.join("mountinfo")).context("read its mounts")?;
-        let mount = |line: &str| line.split(" - ").next()?.splitn(5, ' ').nth(4).map(str::to_owned);
+        let table =
+            fs::read_to_string(self.process.join("mountinfo")).context("read its mounts")?;
+        let mount = |line: &str| {
+            line.split(" - ")
+                .next()?
+                .splitn(5, ' ')
+                .nth(4)
+                .map(str::to_owned)
+        };
         let mut mounts: Vec<String> = table.lines().filter_map(mount).collect();
         mounts.sort();
         Ok(mounts)

@@ -1,5 +1,5 @@
-//! A refreshed container is written down by criu, restored and refreshed again: the mount that a refresh leaves looks to criu like the
-//! one of the container's start.
+//! A refreshed container is written down by criu, restored and refreshed again: the mount that a
+//! refresh leaves looks to criu like the one of the container's start.
 //!
 //! The containers are those of `ctr`, with the annotations of a pod.
 
@@ -15,7 +15,9 @@ const FILE: &str = "/etc/app.conf";
 #[test]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).story_with_criu(|node| {
-        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| story(node, runtime))
+        [Runtime::Stock, Runtime::Bindguard]
+            .into_iter()
+            .try_for_each(|runtime| story(node, runtime))
     });
 }
 
@@ -27,30 +29,52 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
     let refresh = |text: &str| -> Result<()> {
         volume.update(&[("app.conf", text)])?;
         let done = node.bindguard(["refresh", "--pod", "default/web"])?;
-        ensure!(done.code() == 0 && done.stdout.contains("replaced"), "{done:?}");
+        ensure!(
+            done.code() == 0 && done.stdout.contains("replaced"),
+            "{done:?}"
+        );
         let read = ctr.read(ID, FILE)?;
         ensure!(read == text, "it reads {read:?}, not {text:?}");
         Ok(())
     };
 
     let bind = Bind::new(volume.subpath("app", 0, "app.conf").bind()?, FILE);
-    let first = ctr.container(ID).runtime(runtime).mount(bind).argument("--net-host").in_pod("app", "web", pod.uid());
+    let first = ctr
+        .container(ID)
+        .runtime(runtime)
+        .mount(bind)
+        .argument("--net-host")
+        .in_pod("app", "web", pod.uid());
     first.runs(&COUNTER).start()?.success()?;
     refresh("two")?;
     let before = wait_for_count(node, ID, 30)?;
-    words(&["containers", "checkpoint", "--task", "--rw", "--image", ID, "saved"]).context("of a refreshed one")?;
+    words(&[
+        "containers",
+        "checkpoint",
+        "--task",
+        "--rw",
+        "--image",
+        ID,
+        "saved",
+    ])
+    .context("of a refreshed one")?;
     refresh("three").context("after the checkpoint")?;
     ctr.remove(ID)?;
 
     // By its former id: the cgroup, by which a refresh finds the process, is in the checkpoint.
     words(&["containers", "restore", "--live", "--rw", ID, "saved"])?;
     let after = wait_for_count(node, ID, 1)?;
-    ensure!(after >= before, "{runtime:?}: {before} before, {after} after");
+    ensure!(
+        after >= before,
+        "{runtime:?}: {before} before, {after} after"
+    );
     let read = ctr.read(ID, FILE)?;
     ensure!(read == "three", "the restored container reads {read:?}");
     refresh("four").context("after the restore")?;
     wait_for_count(node, ID, after + 1)?;
     ctr.remove(ID)?;
     words(&["image", "rm", "saved"])?;
-    until("the kubelet deletes the pod", || Ok(node.kubelet().pod("uid-1")?.delete().is_ok()))
+    until("the kubelet deletes the pod", || {
+        Ok(node.kubelet().pod("uid-1")?.delete().is_ok())
+    })
 }

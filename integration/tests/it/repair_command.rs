@@ -1,4 +1,5 @@
-//! A pod crash-loops under a runtime without bindguard: the operator repairs its subpath by hand, and it starts.
+//! A pod crash-loops under a runtime without bindguard: the operator repairs its subpath by hand,
+//! and it starts.
 
 use std::ffi::OsStr;
 
@@ -17,16 +18,27 @@ fn story(node: &Node) -> Result<()> {
     let subpath = volume.subpath("app", 0, "app.conf");
     let source = subpath.bind()?;
     volume.update(&[("app.conf", "two")])?;
-    let stock =
-        |id: &str| node.ctr().container(id).runtime(Runtime::Stock).mount(Bind::new(source, "/etc/app.conf")).start();
+    let stock = |id: &str| {
+        node.ctr()
+            .container(id)
+            .runtime(Runtime::Stock)
+            .mount(Bind::new(source, "/etc/app.conf"))
+            .start()
+    };
     let words = stock("loops")?.failure()?;
-    ensure!(words.contains("no such file or directory"), "not the fault: {words}");
+    ensure!(
+        words.contains("no such file or directory"),
+        "not the fault: {words}"
+    );
     node.ctr().forget("loops")?;
 
     let before = subpath.mounts()?;
     for way in [&["--dry-run"][..], &["--dry-run", "--unmount"]] {
         let dry_run = node.bindguard([&["repair", "--pod", "looping"], way].concat())?;
-        ensure!(dry_run.code() == 1 && dry_run.stdout.contains("would be re-bound"), "a dry run: {dry_run:?}");
+        ensure!(
+            dry_run.code() == 1 && dry_run.stdout.contains("would be re-bound"),
+            "a dry run: {dry_run:?}"
+        );
     }
     ensure!(subpath.mounts()? == before, "a dry run changed the mounts");
 
@@ -41,18 +53,44 @@ fn story(node: &Node) -> Result<()> {
     node.ctr().remove("starts")?;
 
     volume.update(&[("app.conf", "three")])?;
-    let detached = node.bindguard(["repair", "--unmount", "--pod", "looping", "--format", "kubediag"])?;
+    let detached = node.bindguard([
+        "repair",
+        "--unmount",
+        "--pod",
+        "looping",
+        "--format",
+        "kubediag",
+    ])?;
     let said = r#"{"recover.kubernetes.subpath_remount.result":""#;
-    ensure!(detached.code() == 0 && detached.stdout.starts_with(said), "not detached: {detached:?}");
-    ensure!(subpath.mounts()?.is_empty(), "it is mounted still: {:?}", subpath.mounts()?);
-    ensure!(std::fs::read(source)?.is_empty(), "the kubelet's own empty file is not what is left");
+    ensure!(
+        detached.code() == 0 && detached.stdout.starts_with(said),
+        "not detached: {detached:?}"
+    );
+    ensure!(
+        subpath.mounts()?.is_empty(),
+        "it is mounted still: {:?}",
+        subpath.mounts()?
+    );
+    ensure!(
+        std::fs::read(source)?.is_empty(),
+        "the kubelet's own empty file is not what is left"
+    );
     nothing_but_stale_subpaths(node, source.as_os_str())?;
     subpath.bind()?;
     pod.delete()?;
     // Four commands were dry runs or refused; two repaired.
     let journal = node.bindguard(["journal", "--pod", "looping"])?.success()?;
-    ensure!(journal.matches("(volume conf on the host, by an operator)").count() == 2, "{journal}");
-    ensure!(journal.contains("re-bound to the current target") && journal.contains("detached: "), "{journal}");
+    ensure!(
+        journal
+            .matches("(volume conf on the host, by an operator)")
+            .count()
+            == 2,
+        "{journal}"
+    );
+    ensure!(
+        journal.contains("re-bound to the current target") && journal.contains("detached: "),
+        "{journal}"
+    );
     Ok(())
 }
 
@@ -66,19 +104,46 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
         (&["repair", "/etc/passwd"][..], "is not a volume-subpath", 2),
         (&["repair", "--pod=no-such-pod"], "nothing to repair", 2),
         (&["repair", &mistyped], "No such file or directory", 2),
-        (&["repair", &detached.to_string_lossy()], "is unmounted, not stale", 1),
-        (&["repair", "--unmount", &detached.to_string_lossy()], "is unmounted, not stale", 1),
+        (
+            &["repair", &detached.to_string_lossy()],
+            "is unmounted, not stale",
+            1,
+        ),
+        (
+            &["repair", "--unmount", &detached.to_string_lossy()],
+            "is unmounted, not stale",
+            1,
+        ),
         (&["repair", "--all"], "unmounted", 1),
-        (&["diagnose", "--pod", "no-such-pod"], "of a pod no-such-pod", 2),
-        (&["check", "/nowhere"], "read /nowhere/config.json: No such file", 2),
-        (&["diagnose", "--config", "/etc/passwd"], "parse /etc/passwd", 2),
+        (
+            &["diagnose", "--pod", "no-such-pod"],
+            "of a pod no-such-pod",
+            2,
+        ),
+        (
+            &["check", "/nowhere"],
+            "read /nowhere/config.json: No such file",
+            2,
+        ),
+        (
+            &["diagnose", "--config", "/etc/passwd"],
+            "parse /etc/passwd",
+            2,
+        ),
     ] {
         let ended = node.bindguard(words)?;
         let text = format!("{}{}", ended.stdout, ended.stderr);
-        ensure!(text.contains(said) && ended.code() == code, "{words:?} says {text} and exits {}", ended.code());
+        ensure!(
+            text.contains(said) && ended.code() == code,
+            "{words:?} says {text} and exits {}",
+            ended.code()
+        );
     }
     ensure!(std::fs::read("/etc/passwd")? == passwd);
     let good = node.bindguard(["config", "check"])?;
-    ensure!(good.code() == 0 && good.stdout.contains("is good"), "{good:?}");
+    ensure!(
+        good.code() == 0 && good.stdout.contains("is good"),
+        "{good:?}"
+    );
     Ok(())
 }

@@ -1,19 +1,28 @@
-//! A container writes its own files anew, as editors and `kubectl cp` do: the new one in the old one's place. Its subpath then
-//! shows a deleted file, and every restart fails on it, whether the volume is an emptyDir or a folder of the host.
+//! A container writes its own files anew, as editors and `kubectl cp` do: the new one in the old
+//! one's place. Its subpath then shows a deleted file, and every restart fails on it, whether the
+//! volume is an emptyDir or a folder of the host.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::kubelet::{Pod, Volume};
 use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts, on_every_generation};
+use bindguard_integration::{
+    Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts, on_every_generation,
+};
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
         for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
-            restarts(node, runtime, |pod| pod.empty_volume(VolumeKind::EmptyDir, "data"))?;
-            restarts(node, runtime, |pod| pod.empty_volume(VolumeKind::EmptyDirMemory, "data"))?;
-            restarts(node, runtime, |pod| pod.host_path(&node.disk().join("srv"), "data"))?;
+            restarts(node, runtime, |pod| {
+                pod.empty_volume(VolumeKind::EmptyDir, "data")
+            })?;
+            restarts(node, runtime, |pod| {
+                pod.empty_volume(VolumeKind::EmptyDirMemory, "data")
+            })?;
+            restarts(node, runtime, |pod| {
+                pod.host_path(&node.disk().join("srv"), "data")
+            })?;
         }
         Ok(())
     });
@@ -31,8 +40,13 @@ fn restarts(node: &Node, runtime: Runtime, volume: impl Fn(&Pod) -> Result<Volum
     subpath.bind()?;
 
     let ctr = node.ctr();
-    let run =
-        |id: &str| ctr.container(id).runtime(runtime).mount(Bind::new(subpath.target(), "/state")).start()?.success();
+    let run = |id: &str| {
+        ctr.container(id)
+            .runtime(runtime)
+            .mount(Bind::new(subpath.target(), "/state"))
+            .start()?
+            .success()
+    };
     run("first")?;
     for (previous, id, content) in [("first", "second", "two"), ("second", "third", "three")] {
         fs::remove_file(&file).context("remove the old state")?;
@@ -40,7 +54,11 @@ fn restarts(node: &Node, runtime: Runtime, volume: impl Fn(&Pod) -> Result<Volum
         ctr.remove(previous)?;
         run(id)?;
         let read = ctr.read(id, "/state")?;
-        ensure!(read == content, "{id} in {} reads {read:?}, not {content:?}", volume.path().display());
+        ensure!(
+            read == content,
+            "{id} in {} reads {read:?}, not {content:?}",
+            volume.path().display()
+        );
         only_a_current_mount(&subpath)?;
     }
     ctr.remove("third")?;

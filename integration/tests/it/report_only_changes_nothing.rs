@@ -1,5 +1,5 @@
-//! An operator who wants to look first sets the checks to `report`: everything fails as it did without bindguard, nothing
-//! is touched, and the log says what would have been done.
+//! An operator who wants to look first sets the checks to `report`: everything fails as it did
+//! without bindguard, nothing is touched, and the log says what would have been done.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
@@ -19,10 +19,15 @@ fn story(node: &Node) -> Result<()> {
 
     let ctr = node.ctr();
     let words = ctr.container("app").mount(bind).start()?.failure()?;
-    ensure!(words.contains("no such file or directory"), "not runc's error: {words}");
-    let reason =
-        "bindguard: the subPath of volume conf at /etc/app.conf is stale: the file it was bound from is deleted";
-    ensure!(words.contains(reason) && words.contains("bindguard diagnose"), "not the reason: {words}");
+    ensure!(
+        words.contains("no such file or directory"),
+        "not runc's error: {words}"
+    );
+    let reason = "bindguard: the subPath of volume conf at /etc/app.conf is stale: the file it was bound from is deleted";
+    ensure!(
+        words.contains(reason) && words.contains("bindguard diagnose"),
+        "not the reason: {words}"
+    );
     ctr.forget("app")?;
     ensure!(
         subpath.mounts()?.iter().all(mounts::Mount::is_deleted),
@@ -30,10 +35,16 @@ fn story(node: &Node) -> Result<()> {
         subpath.mounts()?
     );
 
-    ctr.container("monitor").mount(Bind::new("/", "/host").options(&["rbind", "rprivate"])).start()?.success()?;
+    ctr.container("monitor")
+        .mount(Bind::new("/", "/host").options(&["rbind", "rprivate"]))
+        .start()?
+        .success()?;
     let table = mounts::table_of(ctr.pid("monitor")?)?;
     let host = table.iter().find(|mount| mount.target.ends_with("host"));
-    ensure!(host.is_some_and(|mount| mount.propagation.is_empty()), "the host root was touched: {host:?}");
+    ensure!(
+        host.is_some_and(|mount| mount.propagation.is_empty()),
+        "the host root was touched: {host:?}"
+    );
     ctr.remove("monitor")?;
     for said in ["is stale", "is pinning"] {
         node.wait_for_log(&format!("that a bind {said}"), |line| {

@@ -1,4 +1,5 @@
-//! The kubelet queries a container's figures all the time, and resizes it in place: both go through the shim.
+//! The kubelet queries a container's figures all the time, and resizes it in place: both go through
+//! the shim.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::waiting::until;
@@ -17,15 +18,26 @@ fn story(node: &Node) -> Result<()> {
         let app = cri.start_container(&pod, "app", &BUSY, &[])?;
         let (cpu, _) = cri.usage(&app)?;
         // a processor has to get to it, and the kernel to counting it
-        until(&format!("{handler}: memory is in use"), || Ok(cri.usage(&app)?.1 > 0))?;
-        until(&format!("{handler}: CPU time passes"), || Ok(cri.usage(&app)?.0 > cpu))?;
+        until(&format!("{handler}: memory is in use"), || {
+            Ok(cri.usage(&app)?.1 > 0)
+        })?;
+        until(&format!("{handler}: CPU time passes"), || {
+            Ok(cri.usage(&app)?.0 > cpu)
+        })?;
 
         cri.limit_memory(&app, 64 << 20)?;
         let limit = cri.exec(
             &app,
-            &["sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes || cat /sys/fs/cgroup/memory.max"],
+            &[
+                "sh",
+                "-c",
+                "cat /sys/fs/cgroup/memory/memory.limit_in_bytes || cat /sys/fs/cgroup/memory.max",
+            ],
         )?;
-        ensure!(limit.stdout.trim() == (64 << 20).to_string(), "{handler}: the limit is {limit:?}");
+        ensure!(
+            limit.stdout.trim() == (64 << 20).to_string(),
+            "{handler}: the limit is {limit:?}"
+        );
         cri.remove_pod(&pod)?;
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Issue 16: a failing systemctl does not hide the change that was made, and the restart is tried again until it succeeds.
+//! Issue 16: a failing systemctl does not hide the change that was made, and the restart is tried
+//! again until it succeeds.
 
 use std::fs;
 
@@ -12,19 +13,43 @@ fn story() {
     Setup::on(Generation::V2_1).cri().bare().story(|node| {
         let systemctl = node.programs().join("systemctl");
         let works = fs::read_to_string(&systemctl)?;
-        write_program(&systemctl, "#!/bin/sh\necho \"$*\" >> \"${0%/*}/failed.log\"\nexit 3\n")?;
+        write_program(
+            &systemctl,
+            "#!/bin/sh\necho \"$*\" >> \"${0%/*}/failed.log\"\nexit 3\n",
+        )?;
         let failed = node.bindguard(["install", "--restart"])?;
-        ensure!(failed.code() == 2 && failed.stderr.contains("exit status: 3"), "{failed:?}");
-        ensure!(failed.stdout.contains("+++ /etc/containerd/config.toml"), "no diff of what was changed: {failed:?}");
+        ensure!(
+            failed.code() == 2 && failed.stderr.contains("exit status: 3"),
+            "{failed:?}"
+        );
+        ensure!(
+            failed.stdout.contains("+++ /etc/containerd/config.toml"),
+            "no diff of what was changed: {failed:?}"
+        );
         let again = node.bindguard(["install", "--restart"])?;
-        ensure!(again.code() == 2, "a second call hides the failure: {again:?}");
-        ensure!(fs::read_to_string(node.programs().join("failed.log"))?.lines().count() == 2, "it was not tried again");
+        ensure!(
+            again.code() == 2,
+            "a second call hides the failure: {again:?}"
+        );
+        ensure!(
+            fs::read_to_string(node.programs().join("failed.log"))?
+                .lines()
+                .count()
+                == 2,
+            "it was not tried again"
+        );
 
         let owed = node.bindguard(["install"])?.success()?;
-        ensure!(owed.contains("run      systemctl restart containerd"), "the restart is forgotten: {owed}");
+        ensure!(
+            owed.contains("run      systemctl restart containerd"),
+            "the restart is forgotten: {owed}"
+        );
         write_program(&systemctl, &works)?;
         let done = node.bindguard(["install", "--restart"])?.success()?;
-        ensure!(done.contains("ran      systemctl restart containerd"), "{done}");
+        ensure!(
+            done.contains("ran      systemctl restart containerd"),
+            "{done}"
+        );
         nothing_is_owed(node, &[])?;
 
         // an operator who restarts containerd by hand needs no word of it to bindguard
@@ -40,7 +65,12 @@ fn story() {
 }
 
 fn nothing_is_owed(node: &Node, options: &[&str]) -> Result<()> {
-    let said = node.bindguard([&["install", "--restart"], options].concat())?.success()?;
-    ensure!(!said.contains("systemctl"), "a restart that was done is still owed: {said}");
+    let said = node
+        .bindguard([&["install", "--restart"], options].concat())?
+        .success()?;
+    ensure!(
+        !said.contains("systemctl"),
+        "a restart that was done is still owed: {said}"
+    );
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! A container is written down, its configMap changes, and it is restored: its subPath is bound anew, and without the guard that
-//! fails as a create does. By `bindguard-runtime restore`, as Podman calls it, and by containerd.
+//! A container is written down, its configMap changes, and it is restored: its subPath is bound
+//! anew, and without the guard that fails as a create does. By `bindguard-runtime restore`, as
+//! Podman calls it, and by containerd.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,9 @@ fn by_the_runtime_wrapper() {
 #[test]
 fn by_containerd() {
     Setup::on(Generation::V2_1).story_with_criu(|node| {
-        [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| containerd(node, runtime))
+        [Runtime::Stock, Runtime::Bindguard]
+            .into_iter()
+            .try_for_each(|runtime| containerd(node, runtime))
     });
 }
 
@@ -30,15 +33,34 @@ fn containerd(node: &Node, runtime: Runtime) -> Result<()> {
     let subpath = volume.subpath("app", 0, "app.conf");
     let ctr = node.ctr();
     let words = |words: &[&str]| run(ctr.command(words));
-    let first = ctr.container("first").runtime(runtime).mount(Bind::new(subpath.bind()?, "/etc/app.conf"));
-    first.argument("--net-host").runs(&["sleep", "1000000"]).start()?.success()?;
-    words(&["containers", "checkpoint", "--task", "--rw", "--image", "first", "saved"])?.success()?;
+    let first = ctr
+        .container("first")
+        .runtime(runtime)
+        .mount(Bind::new(subpath.bind()?, "/etc/app.conf"));
+    first
+        .argument("--net-host")
+        .runs(&["sleep", "1000000"])
+        .start()?
+        .success()?;
+    words(&[
+        "containers",
+        "checkpoint",
+        "--task",
+        "--rw",
+        "--image",
+        "first",
+        "saved",
+    ])?
+    .success()?;
     ctr.remove("first")?;
     volume.update(&[("app.conf", "two")])?;
     let restored = words(&["containers", "restore", "--live", "--rw", "second", "saved"])?;
     if runtime == Runtime::Stock {
         let ended = restored.failure()?;
-        ensure!(ended.contains("no such file"), "without bindguard it fails for another reason: {ended}");
+        ensure!(
+            ended.contains("no such file"),
+            "without bindguard it fails for another reason: {ended}"
+        );
         ctr.forget("second")?;
     } else {
         restored.success()?;
@@ -57,18 +79,29 @@ fn wrapper(node: &Node) -> Result<()> {
     let subpath = volume.subpath("app", 0, "app.conf");
     let saved = Saved::create(node, subpath.bind()?)?;
     let images = saved.bundle.join("images").display().to_string();
-    saved.call("runc", &["run", "--detach", "saved"])?.success()?;
-    saved.call("runc", &["checkpoint", "--image-path", &images, "saved"])?.success()?;
+    saved
+        .call("runc", &["run", "--detach", "saved"])?
+        .success()?;
+    saved
+        .call("runc", &["checkpoint", "--image-path", &images, "saved"])?
+        .success()?;
     volume.update(&[("app.conf", "two")])?;
 
     let restore = ["restore", "--detach", "--image-path", &images, "saved"];
     let ended = saved.call("runc", &restore)?.failure()?;
-    ensure!(ended.contains("no such file"), "without bindguard it fails for another reason: {ended}");
+    ensure!(
+        ended.contains("no such file"),
+        "without bindguard it fails for another reason: {ended}"
+    );
     saved.call("bindguard-runtime", &restore)?.success()?;
-    let read = saved.call("runc", &["exec", "saved", "cat", "/etc/app.conf"])?.success()?;
+    let read = saved
+        .call("runc", &["exec", "saved", "cat", "/etc/app.conf"])?
+        .success()?;
     ensure!(read == "two", "the container reads {read:?}");
     only_a_current_mount(&subpath)?;
-    saved.call("runc", &["delete", "--force", "saved"])?.success()?;
+    saved
+        .call("runc", &["delete", "--force", "saved"])?
+        .success()?;
     pod.delete()
 }
 
@@ -87,21 +120,32 @@ impl<'n> Saved<'n> {
         // criu writes down mounts, and a root filesystem has to be one
         bind(&rootfs, &rootfs)?;
         let mut spec = spec(node, "saved", &["sleep", "1000000"]);
-        let subpath =
-            json!({"destination": "/etc/app.conf", "type": "bind", "source": source, "options": ["rbind", "ro"]});
-        spec["mounts"].as_array_mut().context("the spec has mounts")?.push(subpath);
+        let subpath = json!({"destination": "/etc/app.conf", "type": "bind", "source": source, "options": ["rbind", "ro"]});
+        spec["mounts"]
+            .as_array_mut()
+            .context("the spec has mounts")?
+            .push(subpath);
         fs::write(bundle.join("config.json"), spec.to_string()).context("write the spec")?;
         Ok(Self { node, bundle })
     }
 
     fn call(&self, program: &str, words: &[&str]) -> Result<Finished> {
-        // a container that goes on would hold a pipe open, and criu does not write down a file that lies outside of it
-        let streams = if words.contains(&"--detach") { "> /dev/null 2>&1" } else { "" };
+        // a container that goes on would hold a pipe open, and criu does not write down a file that
+        // lies outside of it
+        let streams = if words.contains(&"--detach") {
+            "> /dev/null 2>&1"
+        } else {
+            ""
+        };
         let log = self.bundle.join("log");
         let mut command = self.node.command("sh")?;
-        command.args(["-c", &format!("exec \"$@\" {streams}"), "sh"]).arg(self.node.programs().join(program));
+        command
+            .args(["-c", &format!("exec \"$@\" {streams}"), "sh"])
+            .arg(self.node.programs().join(program));
         command.arg("--log").arg(&log).args(words);
-        command.env("BINDGUARD_RUNTIME", self.node.programs().join("runc")).current_dir(&self.bundle);
+        command
+            .env("BINDGUARD_RUNTIME", self.node.programs().join("runc"))
+            .current_dir(&self.bundle);
         let mut finished = run(command)?;
         finished.stderr += &fs::read_to_string(&log).unwrap_or_default();
         Ok(finished)

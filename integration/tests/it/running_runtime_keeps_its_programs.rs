@@ -1,5 +1,5 @@
-//! Issue 16: automation calls `uninstall` until it exits with 0. As long as the running containerd names the programs, they
-//! stay and a pod can start, whatever its files say.
+//! Issue 16: automation calls `uninstall` until it exits with 0. As long as the running containerd
+//! names the programs, they stay and a pod can start, whatever its files say.
 
 use std::fs;
 use std::path::Path;
@@ -21,13 +21,20 @@ fn story(generation: Generation) {
         restart_containerd(node)?;
         goes(node)?;
 
-        // a configuration tool puts the former file back: bindguard changed nothing, and knows of no restart
+        // a configuration tool puts the former file back: bindguard changed nothing, and knows of
+        // no restart
         let former = fs::read(node.containerd_config())?;
         node.bindguard(["install"])?.success()?;
         restart_containerd(node)?;
         fs::write(node.containerd_config(), former)?;
         let kept = node.bindguard(["uninstall"])?;
-        ensure!(kept.code() == 1 && kept.stdout.contains("the active configuration of containerd names"), "{kept:?}");
+        ensure!(
+            kept.code() == 1
+                && kept
+                    .stdout
+                    .contains("the active configuration of containerd names"),
+            "{kept:?}"
+        );
         stays(node, "without a change")?;
         restart_containerd(node)?;
         goes(node)?;
@@ -39,7 +46,13 @@ fn story(generation: Generation) {
         fs::rename(bindguard_integration::node::SOCKET, hidden)?;
         node.bindguard(["uninstall", "--restart"])?;
         let kept = node.bindguard(["uninstall"])?;
-        ensure!(kept.code() == 1 && kept.stdout.contains("read the active configuration of containerd"), "{kept:?}");
+        ensure!(
+            kept.code() == 1
+                && kept
+                    .stdout
+                    .contains("read the active configuration of containerd"),
+            "{kept:?}"
+        );
         ensure!(Path::new(PROGRAM).exists());
         fs::rename(hidden, bindguard_integration::node::SOCKET)?;
         restart_containerd(node)?;
@@ -57,16 +70,25 @@ fn restart_containerd(node: &Node) -> Result<()> {
 
 fn stays(node: &Node, call: &str) -> Result<()> {
     let done = node.bindguard(["uninstall"])?;
-    ensure!(done.code() == 1 && done.stdout.contains("the programs stay"), "the {call} call: {done:?}");
-    ensure!(Path::new(PROGRAM).exists(), "the {call} call removed a program");
+    ensure!(
+        done.code() == 1 && done.stdout.contains("the programs stay"),
+        "the {call} call: {done:?}"
+    );
+    ensure!(
+        Path::new(PROGRAM).exists(),
+        "the {call} call removed a program"
+    );
     let sandbox = node.cri()?.run_pod("", call, call)?;
-    node.cri()?.start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;
+    node.cri()?
+        .start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;
     node.cri()?.remove_pod(&sandbox)
 }
 
 /// A shim ends a moment after its last container.
 fn goes(node: &Node) -> Result<()> {
-    until("nothing needs the programs", || Ok(node.bindguard(["uninstall"])?.code() == 0))?;
+    until("nothing needs the programs", || {
+        Ok(node.bindguard(["uninstall"])?.code() == 0)
+    })?;
     ensure!(!Path::new(PROGRAM).exists(), "a program is left");
     Ok(())
 }

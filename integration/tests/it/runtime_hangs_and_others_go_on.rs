@@ -1,4 +1,5 @@
-//! A runtime that hangs in one container's create: the other containers of the same shim live on, start, and end.
+//! A runtime that hangs in one container's create: the other containers of the same shim live on,
+//! start, and end.
 //!
 //! No lock is held across a runtime's call, and the client that gives up is not kept waiting.
 
@@ -19,7 +20,10 @@ fn story(node: &Node) -> Result<()> {
     in_pod("first").start()?.success()?;
     gate.close()?;
     let mut hanging: Command = in_pod("hanging").command(&["--detach", "--null-io"]);
-    let mut hanging = hanging.stdin(Stdio::null()).spawn().context("run the container that hangs")?;
+    let mut hanging = hanging
+        .stdin(Stdio::null())
+        .spawn()
+        .context("run the container that hangs")?;
     gate.wait_for_call()?;
     ensure!(node.shims()?.len() == 1, "not one shim for the pod");
 
@@ -29,10 +33,18 @@ fn story(node: &Node) -> Result<()> {
     ctr.remove("second")?;
     let tasks = run(ctr.command(&["task", "ps", "first"]))?.success()?;
     ensure!(tasks.lines().count() >= 2, "{tasks}");
-    ensure!(hanging.try_wait().context("look at ctr")?.is_none(), "nothing hung while the others went on");
+    ensure!(
+        hanging.try_wait().context("look at ctr")?.is_none(),
+        "nothing hung while the others went on"
+    );
 
     gate.open()?;
-    ensure!(hanging.wait().context("wait for ctr")?.success(), "the create that hung has failed");
+    ensure!(
+        hanging.wait().context("wait for ctr")?.success(),
+        "the create that hung has failed"
+    );
     ensure!(ctr.exec("hanging", &["true"])?.code() == 0);
-    ["hanging", "first"].into_iter().try_for_each(|id| ctr.remove(id))
+    ["hanging", "first"]
+        .into_iter()
+        .try_for_each(|id| ctr.remove(id))
 }

@@ -1,5 +1,6 @@
-//! The runtime is SIGKILLed at each step of create, start, exec and delete, early, late, and when it has done its work and
-//! cannot say so any more: the call fails or succeeds, the container can always be removed, and nothing is left.
+//! The runtime is SIGKILLed at each step of create, start, exec and delete, early, late, and when
+//! it has done its work and cannot say so any more: the call fails or succeeds, the container can
+//! always be removed, and nothing is left.
 
 use std::time::Duration;
 
@@ -15,8 +16,14 @@ const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];
 const SOME_DELAYS_MS: [u64; 2] = [8, 16];
 
 fn works(generation: Generation) {
-    let delays: &[u64] = if generation == Generation::V2_1 { &DELAYS_MS } else { &SOME_DELAYS_MS };
-    Setup::on(generation).obedient_runtime().story(|node| story(node, &faults(delays)));
+    let delays: &[u64] = if generation == Generation::V2_1 {
+        &DELAYS_MS
+    } else {
+        &SOME_DELAYS_MS
+    };
+    Setup::on(generation)
+        .obedient_runtime()
+        .story(|node| story(node, &faults(delays)));
 }
 
 on_every_generation!(works);
@@ -26,7 +33,9 @@ fn story(node: &Node, faults: &[Fault]) -> Result<()> {
     for fault in faults {
         for verb in ["create", "start", "delete"] {
             a_life(node, verb, *fault).with_context(|| format!("{verb}: {fault:?}"))?;
-            before.are_all(node).with_context(|| format!("{verb}: {fault:?}"))?;
+            before
+                .are_all(node)
+                .with_context(|| format!("{verb}: {fault:?}"))?;
         }
     }
     execs(node, faults)?;
@@ -34,7 +43,9 @@ fn story(node: &Node, faults: &[Fault]) -> Result<()> {
 }
 
 fn faults(delays: &[u64]) -> Vec<Fault> {
-    let early_and_late = delays.iter().map(|delay| Fault::Killed(Duration::from_millis(*delay)));
+    let early_and_late = delays
+        .iter()
+        .map(|delay| Fault::Killed(Duration::from_millis(*delay)));
     early_and_late.chain([Fault::KilledAfterwards]).collect()
 }
 
@@ -46,7 +57,10 @@ fn a_life(node: &Node, verb: &str, fault: Fault) -> Result<()> {
         ensure!(!runtime.take_back(verb), "the runtime was not called");
     }
     if started.code() == 0 {
-        ensure!(ctr.exec("web", &["true"])?.code() == 0, "it was started and does not run");
+        ensure!(
+            ctr.exec("web", &["true"])?.code() == 0,
+            "it was started and does not run"
+        );
     }
     remove(&ctr, "web")
 }
@@ -74,8 +88,13 @@ fn execs(node: &Node, faults: &[Fault]) -> Result<()> {
         // whatever comes of it: a process that was made anyway must not be left
         let _ = ctr.exec("web", &["true"])?;
         ensure!(!runtime.take_back("exec"), "the runtime was not called");
-        ensure!(ctr.exec("web", &["sh", "-c", "exit 3"])?.code() == 3, "{fault:?}: the next exec");
-        before.are_all(node).with_context(|| format!("exec: {fault:?}"))?;
+        ensure!(
+            ctr.exec("web", &["sh", "-c", "exit 3"])?.code() == 3,
+            "{fault:?}: the next exec"
+        );
+        before
+            .are_all(node)
+            .with_context(|| format!("exec: {fault:?}"))?;
     }
     remove(&ctr, "web")
 }

@@ -1,5 +1,6 @@
-//! The configMap changes between the guard's look and the runtime's mount, and the shim creates the container a second time: its
-//! log begins with its own first line. Where no retry follows, the log file has the runtime's words (issue 14, item 14).
+//! The configMap changes between the guard's look and the runtime's mount, and the shim creates the
+//! container a second time: its log begins with its own first line. Where no retry follows, the log
+//! file has the runtime's words (issue 14, item 14).
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Read;
@@ -24,11 +25,13 @@ const SCRIPT: [&str; 3] = ["sh", "-c", "cat /etc/app.conf; echo err >&2"];
 
 #[test]
 fn runc() {
-    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
-        let before = Leftovers::of(node)?;
-        story(node)?;
-        before.are_all(node)
-    });
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            let before = Leftovers::of(node)?;
+            story(node)?;
+            before.are_all(node)
+        });
 }
 
 /// The guard breaks, and the container is made without it.
@@ -54,14 +57,24 @@ fn no_guard() {
     });
 }
 
-/// Without a check of leftovers: crun makes a directory where a node of this machine has no unified hierarchy.
+/// Without a check of leftovers: crun makes a directory where a node of this machine has no unified
+/// hierarchy.
 #[test]
 fn crun() {
-    Setup::on(Generation::V2_1).oci(Oci::Crun(Generation::V2_1)).obedient_runtime().story(story);
+    Setup::on(Generation::V2_1)
+        .oci(Oci::Crun(Generation::V2_1))
+        .obedient_runtime()
+        .story(story);
 }
 
 fn story(node: &Node) -> Result<()> {
-    for kind in [Kind::Fifos, Kind::File, Kind::TwoFiles, Kind::Terminal, Kind::TerminalIntoAFile] {
+    for kind in [
+        Kind::Fifos,
+        Kind::File,
+        Kind::TwoFiles,
+        Kind::Terminal,
+        Kind::TerminalIntoAFile,
+    ] {
         starts_at_the_second_try(node, kind).with_context(|| format!("{kind:?}"))?;
     }
     fails_for_good(node)
@@ -97,17 +110,34 @@ impl Streams {
             false => Ok(node.disk().join(format!("{}-{name}.log", bundle.id()))),
         };
         let out = file("out")?;
-        let err = if matches!(kind, Kind::Fifos | Kind::TwoFiles) { file("err")? } else { out.clone() };
+        let err = if matches!(kind, Kind::Fifos | Kind::TwoFiles) {
+            file("err")?
+        } else {
+            out.clone()
+        };
         let files = [out, err];
         // for both, so that it opens before its writer and never ends
-        let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).custom_flags(O_NONBLOCK).open(path);
-        let fifos = if is_fifo { files.iter().map(open).collect::<Result<_, _>>()? } else { Vec::new() };
+        let open = |path: &PathBuf| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(O_NONBLOCK)
+                .open(path)
+        };
+        let fifos = if is_fifo {
+            files.iter().map(open).collect::<Result<_, _>>()?
+        } else {
+            Vec::new()
+        };
         Ok(Self { kind, files, fifos })
     }
 
     fn are_of(&self, request: &mut CreateTaskRequest) {
         let scheme = if self.fifos.is_empty() { "file://" } else { "" };
-        let [out, err] = self.files.each_ref().map(|file| format!("{scheme}{}", file.display()));
+        let [out, err] = self
+            .files
+            .each_ref()
+            .map(|file| format!("{scheme}{}", file.display()));
         request.terminal = self.kind.has_terminal();
         request.stdout = out;
         if !request.terminal {
@@ -137,25 +167,39 @@ fn starts_at_the_second_try(node: &Node, kind: Kind) -> Result<()> {
     let mut spec = spec(node, &id, &SCRIPT);
     let options = ["rbind", "rprivate", "ro"];
     let bind = json!({"destination": "/etc/app.conf", "type": "bind", "source": subpath.bind()?, "options": options});
-    spec["mounts"].as_array_mut().context("the spec has no mounts")?.push(bind);
+    spec["mounts"]
+        .as_array_mut()
+        .context("the spec has no mounts")?
+        .push(bind);
     spec["process"]["terminal"] = kind.has_terminal().into();
     let bundle = Bundle::create_with(node, &id, &spec)?;
     let mut streams = Streams::open(kind, node, &bundle)?;
     let mut request = bundle.request();
     streams.are_of(&mut request);
 
-    let (runtime, gate) = (ObedientRuntime::of(&node.programs()), Gate::of(&node.programs()));
+    let (runtime, gate) = (
+        ObedientRuntime::of(&node.programs()),
+        Gate::of(&node.programs()),
+    );
     let calls = creates(&runtime)?;
     gate.close()?;
     let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
     let client = thread::scope(|scope| {
         let create = scope.spawn(|| client.create(&request).map(|_| client));
-        let update = gate.wait_for_call().and_then(|()| volume.update(&[("app.conf", "two\n")]));
+        let update = gate
+            .wait_for_call()
+            .and_then(|()| volume.update(&[("app.conf", "two\n")]));
         gate.open()?;
-        let client = create.join().map_err(|_| anyhow!("the creating thread panicked"))??;
+        let client = create
+            .join()
+            .map_err(|_| anyhow!("the creating thread panicked"))??;
         update.map(|()| client)
     })?;
-    ensure!(creates(&runtime)? == calls + 2, "not two tries: {:?}", runtime.calls()?);
+    ensure!(
+        creates(&runtime)? == calls + 2,
+        "not two tries: {:?}",
+        runtime.calls()?
+    );
     only_a_current_mount(&subpath)?;
     client.start(&id, "")?;
     end(&client, &id)?;
@@ -181,17 +225,26 @@ fn fails_for_good(node: &Node) -> Result<()> {
     let error = match client.create(&request) {
         Err(error) => error.to_string(),
         // crun searches for the program when it starts it
-        Ok(_) => client.start("hopeless", "").err().context("it was started")?.to_string(),
+        Ok(_) => client
+            .start("hopeless", "")
+            .err()
+            .context("it was started")?
+            .to_string(),
     };
     ensure!(error.contains("/no/such/program"), "{error}");
     let _ = client.delete("hopeless", "");
-    until("the log file has the runtime's words", || Ok(streams.written()?[0].contains("/no/such/program")))?;
+    until("the log file has the runtime's words", || {
+        Ok(streams.written()?[0].contains("/no/such/program"))
+    })?;
     Ok(client.shut_down("hopeless")?)
 }
 
 fn creates(runtime: &ObedientRuntime) -> Result<usize> {
     let calls = runtime.calls().unwrap_or_default();
-    Ok(calls.iter().filter(|call| call.split(' ').any(|word| word == "create")).count())
+    Ok(calls
+        .iter()
+        .filter(|call| call.split(' ').any(|word| word == "create"))
+        .count())
 }
 
 fn end(client: &Client, id: &str) -> Result<()> {

@@ -1,5 +1,5 @@
-//! Every kind of volume that a kubelet writes, with every shape of `subPath`. All but the configMap lie on a tmpfs, where
-//! the fix of 1.19 compared the wrong paths (kubernetes#93691).
+//! Every kind of volume that a kubelet writes, with every shape of `subPath`. All but the configMap
+//! lie on a tmpfs, where the fix of 1.19 compared the wrong paths (kubernetes#93691).
 
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
 use bindguard_integration::{Generation, Oci, Runtime, Setup, VolumeKind};
@@ -8,7 +8,12 @@ fn story(oci: Oci) {
     Setup::on(Generation::V1_7).oci(oci).story(|node| {
         for kind in VolumeKind::KUBELET_WRITTEN {
             for shape in Shape::ALL {
-                UpdateThenRestart { kind, shape, runtime: Runtime::Bindguard }.play(node)?;
+                UpdateThenRestart {
+                    kind,
+                    shape,
+                    runtime: Runtime::Bindguard,
+                }
+                .play(node)?;
             }
         }
         Ok(())

@@ -1,13 +1,17 @@
-//! A pod whose containers share a pid namespace: when one container's init ends, the processes it leaves are ended, too,
-//! and the other container goes on. Without a namespace of its own the kernel would let them run.
+//! A pod whose containers share a pid namespace: when one container's init ends, the processes it
+//! leaves are ended, too, and the other container goes on. Without a namespace of its own the
+//! kernel would let them run.
 
 use anyhow::Result;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 fn works(generation: Generation) {
-    Setup::on(generation)
-        .story(|node| [Runtime::Stock, Runtime::Bindguard].into_iter().try_for_each(|runtime| story(node, runtime)));
+    Setup::on(generation).story(|node| {
+        [Runtime::Stock, Runtime::Bindguard]
+            .into_iter()
+            .try_for_each(|runtime| story(node, runtime))
+    });
 }
 
 on_every_generation!(works);
@@ -16,14 +20,30 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("owner").runtime(runtime).start()?.success()?;
     let namespace = format!("pid:/proc/{}/ns/pid", ctr.pid("owner")?);
-    let guest = ctr.container("guest").runtime(runtime).argument("--with-ns").argument(&namespace);
-    guest.runs(&["sh", "-c", "sleep 4321 & exec sleep 4322"]).start()?.success()?;
-    let processes = || ctr.exec_to_end("owner", &["ps"]).and_then(|ps| ps.success());
-    until(&format!("{runtime:?}: the guest has a second process"), || Ok(processes()?.contains("sleep 4321")))?;
+    let guest = ctr
+        .container("guest")
+        .runtime(runtime)
+        .argument("--with-ns")
+        .argument(&namespace);
+    guest
+        .runs(&["sh", "-c", "sleep 4321 & exec sleep 4322"])
+        .start()?
+        .success()?;
+    let processes = || {
+        ctr.exec_to_end("owner", &["ps"])
+            .and_then(|ps| ps.success())
+    };
+    until(
+        &format!("{runtime:?}: the guest has a second process"),
+        || Ok(processes()?.contains("sleep 4321")),
+    )?;
 
     ctr.kill("guest", "KILL")?;
     ctr.wait_for_status("guest", "STOPPED")?;
-    until(&format!("{runtime:?}: nothing is left of the guest"), || Ok(!processes()?.contains("sleep 432")))?;
+    until(
+        &format!("{runtime:?}: nothing is left of the guest"),
+        || Ok(!processes()?.contains("sleep 432")),
+    )?;
     ctr.remove("guest")?;
     ctr.wait_for_status("owner", "RUNNING")?;
     ctr.remove("owner")

@@ -1,5 +1,6 @@
-//! The shim is SIGKILLed while the runtime works for it, early, late, and when the runtime has done its work: containerd sees
-//! the end of its connection, and nothing is left, so that the name can be used again.
+//! The shim is SIGKILLed while the runtime works for it, early, late, and when the runtime has done
+//! its work: containerd sees the end of its connection, and nothing is left, so that the name can
+//! be used again.
 
 use std::time::Duration;
 
@@ -13,19 +14,29 @@ const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
 const SOME_DELAYS_MS: [u64; 1] = [14];
 
 fn works(generation: Generation) {
-    let delays: &[u64] = if generation == Generation::V2_1 { &DELAYS_MS } else { &SOME_DELAYS_MS };
-    Setup::on(generation).obedient_runtime().story(|node| story(node, delays));
+    let delays: &[u64] = if generation == Generation::V2_1 {
+        &DELAYS_MS
+    } else {
+        &SOME_DELAYS_MS
+    };
+    Setup::on(generation)
+        .obedient_runtime()
+        .story(|node| story(node, delays));
 }
 
 on_every_generation!(works);
 
 fn story(node: &Node, delays: &[u64]) -> Result<()> {
     let before = Leftovers::of(node)?;
-    let early_and_late = delays.iter().map(|delay| Fault::ShimKilled(Duration::from_millis(*delay)));
+    let early_and_late = delays
+        .iter()
+        .map(|delay| Fault::ShimKilled(Duration::from_millis(*delay)));
     for fault in early_and_late.chain([Fault::ShimKilledAfterwards]) {
         for verb in ["create", "start", "exec", "delete"] {
             a_life(node, verb, fault).with_context(|| format!("{verb}: {fault:?}"))?;
-            before.are_all(node).with_context(|| format!("{verb}: {fault:?}"))?;
+            before
+                .are_all(node)
+                .with_context(|| format!("{verb}: {fault:?}"))?;
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
-//! With systemd as cgroup manager, the shim is SIGKILLed at many moments of a create: no scope stays, and the name can be used
-//! again. systemd starts a scope asynchronously, so the runtime may die before the scope has a process.
+//! With systemd as cgroup manager, the shim is SIGKILLed at many moments of a create: no scope
+//! stays, and the name can be used again. systemd starts a scope asynchronously, so the runtime may
+//! die before the scope has a process.
 
 use std::thread;
 use std::time::Duration;
@@ -20,7 +21,8 @@ on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 fn story(node: &Node) -> Result<()> {
     let before = Leftovers::of(node)?;
     for delay in DELAYS_MS {
-        killed_after(node, Duration::from_millis(delay)).with_context(|| format!("after {delay} ms"))?;
+        killed_after(node, Duration::from_millis(delay))
+            .with_context(|| format!("after {delay} ms"))?;
     }
     before.are_all(node)
 }
@@ -29,17 +31,31 @@ fn killed_after(node: &Node, delay: Duration) -> Result<()> {
     let ctr = node.ctr();
     let client = node.ctr();
     let create = thread::spawn(move || client.container("web").start());
-    until("the shim runs", || Ok(create.is_finished() || !node.shims()?.is_empty()))?;
+    until("the shim runs", || {
+        Ok(create.is_finished() || !node.shims()?.is_empty())
+    })?;
     thread::sleep(delay);
     for shim in node.shims()? {
         // It may have ended meanwhile.
         let _ = kill(Pid::from_raw(shim.try_into()?), Signal::SIGKILL);
     }
-    let _ = create.join().map_err(|_| anyhow::anyhow!("the create panicked"))??;
+    let _ = create
+        .join()
+        .map_err(|_| anyhow::anyhow!("the create panicked"))??;
     ctr.end_task("web")?;
     let scope = format!("{}-web.scope", node.name());
     let is_gone = until("the scope is gone", || Ok(units(&scope)?.is_empty()));
-    is_gone.with_context(|| format!("the processes of {}: {:?}", node.name(), node.all_processes()))?;
-    ensure!(slice_members(node.name())?.is_empty(), "cgroups are left: {:?}", slice_members(node.name())?);
+    is_gone.with_context(|| {
+        format!(
+            "the processes of {}: {:?}",
+            node.name(),
+            node.all_processes()
+        )
+    })?;
+    ensure!(
+        slice_members(node.name())?.is_empty(),
+        "cgroups are left: {:?}",
+        slice_members(node.name())?
+    );
     ctr.forget("web")
 }

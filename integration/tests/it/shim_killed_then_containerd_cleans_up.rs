@@ -1,12 +1,15 @@
-//! The shim is SIGKILLed, as by the kernel's out-of-memory killer: the container ends, containerd reports its exit, and
-//! nothing is left: no process, no mount, no socket, no state of runc, and the name can be used again.
+//! The shim is SIGKILLed, as by the kernel's out-of-memory killer: the container ends, containerd
+//! reports its exit, and nothing is left: no process, no mount, no socket, no state of runc, and
+//! the name can be used again.
 
 use std::fs;
 
 use anyhow::Result;
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Setup, mounts, on_every_generation, on_every_generation_with_systemd};
+use bindguard_integration::{
+    Node, Setup, mounts, on_every_generation, on_every_generation_with_systemd,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -29,10 +32,16 @@ fn shim_dies(node: &Node) -> Result<()> {
     for shim in node.shims()? {
         kill(Pid::from_raw(shim.try_into()?), Signal::SIGKILL)?;
     }
-    until("the container's init has ended", || Ok(!fs::exists(format!("/proc/{init}"))?))?;
-    until("containerd has forgotten the task", || Ok(!ctr.tasks()?.contains("orphan")))?;
+    until("the container's init has ended", || {
+        Ok(!fs::exists(format!("/proc/{init}"))?)
+    })?;
+    until("containerd has forgotten the task", || {
+        Ok(!ctr.tasks()?.contains("orphan"))
+    })?;
     until("the root filesystem is unmounted", || {
-        Ok(!mounts::table()?.iter().any(|mount| mount.target.ends_with("orphan/rootfs")))
+        Ok(!mounts::table()?
+            .iter()
+            .any(|mount| mount.target.ends_with("orphan/rootfs")))
     })?;
     ctr.forget("orphan")
 }

@@ -1,5 +1,6 @@
-//! The files of `config/` are read by their programs: containerd, systemd-tmpfiles, logrotate, dpkg. (The OCI hook is Podman's:
-//! see `podman_and_docker.rs`. The manifests are read in `config/tests`.)
+//! The files of `config/` are read by their programs: containerd, systemd-tmpfiles, logrotate,
+//! dpkg. (The OCI hook is Podman's: see `podman_and_docker.rs`. The manifests are read in
+//! `config/tests`.)
 
 use std::cell::RefCell;
 use std::fs;
@@ -20,14 +21,31 @@ fn containerd_reads_the_snippets() -> Result<()> {
     let matrix = Matrix::locate()?;
     for generation in Generation::ALL {
         let newest = generation == Generation::V2_1;
-        for name in ["config-v2.toml", "config-v3.toml"].into_iter().take(if newest { 2 } else { 1 }) {
+        for name in ["config-v2.toml", "config-v3.toml"]
+            .into_iter()
+            .take(if newest { 2 } else { 1 })
+        {
             let mut command = Command::new(matrix.program(generation, "containerd"));
-            command.arg("--config").arg(shipped("containerd").join(name)).args(["config", "dump"]);
+            command
+                .arg("--config")
+                .arg(shipped("containerd").join(name))
+                .args(["config", "dump"]);
             let done = run(command)?;
-            ensure!(!done.stderr.contains("gnor"), "{generation} ignores some of {name}: {}", done.stderr);
+            ensure!(
+                !done.stderr.contains("gnor"),
+                "{generation} ignores some of {name}: {}",
+                done.stderr
+            );
             let dump = done.success()?.replace('\'', "\"");
-            for part in ["runtimes.bindguard]", "runtimes.runc]", "\"/usr/local/bin/containerd-shim-bindguard-v2\""] {
-                ensure!(dump.contains(part), "{generation} with {name} has no {part}: {dump}");
+            for part in [
+                "runtimes.bindguard]",
+                "runtimes.runc]",
+                "\"/usr/local/bin/containerd-shim-bindguard-v2\"",
+            ] {
+                ensure!(
+                    dump.contains(part),
+                    "{generation} with {name} has no {part}: {dump}"
+                );
             }
         }
     }
@@ -41,17 +59,26 @@ fn systemd_makes_the_folders() {
             privilege::skipped("no systemd-tmpfiles");
             return Ok(());
         }
-        let (root, file) = (node.disk().join("root"), shipped("tmpfiles.d/bindguard.conf"));
+        let (root, file) = (
+            node.disk().join("root"),
+            shipped("tmpfiles.d/bindguard.conf"),
+        );
         fs::create_dir_all(&root)?;
         let root_flag = format!("--root={}", root.display());
         fs::create_dir_all(root.join("etc"))?;
         for name in ["passwd", "group"] {
             fs::copy(Path::new("/etc").join(name), root.join("etc").join(name))?;
         }
-        host(["systemd-tmpfiles", "--create", &root_flag, &file.display().to_string()])?;
+        host([
+            "systemd-tmpfiles",
+            "--create",
+            &root_flag,
+            &file.display().to_string(),
+        ])?;
         for (folder, mode) in [("run/bindguard", 0o755), ("var/log/bindguard", 0o750)] {
             let folder = root.join(folder);
-            let found = fs::metadata(&folder).with_context(|| format!("look at {}", folder.display()))?;
+            let found =
+                fs::metadata(&folder).with_context(|| format!("look at {}", folder.display()))?;
             ensure!(
                 found.permissions().mode() & 0o7777 == mode,
                 "{}: {:o}",
@@ -72,17 +99,28 @@ fn logrotate_turns_the_journal_over() {
         let journal = node.disk().join("journal.jsonl");
         fs::write(&journal, "{}\n")?;
         let text = fs::read_to_string(shipped("logrotate.d/bindguard"))?;
-        let here = text.replace("/var/log/bindguard/journal.jsonl", &journal.display().to_string());
+        let here = text.replace(
+            "/var/log/bindguard/journal.jsonl",
+            &journal.display().to_string(),
+        );
         ensure!(here != text, "the file is about another journal");
         let file = node.disk().join("logrotate.conf");
         fs::write(&file, here)?;
         let rotate = |more: &[&str]| {
             let mut command = Command::new(engines::program("logrotate"));
-            command.args(more).arg("--state").arg(node.disk().join("logrotate.state")).arg(&file);
+            command
+                .args(more)
+                .arg("--state")
+                .arg(node.disk().join("logrotate.state"))
+                .arg(&file);
             run(command)
         };
         let ended = rotate(&["--debug"])?;
-        ensure!(ended.status.success() && !ended.stderr.contains("error"), "{}", ended.stderr);
+        ensure!(
+            ended.status.success() && !ended.stderr.contains("error"),
+            "{}",
+            ended.stderr
+        );
         rotate(&["--force"])?.success()?;
         ensure!(!journal.exists(), "the journal was not moved away");
         Ok(())
@@ -95,7 +133,10 @@ const MINE: &str = "# mine\n";
 /// dpkg is dpkg itself, on a root that is thrown away.
 #[test]
 fn the_package_comes_and_goes() {
-    let Some(package) = std::env::var_os("BINDGUARD_DEB").map(PathBuf::from).filter(|file| file.is_file()) else {
+    let Some(package) = std::env::var_os("BINDGUARD_DEB")
+        .map(PathBuf::from)
+        .filter(|file| file.is_file())
+    else {
         return privilege::skipped("no package in BINDGUARD_DEB: run make deb");
     };
     Setup::on(Generation::V1_7).bare().cri().story(|node| {
@@ -119,9 +160,18 @@ fn the_package_comes_and_goes() {
         refused(node, "cannot end without")?;
         node.cri()?.remove_pod(&pod.sandbox)?;
         host(["dpkg", "--remove", "bindguard"])?;
-        ensure!(fs::read(node.containerd_config())? == before, "containerd still names what is gone");
-        ensure!(!Path::new("/usr/bin/bindguard-runtime").exists(), "a program is left");
-        ensure!(fs::read_to_string(CONFIG)?.ends_with(MINE), "remove is not purge");
+        ensure!(
+            fs::read(node.containerd_config())? == before,
+            "containerd still names what is gone"
+        );
+        ensure!(
+            !Path::new("/usr/bin/bindguard-runtime").exists(),
+            "a program is left"
+        );
+        ensure!(
+            fs::read_to_string(CONFIG)?.ends_with(MINE),
+            "remove is not purge"
+        );
         host(["dpkg", "--purge", "bindguard"])?;
         for left in [
             "/usr/bin/bindguard-agent",
@@ -141,25 +191,41 @@ fn the_package_comes_and_goes() {
 fn the_agent_is_there_and_off() -> Result<()> {
     host(["/usr/bin/bindguard-agent", "--version"])?;
     let files = host(["dpkg-query", "--listfiles", "bindguard"])?;
-    let unit = files.lines().find(|file| file.ends_with("/system/bindguard-agent.service")).context("find the unit")?;
+    let unit = files
+        .lines()
+        .find(|file| file.ends_with("/system/bindguard-agent.service"))
+        .context("find the unit")?;
     let text = fs::read_to_string(unit).with_context(|| format!("read {unit}"))?;
-    ensure!(text.contains("\nExecStart=/usr/bin/bindguard-agent\n"), "{text}");
+    ensure!(
+        text.contains("\nExecStart=/usr/bin/bindguard-agent\n"),
+        "{text}"
+    );
     let wanted = Path::new("/etc/systemd/system/multi-user.target.wants/bindguard-agent.service");
-    ensure!(wanted.symlink_metadata().is_err(), "the package enables the agent");
-    for part in
-        ["/man1/bindguard-agent.1", "/completions/bindguard-agent", "/_bindguard-agent", "/bindguard-agent.fish"]
-    {
+    ensure!(
+        wanted.symlink_metadata().is_err(),
+        "the package enables the agent"
+    );
+    for part in [
+        "/man1/bindguard-agent.1",
+        "/completions/bindguard-agent",
+        "/_bindguard-agent",
+        "/bindguard-agent.fish",
+    ] {
         ensure!(files.contains(part), "no {part} in {files}");
     }
     Ok(())
 }
 
-/// The same version again is an upgrade to dpkg, too: what the operator wrote into the config stays.
+/// The same version again is an upgrade to dpkg, too: what the operator wrote into the config
+/// stays.
 fn upgraded(package: &str) -> Result<()> {
     let text = fs::read_to_string(CONFIG)? + MINE;
     fs::write(CONFIG, &text)?;
     host(["dpkg", "--install", package])?;
-    ensure!(fs::read_to_string(CONFIG)? == text, "the upgrade took the operator's config");
+    ensure!(
+        fs::read_to_string(CONFIG)? == text,
+        "the upgrade took the operator's config"
+    );
     Ok(())
 }
 
@@ -168,10 +234,24 @@ fn refused(node: &Node, why: &str) -> Result<()> {
     let mut remove = node.command("dpkg")?;
     remove.args(["--remove", "bindguard"]);
     let ended = run(remove)?;
-    ensure!(!ended.status.success() && ended.stdout.contains(why), "not refused because {why:?}: {ended:?}");
-    ensure!(ended.stderr.contains("remove the package again"), "{ended:?}");
-    let state = host(["dpkg-query", "--show", "--showformat=${db:Status-Status}", "bindguard"])?;
-    ensure!(state == "installed" && Path::new("/usr/bin/bindguard-runtime").exists(), "{state}");
+    ensure!(
+        !ended.status.success() && ended.stdout.contains(why),
+        "not refused because {why:?}: {ended:?}"
+    );
+    ensure!(
+        ended.stderr.contains("remove the package again"),
+        "{ended:?}"
+    );
+    let state = host([
+        "dpkg-query",
+        "--show",
+        "--showformat=${db:Status-Status}",
+        "bindguard",
+    ])?;
+    ensure!(
+        state == "installed" && Path::new("/usr/bin/bindguard-runtime").exists(),
+        "{state}"
+    );
     Ok(())
 }
 
@@ -188,7 +268,10 @@ impl Pod {
         let cri = node.cri()?;
         let sandbox = cri.run_pod("bindguard", "web", "uid-package")?;
         let container = RefCell::new(cri.start_container(&sandbox, "app", &Self::WORDS, &[])?);
-        ensure!(node.shims_of(Path::new("/usr/bin/containerd-shim-bindguard-v2"))? == 1, "another shim");
+        ensure!(
+            node.shims_of(Path::new("/usr/bin/containerd-shim-bindguard-v2"))? == 1,
+            "another shim"
+        );
         Ok(Self { sandbox, container })
     }
 
@@ -198,7 +281,8 @@ impl Pod {
         let old = self.container.borrow().clone();
         cri.stop(&old, 0)?;
         cri.remove(&old)?;
-        *self.container.borrow_mut() = cri.start_container(&self.sandbox, "app", &Self::WORDS, &[])?;
+        *self.container.borrow_mut() =
+            cri.start_container(&self.sandbox, "app", &Self::WORDS, &[])?;
         Ok(())
     }
 }
@@ -208,10 +292,15 @@ fn configure_containerd(node: &Node) -> Result<()> {
     let mut install = node.command("/usr/bin/bindguard")?;
     install.arg("install");
     let ended = run(install)?.success()?;
-    ensure!(ended.contains("/usr/bin/containerd-shim-bindguard-v2") && !ended.contains("create"), "{ended}");
+    ensure!(
+        ended.contains("/usr/bin/containerd-shim-bindguard-v2") && !ended.contains("create"),
+        "{ended}"
+    );
     Ok(())
 }
 
 fn shipped(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../config").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../config")
+        .join(name)
 }

@@ -1,5 +1,6 @@
-//! The shim's answers about itself, and its behaviour on SIGTERM and `Shutdown`: it does nothing while a container exists. No
-//! other signal ends it either, and SIGUSR1 makes it write its state to the log.
+//! The shim's answers about itself, and its behaviour on SIGTERM and `Shutdown`: it does nothing
+//! while a container exists. No other signal ends it either, and SIGUSR1 makes it write its state
+//! to the log.
 
 use std::fs;
 use std::io::Write;
@@ -45,19 +46,41 @@ fn containerd_2_1() {
 }
 
 fn what_it_is(node: &Node) -> Result<()> {
-    let options = options_any(&Options { binary_name: "runc".to_owned(), ..Default::default() })?;
+    let options = options_any(&Options {
+        binary_name: "runc".to_owned(),
+        ..Default::default()
+    })?;
     let mut info = node.command(node.programs().join(SHIM))?;
-    info.arg("-info").stdin(Stdio::piped()).stdout(Stdio::piped());
+    info.arg("-info")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut child = info.spawn().context("start it")?;
-    child.stdin.take().context("its stdin")?.write_all(&options.write_to_bytes()?)?;
+    child
+        .stdin
+        .take()
+        .context("its stdin")?
+        .write_all(&options.write_to_bytes()?)?;
     let answer = child.wait_with_output()?;
     let info = RuntimeInfo::parse_from_bytes(&answer.stdout).context("parse the answer")?;
     ensure!(info.name == "io.containerd.bindguard.v2", "{info:?}");
-    ensure!(!info.version.version.is_empty() && info.options.value == options.value, "{info:?}");
-    let features: serde_json::Value = serde_json::from_slice(&info.features.value).context("read the features")?;
+    ensure!(
+        !info.version.version.is_empty() && info.options.value == options.value,
+        "{info:?}"
+    );
+    let features: serde_json::Value =
+        serde_json::from_slice(&info.features.value).context("read the features")?;
     // containerd reads it: can the runtime map the ids of mounts?
-    ensure!(features["linux"]["mountExtensions"]["idmap"]["enabled"].is_boolean(), "{features}");
-    ensure!(info.features.type_url.ends_with("runtime-spec/1/features/Features"), "{}", info.features.type_url);
+    ensure!(
+        features["linux"]["mountExtensions"]["idmap"]["enabled"].is_boolean(),
+        "{features}"
+    );
+    ensure!(
+        info.features
+            .type_url
+            .ends_with("runtime-spec/1/features/Features"),
+        "{}",
+        info.features.type_url
+    );
     wrong_options_of_info(node)?;
     let mut version = node.command(node.programs().join(SHIM))?;
     version.arg("-v");
@@ -65,19 +88,35 @@ fn what_it_is(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Issue 25: both shims refuse them. A caller that got an answer would believe that the runtime is there.
+/// Issue 25: both shims refuse them. A caller that got an answer would believe that the runtime is
+/// there.
 fn wrong_options_of_info(node: &Node) -> Result<()> {
-    let missing = options_any(&Options { binary_name: "/no/such/runtime".to_owned(), ..Default::default() })?;
-    let of_other_type = Any { type_url: "io.example.Options".to_owned(), ..missing.clone() };
-    let malformed = Any { value: vec![0xff], ..missing.clone() };
+    let missing = options_any(&Options {
+        binary_name: "/no/such/runtime".to_owned(),
+        ..Default::default()
+    })?;
+    let of_other_type = Any {
+        type_url: "io.example.Options".to_owned(),
+        ..missing.clone()
+    };
+    let malformed = Any {
+        value: vec![0xff],
+        ..missing.clone()
+    };
     for shim in ["containerd-shim-runc-v2", SHIM] {
-        for input in
-            [missing.write_to_bytes()?, of_other_type.write_to_bytes()?, malformed.write_to_bytes()?, vec![0xff]]
-        {
+        for input in [
+            missing.write_to_bytes()?,
+            of_other_type.write_to_bytes()?,
+            malformed.write_to_bytes()?,
+            vec![0xff],
+        ] {
             let mut info = node.command(node.programs().join(shim))?;
             info.arg("-info");
             let answer = run_with_bytes(info, &input, LIMIT)?;
-            ensure!(answer.code() == 1 && answer.stdout.is_empty(), "{shim}: {answer:?}");
+            ensure!(
+                answer.code() == 1 && answer.stdout.is_empty(),
+                "{shim}: {answer:?}"
+            );
         }
     }
     Ok(())
@@ -85,16 +124,23 @@ fn wrong_options_of_info(node: &Node) -> Result<()> {
 
 /// Issue 25: the exit codes of the stock shim, and a text that explains the flags.
 fn command_lines_of_people(node: &Node) -> Result<()> {
-    for (words, expected) in
-        [(&[][..], 1), (&["-id", "web", "delete"], 1), (&["-h"], 0), (&["-shiny"], 2), (&["-id"], 2)]
-    {
+    for (words, expected) in [
+        (&[][..], 1),
+        (&["-id", "web", "delete"], 1),
+        (&["-h"], 0),
+        (&["-shiny"], 2),
+        (&["-id"], 2),
+    ] {
         for shim in [STOCK_SHIM, SHIM] {
             let mut command = node.command(node.programs().join(shim))?;
             command.args(words);
             let answer = run(command)?;
             ensure!(answer.code() == expected, "{answer:?}");
             let text = answer.stdout + &answer.stderr;
-            ensure!(shim == STOCK_SHIM || text.contains("Usage: ") && text.contains("-publish-binary"), "{text:?}");
+            ensure!(
+                shim == STOCK_SHIM || text.contains("Usage: ") && text.contains("-publish-binary"),
+                "{text:?}"
+            );
         }
     }
     Ok(())
@@ -105,10 +151,26 @@ fn socket_of_the_command_line(node: &Node) -> Result<()> {
     let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
     let socket = Path::new("/run/own.sock");
     let mut server = node.command(node.programs().join(SHIM))?;
-    server.args(["-namespace", node.name(), "-id", "web", "-address", SOCKET, "-socket", "/run/own.sock"]);
-    let mut server = server.current_dir(bundle.path()).stdin(Stdio::null()).spawn().context("start the server")?;
+    server.args([
+        "-namespace",
+        node.name(),
+        "-id",
+        "web",
+        "-address",
+        SOCKET,
+        "-socket",
+        "/run/own.sock",
+    ]);
+    let mut server = server
+        .current_dir(bundle.path())
+        .stdin(Stdio::null())
+        .spawn()
+        .context("start the server")?;
     until("it serves", || Ok(UnixStream::connect(socket).is_ok()))?;
-    ensure!(fs::metadata(socket)?.permissions().mode() & 0o777 == 0o600, "others may use the socket");
+    ensure!(
+        fs::metadata(socket)?.permissions().mode() & 0o777 == 0o600,
+        "others may use the socket"
+    );
     let client = Shim::at_socket(socket).connect()?;
     client.create(&bundle.request())?;
     client.start("web", "")?;
@@ -122,10 +184,16 @@ fn socket_of_the_command_line(node: &Node) -> Result<()> {
 /// Issue 25: the stock shim ends at SIGTERM, and its container with it.
 fn sigterm_of_the_stock_shim(node: &Node) -> Result<()> {
     let ctr = node.ctr();
-    ctr.container("stock").runtime(Runtime::Stock).start()?.success()?;
+    ctr.container("stock")
+        .runtime(Runtime::Stock)
+        .start()?
+        .success()?;
     let (init, shim) = (ctr.pid("stock")?, parent_of(ctr.pid("stock")?)?);
-    kill(Pid::from_raw(shim.try_into()?), Signal::SIGTERM).context("send SIGTERM to the stock shim")?;
-    until("its container has ended", || Ok(!fs::exists(format!("/proc/{init}"))?))?;
+    kill(Pid::from_raw(shim.try_into()?), Signal::SIGTERM)
+        .context("send SIGTERM to the stock shim")?;
+    until("its container has ended", || {
+        Ok(!fs::exists(format!("/proc/{init}"))?)
+    })?;
     ctr.forget("stock")
 }
 
@@ -137,14 +205,19 @@ fn sigterm(node: &Node) -> Result<()> {
     client.start("web", "")?;
     kill(shim_pid(&bundle)?, Signal::SIGTERM).context("send SIGTERM to the shim")?;
     thread::sleep(Duration::from_millis(700));
-    ensure!(client.state("web", "")?.pid > 0, "it ended, and its container with it");
+    ensure!(
+        client.state("web", "")?.pid > 0,
+        "it ended, and its container with it"
+    );
     ensure!(client.end("web")?.exit_status == 137);
     // without a `Shutdown`
-    until("the shim has terminated", || Ok(UnixStream::connect(shim.socket()).is_err()))
+    until("the shim has terminated", || {
+        Ok(UnixStream::connect(shim.socket()).is_err())
+    })
 }
 
-/// Issue 14: SIGHUP or SIGQUIT from a script that meant something else, SIGXFSZ from a limit. Only SIGKILL and SIGSTOP cannot be
-/// caught.
+/// Issue 14: SIGHUP or SIGQUIT from a script that meant something else, SIGXFSZ from a limit. Only
+/// SIGKILL and SIGSTOP cannot be caught.
 fn every_other_signal(node: &Node) -> Result<()> {
     let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
     let shim = Shim::start(node, &bundle, &Options::default())?;
@@ -152,21 +225,39 @@ fn every_other_signal(node: &Node) -> Result<()> {
     client.create(&bundle.request())?;
     client.start("web", "")?;
     let pid = shim_pid(&bundle)?;
-    let (caught_by_none, asks_to_end) = ([libc::SIGKILL, libc::SIGSTOP], [libc::SIGTERM, libc::SIGINT]);
-    for signal in (1..=64).filter(|signal| !caught_by_none.contains(signal) && !asks_to_end.contains(signal)) {
+    let (caught_by_none, asks_to_end) = (
+        [libc::SIGKILL, libc::SIGSTOP],
+        [libc::SIGTERM, libc::SIGINT],
+    );
+    for signal in
+        (1..=64).filter(|signal| !caught_by_none.contains(signal) && !asks_to_end.contains(signal))
+    {
         // a second one meets what the first may have left
         for _ in 0..2 {
             // SAFETY: kill(2) takes two numbers.
-            ensure!(unsafe { libc::kill(pid.as_raw(), signal) } == 0, "signal {signal}: the shim is gone");
+            ensure!(
+                unsafe { libc::kill(pid.as_raw(), signal) } == 0,
+                "signal {signal}: the shim is gone"
+            );
         }
-        let state = client.state("web", "").with_context(|| format!("signal {signal}"))?;
+        let state = client
+            .state("web", "")
+            .with_context(|| format!("signal {signal}"))?;
         ensure!(state.pid > 0, "signal {signal}");
     }
     // what the runtime and the container begin with is as for any program: no signal is ignored
-    let exec = ExecProcessRequest { id: "web".into(), exec_id: "e".into(), ..Default::default() };
+    let exec = ExecProcessRequest {
+        id: "web".into(),
+        exec_id: "e".into(),
+        ..Default::default()
+    };
     client.exec(exec, &["sleep", "1000000"])?;
     let status = fs::read_to_string(format!("/proc/{}/status", client.start("web", "e")?))?;
-    ensure!(status.contains("SigIgn:\t0000000000000000") && status.contains("SigBlk:\t0000000000000000"), "{status}");
+    ensure!(
+        status.contains("SigIgn:\t0000000000000000")
+            && status.contains("SigBlk:\t0000000000000000"),
+        "{status}"
+    );
     ensure!(client.end("web")?.exit_status == 137);
     Ok(client.shut_down("web")?)
 }
@@ -177,9 +268,20 @@ fn sigusr1(node: &Node) -> Result<()> {
     for runtime in [Runtime::Stock, Runtime::Bindguard] {
         let log = fs::read_to_string(node.disk().join("containerd.log"))?.len();
         ctr.container("web").runtime(runtime).start()?.success()?;
-        run(ctr.command(&["task", "exec", "--detach", "--exec-id", "e", "web", "sleep", "1000000"]))?.success()?;
+        run(ctr.command(&[
+            "task",
+            "exec",
+            "--detach",
+            "--exec-id",
+            "e",
+            "web",
+            "sleep",
+            "1000000",
+        ]))?
+        .success()?;
         let shim = parent_of(ctr.pid("web")?)?;
-        kill(Pid::from_raw(shim.try_into()?), Signal::SIGUSR1).context("send SIGUSR1 to the shim")?;
+        kill(Pid::from_raw(shim.try_into()?), Signal::SIGUSR1)
+            .context("send SIGUSR1 to the shim")?;
         let wanted: &[&str] = match runtime {
             Runtime::Stock => &["goroutine stack dump"],
             _ => &[
@@ -203,10 +305,15 @@ fn sigusr1(node: &Node) -> Result<()> {
 }
 
 fn shim_pid(bundle: &Bundle) -> Result<Pid> {
-    Ok(Pid::from_raw(fs::read_to_string(bundle.path().join("shim.pid"))?.trim().parse()?))
+    Ok(Pid::from_raw(
+        fs::read_to_string(bundle.path().join("shim.pid"))?
+            .trim()
+            .parse()?,
+    ))
 }
 
-/// `Now` is in the API, and containerd never sets it; for containerd-shim-runc-v2 and the Rust runc-shim it changes nothing.
+/// `Now` is in the API, and containerd never sets it; for containerd-shim-runc-v2 and the Rust
+/// runc-shim it changes nothing.
 fn shutdown_now(node: &Node) -> Result<()> {
     let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
     let shim = Shim::start(node, &bundle, &Options::default())?;
@@ -215,8 +322,13 @@ fn shutdown_now(node: &Node) -> Result<()> {
     client.start("web", "")?;
     client.shut_down_now("web")?;
     thread::sleep(Duration::from_millis(700));
-    ensure!(client.state("web", "")?.pid > 0, "it ended, and its container with it");
+    ensure!(
+        client.state("web", "")?.pid > 0,
+        "it ended, and its container with it"
+    );
     ensure!(client.end("web")?.exit_status == 137);
     client.shut_down_now("web")?;
-    until("the shim has ended", || Ok(UnixStream::connect(shim.socket()).is_err()))
+    until("the shim has ended", || {
+        Ok(UnixStream::connect(shim.socket()).is_err())
+    })
 }

@@ -1,4 +1,5 @@
-//! Ten containers answer slowly, or have thousands of mounts. The refresh of another container is late by three seconds at most.
+//! Ten containers answer slowly, or have thousands of mounts. The refresh of another container is
+//! late by three seconds at most.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -39,26 +40,41 @@ fn story(node: &Node) -> Result<()> {
     }
     thread::scope(|scope| {
         let begin = |(number, pod)| {
-            let work: fn(&RunningPod) -> Result<()> = if number < 5 { RunningPod::slow } else { RunningPod::thousands };
+            let work: fn(&RunningPod) -> Result<()> = if number < 5 {
+                RunningPod::slow
+            } else {
+                RunningPod::thousands
+            };
             scope.spawn(move || work(pod))
         };
         let all: Vec<_> = hostile.iter().enumerate().map(begin).collect();
-        all.into_iter().try_for_each(|pod| pod.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+        all.into_iter().try_for_each(|pod| {
+            pod.join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        })
     })?;
     let agent = Agent::start(node, "")?;
-    until("the first survey is over", || Ok(agent.figure("bindguard_agent_surveys_total") > 0.0))?;
+    until("the first survey is over", || {
+        Ok(agent.figure("bindguard_agent_surveys_total") > 0.0)
+    })?;
     for text in ["one", "two", "three"] {
         hostile.iter().try_for_each(|pod| pod.update(text))?;
         let start = Instant::now();
         neighbour.update(text)?;
         while neighbour.reads()? != text {
-            ensure!(start.elapsed() < LIMIT, "the neighbour still reads its old file");
+            ensure!(
+                start.elapsed() < LIMIT,
+                "the neighbour still reads its old file"
+            );
             thread::sleep(Duration::from_millis(1));
         }
         println!("the neighbour reads {text} after {:?}", start.elapsed());
     }
     drop(agent);
-    hostile.into_iter().chain([neighbour]).try_for_each(|pod| pod.end(node, &cri))
+    hostile
+        .into_iter()
+        .chain([neighbour])
+        .try_for_each(|pod| pod.end(node, &cri))
 }
 
 struct RunningPod {
@@ -71,17 +87,38 @@ struct RunningPod {
 impl RunningPod {
     fn start(node: &Node, cri: &Cri, name: &str) -> Result<Self> {
         let uid = format!("uid-{name}");
-        let volume = node.kubelet().pod(&uid)?.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "zero")])?;
-        let bind = mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate);
-        let sandbox = cri.run_annotated_pod("runc", name, &uid, &[("bindguard.io/refresh", "true")])?;
+        let volume = node.kubelet().pod(&uid)?.volume(
+            VolumeKind::ConfigMap,
+            "conf",
+            &[("app.conf", "zero")],
+        )?;
+        let bind = mount(
+            volume.subpath("app", 0, "app.conf").bind()?,
+            "/etc/app.conf",
+            PropagationPrivate,
+        );
+        let sandbox =
+            cri.run_annotated_pod("runc", name, &uid, &[("bindguard.io/refresh", "true")])?;
         let app = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &[bind])?;
-        Ok(Self { uid, sandbox, volume, pid: cri.pid(&app)? })
+        Ok(Self {
+            uid,
+            sandbox,
+            volume,
+            pid: cri.pid(&app)?,
+        })
     }
 
     fn slow(&self) -> Result<()> {
-        let device = Arc::new(File::options().read(true).write(true).open("/dev/fuse").context("open /dev/fuse")?);
+        let device = Arc::new(
+            File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/fuse")
+                .context("open /dev/fuse")?,
+        );
         let number = device.as_raw_fd().to_string();
-        fcntl(&device, FcntlArg::F_SETFD(FdFlag::empty())).context("keep the device across exec")?;
+        fcntl(&device, FcntlArg::F_SETFD(FdFlag::empty()))
+            .context("keep the device across exec")?;
         let delay = slow_fuse::serve_after(Arc::clone(&device), DELAY);
         self.run(SLOW, &number)?;
         delay();
@@ -95,7 +132,17 @@ impl RunningPod {
     /// In the container's mount namespace, with the privileges of the node.
     fn run(&self, script: &str, argument: &str) -> Result<()> {
         let mut command = Command::new("nsenter");
-        command.args(["-t", &self.pid.to_string(), "-m", "--", "sh", "-c", script, "sh", argument]);
+        command.args([
+            "-t",
+            &self.pid.to_string(),
+            "-m",
+            "--",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            argument,
+        ]);
         run(command)?.success().map(drop)
     }
 
@@ -104,11 +151,14 @@ impl RunningPod {
     }
 
     fn reads(&self) -> Result<String> {
-        fs::read_to_string(format!("/proc/{}/root/etc/app.conf", self.pid)).context("read the neighbour's file")
+        fs::read_to_string(format!("/proc/{}/root/etc/app.conf", self.pid))
+            .context("read the neighbour's file")
     }
 
     fn end(&self, node: &Node, cri: &Cri) -> Result<()> {
         cri.remove_pod(&self.sandbox)?;
-        until("the kubelet deletes the pod", || Ok(node.kubelet().pod(&self.uid)?.delete().is_ok()))
+        until("the kubelet deletes the pod", || {
+            Ok(node.kubelet().pod(&self.uid)?.delete().is_ok())
+        })
     }
 }

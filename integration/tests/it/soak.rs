@@ -1,10 +1,11 @@
-//! `make soak`: one pod's shim through a thousand containers one after another, fifty at once, five hundred execs, and a
-//! hundred megabytes through a pipe and through a terminal each way. Afterwards it holds what it held after the first fifty
-//! containers, which come all at once: an allocator keeps pages that hold a little of something, and has met its peak by then.
-//! Prints the figures.
+//! `make soak`: one pod's shim through a thousand containers one after another, fifty at once, five
+//! hundred execs, and a hundred megabytes through a pipe and through a terminal each way.
+//! Afterwards it holds what it held after the first fifty containers, which come all at once: an
+//! allocator keeps pages that hold a little of something, and has met its peak by then. Prints the
+//! figures.
 //!
-//! The small version of it, in `make test`, is exec_storm_leaves_nothing_behind, fifty_containers_at_once and
-//! streams_lose_nothing.
+//! The small version of it, in `make test`, is exec_storm_leaves_nothing_behind,
+//! fifty_containers_at_once and streams_lose_nothing.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -36,7 +37,11 @@ fn containerd_2_1() {
 
 fn story(node: &Node) -> Result<()> {
     let nothing = Leftovers::of(node)?;
-    node.ctr().container("sandbox").annotation(GROUP, "pod").start()?.success()?;
+    node.ctr()
+        .container("sandbox")
+        .annotation(GROUP, "pod")
+        .start()?
+        .success()?;
     let shim = *node.shims()?.first().context("find the shim")?;
     at_once(node)?;
     let (before, begun) = (Footprint::at_rest(shim)?, Leftovers::of(node)?);
@@ -45,7 +50,8 @@ fn story(node: &Node) -> Result<()> {
         begun.are_all(node).with_context(|| what.to_owned())?;
         let now = Footprint::at_rest(shim)?;
         eprintln!("{what}, in {:.0?}: {now:?}", begin.elapsed());
-        now.has_not_grown_since(&before).with_context(|| what.to_owned())
+        now.has_not_grown_since(&before)
+            .with_context(|| what.to_owned())
     };
     let begin = Instant::now();
     in_a_row(node, IN_A_ROW)?;
@@ -57,7 +63,10 @@ fn story(node: &Node) -> Result<()> {
     execs(node)?;
     check(&format!("{EXECS} execs"), begin)?;
     for (terminal, input) in [(false, false), (false, true), (true, false), (true, true)] {
-        let (by, way) = (if terminal { "a terminal" } else { "a pipe" }, if input { "in" } else { "out" });
+        let (by, way) = (
+            if terminal { "a terminal" } else { "a pipe" },
+            if input { "in" } else { "out" },
+        );
         let begin = Instant::now();
         stream(node, terminal, input).with_context(|| format!("{way} by {by}"))?;
         check(&format!("{MEGABYTES} MB {way} by {by}"), begin)?;
@@ -69,13 +78,22 @@ fn story(node: &Node) -> Result<()> {
 fn start(node: &Node, number: usize) -> Result<Child> {
     let (ctr, id) = (node.ctr(), format!("c{number}"));
     let script = format!("exit {}", number % 100 + 1);
-    let container = ctr.container(&id).annotation(GROUP, "pod").runs(&["sh", "-c", &script]);
-    container.command(&["--rm"]).spawn().with_context(|| format!("start {id}"))
+    let container = ctr
+        .container(&id)
+        .annotation(GROUP, "pod")
+        .runs(&["sh", "-c", &script]);
+    container
+        .command(&["--rm"])
+        .spawn()
+        .with_context(|| format!("start {id}"))
 }
 
 fn ends_well(number: usize, mut container: Child) -> Result<()> {
     let code = container.wait()?.code();
-    ensure!(code == i32::try_from(number % 100 + 1).ok(), "container {number} ended with {code:?}");
+    ensure!(
+        code == i32::try_from(number % 100 + 1).ok(),
+        "container {number} ended with {code:?}"
+    );
     Ok(())
 }
 
@@ -84,29 +102,46 @@ fn in_a_row(node: &Node, count: usize) -> Result<()> {
 }
 
 fn at_once(node: &Node) -> Result<()> {
-    let running: Vec<Child> = (0..AT_ONCE).map(|number| start(node, number)).collect::<Result<_>>()?;
-    running.into_iter().enumerate().try_for_each(|(number, container)| ends_well(number, container))
+    let running: Vec<Child> = (0..AT_ONCE)
+        .map(|number| start(node, number))
+        .collect::<Result<_>>()?;
+    running
+        .into_iter()
+        .enumerate()
+        .try_for_each(|(number, container)| ends_well(number, container))
 }
 
 fn execs(node: &Node) -> Result<()> {
     (0..EXECS).try_for_each(|number| {
         let status = number % 256;
-        let ended = node.ctr().exec("sandbox", &["sh", "-c", &format!("exit {status}")])?;
-        ensure!(ended.code() == i32::try_from(status)?, "exec {number} ended with {}", ended.code());
+        let ended = node
+            .ctr()
+            .exec("sandbox", &["sh", "-c", &format!("exit {status}")])?;
+        ensure!(
+            ended.code() == i32::try_from(status)?,
+            "exec {number} ended with {}",
+            ended.code()
+        );
         Ok(())
     })
 }
 
-/// One exec that writes or counts; the story holds the other ends of its fifos, as containerd's client does.
+/// One exec that writes or counts; the story holds the other ends of its fifos, as containerd's
+/// client does.
 fn stream(node: &Node, terminal: bool, input: bool) -> Result<()> {
     let client = Shim::of_container(node, "sandbox")?.connect()?;
     let folder = node.disk().join(format!("fifos-{terminal}-{input}"));
     std::fs::create_dir(&folder)?;
     let [stdin, stdout] = ["in", "out"].map(|name| folder.join(name));
     for fifo in [&stdin, &stdout] {
-        mkfifo(fifo, Mode::from_bits_truncate(0o600)).with_context(|| format!("make {}", fifo.display()))?;
+        mkfifo(fifo, Mode::from_bits_truncate(0o600))
+            .with_context(|| format!("make {}", fifo.display()))?;
     }
-    let raw = if terminal { "stty raw -echo; echo; " } else { "echo; " };
+    let raw = if terminal {
+        "stty raw -echo; echo; "
+    } else {
+        "echo; "
+    };
     let bytes = MEGABYTES * 1_000_000;
     let script = match input {
         true => format!("{raw} head -c {bytes} | wc -c"),
@@ -124,8 +159,15 @@ fn stream(node: &Node, terminal: bool, input: bool) -> Result<()> {
     client.exec(request, &["sh", "-c", &script])?;
     let read = pass(&client, stdin, stdout, if input { bytes } else { 0 })?;
     match input {
-        true => ensure!(String::from_utf8_lossy(&read.tail).trim() == bytes.to_string(), "{read:?}"),
-        false => ensure!(read.bytes == bytes + read.begin, "{} bytes of {bytes} arrived", read.bytes),
+        true => ensure!(
+            String::from_utf8_lossy(&read.tail).trim() == bytes.to_string(),
+            "{read:?}"
+        ),
+        false => ensure!(
+            read.bytes == bytes + read.begin,
+            "{} bytes of {bytes} arrived",
+            read.bytes
+        ),
     }
     Ok(())
 }
@@ -152,7 +194,11 @@ fn pass(client: &Client, stdin: PathBuf, stdout: PathBuf, feed: usize) -> Result
         read.begin += length;
     }
     drop(out);
-    let newline = buffer.iter().position(|byte| *byte == b'\n').unwrap_or_default() + 1;
+    let newline = buffer
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .unwrap_or_default()
+        + 1;
     (read.bytes, read.begin) = (read.begin, newline);
     let feeding = thread::spawn(move || -> std::io::Result<()> {
         let chunk = vec![b'x'; 1 << 16];
@@ -178,10 +224,16 @@ fn pass(client: &Client, stdin: PathBuf, stdout: PathBuf, feed: usize) -> Result
             }
         }
     });
-    feeding.join().ok().context("join the thread that feeds")??;
+    feeding
+        .join()
+        .ok()
+        .context("join the thread that feeds")??;
     ensure!(client.wait("sandbox", "stream")? == 0);
     client.delete("sandbox", "stream")?;
-    let (bytes, tail) = reading.join().ok().context("join the thread that reads")??;
+    let (bytes, tail) = reading
+        .join()
+        .ok()
+        .context("join the thread that reads")??;
     read.bytes += bytes;
     read.tail = tail;
     Ok(read)

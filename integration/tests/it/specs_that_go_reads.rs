@@ -1,5 +1,6 @@
-//! Specs that the stock shim and runc read, because Go's `encoding/json` does, and that a stricter reader refuses: `null` in
-//! odd places, duplicate keys, half of a surrogate pair, escaped keys. Their containers and execs run (issue 14).
+//! Specs that the stock shim and runc read, because Go's `encoding/json` does, and that a stricter
+//! reader refuses: `null` in odd places, duplicate keys, half of a surrogate pair, escaped keys.
+//! Their containers and execs run (issue 14).
 
 use std::fs;
 
@@ -21,15 +22,15 @@ const ODD: [&str; 7] = [
     r#""linux":null,"#,
     r#""linux":{"cgroupsPath":null,"namespaces":null},"#,
 ];
-const EXEC: &str =
-    r#"{"\u0061rgs":["false"],"args":["true"],"cwd":"/","env":["PATH=/bin"],"user":{"uid":0,"gid":0,"\ud800":null}}"#;
+const EXEC: &str = r#"{"\u0061rgs":["false"],"args":["true"],"cwd":"/","env":["PATH=/bin"],"user":{"uid":0,"gid":0,"\ud800":null}}"#;
 
 #[test]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
         for (number, odd) in ODD.iter().enumerate() {
-            runs(node, &format!("odd{number}"), odd).with_context(|| format!("a spec with {odd}"))?;
+            runs(node, &format!("odd{number}"), odd)
+                .with_context(|| format!("a spec with {odd}"))?;
         }
         before.are_all(node)
     });
@@ -38,11 +39,17 @@ fn containerd_2_1() {
 fn runs(node: &Node, id: &str, odd: &str) -> Result<()> {
     let whole = spec(node, id, &["sleep", "1000"]);
     let bundle = Bundle::create_with(node, id, &whole)?;
-    fs::write(bundle.path().join("config.json"), format!("{{{odd}{}", &whole.to_string()[1..]))?;
+    fs::write(
+        bundle.path().join("config.json"),
+        format!("{{{odd}{}", &whole.to_string()[1..]),
+    )?;
     let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
     client.create(&bundle.request())?;
     client.start(id, "")?;
-    let process = Any { value: EXEC.as_bytes().to_owned(), ..Default::default() };
+    let process = Any {
+        value: EXEC.as_bytes().to_owned(),
+        ..Default::default()
+    };
     let exec = ExecProcessRequest {
         id: id.to_owned(),
         exec_id: "e".to_owned(),

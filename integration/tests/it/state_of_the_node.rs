@@ -1,5 +1,5 @@
-//! `kubectl get pods` shows the fleet: the agent and the installer annotate their own pods with the node's state, and only if
-//! it changed.
+//! `kubectl get pods` shows the fleet: the agent and the installer annotate their own pods with the
+//! node's state, and only if it changed.
 
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -26,15 +26,30 @@ fn of_the_agent() {
         let subpath = volume.subpath("app", 0, "app.conf");
         subpath.bind()?;
         volume.update(&[("app.conf", "two")])?;
-        until("it is re-bound", || Ok(only_a_current_mount(&subpath).is_ok()))?;
+        until("it is re-bound", || {
+            Ok(only_a_current_mount(&subpath).is_ok())
+        })?;
         let state = annotations(&api)?;
         ensure!(
-            state["bindguard.io/guarded-runtimes"].as_str().is_some_and(|text| text.contains("bindguard")),
+            state["bindguard.io/guarded-runtimes"]
+                .as_str()
+                .is_some_and(|text| text.contains("bindguard")),
             "{state}"
         );
-        ensure!(state["bindguard.io/findings"] == "none" && state["bindguard.io/version"].is_string(), "{state}");
-        ensure!(state["bindguard.io/last-repair"].as_str().is_some_and(|text| text.ends_with('Z')), "{state}");
-        ensure!(state["kept"] == "yes", "another annotation is gone: {state}");
+        ensure!(
+            state["bindguard.io/findings"] == "none" && state["bindguard.io/version"].is_string(),
+            "{state}"
+        );
+        ensure!(
+            state["bindguard.io/last-repair"]
+                .as_str()
+                .is_some_and(|text| text.ends_with('Z')),
+            "{state}"
+        );
+        ensure!(
+            state["kept"] == "yes",
+            "another annotation is gone: {state}"
+        );
         only_patches_of_its_own_pod(&api)?;
         pod.delete()
     });
@@ -48,23 +63,39 @@ fn of_the_installer() {
         let agent = node.under_test().join("bindguard-agent");
         let bindguard = node.under_test().join("bindguard");
         let mut command = Agent::with_account(node, &[], &api)?;
-        command.arg(&agent).args(["annotate-pod", "--every", "1", "--"]).arg(bindguard).args(["status", "--json"]);
+        command
+            .arg(&agent)
+            .args(["annotate-pod", "--every", "1", "--"])
+            .arg(bindguard)
+            .args(["status", "--json"]);
         let _annotating = Annotating::start(command)?;
         let state = annotations(&api)?;
         ensure!(
-            state["bindguard.io/guarded-runtimes"].as_str().is_some_and(|text| text.contains("bindguard")),
+            state["bindguard.io/guarded-runtimes"]
+                .as_str()
+                .is_some_and(|text| text.contains("bindguard")),
             "{state}"
         );
-        ensure!(state["bindguard.io/restart-owed"] == "false" && state["bindguard.io/findings"] == "0", "{state}");
+        ensure!(
+            state["bindguard.io/restart-owed"] == "false" && state["bindguard.io/findings"] == "0",
+            "{state}"
+        );
         std::thread::sleep(Duration::from_secs(5));
-        ensure!(api.requests().len() == 1, "it wrote again what did not change: {:?}", api.requests());
+        ensure!(
+            api.requests().len() == 1,
+            "it wrote again what did not change: {:?}",
+            api.requests()
+        );
         only_patches_of_its_own_pod(&api)
     });
 }
 
 fn api() -> Result<KubeApi> {
     let api = KubeApi::start_with_tls()?;
-    api.insert(POD, json!({"kind": "Pod", "metadata": {"name": "agent-1", "annotations": {"kept": "yes"}}}));
+    api.insert(
+        POD,
+        json!({"kind": "Pod", "metadata": {"name": "agent-1", "annotations": {"kept": "yes"}}}),
+    );
     Ok(api)
 }
 
@@ -80,7 +111,10 @@ fn annotations(api: &KubeApi) -> Result<Value> {
 fn only_patches_of_its_own_pod(api: &KubeApi) -> Result<()> {
     let bearer = format!("Bearer {TOKEN}");
     for seen in api.requests() {
-        ensure!(seen.method == "PATCH" && seen.path == POD && seen.authorization == bearer, "{seen:?}");
+        ensure!(
+            seen.method == "PATCH" && seen.path == POD && seen.authorization == bearer,
+            "{seen:?}"
+        );
     }
     Ok(())
 }

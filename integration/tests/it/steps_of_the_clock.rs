@@ -1,6 +1,8 @@
-//! A step of the node's clock changes no interval: only these files read the wall clock, and each of them for time stamps.
+//! A step of the node's clock changes no interval: only these files read the wall clock, and each
+//! of them for time stamps.
 //!
-//! The machine's clock is not set in a test, and a time namespace has none of its own. The files that read it are known instead.
+//! The machine's clock is not set in a test, and a time namespace has none of its own. The files
+//! that read it are known instead.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,26 +11,49 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 /// The crates that the agent and the guard are made of.
-const CRATES: [&str; 6] = ["hooks/core", "hooks/sys", "hooks/guard", "hooks/operator", "config", "shim/agent"];
+const CRATES: [&str; 6] = [
+    "hooks/core",
+    "hooks/sys",
+    "hooks/guard",
+    "hooks/operator",
+    "config",
+    "shim/agent",
+];
 
-/// The readers: the time of a journal's line; the times of events, of the last survey, of the last repair and of the start.
-const READERS: [&str; 2] = ["hooks/guard/src/journal/mod.rs", "shim/agent/src/wall_clock.rs"];
+/// The readers: the time of a journal's line; the times of events, of the last survey, of the last
+/// repair and of the start.
+const READERS: [&str; 2] = [
+    "hooks/guard/src/journal/mod.rs",
+    "shim/agent/src/wall_clock.rs",
+];
 
-const CALLS: [&str; 5] = ["SystemTime::now", "now_utc", "now_local", "CLOCK_REALTIME", "ClockId::Realtime"];
+const CALLS: [&str; 5] = [
+    "SystemTime::now",
+    "now_utc",
+    "now_local",
+    "CLOCK_REALTIME",
+    "ClockId::Realtime",
+];
 
 #[test]
 fn only_time_stamps_read_the_wall_clock() -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("find the workspace")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .context("find the workspace")?;
     let mut readers = BTreeSet::new();
     for name in CRATES {
         for file in sources(&root.join(name).join("src"))? {
-            let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+            let text =
+                fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
             if CALLS.iter().any(|call| text.contains(call)) {
                 readers.insert(file.strip_prefix(root)?.display().to_string());
             }
         }
     }
-    ensure!(readers == READERS.map(str::to_owned).into(), "these files read the wall clock: {readers:?}");
+    ensure!(
+        readers == READERS.map(str::to_owned).into(),
+        "these files read the wall clock: {readers:?}"
+    );
     Ok(())
 }
 

@@ -1,7 +1,9 @@
-//! The fault itself, without bindguard: kubernetes#68211. It also proves the harness, on every generation.
+//! The fault itself, without bindguard: kubernetes#68211. It also proves the harness, on every
+//! generation.
 //!
-//! An operator sees `CreateContainerError` and a container that never starts again, because the subpath's bind mount
-//! still shows the file of an older configMap, and the kernel mounts no deleted file.
+//! An operator sees `CreateContainerError` and a container that never starts again, because the
+//! subpath's bind mount still shows the file of an older configMap, and the kernel mounts no
+//! deleted file.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::{Bind, Node, Runtime, Setup, VolumeKind, on_every_generation};
@@ -14,7 +16,11 @@ fn story(node: &Node) -> Result<()> {
     let subpath = volume.subpath("app", 0, "app.conf");
     let source = subpath.bind()?;
     let ctr = node.ctr();
-    let container = |id| ctr.container(id).runtime(Runtime::Stock).mount(Bind::new(source, "/etc/app.conf"));
+    let container = |id| {
+        ctr.container(id)
+            .runtime(Runtime::Stock)
+            .mount(Bind::new(source, "/etc/app.conf"))
+    };
 
     container("first").start()?.success()?;
     ensure!(ctr.read("first", "/etc/app.conf")? == "one");
@@ -22,9 +28,15 @@ fn story(node: &Node) -> Result<()> {
     volume.update(&[("app.conf", "two")])?;
     ctr.remove("first")?;
     let words = container("second").start()?.failure()?;
-    ensure!(words.contains("no such file or directory") && words.contains("volume-subpaths"), "another error: {words}");
+    ensure!(
+        words.contains("no such file or directory") && words.contains("volume-subpaths"),
+        "another error: {words}"
+    );
 
     let mounts = subpath.mounts()?;
-    ensure!(mounts.len() == 1 && mounts[0].is_deleted(), "the subpath should still show the deleted file: {mounts:?}");
+    ensure!(
+        mounts.len() == 1 && mounts[0].is_deleted(),
+        "the subpath should still show the deleted file: {mounts:?}"
+    );
     pod.delete()
 }

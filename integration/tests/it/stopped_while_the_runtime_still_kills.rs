@@ -1,5 +1,6 @@
-//! A container is dead before the runtime that killed it has ended. containerd deletes a container whose exit it received, and closes
-//! its connection with that: a kill that has no answer by then fails, and with it the stop that a kubelet requested.
+//! A container is dead before the runtime that killed it has ended. containerd deletes a container
+//! whose exit it received, and closes its connection with that: a kill that has no answer by then
+//! fails, and with it the stop that a kubelet requested.
 
 use std::thread;
 use std::time::Duration;
@@ -12,12 +13,15 @@ use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 const FOR_A_DELETE: Duration = Duration::from_millis(700);
 
 fn story(generation: Generation) {
-    Setup::on(generation).cri().obedient_runtime().story(|node| {
-        for handler in ["runc", "bindguard"] {
-            stopped(node, handler)?;
-        }
-        Ok(())
-    });
+    Setup::on(generation)
+        .cri()
+        .obedient_runtime()
+        .story(|node| {
+            for handler in ["runc", "bindguard"] {
+                stopped(node, handler)?;
+            }
+            Ok(())
+        });
 }
 
 on_every_generation!(story);
@@ -25,20 +29,22 @@ on_every_generation!(story);
 /// For good: then the exit is published anyway, after ten seconds.
 #[test]
 fn a_runtime_that_hangs() {
-    Setup::on(Generation::V2_1).obedient_runtime().story(|node| {
-        let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
-        ctr.container("web").start()?.success()?;
-        gate.close_after("kill")?;
-        thread::scope(|scope| {
-            let kill = scope.spawn(|| ctr.kill("web", "KILL"));
-            gate.wait_for_call()?;
-            ctr.wait_for_status("web", "STOPPED")?;
-            ensure!(!kill.is_finished(), "the runtime does not hang");
-            gate.open()?;
-            kill.join().map_err(|_| anyhow!("the client panicked"))?
-        })?;
-        ctr.remove("web")
-    });
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
+            ctr.container("web").start()?.success()?;
+            gate.close_after("kill")?;
+            thread::scope(|scope| {
+                let kill = scope.spawn(|| ctr.kill("web", "KILL"));
+                gate.wait_for_call()?;
+                ctr.wait_for_status("web", "STOPPED")?;
+                ensure!(!kill.is_finished(), "the runtime does not hang");
+                gate.open()?;
+                kill.join().map_err(|_| anyhow!("the client panicked"))?
+            })?;
+            ctr.remove("web")
+        });
 }
 
 fn stopped(node: &Node, handler: &str) -> Result<()> {
@@ -50,7 +56,10 @@ fn stopped(node: &Node, handler: &str) -> Result<()> {
         let stop = scope.spawn(move || kubelet.stop(&app, 0));
         gate.wait_for_call()?;
         thread::sleep(FOR_A_DELETE);
-        ensure!(!stop.is_finished(), "{handler}: the stop did not wait for the runtime");
+        ensure!(
+            !stop.is_finished(),
+            "{handler}: the stop did not wait for the runtime"
+        );
         gate.open()?;
         stop.join().map_err(|_| anyhow!("the kubelet panicked"))?
     })?;

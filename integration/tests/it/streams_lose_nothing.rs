@@ -1,5 +1,5 @@
-//! A lot through a pipe and through a terminal, a reader that is slow, and one that never reads: every byte arrives, and
-//! no container waits for another one's reader.
+//! A lot through a pipe and through a terminal, a reader that is slow, and one that never reads:
+//! every byte arrives, and no container waits for another one's reader.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -26,24 +26,49 @@ fn story(node: &Node) -> Result<()> {
 /// All of it arrives, also when the reader rests before it begins.
 fn through_a_pipe(node: &Node, id: &str, bytes: usize, rest: &str) -> Result<()> {
     let bundle = Bundle::create(node, id, &["head", "-c", &bytes.to_string(), "/dev/zero"])?;
-    let counted = read(node, &bundle, false, &format!("sleep {rest}; wc -c < \"$1\""))?;
+    let counted = read(
+        node,
+        &bundle,
+        false,
+        &format!("sleep {rest}; wc -c < \"$1\""),
+    )?;
     let arrived: usize = counted.trim().parse().context("parse the count")?;
-    ensure!(arrived == bytes, "of {bytes} bytes {arrived} arrive at a reader that rests for {rest} s");
+    ensure!(
+        arrived == bytes,
+        "of {bytes} bytes {arrived} arrive at a reader that rests for {rest} s"
+    );
     Ok(())
 }
 
 fn through_a_terminal(node: &Node) -> Result<()> {
-    let mut spec = spec(node, "pty", &["sh", "-c", "n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); echo $n; done"]);
+    let mut spec = spec(
+        node,
+        "pty",
+        &[
+            "sh",
+            "-c",
+            "n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); echo $n; done",
+        ],
+    );
     spec["process"]["terminal"] = true.into();
-    let printed = read(node, &Bundle::create_with(node, "pty", &spec)?, true, "cat \"$1\"")?;
+    let printed = read(
+        node,
+        &Bundle::create_with(node, "pty", &spec)?,
+        true,
+        "cat \"$1\"",
+    )?;
     let tail = &printed[printed.len().saturating_sub(40)..];
     let count = printed.lines().count();
-    ensure!(printed.ends_with("\n20000\r\n") && count == 20_000, "{count} lines of a terminal, then {tail:?}");
+    ensure!(
+        printed.ends_with("\n20000\r\n") && count == 20_000,
+        "{count} lines of a terminal, then {tail:?}"
+    );
     Ok(())
 }
 
-/// The result of `reader`, a script, on `$1`, a fifo that a container prints into and ends. The story reads itself: with a busy machine and a reader that
-/// rests, `ctr` gives up its own copy now and then, in the middle, whichever shim there is.
+/// The result of `reader`, a script, on `$1`, a fifo that a container prints into and ends. The
+/// story reads itself: with a busy machine and a reader that rests, `ctr` gives up its own copy now
+/// and then, in the middle, whichever shim there is.
 fn read(node: &Node, bundle: &Bundle, terminal: bool, reader: &str) -> Result<String> {
     let client = Shim::start(node, bundle, &Options::default())?.connect()?;
     let fifo = bundle.fifo("out")?;
@@ -63,13 +88,28 @@ fn read(node: &Node, bundle: &Bundle, terminal: bool, reader: &str) -> Result<St
 
 /// Two containers of one shim: the client of the first never reads its output.
 fn never_read(ctr: &Ctr) -> Result<()> {
-    let in_pod = |id: &'static str| ctr.container(id).annotation("io.containerd.runc.v2.group", "pod");
-    let mut stuck = in_pod("stuck").runs(&["sh", "-c", "while :; do echo words; done"]).command(&[]);
-    let mut stuck = stuck.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().context("run the talkative container")?;
+    let in_pod = |id: &'static str| {
+        ctr.container(id)
+            .annotation("io.containerd.runc.v2.group", "pod")
+    };
+    let mut stuck = in_pod("stuck")
+        .runs(&["sh", "-c", "while :; do echo words; done"])
+        .command(&[]);
+    let mut stuck = stuck
+        .stdout(Stdio::piped())
+        .stdin(Stdio::null())
+        .spawn()
+        .context("run the talkative container")?;
     ctr.wait_for_status("stuck", "RUNNING")?;
     let quick = || -> Result<Duration> {
         let begin = Instant::now();
-        ensure!(in_pod("quick").runs(&["echo", "hello"]).run_to_end()?.success()? == "hello\n");
+        ensure!(
+            in_pod("quick")
+                .runs(&["echo", "hello"])
+                .run_to_end()?
+                .success()?
+                == "hello\n"
+        );
         Ok(begin.elapsed())
     };
     thread::sleep(Duration::from_millis(200));
@@ -80,6 +120,9 @@ fn never_read(ctr: &Ctr) -> Result<()> {
     ctr.remove("stuck")?;
     // the shim gives a reader ten seconds; how long a container takes is the machine's affair
     let alone = quick()?;
-    ensure!(beside < alone * 4 + Duration::from_secs(8), "{beside:?} beside one that is stuck, {alone:?} alone");
+    ensure!(
+        beside < alone * 4 + Duration::from_secs(8),
+        "{beside:?} beside one that is stuck, {alone:?} alone"
+    );
     Ok(())
 }

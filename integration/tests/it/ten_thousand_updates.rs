@@ -1,8 +1,9 @@
-//! Ten thousand updates within seconds: the agent loses none. Afterwards every subpath is current, with exactly one mount.
+//! Ten thousand updates within seconds: the agent loses none. Afterwards every subpath is current,
+//! with exactly one mount.
 //!
-//! The kernel drops inotify events beyond `fs.inotify.max_queued_events`. An agent that does not read them meanwhile has to
-//! survey the node. A running agent follows nearly every update by itself: that takes half a minute, and is a fifth as long in
-//! `make test`.
+//! The kernel drops inotify events beyond `fs.inotify.max_queued_events`. An agent that does not
+//! read them meanwhile has to survey the node. A running agent follows nearly every update by
+//! itself: that takes half a minute, and is a fifth as long in `make test`.
 
 use std::fs;
 
@@ -21,11 +22,17 @@ const EVENTS_OF_AN_UPDATE: usize = 3;
 #[test]
 fn while_the_agent_runs() {
     Setup::on(Generation::V2_1).story(|node| {
-        let updates = if std::env::var_os("BINDGUARD_SOAK").is_some() { UPDATES } else { UPDATES / 5 };
+        let updates = if std::env::var_os("BINDGUARD_SOAK").is_some() {
+            UPDATES
+        } else {
+            UPDATES / 5
+        };
         let volumes = fill(node)?;
         let agent = Agent::start(node, "")?;
-        let readers =
-            volumes.iter().step_by(PODS * VOLUMES / 2).map(|(_, subpath)| PollingReader::start(subpath.target()));
+        let readers = volumes
+            .iter()
+            .step_by(PODS * VOLUMES / 2)
+            .map(|(_, subpath)| PollingReader::start(subpath.target()));
         let readers: Vec<PollingReader> = readers.collect();
         update(&volumes, updates)?;
         are_current(&volumes, updates)?;
@@ -46,7 +53,10 @@ fn while_the_agent_is_stopped() {
     Setup::on(Generation::V2_1).story(|node| {
         let volumes = fill(node)?;
         let agent = Agent::start(node, "")?;
-        ensure!(agent.figure(INTERRUPTIONS) == 0.0, "events were lost before the story began");
+        ensure!(
+            agent.figure(INTERRUPTIONS) == 0.0,
+            "events were lost before the story began"
+        );
         agent.stop()?;
         let updates = UPDATES.max(queued_events()? / EVENTS_OF_AN_UPDATE + 1);
         update(&volumes, updates)?;
@@ -54,10 +64,17 @@ fn while_the_agent_is_stopped() {
         late.0.update(&[("key", "1")])?;
         agent.go_on()?;
         are_current(&volumes, updates)?;
-        until("the pod that appeared meanwhile is current", || shows(&late.1, "1"))?;
-        ensure!(agent.figure(INTERRUPTIONS) > 0.0, "the queue of events did not overflow");
+        until("the pod that appeared meanwhile is current", || {
+            shows(&late.1, "1")
+        })?;
+        ensure!(
+            agent.figure(INTERRUPTIONS) > 0.0,
+            "the queue of events did not overflow"
+        );
         late.0.update(&[("key", "2")])?;
-        until("the pod that appeared meanwhile is watched", || shows(&late.1, "2"))?;
+        until("the pod that appeared meanwhile is watched", || {
+            shows(&late.1, "2")
+        })?;
         has_not_failed(&agent)?;
         delete_pod(node, "late")?;
         end(node)
@@ -67,18 +84,26 @@ fn while_the_agent_is_stopped() {
 const INTERRUPTIONS: &str = "bindguard_agent_watch_interruptions_total";
 
 fn queued_events() -> Result<usize> {
-    let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").context("read the limit of events")?;
+    let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
+        .context("read the limit of events")?;
     limit.trim().parse().context("parse the limit of events")
 }
 
 fn fill(node: &Node) -> Result<Vec<(Volume, Subpath)>> {
-    let places = (0..PODS).flat_map(|pod| (0..VOLUMES).map(move |number| (format!("uid-{pod}"), number)));
-    places.map(|(uid, number)| volume(node, &uid, number)).collect()
+    let places =
+        (0..PODS).flat_map(|pod| (0..VOLUMES).map(move |number| (format!("uid-{pod}"), number)));
+    places
+        .map(|(uid, number)| volume(node, &uid, number))
+        .collect()
 }
 
 fn volume(node: &Node, uid: &str, number: usize) -> Result<(Volume, Subpath)> {
     let pod = node.kubelet().pod(uid)?;
-    let volume = pod.volume(VolumeKind::ConfigMap, &format!("conf-{number}"), &[("key", "0")])?;
+    let volume = pod.volume(
+        VolumeKind::ConfigMap,
+        &format!("conf-{number}"),
+        &[("key", "0")],
+    )?;
     let subpath = volume.subpath("app", 0, "key");
     subpath.bind()?;
     Ok((volume, subpath))
@@ -87,15 +112,21 @@ fn volume(node: &Node, uid: &str, number: usize) -> Result<(Volume, Subpath)> {
 /// Updates one volume after the other. The last update of each is known by its number.
 fn update(volumes: &[(Volume, Subpath)], updates: usize) -> Result<()> {
     (0..updates).try_for_each(|number| {
-        volumes[number % volumes.len()].0.update_during_a_repair(&[("key", &number.to_string())])
+        volumes[number % volumes.len()]
+            .0
+            .update_during_a_repair(&[("key", &number.to_string())])
     })
 }
 
 fn are_current(volumes: &[(Volume, Subpath)], updates: usize) -> Result<()> {
     for (number, (volume, subpath)) in volumes.iter().enumerate() {
         let last = (updates - 1 - number) / volumes.len() * volumes.len() + number;
-        until("every subpath is current", || shows(subpath, &last.to_string()))?;
-        until("no old payload is left", || Ok(volume.timestamp_directories()? == 1))?;
+        until("every subpath is current", || {
+            shows(subpath, &last.to_string())
+        })?;
+        until("no old payload is left", || {
+            Ok(volume.timestamp_directories()? == 1)
+        })?;
     }
     Ok(())
 }
@@ -110,10 +141,17 @@ fn has_not_failed(agent: &Agent) -> Result<()> {
         "bindguard_agent_watch_errors_total",
         "bindguard_agent_thread_restarts_total",
     ] {
-        ensure!(agent.figure(figure) == 0.0, "{figure} is not 0: {}", agent.get("/metrics"));
+        ensure!(
+            agent.figure(figure) == 0.0,
+            "{figure} is not 0: {}",
+            agent.get("/metrics")
+        );
     }
     let rebound = agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}");
-    ensure!(rebound >= (PODS * VOLUMES) as f64, "only {rebound} re-binds are counted");
+    ensure!(
+        rebound >= (PODS * VOLUMES) as f64,
+        "only {rebound} re-binds are counted"
+    );
     println!("{rebound} re-binds");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The stream features that `ctr` cannot request: the size of a terminal, a terminal into a logging program or a file, and
-//! that a process has no descriptor beyond its three.
+//! The stream features that `ctr` cannot request: the size of a terminal, a terminal into a logging
+//! program or a file, and that a process has no descriptor beyond its three.
 
 use std::fs;
 
@@ -35,7 +35,11 @@ fn with_a_terminal(node: &Node, id: &str, script: &str) -> Result<Bundle> {
 }
 
 /// Creates and starts the bundle's container.
-fn begin(node: &Node, bundle: &Bundle, change: impl FnOnce(&mut CreateTaskRequest)) -> Result<Client> {
+fn begin(
+    node: &Node,
+    bundle: &Bundle,
+    change: impl FnOnce(&mut CreateTaskRequest),
+) -> Result<Client> {
     let client = Shim::start(node, bundle, &Options::default())?.connect()?;
     let mut request = bundle.request();
     change(&mut request);
@@ -60,18 +64,36 @@ fn resize(node: &Node) -> Result<()> {
         request.stdout.clone_from(&log);
     })?;
     let exec_out = node.disk().join("sized-exec.log");
-    let (id, exec_id, stdout) = ("sized".to_owned(), "e".to_owned(), format!("file://{}", exec_out.display()));
-    let exec = ExecProcessRequest { id, exec_id, stdout, terminal: true, ..Default::default() };
+    let (id, exec_id, stdout) = (
+        "sized".to_owned(),
+        "e".to_owned(),
+        format!("file://{}", exec_out.display()),
+    );
+    let exec = ExecProcessRequest {
+        id,
+        exec_id,
+        stdout,
+        terminal: true,
+        ..Default::default()
+    };
     client.exec(exec, &["sh", "-c", SIZE])?;
     client.start("sized", "e")?;
     // A size has 16 bits: as in the stock shim, the others are dropped (issue 25).
     client.resize("sized", "e", 65_536 + 121, 33)?;
     ensure!(client.wait("sized", "e")? == 0);
     client.delete("sized", "e")?;
-    ensure!(fs::read_to_string(&exec_out)?.trim() == "33 121", "the exec's: {:?}", fs::read_to_string(&exec_out)?);
+    ensure!(
+        fs::read_to_string(&exec_out)?.trim() == "33 121",
+        "the exec's: {:?}",
+        fs::read_to_string(&exec_out)?
+    );
     client.resize("sized", "", 121, 33)?;
     ensure!(end(&client, "sized")? == 0);
-    ensure!(fs::read_to_string(&out)?.trim() == "33 121", "the init's: {:?}", fs::read_to_string(&out)?);
+    ensure!(
+        fs::read_to_string(&out)?.trim() == "33 121",
+        "the init's: {:?}",
+        fs::read_to_string(&out)?
+    );
     Ok(())
 }
 
@@ -84,8 +106,14 @@ fn terminal_into_a_program(node: &Node) -> Result<()> {
         request.stdout = format!("binary://{}", logger.display());
     })?;
     ensure!(end(&client, "logged")? == 0);
-    let (out, err) = (fs::read_to_string(logger.with_extension("out"))?, fs::read(logger.with_extension("err"))?);
-    ensure!(out == "/dev/pts/0\r\nout\r\nerr\r\n" && err.is_empty(), "{out:?}, {err:?}");
+    let (out, err) = (
+        fs::read_to_string(logger.with_extension("out"))?,
+        fs::read(logger.with_extension("err"))?,
+    );
+    ensure!(
+        out == "/dev/pts/0\r\nout\r\nerr\r\n" && err.is_empty(),
+        "{out:?}, {err:?}"
+    );
     Ok(())
 }
 
@@ -102,27 +130,60 @@ fn terminal_into_a_file(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// containerd's API has no field for more than three; what the shim and the runtime hold open must not get there.
+/// containerd's API has no field for more than three; what the shim and the runtime hold open must
+/// not get there.
 fn no_other_descriptors(node: &Node) -> Result<()> {
-    const LIST: [&str; 3] = ["sh", "-c", "for fd in /proc/$$/fd/*; do echo ${fd##*/}; done"];
-    let bundle =
-        Bundle::create(node, "listing", &["sh", "-c", &format!("{}; echo that is all; sleep 1000000", LIST[2])])?;
-    let (out, exec_out) = (node.disk().join("listing.log"), node.disk().join("listing-exec.log"));
+    const LIST: [&str; 3] = [
+        "sh",
+        "-c",
+        "for fd in /proc/$$/fd/*; do echo ${fd##*/}; done",
+    ];
+    let bundle = Bundle::create(
+        node,
+        "listing",
+        &[
+            "sh",
+            "-c",
+            &format!("{}; echo that is all; sleep 1000000", LIST[2]),
+        ],
+    )?;
+    let (out, exec_out) = (
+        node.disk().join("listing.log"),
+        node.disk().join("listing-exec.log"),
+    );
     let log = format!("file://{}", out.display());
     let client = begin(node, &bundle, |request| request.stdout.clone_from(&log))?;
-    let (id, exec_id, stdout) = ("listing".to_owned(), "e".to_owned(), format!("file://{}", exec_out.display()));
-    client.exec(ExecProcessRequest { id, exec_id, stdout, ..Default::default() }, &LIST)?;
+    let (id, exec_id, stdout) = (
+        "listing".to_owned(),
+        "e".to_owned(),
+        format!("file://{}", exec_out.display()),
+    );
+    client.exec(
+        ExecProcessRequest {
+            id,
+            exec_id,
+            stdout,
+            ..Default::default()
+        },
+        &LIST,
+    )?;
     client.start("listing", "e")?;
     ensure!(client.wait("listing", "e")? == 0);
     client.delete("listing", "e")?;
-    until("the init has listed its own", || Ok(fs::read_to_string(&out)?.contains("that is all")))?;
+    until("the init has listed its own", || {
+        Ok(fs::read_to_string(&out)?.contains("that is all"))
+    })?;
     client.end("listing")?;
     client.shut_down("listing")?;
     for file in [out, exec_out] {
         let list = fs::read_to_string(&file)?;
         // the shell's own, for the folder that it lists, is closed again or a high one
         let low: Vec<&str> = list.lines().filter(|fd| fd.len() == 1).collect();
-        ensure!(low.starts_with(&["0", "1", "2"]) && low.len() <= 4, "{}: {list:?}", file.display());
+        ensure!(
+            low.starts_with(&["0", "1", "2"]) && low.len() <= 4,
+            "{}: {list:?}",
+            file.display()
+        );
     }
     Ok(())
 }

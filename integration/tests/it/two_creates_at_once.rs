@@ -1,4 +1,5 @@
-//! Two containers of a pod, one stale subpath, both created in the same moment: both start, one mount remains.
+//! Two containers of a pod, one stale subpath, both created in the same moment: both start, one
+//! mount remains.
 
 use std::thread;
 
@@ -24,19 +25,34 @@ fn story(node: &Node) -> Result<()> {
         only_a_current_mount(&subpath)?;
     }
     let seen = reader.stop();
-    ensure!(seen.empty == 0 && seen.failed == 0, "a reader saw the file underneath: {seen:?}");
-    ensure!(volume.timestamp_directories()? == 1, "a timestamp directory was stranded");
+    ensure!(
+        seen.empty == 0 && seen.failed == 0,
+        "a reader saw the file underneath: {seen:?}"
+    );
+    ensure!(
+        volume.timestamp_directories()? == 1,
+        "a timestamp directory was stranded"
+    );
     pod.delete()
 }
 
 fn both_read(ctr: &Ctr, source: &Bind, content: &str) -> Result<()> {
     thread::scope(|scope| {
         let twins = ["left", "right"].map(|side| {
-            let container = ctr.container(&format!("{side}-{content}")).mount(source.clone());
-            scope.spawn(move || container.runs(&["cat", "/etc/round"]).run_to_end()?.success())
+            let container = ctr
+                .container(&format!("{side}-{content}"))
+                .mount(source.clone());
+            scope.spawn(move || {
+                container
+                    .runs(&["cat", "/etc/round"])
+                    .run_to_end()?
+                    .success()
+            })
         });
         for twin in twins {
-            let read = twin.join().map_err(|_| anyhow!("a creating thread panicked"))??;
+            let read = twin
+                .join()
+                .map_err(|_| anyhow!("a creating thread panicked"))??;
             ensure!(read == content, "a twin of round {content} reads {read:?}");
         }
         Ok(())

@@ -1,6 +1,8 @@
-//! kubernetes#127602, open in every kubelet: the configMap changes after all checks, just before runc mounts.
+//! kubernetes#127602, open in every kubelet: the configMap changes after all checks, just before
+//! runc mounts.
 //!
-//! A slow runc makes the race certain. The stock shim fails; bindguard's shim repairs and creates again.
+//! A slow runc makes the race certain. The stock shim fails; bindguard's shim repairs and creates
+//! again.
 
 use std::thread;
 
@@ -8,12 +10,17 @@ use anyhow::{Result, anyhow, ensure};
 use bindguard_integration::process::Finished;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{
+    Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation,
+};
 
 fn story(generation: Generation) {
     Setup::on(generation).obedient_runtime().story(|node| {
         let words = create_with_an_update_in_between(node, Runtime::Stock)?.failure()?;
-        ensure!(words.contains("no such file or directory"), "another error than the race's: {words}");
+        ensure!(
+            words.contains("no such file or directory"),
+            "another error than the race's: {words}"
+        );
         node.ctr().forget("racer")?;
         for runtime in [Runtime::Bindguard, Runtime::BindguardByPath] {
             create_with_an_update_in_between(node, runtime)?.success()?;
@@ -32,14 +39,21 @@ fn create_with_an_update_in_between(node: &Node, runtime: Runtime) -> Result<Fin
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
     let subpath = volume.subpath("app", 0, "app.conf");
     let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
-    let container = ctr.container("racer").runtime(runtime).mount(Bind::new(subpath.bind()?, "/etc/app.conf"));
+    let container = ctr
+        .container("racer")
+        .runtime(runtime)
+        .mount(Bind::new(subpath.bind()?, "/etc/app.conf"));
 
     gate.close()?;
     let created = thread::scope(|scope| {
         let create = scope.spawn(|| container.start());
-        let update = gate.wait_for_call().and_then(|()| volume.update(&[("app.conf", "two")]));
+        let update = gate
+            .wait_for_call()
+            .and_then(|()| volume.update(&[("app.conf", "two")]));
         gate.open()?;
-        let created = create.join().map_err(|_| anyhow!("the creating thread panicked"))?;
+        let created = create
+            .join()
+            .map_err(|_| anyhow!("the creating thread panicked"))?;
         update.and(created)
     })?;
     if created.status.success() {

@@ -1,7 +1,8 @@
 //! A configMap that never rests: an update every 2 ms while 200 containers start one after another.
 //!
-//! Each of them starts and reads content that was current during its create; no reader ever sees the empty file underneath the
-//! subpath's mount; and nothing is left over: no mount, no timestamp directory.
+//! Each of them starts and reads content that was current during its create; no reader ever sees
+//! the empty file underneath the subpath's mount; and nothing is left over: no mount, no timestamp
+//! directory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -9,13 +10,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Bind, Ctr, Generation, Node, PollingReader, Setup, Volume, VolumeKind, mounts};
+use bindguard_integration::{
+    Bind, Ctr, Generation, Node, PollingReader, Setup, Volume, VolumeKind, mounts,
+};
 
 const CONTAINERS: usize = 200;
-/// Between attach and detach, for some microseconds, the file under the new mount cannot be unlinked: the kernel answers
-/// EBUSY. An update that falls into that very moment cannot remove its old directory (the guard does it then). With one
-/// update in 2 ms this happens in one create of a hundred, or a guard that lost its processor there; a kubelet's come once
-/// a minute at most.
+/// Between attach and detach, for some microseconds, the file under the new mount cannot be
+/// unlinked: the kernel answers EBUSY. An update that falls into that very moment cannot remove its
+/// old directory (the guard does it then). With one update in 2 ms this happens in one create of a
+/// hundred, or a guard that lost its processor there; a kubelet's come once a minute at most.
 const MAY_MEET: u64 = CONTAINERS as u64 / 10;
 
 #[test]
@@ -34,35 +37,65 @@ fn story(node: &Node) -> Result<()> {
 
     let ended = thread::scope(|scope| {
         let storm = scope.spawn(|| weather.blow(&volume));
-        let ended = (0..CONTAINERS).try_for_each(|number| one_container(&ctr, number, &source, &weather));
+        let ended =
+            (0..CONTAINERS).try_for_each(|number| one_container(&ctr, number, &source, &weather));
         weather.over.store(true, Ordering::Relaxed);
-        storm.join().map_err(|_| anyhow::anyhow!("the storm's thread panicked"))?.context("update the volume")?;
+        storm
+            .join()
+            .map_err(|_| anyhow::anyhow!("the storm's thread panicked"))?
+            .context("update the volume")?;
         ended
     });
     let seen = reader.stop();
     ended?;
 
-    ensure!(seen.empty == 0 && seen.failed == 0 && seen.reads > 1000, "a reader saw the file underneath: {seen:?}");
+    ensure!(
+        seen.empty == 0 && seen.failed == 0 && seen.reads > 1000,
+        "a reader saw the file underneath: {seen:?}"
+    );
     let busy = weather.busy.load(Ordering::Relaxed);
-    eprintln!("{} updates, {busy} met a swap; {seen:?}", weather.current.load(Ordering::Relaxed));
-    ensure!(busy <= MAY_MEET, "{busy} updates could not remove their old directory");
-    ensure!(volume.timestamp_directories()? == 1, "{} timestamp directories", volume.timestamp_directories()?);
+    eprintln!(
+        "{} updates, {busy} met a swap; {seen:?}",
+        weather.current.load(Ordering::Relaxed)
+    );
+    ensure!(
+        busy <= MAY_MEET,
+        "{busy} updates could not remove their old directory"
+    );
+    ensure!(
+        volume.timestamp_directories()? == 1,
+        "{} timestamp directories",
+        volume.timestamp_directories()?
+    );
     // the last container's mount may have gone stale since; one more create finds it current again
     one_container(&ctr, CONTAINERS, &source, &weather)?;
     only_a_current_mount(&subpath)?;
     pod.delete()?;
-    ensure!(mounts::table()?.len() == before, "{before} mounts before, {} after", mounts::table()?.len());
+    ensure!(
+        mounts::table()?.len() == before,
+        "{before} mounts before, {} after",
+        mounts::table()?.len()
+    );
     Ok(())
 }
 
 fn one_container(ctr: &Ctr, number: usize, source: &Bind, weather: &Weather) -> Result<()> {
     let earliest = weather.current.load(Ordering::Acquire);
-    let container =
-        ctr.container(&format!("c{number}")).mount(source.clone()).runs(&["sh", "-c", "echo -n read:; cat /etc/count"]);
-    let words = container.run_to_end()?.success().with_context(|| format!("container {number}"))?;
-    let content = words.strip_prefix("read:").with_context(|| format!("container {number} said {words:?}"))?;
+    let container = ctr
+        .container(&format!("c{number}"))
+        .mount(source.clone())
+        .runs(&["sh", "-c", "echo -n read:; cat /etc/count"]);
+    let words = container
+        .run_to_end()?
+        .success()
+        .with_context(|| format!("container {number}"))?;
+    let content = words
+        .strip_prefix("read:")
+        .with_context(|| format!("container {number} said {words:?}"))?;
     let latest = weather.current.load(Ordering::Acquire) + 1;
-    let count: u64 = content.parse().with_context(|| format!("container {number} read {content:?}"))?;
+    let count: u64 = content
+        .parse()
+        .with_context(|| format!("container {number} read {content:?}"))?;
     ensure!(
         (earliest..=latest).contains(&count),
         "container {number} read {count}, current were {earliest} to {latest}"
@@ -83,7 +116,8 @@ impl Weather {
         while !self.over.load(Ordering::Relaxed) {
             let next = self.current.load(Ordering::Relaxed) + 1;
             match volume.update(&[("count", &next.to_string())]) {
-                // the update is in place; only the removal of the old directory met a mount on its file
+                // the update is in place; only the removal of the old directory met a mount on its
+                // file
                 Err(error) if is_busy(&error) => self.busy.fetch_add(1, Ordering::Relaxed),
                 done => done.map(|()| 0)?,
             };

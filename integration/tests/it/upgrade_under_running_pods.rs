@@ -1,5 +1,6 @@
-//! Issue 16: an upgrade, a downgrade and a removal under running pods. A pod keeps the shim and the guard of the version under
-//! which it was created; a new pod gets the selected version; a version goes when nothing needs it.
+//! Issue 16: an upgrade, a downgrade and a removal under running pods. A pod keeps the shim and the
+//! guard of the version under which it was created; a new pod gets the selected version; a version
+//! goes when nothing needs it.
 
 use std::fs;
 use std::fs::OpenOptions;
@@ -28,10 +29,20 @@ fn story(generation: Generation) {
         let first = Pod::run(node, "uid-first")?;
 
         let upgraded = bindguard(node, &new, &words)?.success()?;
-        ensure!(!upgraded.contains("systemctl"), "an upgrade needs no restart of containerd: {upgraded}");
+        ensure!(
+            !upgraded.contains("systemctl"),
+            "an upgrade needs no restart of containerd: {upgraded}"
+        );
         let second_version = selected()?;
-        ensure!(second_version != first_version, "the new build is not selected");
-        ensure!(versions()?.len() == 2, "the version of a running pod is gone: {:?}", versions()?);
+        ensure!(
+            second_version != first_version,
+            "the new build is not selected"
+        );
+        ensure!(
+            versions()?.len() == 2,
+            "the version of a running pod is gone: {:?}",
+            versions()?
+        );
         let first = first.works(node, &first_version)?;
         let second = Pod::run(node, "uid-second")?.works(node, &second_version)?;
         first.remove(node)?;
@@ -41,21 +52,36 @@ fn story(generation: Generation) {
         })?;
 
         bindguard(node, &old, &words)?.success()?;
-        ensure!(selected()? == first_version, "the old version is not selected again");
+        ensure!(
+            selected()? == first_version,
+            "the old version is not selected again"
+        );
         let second = second.works(node, &second_version)?;
         let third = Pod::run(node, "uid-third")?.works(node, &first_version)?;
-        ensure!(bindguard(node, &old, &["uninstall"])?.code() == 1, "the running containerd names the programs");
+        ensure!(
+            bindguard(node, &old, &["uninstall"])?.code() == 1,
+            "the running containerd names the programs"
+        );
         node.restart_containerd(Signal::SIGTERM)?;
         let second = second.works(node, &second_version)?;
         let third = third.works(node, &first_version)?;
-        ensure!(bindguard(node, &old, &["uninstall"])?.code() == 1, "two pods need the programs");
+        ensure!(
+            bindguard(node, &old, &["uninstall"])?.code() == 1,
+            "two pods need the programs"
+        );
         second.remove(node)?;
         third.remove(node)?;
-        until("nothing needs the programs", || Ok(bindguard(node, &old, &["uninstall"])?.code() == 0))?;
+        until("nothing needs the programs", || {
+            Ok(bindguard(node, &old, &["uninstall"])?.code() == 0)
+        })?;
         ensure!(!Path::new(STORE).exists(), "a version is left");
         for program in [SHIM, GUARD, CLI] {
             let link = Path::new("/usr/local/bin").join(program);
-            ensure!(link.symlink_metadata().is_err(), "{} is left", link.display());
+            ensure!(
+                link.symlink_metadata().is_err(),
+                "{} is left",
+                link.display()
+            );
         }
         Ok(())
     });
@@ -69,8 +95,12 @@ fn another_build(node: &Node) -> Result<PathBuf> {
     fs::create_dir(&folder)?;
     for program in [SHIM, GUARD, CLI] {
         let path = folder.join(program);
-        fs::copy(node.disk().join("dist").join(program), &path).with_context(|| format!("copy {program}"))?;
-        OpenOptions::new().append(true).open(&path)?.write_all(b"another build")?;
+        fs::copy(node.disk().join("dist").join(program), &path)
+            .with_context(|| format!("copy {program}"))?;
+        OpenOptions::new()
+            .append(true)
+            .open(&path)?
+            .write_all(b"another build")?;
     }
     Ok(folder)
 }
@@ -82,12 +112,15 @@ fn bindguard(node: &Node, build: &Path, words: &[&str]) -> Result<Finished> {
 }
 
 fn selected() -> Result<String> {
-    let link = fs::read_link(Path::new(STORE).join("current")).context("read the link that selects a version")?;
+    let link = fs::read_link(Path::new(STORE).join("current"))
+        .context("read the link that selects a version")?;
     Ok(link.display().to_string())
 }
 
 fn versions() -> Result<Vec<String>> {
-    let names = fs::read_dir(STORE)?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = fs::read_dir(STORE)?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned());
     Ok(names.filter(|name| name != "current").collect())
 }
 
@@ -108,24 +141,48 @@ impl Pod {
         let subpath = volume.subpath("app", 0, "app.conf");
         let mounts = vec![mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate)];
         let sandbox = node.cri()?.run_pod("", uid, uid)?;
-        let container = node.cri()?.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
-        Ok(Self { pod, volume, content: 0, mounts, sandbox, container })
+        let container =
+            node.cri()?
+                .start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+        Ok(Self {
+            pod,
+            volume,
+            content: 0,
+            mounts,
+            sandbox,
+            container,
+        })
     }
 
     /// An exec, and a restart after an update of the volume. A shim of this version is there.
     fn works(mut self, node: &Node, version: &str) -> Result<Self> {
         let cri = node.cri()?;
-        ensure!(cri.exec(&self.container, &["true"])?.code == 0, "nothing can be run in {}", self.pod.uid());
+        ensure!(
+            cri.exec(&self.container, &["true"])?.code == 0,
+            "nothing can be run in {}",
+            self.pod.uid()
+        );
         self.content += 1;
-        self.volume.update(&[("app.conf", &self.content.to_string())])?;
+        self.volume
+            .update(&[("app.conf", &self.content.to_string())])?;
         cri.stop(&self.container, 0)?;
         cri.remove(&self.container)?;
-        self.container = cri.start_container(&self.sandbox, "app", &["sleep", "1000000"], &self.mounts)?;
+        self.container =
+            cri.start_container(&self.sandbox, "app", &["sleep", "1000000"], &self.mounts)?;
         let read = cri.read(&self.container, "/etc/app.conf")?;
-        ensure!(read == self.content.to_string(), "the guard of {} was not there: {read:?}", self.pod.uid());
+        ensure!(
+            read == self.content.to_string(),
+            "the guard of {} was not there: {read:?}",
+            self.pod.uid()
+        );
         let guards = node.generation() != Generation::V1_6;
         let shim = Path::new(STORE).join(version).join(SHIM);
-        ensure!(!guards || node.shims_of(&shim)? == 1, "{} does not run under {}", self.pod.uid(), shim.display());
+        ensure!(
+            !guards || node.shims_of(&shim)? == 1,
+            "{} does not run under {}",
+            self.pod.uid(),
+            shim.display()
+        );
         Ok(self)
     }
 

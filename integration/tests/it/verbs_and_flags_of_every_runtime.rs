@@ -1,6 +1,7 @@
-//! Issue 25: `bindguard-runtime` must know which words of a command line are verbs and which are values. Each runc and crun of the
-//! matrix prints its verbs and flags, and the story puts each of them where a mistake would show in the journal: an admission of
-//! the working directory by a verb that creates nothing, or none by one that does.
+//! Issue 25: `bindguard-runtime` must know which words of a command line are verbs and which are
+//! values. Each runc and crun of the matrix prints its verbs and flags, and the story puts each of
+//! them where a mistake would show in the journal: an admission of the working directory by a verb
+//! that creates nothing, or none by one that does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,28 +40,49 @@ fn story() -> Result<()> {
 fn runtime(scene: &Scene, program: &Path) -> Result<()> {
     let usage = usage(program, &["--help"])?;
     let verbs = verbs(&usage);
-    ensure!(verbs.len() > 10 && verbs.iter().any(|verb| verb == "update"), "{verbs:?} of {usage}");
+    ensure!(
+        verbs.len() > 10 && verbs.iter().any(|verb| verb == "update"),
+        "{verbs:?} of {usage}"
+    );
     for verb in &verbs {
         let creates = CREATING.contains(&verb.as_str());
         let admitted = scene.admitted(&[verb, "--no-such-flag", "create"])?;
-        ensure!(admitted.is_some() == creates, "{verb}: admitted {admitted:?}");
+        ensure!(
+            admitted.is_some() == creates,
+            "{verb}: admitted {admitted:?}"
+        );
     }
     for flag in flags(&usage) {
-        let words: &[&str] =
-            if flag.has_value { &[&flag.word, "start", "create", "c1"] } else { &[&flag.word, "create", "c1"] };
+        let words: &[&str] = if flag.has_value {
+            &[&flag.word, "start", "create", "c1"]
+        } else {
+            &[&flag.word, "create", "c1"]
+        };
         let admitted = scene.admitted(words)?;
-        ensure!(admitted.as_deref() == Some("c1"), "{words:?}: admitted {admitted:?}");
+        ensure!(
+            admitted.as_deref() == Some("c1"),
+            "{words:?}: admitted {admitted:?}"
+        );
     }
-    for verb in verbs.iter().filter(|verb| CREATING.contains(&verb.as_str())) {
+    for verb in verbs
+        .iter()
+        .filter(|verb| CREATING.contains(&verb.as_str()))
+    {
         let flags = flags(&self::usage(program, &[verb, "--help"])?);
         ensure!(flags.len() > 5, "{verb} has only {} flags", flags.len());
         for flag in flags {
             // The flag for another spec than the bundle's: there is nothing to admit.
             let expected = Some("c1").filter(|_| !["--config", "-f"].contains(&flag.word.as_str()));
-            let words: &[&str] =
-                if flag.has_value { &[verb, &flag.word, ".", "c1"] } else { &[verb, &flag.word, "c1"] };
+            let words: &[&str] = if flag.has_value {
+                &[verb, &flag.word, ".", "c1"]
+            } else {
+                &[verb, &flag.word, "c1"]
+            };
             let admitted = scene.admitted(words)?;
-            ensure!(admitted.as_deref() == expected, "{words:?}: admitted {admitted:?}");
+            ensure!(
+                admitted.as_deref() == expected,
+                "{words:?}: admitted {admitted:?}"
+            );
         }
     }
     Ok(())
@@ -73,11 +95,22 @@ fn usage(program: &Path, words: &[&str]) -> Result<String> {
     Ok(answer.stdout + &answer.stderr)
 }
 
-/// The lines after `COMMANDS:`: `create  create a container`, `help, h  ...`, or `create - create a container`.
+/// The lines after `COMMANDS:`: `create  create a container`, `help, h  ...`, or `create - create a
+/// container`.
 fn verbs(usage: &str) -> Vec<String> {
-    let lines =
-        usage.lines().skip_while(|line| *line != "COMMANDS:").skip(1).take_while(|line| !line.trim().is_empty());
-    lines.flat_map(|line| before_text(line).split(", ").map(str::to_owned).collect::<Vec<_>>()).collect()
+    let lines = usage
+        .lines()
+        .skip_while(|line| *line != "COMMANDS:")
+        .skip(1)
+        .take_while(|line| !line.trim().is_empty());
+    lines
+        .flat_map(|line| {
+            before_text(line)
+                .split(", ")
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// `--bundle value, -b value  path` of runc, `-b, --bundle=DIR  container` of crun.
@@ -86,17 +119,32 @@ fn flags(usage: &str) -> Vec<Flag> {
         let names = before_text(line).to_owned();
         let has_value = names.contains('=') || names.contains(" value");
         let word = |name: &str| name.split(['=', ' ']).next().unwrap_or_default().to_owned();
-        names.split(", ").map(|name| Flag { word: word(name), has_value }).collect::<Vec<_>>()
+        names
+            .split(", ")
+            .map(|name| Flag {
+                word: word(name),
+                has_value,
+            })
+            .collect::<Vec<_>>()
     };
-    let is_query =
-        |flag: &Flag| ["--help", "-h", "-?", "--usage", "--version", "-v", "-V"].contains(&flag.word.as_str());
-    let lines = usage.lines().filter(|line| line.starts_with(' ') && line.trim_start().starts_with('-'));
-    lines.flat_map(of_line).filter(|flag| !is_query(flag)).collect()
+    let is_query = |flag: &Flag| {
+        ["--help", "-h", "-?", "--usage", "--version", "-v", "-V"].contains(&flag.word.as_str())
+    };
+    let lines = usage
+        .lines()
+        .filter(|line| line.starts_with(' ') && line.trim_start().starts_with('-'));
+    lines
+        .flat_map(of_line)
+        .filter(|flag| !is_query(flag))
+        .collect()
 }
 
 fn before_text(line: &str) -> &str {
     let line = line.trim();
-    let end = line.find("  ").or_else(|| line.find(" - ")).unwrap_or(line.len());
+    let end = line
+        .find("  ")
+        .or_else(|| line.find(" - "))
+        .unwrap_or(line.len());
     line[..end].trim()
 }
 
@@ -110,9 +158,18 @@ impl Scene {
     fn create() -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bindguard-verbs-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
-        let scene = Self { folder, guard: binaries_under_test()?.join(GUARD) };
-        fs::write(scene.folder.join("config.json"), r#"{"ociVersion":"1.0.2","mounts":[]}"#)?;
-        let config = format!("[runtime]\npath = \"/bin/true\"\n[journal]\npath = {:?}\n", scene.journal());
+        let scene = Self {
+            folder,
+            guard: binaries_under_test()?.join(GUARD),
+        };
+        fs::write(
+            scene.folder.join("config.json"),
+            r#"{"ociVersion":"1.0.2","mounts":[]}"#,
+        )?;
+        let config = format!(
+            "[runtime]\npath = \"/bin/true\"\n[journal]\npath = {:?}\n",
+            scene.journal()
+        );
         fs::write(scene.folder.join("config.toml"), config)?;
         Ok(scene)
     }
@@ -125,9 +182,16 @@ impl Scene {
     fn admitted(&self, words: &[&str]) -> Result<Option<String>> {
         let _ = fs::remove_file(self.journal());
         let mut command = Command::new(&self.guard);
-        command.args(words).current_dir(&self.folder).env("BINDGUARD_CONFIG", self.folder.join("config.toml"));
-        run(command)?.success().with_context(|| format!("{words:?}"))?;
-        let Ok(line) = fs::read_to_string(self.journal()) else { return Ok(None) };
+        command
+            .args(words)
+            .current_dir(&self.folder)
+            .env("BINDGUARD_CONFIG", self.folder.join("config.toml"));
+        run(command)?
+            .success()
+            .with_context(|| format!("{words:?}"))?;
+        let Ok(line) = fs::read_to_string(self.journal()) else {
+            return Ok(None);
+        };
         let line: Value = serde_json::from_str(&line).with_context(|| format!("parse {line:?}"))?;
         Ok(Some(line["id"].as_str().unwrap_or_default().to_owned()))
     }

@@ -1,5 +1,6 @@
-//! The configMap changes while the guard is at each of its steps. As long as the guard did not check its own work, the very
-//! create that it was about ends with the newest content; after that the next one does. Nothing is stranded.
+//! The configMap changes while the guard is at each of its steps. As long as the guard did not
+//! check its own work, the very create that it was about ends with the newest content; after that
+//! the next one does. Nothing is stranded.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::stale::StaleBundle;
@@ -13,19 +14,26 @@ const ROTATION: [&str; 2] = ["rotating", "rotated"];
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V2_1).fault_points().story(|node| story(node, ""));
+    Setup::on(Generation::V2_1)
+        .fault_points()
+        .story(|node| story(node, ""));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1).fault_points().story(|node| story(node, "no-beneath,"));
+    Setup::on(Generation::V2_1)
+        .fault_points()
+        .story(|node| story(node, "no-beneath,"));
 }
 
 fn story(node: &Node, way: &str) -> Result<()> {
     let mut stale = StaleBundle::lay_out(node, "changes")?;
     let reader = PollingReader::start(stale.subpath().target());
     let places = stale.fault_points()?;
-    let verified = places.iter().position(|place| place == "verified").context("the guard verifies its work")?;
+    let verified = places
+        .iter()
+        .position(|place| place == "verified")
+        .context("the guard verifies its work")?;
     for (number, place) in places.iter().map(String::as_str).enumerate() {
         if ROTATION.contains(&place) || way.is_empty() && TUCK.contains(&place) {
             continue;
@@ -33,13 +41,22 @@ fn story(node: &Node, way: &str) -> Result<()> {
         stale.begin_anew()?;
         let guard = StoppedGuard::at(place, way, stale.guard(&[])?)?;
         stale.update()?;
-        guard.go_on().with_context(|| format!("changed at {place}"))?;
+        guard
+            .go_on()
+            .with_context(|| format!("changed at {place}"))?;
         if number < verified {
-            stale.is_repaired().with_context(|| format!("changed at {place}"))?;
+            stale
+                .is_repaired()
+                .with_context(|| format!("changed at {place}"))?;
         }
-        stale.next_create().with_context(|| format!("after a change at {place}"))?;
+        stale
+            .next_create()
+            .with_context(|| format!("after a change at {place}"))?;
     }
     let seen = reader.stop();
-    ensure!(seen.empty == 0 && seen.failed == 0 && seen.reads > 1000, "a reader saw the file underneath: {seen:?}");
+    ensure!(
+        seen.empty == 0 && seen.failed == 0 && seen.reads > 1000,
+        "a reader saw the file underneath: {seen:?}"
+    );
     stale.delete()
 }

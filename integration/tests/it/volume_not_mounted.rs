@@ -1,5 +1,5 @@
-//! A volume that has to be mounted is not (kubernetes#109955): without bindguard, the container starts and writes to the
-//! node's own disk, without any error.
+//! A volume that has to be mounted is not (kubernetes#109955): without bindguard, the container
+//! starts and writes to the node's own disk, without any error.
 //!
 //! By default the log says it; where policy wants it, the container is refused, with the reason.
 
@@ -19,18 +19,35 @@ fn refused(generation: Generation) {
         for (container, runtime) in [("shim", Runtime::Bindguard), ("wrapper", Runtime::Wrapper)] {
             let words = start(node, container, runtime, &nfs)?.failure()?;
             // what the usual cause is depends on the machine
-            let cause = if has_program("mount.nfs") { "not mounted" } else { "mount.nfs is missing" };
-            for said in ["refused", "volume data (kubernetes.io~nfs) of pod uid-1", cause] {
-                ensure!(words.contains(said), "{container}: the error does not say {said:?}: {words}");
+            let cause = if has_program("mount.nfs") {
+                "not mounted"
+            } else {
+                "mount.nfs is missing"
+            };
+            for said in [
+                "refused",
+                "volume data (kubernetes.io~nfs) of pod uid-1",
+                cause,
+            ] {
+                ensure!(
+                    words.contains(said),
+                    "{container}: the error does not say {said:?}: {words}"
+                );
             }
             node.ctr().forget(container)?;
         }
         let tasks = node.ctr().tasks()?;
-        ensure!(!tasks.contains("shim") && !tasks.contains("wrapper"), "a refused container is still there: {tasks}");
+        ensure!(
+            !tasks.contains("shim") && !tasks.contains("wrapper"),
+            "a refused container is still there: {tasks}"
+        );
 
         tmpfs(&nfs, "mode=755")?;
         let words = start(node, "other", Runtime::Bindguard, &nfs)?.failure()?;
-        ensure!(words.contains("shows a tmpfs filesystem"), "the other filesystem is not reported: {words}");
+        ensure!(
+            words.contains("shows a tmpfs filesystem"),
+            "the other filesystem is not reported: {words}"
+        );
         node.ctr().forget("other")?;
 
         let csi = volume(node, "kubernetes.io~csi/pvc-1/mount")?;
@@ -61,5 +78,9 @@ fn volume(node: &Node, name: &str) -> Result<PathBuf> {
 }
 
 fn start(node: &Node, id: &str, runtime: Runtime, source: &Path) -> Result<Finished> {
-    node.ctr().container(id).runtime(runtime).mount(Bind::new(source, "/data").options(&["rbind", "rw"])).start()
+    node.ctr()
+        .container(id)
+        .runtime(runtime)
+        .mount(Bind::new(source, "/data").options(&["rbind", "rw"]))
+        .start()
 }

@@ -1,5 +1,6 @@
-//! The time for which a directory subPath is empty at an update: from the kubelet's removal of the old directory to the refresh.
-//! `cargo test -p bindguard-integration --test window_of_a_directory_by_hand -- --ignored --nocapture` prints it.
+//! The time for which a directory subPath is empty at an update: from the kubelet's removal of the
+//! old directory to the refresh. `cargo test -p bindguard-integration --test
+//! window_of_a_directory_by_hand -- --ignored --nocapture` prints it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -28,10 +29,23 @@ fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-window")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &payload("0"))?;
     let mounts = [
-        mount(volume.subpath("app", 0, "app.conf").bind()?, "/etc/app.conf", PropagationPrivate),
-        mount(volume.subpath("app", 1, "folder").bind()?, "/etc/folder", PropagationPrivate),
+        mount(
+            volume.subpath("app", 0, "app.conf").bind()?,
+            "/etc/app.conf",
+            PropagationPrivate,
+        ),
+        mount(
+            volume.subpath("app", 1, "folder").bind()?,
+            "/etc/folder",
+            PropagationPrivate,
+        ),
     ];
-    let sandbox = cri.run_annotated_pod("runc", "window", pod.uid(), &[("bindguard.io/refresh", "true")])?;
+    let sandbox = cri.run_annotated_pod(
+        "runc",
+        "window",
+        pod.uid(),
+        &[("bindguard.io/refresh", "true")],
+    )?;
     let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
     let key = format!("/proc/{}/root/etc/folder/key", cri.pid(&app)?);
     let is_over = AtomicBool::new(false);
@@ -40,7 +54,9 @@ fn story(node: &Node) -> Result<()> {
         let updated = (1..=UPDATES).try_for_each(|number| {
             let text = number.to_string();
             volume.update(&payload(&text))?;
-            until("the container reads the new folder", || Ok(fs::read_to_string(&key).is_ok_and(|it| it == text)))?;
+            until("the container reads the new folder", || {
+                Ok(fs::read_to_string(&key).is_ok_and(|it| it == text))
+            })?;
             // Until the agent is idle again.
             thread::sleep(Duration::from_millis(50));
             Ok(())
@@ -51,7 +67,13 @@ fn story(node: &Node) -> Result<()> {
     })?;
     ensure!(!windows.is_empty(), "no window was seen");
     let at = |share: usize| windows[(windows.len() - 1) * share / 100].as_micros();
-    println!("{} windows in {UPDATES} updates, us: {} {} {}", windows.len(), at(50), at(90), at(100));
+    println!(
+        "{} windows in {UPDATES} updates, us: {} {} {}",
+        windows.len(),
+        at(50),
+        at(90),
+        at(100)
+    );
     cri.remove_pod(&sandbox)
 }
 
@@ -64,7 +86,9 @@ fn windows(key: &str, is_over: &AtomicBool) -> Vec<Duration> {
     let (mut windows, mut since) = (Vec::new(), None::<Instant>);
     while !is_over.load(Ordering::Relaxed) {
         match (fs::metadata(key), since) {
-            (Err(error), None) if error.kind() == ErrorKind::NotFound => since = Some(Instant::now()),
+            (Err(error), None) if error.kind() == ErrorKind::NotFound => {
+                since = Some(Instant::now())
+            }
             (Ok(_), Some(began)) => {
                 windows.push(began.elapsed());
                 since = None;

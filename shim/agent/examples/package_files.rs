@@ -14,7 +14,10 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 fn main() -> Result<()> {
-    let folder: PathBuf = std::env::args_os().nth(1).context("name the folder to write to")?.into();
+    let folder: PathBuf = std::env::args_os()
+        .nth(1)
+        .context("name the folder to write to")?
+        .into();
     let mut command = args::Args::command();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         let path = folder.join(format!("bindguard-agent.{shell}"));
@@ -22,10 +25,14 @@ fn main() -> Result<()> {
     }
     let page = folder.join("man/bindguard-agent.1");
     let page_text = clap_mangen::Man::new(command).manual("bindguard");
-    page_text.render(&mut create(&page)?).with_context(|| format!("write {}", page.display()))
+    page_text
+        .render(&mut create(&page)?)
+        .with_context(|| format!("write {}", page.display()))
 }
 
 fn create(path: &Path) -> Result<File> {
-    path.parent().map_or(Ok(()), fs::create_dir_all).with_context(|| format!("make room for {}", path.display()))?;
+    path.parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .with_context(|| format!("make room for {}", path.display()))?;
     File::create(path).with_context(|| format!("create {}", path.display()))
 }

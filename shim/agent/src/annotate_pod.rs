@@ -1,7 +1,8 @@
-//! `bindguard-agent annotate-pod`: annotates the pod of this process with the state that a command prints.
+//! `bindguard-agent annotate-pod`: annotates the pod of this process with the state that a command
+//! prints.
 //!
-//! The installer's pod runs it beside `bindguard install --stay`, with `bindguard status --json`. So the command line of
-//! bindguard needs no client of the API server.
+//! The installer's pod runs it beside `bindguard install --stay`, with `bindguard status --json`.
+//! So the command line of bindguard needs no client of the API server.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -23,11 +24,15 @@ impl AnnotatePod {
     /// # Errors
     /// If there is no service account, or the environment does not name the pod.
     pub fn run(&self) -> Result<()> {
-        let access = Access::choose(None, ServiceAccount::of_this_pod()).context("reach the API server")?;
+        let access =
+            Access::choose(None, ServiceAccount::of_this_pod()).context("reach the API server")?;
         let pod = OwnPod::of_environment(ApiClient::new(Arc::new(access)));
         let pod =
             pod.context("find the own pod: POD_NAMESPACE and POD_NAME are not set; set them by the downward API")?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("start tokio")?;
         runtime.block_on(self.publish(Publisher::new(pod)))
     }
 
@@ -60,9 +65,13 @@ impl AnnotatePod {
 /// The state that the command prints. Its exit status only reports problems of the node.
 fn state_of(words: &[String]) -> Result<Annotations> {
     let (program, arguments) = words.split_first().context("no command")?;
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output();
     let output = output.with_context(|| format!("run {program}"))?;
-    let status: Value =
-        serde_json::from_slice(&output.stdout).with_context(|| format!("read the output of {program}"))?;
+    let status: Value = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("read the output of {program}"))?;
     from_status(&status).with_context(|| format!("the output of {program} is no status"))
 }

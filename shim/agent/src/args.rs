@@ -1,4 +1,5 @@
-//! The agent's command line: the settings that differ between a service and a pod. Everything else is in `config.toml`.
+//! The agent's command line: the settings that differ between a service and a pod. Everything else
+//! is in `config.toml`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,7 +14,8 @@ pub struct Args {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The socket of the CRI (default: the first that exists of containerd's, k3s', k0s', MicroK8s' and CRI-O's).
+    /// The socket of the CRI (default: the first that exists of containerd's, k3s', k0s', MicroK8s'
+    /// and CRI-O's).
     #[arg(long, value_name = "SOCKET")]
     pub cri: Option<PathBuf>,
     /// Serve figures and health on this address, instead of the config's.
@@ -34,7 +36,8 @@ pub struct Args {
     /// Annotate the agent's own pod with the node's state, also if the config does not say so.
     #[arg(long)]
     pub node_state: bool,
-    /// The node's root directory, in a pod that mounts it: enter the mount namespace of the process behind the CRI's socket.
+    /// The node's root directory, in a pod that mounts it: enter the mount namespace of the process
+    /// behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,
     /// Another task than that of the node agent.
@@ -92,19 +95,33 @@ mod tests {
     #[test]
     fn the_command_line_comes_before_the_config() {
         let config = "refresh.mode = 'all'\nagent = { metrics = 'off', nri = { enabled = true, socket = '/a' } }\n";
-        let set = settings(&["--refresh", "off", "--nri", "/b", "--metrics", "[::]:1"], config);
-        assert_eq!((set.refresh, set.nri), (RefreshMode::Off, Some("/b".into())));
+        let set = settings(
+            &["--refresh", "off", "--nri", "/b", "--metrics", "[::]:1"],
+            config,
+        );
+        assert_eq!(
+            (set.refresh, set.nri),
+            (RefreshMode::Off, Some("/b".into()))
+        );
         assert_eq!(set.metrics, Some("[::]:1".parse().unwrap()));
-        assert_eq!(settings(&["--kubediag", "[::1]:1"], config).kubediag, Some("[::1]:1".parse().unwrap()));
+        assert_eq!(
+            settings(&["--kubediag", "[::1]:1"], config).kubediag,
+            Some("[::1]:1".parse().unwrap())
+        );
         let kubernetes = settings(&["--events", "all", "--node-state"], config).kubernetes;
         assert!(kubernetes.events == EventMode::All && kubernetes.node_state);
         let kept = settings(&[], config);
-        assert_eq!((kept.refresh, kept.nri, kept.metrics), (RefreshMode::All, Some("/a".into()), None));
+        assert_eq!(
+            (kept.refresh, kept.nri, kept.metrics),
+            (RefreshMode::All, Some("/a".into()), None)
+        );
     }
 
     #[test]
     fn an_unknown_mode_is_refused_with_the_known_ones() {
-        let error = Args::try_parse_from(["bindguard-agent", "--refresh", "on"]).unwrap_err().to_string();
+        let error = Args::try_parse_from(["bindguard-agent", "--refresh", "on"])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("`annotated`"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! The host's mount namespace: that of the process behind the CRI's socket.
 //!
-//! In a pod the agent has a mount namespace of its own. It must neither read nor bind there: a mount that propagates is not
-//! the kubelet's. So it moves to the host's before it starts a thread. The runtime's namespace counts, not that of pid 1: a
-//! node may be a container itself.
+//! In a pod the agent has a mount namespace of its own. It must neither read nor bind there: a
+//! mount that propagates is not the kubelet's. So it moves to the host's before it starts a thread.
+//! The runtime's namespace counts, not that of pid 1: a node may be a container itself.
 
 use std::fs::{self, File};
 use std::io;
@@ -55,25 +55,41 @@ pub enum HostError {
 /// The socket of a runtime that is not there yet.
 pub const USUAL_SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// The socket of the CRI: the one that was named, or the first that exists, on a node whose `/` is at `root`.
+/// The socket of the CRI: the one that was named, or the first that exists, on a node whose `/` is
+/// at `root`.
 pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
-    let usual = || SOCKETS.iter().map(|socket| root.join(socket)).find(|socket| socket.symlink_metadata().is_ok());
+    let usual = || {
+        SOCKETS
+            .iter()
+            .map(|socket| root.join(socket))
+            .find(|socket| socket.symlink_metadata().is_ok())
+    };
     let on_host = |socket: &Path| root.join(socket.strip_prefix("/").unwrap_or(socket));
     named.map(on_host).or_else(usual)
 }
 
-/// Moves this process, which has one thread, to the mount namespace of the runtime. Does nothing if it is there already.
+/// Moves this process, which has one thread, to the mount namespace of the runtime. Does nothing if
+/// it is there already.
 ///
 /// # Errors
 /// If the runtime or its namespace cannot be found or entered.
 pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
     let socket = cri_socket(named, root).ok_or_else(|| HostError::NoSocket(root.to_owned()))?;
-    let stream =
-        UnixStream::connect(&socket).map_err(|source| HostError::Connect { socket: socket.clone(), source })?;
-    let failed = |source| HostError::Peer { socket: socket.clone(), source };
+    let stream = UnixStream::connect(&socket).map_err(|source| HostError::Connect {
+        socket: socket.clone(),
+        source,
+    })?;
+    let failed = |source| HostError::Peer {
+        socket: socket.clone(),
+        source,
+    };
     let peer = socket_peercred(&stream).map_err(|errno| failed(errno.into()))?;
     let theirs = format!("/proc/{}/ns/mnt", peer.pid);
-    let number = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).map_err(failed);
+    let number = |path: &str| {
+        fs::metadata(path)
+            .map(|metadata| metadata.ino())
+            .map_err(failed)
+    };
     if number(&theirs)? == number("/proc/self/ns/mnt")? {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! `/metrics`, `/healthz` and `/readyz` on an address; these, the reports and kubediag's processors on the unix socket. The
-//! processors can have an address of their own.
+//! `/metrics`, `/healthz` and `/readyz` on an address; these, the reports and kubediag's processors
+//! on the unix socket. The processors can have an address of their own.
 
 mod connections;
 
@@ -90,7 +90,9 @@ pub async fn serve_kubediag(address: SocketAddr, served: Arc<Served>) -> io::Res
 
 async fn listen(address: SocketAddr, served: Arc<Served>, audience: Audience) -> io::Result<()> {
     let listener = TcpListener::bind(address).await?;
-    tokio::spawn(accept(listener, move |stream| converse(stream, Arc::clone(&served), audience)));
+    tokio::spawn(accept(listener, move |stream| {
+        converse(stream, Arc::clone(&served), audience)
+    }));
     Ok(())
 }
 
@@ -102,9 +104,11 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Removes it, unless it is another agent's by now. Without it, an agent that ended looks absent and not silent.
+    /// Removes it, unless it is another agent's by now. Without it, an agent that ended looks
+    /// absent and not silent.
     pub fn remove(&self) {
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode)
+        {
             // A socket that stays costs a wrong report, and the next agent replaces it.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -125,11 +129,18 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<Boun
     }
     let listener = UnixListener::bind(socket)?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
-    let bound = BoundSocket { path: socket.to_owned(), inode: std::fs::symlink_metadata(socket)?.ino() };
+    let bound = BoundSocket {
+        path: socket.to_owned(),
+        inode: std::fs::symlink_metadata(socket)?.ino(),
+    };
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(converse(stream, Arc::clone(&served), Audience::Local))),
+                Ok((stream, _)) => drop(tokio::spawn(converse(
+                    stream,
+                    Arc::clone(&served),
+                    Audience::Local,
+                ))),
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
@@ -137,7 +148,11 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<Boun
     Ok(bound)
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Served>, scope: Audience) {
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    served: Arc<Served>,
+    scope: Audience,
+) {
     let service = service_fn(move |request| {
         let served = Arc::clone(&served);
         async move { Ok::<_, Infallible>(answer(request, &served, scope).await) }
@@ -151,37 +166,65 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, served: Arc<Serve
         .await;
 }
 
-async fn answer(request: Request<Incoming>, served: &Arc<Served>, scope: Audience) -> Response<Full<Bytes>> {
+async fn answer(
+    request: Request<Incoming>,
+    served: &Arc<Served>,
+    scope: Audience,
+) -> Response<Full<Bytes>> {
     if scope != Audience::Public && request.uri().path().starts_with(kubediag::FOLDER) {
         return processed(request, served).await;
     }
     if request.method() != Method::GET {
-        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n");
+        return response(
+            StatusCode::METHOD_NOT_ALLOWED,
+            TEXT,
+            "only GET is supported\n",
+        );
     }
     match (request.uri().path(), scope) {
         ("/healthz", _) => response(StatusCode::OK, TEXT, "OK\n"),
         (_, Audience::Kubediag) => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
-        ("/readyz", _) if served.ready.load(Ordering::Relaxed) => response(StatusCode::OK, TEXT, "OK\n"),
-        ("/readyz", _) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the first survey is not done\n"),
+        ("/readyz", _) if served.ready.load(Ordering::Relaxed) => {
+            response(StatusCode::OK, TEXT, "OK\n")
+        }
+        ("/readyz", _) => response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            TEXT,
+            "the first survey is not done\n",
+        ),
         ("/metrics", _) => {
             read_journal(served).await;
             match served.metrics.text() {
                 Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
-                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+                Err(error) => response(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    TEXT,
+                    format!("{error}\n"),
+                ),
             }
         }
         (STATUS_PATH, Audience::Local) => {
-            let status = served.status.status(&served.metrics, served.ready.load(Ordering::Relaxed));
+            let status = served
+                .status
+                .status(&served.metrics, served.ready.load(Ordering::Relaxed));
             match serde_json::to_string(&status) {
                 Ok(json) => response(StatusCode::OK, JSON, json),
-                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+                Err(error) => response(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    TEXT,
+                    format!("{error}\n"),
+                ),
             }
         }
         ("/v1/report", Audience::Local) => {
             let surveyor = Arc::clone(&served.surveyor);
             match tokio::task::spawn_blocking(move || surveyor.json()).await {
                 Ok(json) => response(StatusCode::OK, JSON, json.to_string()),
-                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("survey the node: {error}\n")),
+                Err(error) => response(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    TEXT,
+                    format!("survey the node: {error}\n"),
+                ),
             }
         }
         _ => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
@@ -196,7 +239,8 @@ async fn processed(request: Request<Incoming>, served: &Arc<Served>) -> Response
     }
 }
 
-/// Counts the new lines of the journal. One on a server that hangs costs its figures, and no others.
+/// Counts the new lines of the journal. One on a server that hangs costs its figures, and no
+/// others.
 async fn read_journal(served: &Arc<Served>) {
     if let Some(journal) = served.journal.clone() {
         let (metrics, reporting) = (Arc::clone(&served.metrics), served.reporting.clone());
@@ -205,9 +249,15 @@ async fn read_journal(served: &Arc<Served>) {
     }
 }
 
-fn response(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+fn response(
+    status: StatusCode,
+    kind: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
     response
 }

@@ -1,6 +1,8 @@
-//! Returns memory to the kernel after work: a survey or a burst of events frees more than the idle agent uses.
+//! Returns memory to the kernel after work: a survey or a burst of events frees more than the idle
+//! agent uses.
 //!
-//! glibc keeps freed memory for the next request, which may come five minutes later (docs/decisions/0032).
+//! glibc keeps freed memory for the next request, which may come five minutes later
+//! (docs/decisions/0032).
 
 use std::sync::Arc;
 use std::time::Duration;

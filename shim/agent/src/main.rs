@@ -1,6 +1,8 @@
-//! The node agent: keeps the host's subpaths current between creates, and refreshes running containers that opted in.
+//! The node agent: keeps the host's subpaths current between creates, and refreshes running
+//! containers that opted in.
 //!
-//! It is optional. Creates, restarts and containers behave as if it were not installed when it dies, hangs or is removed.
+//! It is optional. Creates, restarts and containers behave as if it were not installed when it
+//! dies, hangs or is removed.
 #![forbid(unsafe_code)]
 
 mod annotate_pod;
@@ -35,7 +37,12 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(false).without_time().init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(false)
+        .without_time()
+        .init();
     let ended = match &args.command {
         Some(args::Verb::AnnotatePod(verb)) => verb.run(),
         None => run::run(&args),

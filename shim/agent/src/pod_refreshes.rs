@@ -1,7 +1,9 @@
-//! Refreshes the running containers of pods that opted in, after the host's subpaths of a volume became current.
+//! Refreshes the running containers of pods that opted in, after the host's subpaths of a volume
+//! became current.
 //!
-//! Several pods at a time: most of a refresh is a wait, for the kernel's RCU grace period after each detach and for a processor.
-//! Workers start when there is work, and end when there is none: an idle agent keeps no stacks for them.
+//! Several pods at a time: most of a refresh is a wait, for the kernel's RCU grace period after
+//! each detach and for a processor. Workers start when there is work, and end when there is none:
+//! an idle agent keeps no stacks for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -29,7 +31,8 @@ const MAX_WORKERS: usize = 32;
 /// The interval at which a further worker starts while plans wait.
 const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The time that the refresh of a container may take while others wait, and the time that it may take after them.
+/// The time that the refresh of a container may take while others wait, and the time that it may
+/// take after them.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(20);
 
@@ -41,7 +44,11 @@ impl Refreshes {
     /// Plans the refresh of a volume's containers.
     pub fn plan(&self, volume: VolumeOfPod) {
         // Without the thread there is no refresh; its panic was reported.
-        let _ = self.0.send(Planned { volume, at: Instant::now(), turn: Turn::First });
+        let _ = self.0.send(Planned {
+            volume,
+            at: Instant::now(),
+            turn: Turn::First,
+        });
     }
 }
 
@@ -62,7 +69,11 @@ pub struct PodRefreshes<'a> {
 impl<'a> PodRefreshes<'a> {
     /// Refreshes with this refresher the containers of these pods.
     pub fn new(pods: &'a PodLookup, refresher: Refresher<'a>) -> Self {
-        Self { pods, refresher, queue: Mutex::default() }
+        Self {
+            pods,
+            refresher,
+            queue: Mutex::default(),
+        }
     }
 
     /// Refreshes what is planned, until no plan can come any more.
@@ -80,7 +91,8 @@ impl<'a> PodRefreshes<'a> {
         });
     }
 
-    /// The next plan; `Some(None)` if plans wait for a worker and none comes for a moment. `None` if no plan can come any more.
+    /// The next plan; `Some(None)` if plans wait for a worker and none comes for a moment. `None`
+    /// if no plan can come any more.
     fn next(&self, planned: &Receiver<Planned>) -> Option<Option<Planned>> {
         if !self.queue().others_wait() {
             return planned.recv().ok().map(Some);
@@ -104,7 +116,10 @@ impl<'a> PodRefreshes<'a> {
         let mut next = self.queue().next(None);
         while let Some(planned) = next {
             if catch_unwind(AssertUnwindSafe(|| self.refresh_pod(&planned))).is_err() {
-                error!("refresh the containers of pod {}: the thread panicked", planned.volume.pod_uid);
+                error!(
+                    "refresh the containers of pod {}: the thread panicked",
+                    planned.volume.pod_uid
+                );
                 self.refresher.count_restart();
             }
             next = self.queue().next(Some(&planned));
@@ -151,13 +166,30 @@ impl<'a> PodRefreshes<'a> {
         turn: Turn,
     ) -> RefreshedContainer {
         let (namespace, pod) = (opted_in.pod.namespace.clone(), opted_in.pod.name.clone());
-        let pod = PodIdentity { namespace, name: pod, uid: uid.to_owned() };
-        let name = format!("{}/{} container {}", opted_in.pod.namespace, opted_in.pod.name, container.name);
-        let container = Container { name, pod: Some((pod, container.name.clone())), ..container.clone() };
+        let pod = PodIdentity {
+            namespace,
+            name: pod,
+            uid: uid.to_owned(),
+        };
+        let name = format!(
+            "{}/{} container {}",
+            opted_in.pod.namespace, opted_in.pod.name, container.name
+        );
+        let container = Container {
+            name,
+            pod: Some((pod, container.name.clone())),
+            ..container.clone()
+        };
         let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
         match turn {
-            Turn::First => self.refresher.begin(FIRST_TURN, &container, &volumes, opted_in.request.notify),
-            Turn::Last => self.refresher.finish(LAST_TURN, &container, &volumes, opted_in.request.notify),
+            Turn::First => {
+                self.refresher
+                    .begin(FIRST_TURN, &container, &volumes, opted_in.request.notify)
+            }
+            Turn::Last => {
+                self.refresher
+                    .finish(LAST_TURN, &container, &volumes, opted_in.request.notify)
+            }
         }
     }
 }

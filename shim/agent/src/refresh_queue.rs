@@ -1,7 +1,7 @@
 //! The volumes whose containers wait for a refresh, and the pods that are refreshed at this moment.
 //!
-//! Several workers take from it. A pod has one worker at a time: so no container is refreshed twice at once, and the updates of a
-//! volume arrive in their order.
+//! Several workers take from it. A pod has one worker at a time: so no container is refreshed twice
+//! at once, and the updates of a volume arrive in their order.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use bindguard_guard::refresh::VolumeOfPod;
 
-/// The turn of a pod. A container that needs more than a short time waits until all others had their first turn.
+/// The turn of a pod. A container that needs more than a short time waits until all others had
+/// their first turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Turn {
     /// After an update.
@@ -44,7 +45,8 @@ pub struct RefreshQueue {
 }
 
 impl RefreshQueue {
-    /// Adds a volume, and counts a further worker if that helps. Returns true if the caller has to start it.
+    /// Adds a volume, and counts a further worker if that helps. Returns true if the caller has to
+    /// start it.
     pub fn add(&mut self, planned: Planned, limit: usize) -> bool {
         // The worker of a busy pod takes the pod's next plan itself.
         let is_busy = self.busy.contains(&planned.volume.pod_directory());
@@ -52,7 +54,8 @@ impl RefreshQueue {
         !is_busy && self.needs_worker(limit)
     }
 
-    /// Counts a further worker if a plan could begin, and fewer than these work. Returns true if the caller has to start it.
+    /// Counts a further worker if a plan could begin, and fewer than these work. Returns true if
+    /// the caller has to start it.
     pub fn needs_worker(&mut self, limit: usize) -> bool {
         let needs = self.workers < limit && self.free().is_some();
         self.workers += usize::from(needs);
@@ -65,12 +68,17 @@ impl RefreshQueue {
             !self.busy.contains(&planned.volume.pod_directory())
                 && (planned.turn == Turn::First || self.late < MAX_LATE)
         };
-        let free = self.waiting.iter().enumerate().filter(|(_, planned)| is_free(planned));
-        free.min_by_key(|(index, planned)| (planned.turn, *index)).map(|(index, _)| index)
+        let free = self
+            .waiting
+            .iter()
+            .enumerate()
+            .filter(|(_, planned)| is_free(planned));
+        free.min_by_key(|(index, planned)| (planned.turn, *index))
+            .map(|(index, _)| index)
     }
 
-    /// A plan for the worker that returns from `done`, or has just started. `None` ends the worker. Of many plans for one pod, one
-    /// refresh does them all.
+    /// A plan for the worker that returns from `done`, or has just started. `None` ends the worker.
+    /// Of many plans for one pod, one refresh does them all.
     pub fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
         if let Some(done) = done {
             self.busy.remove(&done.volume.pod_directory());
@@ -81,7 +89,9 @@ impl RefreshQueue {
             return None;
         };
         let pod = next.volume.pod_directory();
-        let same_pod = self.waiting.extract_if(.., |other| other.volume.pod_directory() == pod);
+        let same_pod = self
+            .waiting
+            .extract_if(.., |other| other.volume.pod_directory() == pod);
         next.at = same_pod.map(|other| other.at).fold(next.at, Instant::max);
         self.busy.insert(pod);
         self.late += usize::from(next.turn == Turn::Last);
@@ -90,7 +100,10 @@ impl RefreshQueue {
 
     /// Plans the last turn of a pod. The worker that calls this takes it, or a later one.
     pub fn add_last(&mut self, planned: &Planned) {
-        self.waiting.push(Planned { turn: Turn::Last, ..planned.clone() });
+        self.waiting.push(Planned {
+            turn: Turn::Last,
+            ..planned.clone()
+        });
     }
 
     /// True if further plans wait for a worker.
@@ -108,8 +121,16 @@ mod tests {
     use super::*;
 
     fn planned(pod: &str, volume: &str, at: Instant) -> Planned {
-        let volume = VolumeOfPod { kubelet_root: "/k".into(), pod_uid: pod.to_owned(), volume: volume.to_owned() };
-        Planned { volume, at, turn: Turn::First }
+        let volume = VolumeOfPod {
+            kubelet_root: "/k".into(),
+            pod_uid: pod.to_owned(),
+            volume: volume.to_owned(),
+        };
+        Planned {
+            volume,
+            at,
+            turn: Turn::First,
+        }
     }
 
     #[test]
@@ -120,7 +141,13 @@ mod tests {
         assert!(!queue.add(planned("a", "2", now), 2), "its worker takes it");
         assert!(queue.add(planned("b", "1", now), 2));
         let second = queue.next(None).unwrap();
-        assert_eq!((first.volume.pod_uid.as_str(), second.volume.pod_uid.as_str()), ("a", "b"));
+        assert_eq!(
+            (
+                first.volume.pod_uid.as_str(),
+                second.volume.pod_uid.as_str()
+            ),
+            ("a", "b")
+        );
         assert_eq!(queue.next(Some(&second)), None, "the other pod is busy");
         assert_eq!(queue.next(Some(&first)).unwrap().volume.volume, "2");
     }
@@ -148,7 +175,10 @@ mod tests {
         assert_eq!(started, [true, true, false]);
         let (first, second) = (queue.next(None).unwrap(), queue.next(None).unwrap());
         let third = queue.next(Some(&first)).unwrap();
-        assert_eq!((queue.next(Some(&second)), queue.next(Some(&third))), (None, None));
+        assert_eq!(
+            (queue.next(Some(&second)), queue.next(Some(&third))),
+            (None, None)
+        );
         assert!(queue.add(planned("a", "1", now), 1), "both ended");
     }
 
@@ -178,7 +208,10 @@ mod tests {
     #[test]
     fn last_turns_leave_workers_for_first_turns() {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
-        let slow = |pod: usize| Planned { turn: Turn::Last, ..planned(&format!("slow-{pod}"), "1", now) };
+        let slow = |pod: usize| Planned {
+            turn: Turn::Last,
+            ..planned(&format!("slow-{pod}"), "1", now)
+        };
         for pod in 0..40 {
             queue.add(slow(pod), 40);
         }

@@ -1,7 +1,7 @@
 //! Refreshes running containers, and reports what could not be done.
 //!
-//! Several threads may use one refresher, each for another container: a container can make its own refresh wait, and must not
-//! delay the host's re-binds.
+//! Several threads may use one refresher, each for another container: a container can make its own
+//! refresh wait, and must not delay the host's re-binds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount};
+use bindguard_core::report::{
+    Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount,
+};
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, MAX_MOUNTS_OF_FILE, NotReplaced, RefreshAct, RefreshError, RefreshOutcome,
-    Refreshed, TuckRecords, refresh_container_within,
+    Abandoned, CurrentFiles, HeldProcess, MAX_MOUNTS_OF_FILE, NotReplaced, RefreshAct,
+    RefreshError, RefreshOutcome, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
@@ -53,7 +55,10 @@ pub struct RefreshedContainer {
 
 impl From<Vec<String>> for RefreshedContainer {
     fn from(warnings: Vec<String>) -> Self {
-        Self { warnings, is_out_of_time: false }
+        Self {
+            warnings,
+            is_out_of_time: false,
+        }
     }
 }
 
@@ -75,7 +80,8 @@ struct Known {
     abandoned: HashMap<String, Abandoned>,
     warned: HashMap<String, Vec<String>>,
     standing: Standing<String>,
-    /// The journaled mounts of each container that could not be replaced: a survey finds the same again.
+    /// The journaled mounts of each container that could not be replaced: a survey finds the same
+    /// again.
     left: HashMap<String, Vec<RefreshedMount>>,
     /// The journaled reason for which a container could not be refreshed at all.
     problems: HashMap<String, String>,
@@ -84,10 +90,17 @@ struct Known {
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
     pub fn new(metrics: &'a Metrics, reporting: &'a Reporting, policy: &'a Policy) -> Self {
-        Self { metrics, reporting, policy, records: TuckRecords::default(), known: Mutex::default() }
+        Self {
+            metrics,
+            reporting,
+            policy,
+            records: TuckRecords::default(),
+            known: Mutex::default(),
+        }
     }
 
-    /// Refreshes one container for at most this time. A container that needs more is left to [`Refresher::finish`].
+    /// Refreshes one container for at most this time. A container that needs more is left to
+    /// [`Refresher::finish`].
     pub fn begin(
         &self,
         time: Duration,
@@ -96,14 +109,20 @@ impl<'a> Refresher<'a> {
         notify: Notify,
     ) -> RefreshedContainer {
         if self.known().has_abandoned(&container.id) {
-            return RefreshedContainer { warnings: Vec::new(), is_out_of_time: true };
+            return RefreshedContainer {
+                warnings: Vec::new(),
+                is_out_of_time: true,
+            };
         }
         let done = self.refresh_within(time, container, files, notify, true);
-        done.unwrap_or(RefreshedContainer { warnings: Vec::new(), is_out_of_time: true })
+        done.unwrap_or(RefreshedContainer {
+            warnings: Vec::new(),
+            is_out_of_time: true,
+        })
     }
 
-    /// Refreshes one container for at most this time, and reports what could not be done. It waits until the child of an earlier
-    /// refresh ended.
+    /// Refreshes one container for at most this time, and reports what could not be done. It waits
+    /// until the child of an earlier refresh ended.
     pub fn finish(
         &self,
         time: Duration,
@@ -114,13 +133,20 @@ impl<'a> Refresher<'a> {
         let start = Instant::now();
         while self.known().has_abandoned(&container.id) {
             if start.elapsed() > time {
-                let warning = format!("refresh {}: an earlier refresh still hangs in it", container.name);
-                return RefreshedContainer { warnings: vec![warning], is_out_of_time: true };
+                let warning = format!(
+                    "refresh {}: an earlier refresh still hangs in it",
+                    container.name
+                );
+                return RefreshedContainer {
+                    warnings: vec![warning],
+                    is_out_of_time: true,
+                };
             }
             thread::sleep(CHILD_INTERVAL);
         }
         let time = time.saturating_sub(start.elapsed());
-        self.refresh_within(time, container, files, notify, false).unwrap_or_default()
+        self.refresh_within(time, container, files, notify, false)
+            .unwrap_or_default()
     }
 
     /// `None` if the time was over and the container is refreshed again: nothing is reported.
@@ -149,22 +175,39 @@ impl<'a> Refresher<'a> {
         };
         self.known().problems.remove(&container.id);
         if refreshed.replaced() > 0 {
-            self.metrics.refresh_seconds.observe(start.elapsed().as_secs_f64());
+            self.metrics
+                .refresh_seconds
+                .observe(start.elapsed().as_secs_f64());
         }
         let is_out_of_time = refreshed.is_out_of_time || refreshed.abandoned.is_some();
         if again && is_out_of_time {
-            refreshed.mounts.retain(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)));
+            refreshed
+                .mounts
+                .retain(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)));
         }
         let warnings = self.report(name, &refreshed);
         if let Some((pod, name)) = &container.pod {
-            self.reporting.refreshed(pod, (&container.id, name), &refreshed, &mut self.known().standing);
+            self.reporting.refreshed(
+                pod,
+                (&container.id, name),
+                &refreshed,
+                &mut self.known().standing,
+            );
         }
         self.record(container, notify, &refreshed, start.elapsed());
-        self.known().abandoned.extend(refreshed.abandoned.map(|child| (container.id.clone(), child)));
-        Some(RefreshedContainer { warnings, is_out_of_time })
+        self.known().abandoned.extend(
+            refreshed
+                .abandoned
+                .map(|child| (container.id.clone(), child)),
+        );
+        Some(RefreshedContainer {
+            warnings,
+            is_out_of_time,
+        })
     }
 
-    /// Reports a container that could not be refreshed at all: one that ends at this very moment, or one that is refused.
+    /// Reports a container that could not be refreshed at all: one that ends at this very moment,
+    /// or one that is refused.
     fn report_error(&self, container: &Container, error: &RefreshError) -> Vec<String> {
         let problem = error_chain(error);
         self.metrics.refreshed(RefreshResult::of_error(error));
@@ -174,21 +217,30 @@ impl<'a> Refresher<'a> {
             self.reporting.journal.refreshed(line);
         }
         if let Some((pod, name)) = &container.pod {
-            self.reporting.not_refreshed(pod, (&container.id, name), &problem, &mut self.known().standing);
+            self.reporting.not_refreshed(
+                pod,
+                (&container.id, name),
+                &problem,
+                &mut self.known().standing,
+            );
         }
         vec![format!("refresh {}: {problem}", container.name)]
     }
 
-    /// Journals what changed: a mount or a notification, or the reason for which a mount is still stale.
+    /// Journals what changed: a mount or a notification, or the reason for which a mount is still
+    /// stale.
     fn record(&self, container: &Container, notify: Notify, refreshed: &Refreshed, took: Duration) {
         let mounts: Vec<_> = refreshed.mounts.iter().map(RefreshedMount::from).collect();
-        let is_left = |mount: &&RefreshedMount| !mount.outcome.is_replaced() && mount.outcome != MountResult::Restless;
+        let is_left = |mount: &&RefreshedMount| {
+            !mount.outcome.is_replaced() && mount.outcome != MountResult::Restless
+        };
         let left: Vec<_> = mounts.iter().filter(is_left).cloned().collect();
         let is_changed = self.known().leaves(&container.id, left);
         if refreshed.replaced() > 0 || refreshed.not_notified.is_some() || is_changed {
             let mut line = line_about(container);
             line.mounts = mounts;
-            line.problems.extend((refreshed.overlooked > 0).then(|| overlooked(&container.name, refreshed)));
+            line.problems
+                .extend((refreshed.overlooked > 0).then(|| overlooked(&container.name, refreshed)));
             line.notification = refreshed.notification(notify);
             line.set_duration(took);
             self.reporting.journal.refreshed(line);
@@ -237,7 +289,10 @@ impl<'a> Refresher<'a> {
         }
         if let Some(error) = &refreshed.not_notified {
             self.metrics.refreshed(RefreshResult::not_notified);
-            warnings.push(format!("{name} is refreshed but not notified: {}", error_chain(error)));
+            warnings.push(format!(
+                "{name} is refreshed but not notified: {}",
+                error_chain(error)
+            ));
         }
         warnings
     }
@@ -268,7 +323,8 @@ impl Known {
         before.is_none_or(|before| before != problem)
     }
 
-    /// Remembers the mounts that a container has left, and returns true if they are others than before.
+    /// Remembers the mounts that a container has left, and returns true if they are others than
+    /// before.
     fn leaves(&mut self, id: &str, left: Vec<RefreshedMount>) -> bool {
         let before = self.left.remove(id).unwrap_or_default();
         let is_changed = left != before;
@@ -280,7 +336,10 @@ impl Known {
 
     fn warn(&mut self, about: &str, warnings: Vec<String>) {
         let before = self.warned.remove(about).unwrap_or_default();
-        warnings.iter().filter(|warning| !before.contains(warning)).for_each(|warning| warn!("{warning}"));
+        warnings
+            .iter()
+            .filter(|warning| !before.contains(warning))
+            .for_each(|warning| warn!("{warning}"));
         if !warnings.is_empty() {
             self.warned.insert(about.to_owned(), warnings);
         }
@@ -289,21 +348,36 @@ impl Known {
 
 fn overlooked(name: &str, refreshed: &Refreshed) -> String {
     let count = refreshed.overlooked;
-    format!("{count} mounts of {name} are not checked: it has more than {MAX_MOUNTS_OF_FILE} of one file")
+    format!(
+        "{count} mounts of {name} are not checked: it has more than {MAX_MOUNTS_OF_FILE} of one file"
+    )
 }
 
 fn line_about(container: &Container) -> RefreshLine {
     let names = match &container.pod {
         Some((pod, name)) => {
-            let PodIdentity { namespace, name: pod, uid } = pod.clone();
-            ContainerNames { name: Some(name.clone()), pod: Some(pod), namespace: Some(namespace), uid: Some(uid) }
+            let PodIdentity {
+                namespace,
+                name: pod,
+                uid,
+            } = pod.clone();
+            ContainerNames {
+                name: Some(name.clone()),
+                pod: Some(pod),
+                namespace: Some(namespace),
+                uid: Some(uid),
+            }
         }
-        None => ContainerNames { name: Some(container.name.clone()), ..ContainerNames::default() },
+        None => ContainerNames {
+            name: Some(container.name.clone()),
+            ..ContainerNames::default()
+        },
     };
     RefreshLine::new(Actor::Agent, &container.id, names)
 }
 
-/// The init of a container. Since the pid was read, another process may have got it. `None` if it ended.
+/// The init of a container. Since the pid was read, another process may have got it. `None` if it
+/// ended.
 fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
     hold_init(&container.id, container.pid).map_err(|error| match error {
         NotInit::Process(_) => None,

@@ -1,4 +1,5 @@
-//! Hands the repairs of the agent and the guard to those who record them: the journal, events on pods, and the node's state.
+//! Hands the repairs of the agent and the guard to those who record them: the journal, events on
+//! pods, and the node's state.
 //!
 //! It never waits. Without an API server the last two cost nothing.
 
@@ -14,8 +15,8 @@ use bindguard_operator::node_report::NodeReport;
 use tracing::warn;
 
 use crate::events::{
-    Events, PodIdentity, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
-    from_refusal, from_survey,
+    Events, PodIdentity, Standing, from_ignored_request, from_journal, from_keeper, from_rebind,
+    from_refresh, from_refusal, from_survey,
 };
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
@@ -73,28 +74,49 @@ impl Reporting {
         self.memory.worked();
         self.state.surveyed(report);
         if self.events.are_on() {
-            self.events.record(known.sources.changed((), from_survey(report)));
+            self.events
+                .record(known.sources.changed((), from_survey(report)));
         }
     }
 
-    /// The mounts of running containers. A container that keeps mounts is one event, whatever it keeps later.
+    /// The mounts of running containers. A container that keeps mounts is one event, whatever it
+    /// keeps later.
     pub fn surveyed_containers(&self, found: &ContainerMounts, known: &mut SurveyEvents) {
-        let ids = found.keepers.iter().map(|keeper| keeper.container.id.clone()).collect();
+        let ids = found
+            .keepers
+            .iter()
+            .map(|keeper| keeper.container.id.clone())
+            .collect();
         let before = mem::replace(&mut known.keepers, ids);
-        for keeper in found.keepers.iter().filter(|keeper| !before.contains(&keeper.container.id)) {
+        for keeper in found
+            .keepers
+            .iter()
+            .filter(|keeper| !before.contains(&keeper.container.id))
+        {
             let (container, places) = (&keeper.container, &keeper.places);
             let pod = container.pod.for_people().unwrap_or_default();
             let name = container.name.as_deref().unwrap_or(&container.id);
             warn!("{pod} container {name} keeps mounts that the host has unmounted: {places:?}");
             self.events.record(from_keeper(keeper));
         }
-        let ids = found.unread.iter().map(|unread| unread.container.id.clone()).collect();
+        let ids = found
+            .unread
+            .iter()
+            .map(|unread| unread.container.id.clone())
+            .collect();
         let before = mem::replace(&mut known.unread, ids);
-        for unread in found.unread.iter().filter(|unread| !before.contains(&unread.container.id)) {
+        for unread in found
+            .unread
+            .iter()
+            .filter(|unread| !before.contains(&unread.container.id))
+        {
             let container = &unread.container;
             let pod = container.pod.for_people().unwrap_or_default();
             let name = container.name.as_deref().unwrap_or(&container.id);
-            warn!("the mounts of {pod} container {name} are unknown: {}", error_chain(&unread.why));
+            warn!(
+                "the mounts of {pod} container {name} are unknown: {}",
+                error_chain(&unread.why)
+            );
         }
     }
 
@@ -120,11 +142,17 @@ impl Reporting {
     }
 
     /// A re-bind of a volume's subpaths.
-    pub fn rebound(&self, volume: &VolumeOfPod, report: &Report, standing: &mut Standing<VolumeOfPod>) {
+    pub fn rebound(
+        &self,
+        volume: &VolumeOfPod,
+        report: &Report,
+        standing: &mut Standing<VolumeOfPod>,
+    ) {
         self.memory.worked();
         self.state.rebound(report);
         if self.events.are_on() {
-            self.events.record(standing.changed(volume.clone(), from_rebind(&volume.pod_uid, report)));
+            self.events
+                .record(standing.changed(volume.clone(), from_rebind(&volume.pod_uid, report)));
         }
     }
 
@@ -141,7 +169,8 @@ impl Reporting {
             self.state.repaired();
         }
         if self.events.are_on() {
-            self.events.record(standing.changed(id.to_owned(), from_refresh(pod, name, refreshed)));
+            self.events
+                .record(standing.changed(id.to_owned(), from_refresh(pod, name, refreshed)));
         }
     }
 
@@ -154,7 +183,8 @@ impl Reporting {
         standing: &mut Standing<String>,
     ) {
         if self.events.are_on() {
-            self.events.record(standing.changed(id.to_owned(), vec![from_refusal(pod, name, why)]));
+            self.events
+                .record(standing.changed(id.to_owned(), vec![from_refusal(pod, name, why)]));
         }
     }
 }

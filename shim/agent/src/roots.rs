@@ -1,4 +1,5 @@
-//! The threads of each kubelet root: one follows its volumes, one starts the refreshes of its containers.
+//! The threads of each kubelet root: one follows its volumes, one starts the refreshes of its
+//! containers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -39,7 +40,8 @@ pub struct KubeletRoots {
 }
 
 impl KubeletRoots {
-    /// Starts the threads of each kubelet root once it answers: a root may be mounted later, or hang.
+    /// Starts the threads of each kubelet root once it answers: a root may be mounted later, or
+    /// hang.
     pub fn find_for_ever(self: &Arc<Self>) {
         let mut watched: Vec<PathBuf> = Vec::new();
         loop {
@@ -60,7 +62,8 @@ impl KubeletRoots {
         }
     }
 
-    /// Refreshes containers of Docker and Podman that opted in, on a node with or without a kubelet.
+    /// Refreshes containers of Docker and Podman that opted in, on a node with or without a
+    /// kubelet.
     pub fn follow_engines_for_ever(&self) {
         let (mode, policy) = (self.config.agent().refresh, self.config.policy());
         if mode == RefreshMode::Off || policy.stale_subpaths == Mode::Off {
@@ -76,10 +79,17 @@ impl KubeletRoots {
         let (plan, planned) = refreshes();
         let refreshes = (self.config.agent().refresh != RefreshMode::Off).then_some(plan);
         let (following, refreshing) = (Arc::clone(self), Arc::clone(self));
-        let started = spawn("kubelet-root", move || following.follow_for_ever(&root, &refreshes)).and_then(|()| {
+        let started = spawn("kubelet-root", move || {
+            following.follow_for_ever(&root, &refreshes)
+        })
+        .and_then(|()| {
             spawn("refresh", move || {
                 let served = &refreshing.served;
-                let refresher = Refresher::new(&served.metrics, &served.reporting, refreshing.config.policy());
+                let refresher = Refresher::new(
+                    &served.metrics,
+                    &served.reporting,
+                    refreshing.config.policy(),
+                );
                 let refreshes = PodRefreshes::new(&refreshing.pods, refresher);
                 refreshing.again_and_again("refresh containers", || {
                     refreshes.run(&planned);
@@ -94,9 +104,15 @@ impl KubeletRoots {
 
     fn follow_for_ever(&self, root: &Path, refreshes: &Option<Refreshes>) {
         self.again_and_again(&format!("follow {}", root.display()), || {
-            let mut updates =
-                Updates::new(&self.config, &self.served.metrics, &self.served.reporting, refreshes.clone());
-            watch::follow(root.to_owned(), self.config.agent().survey, |notice| self.act(notice, root, &mut updates))
+            let mut updates = Updates::new(
+                &self.config,
+                &self.served.metrics,
+                &self.served.reporting,
+                refreshes.clone(),
+            );
+            watch::follow(root.to_owned(), self.config.agent().survey, |notice| {
+                self.act(notice, root, &mut updates)
+            })
         });
     }
 
@@ -113,7 +129,11 @@ impl KubeletRoots {
             }
             self.served.metrics.restarts.inc();
             thread::sleep(pause);
-            pause = if began.elapsed() > LONGEST_PAUSE { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+            pause = if began.elapsed() > LONGEST_PAUSE {
+                PAUSE
+            } else {
+                (pause * 2).min(LONGEST_PAUSE)
+            };
         }
     }
 
@@ -127,8 +147,13 @@ impl KubeletRoots {
                 updates.follow(&volumes);
             }
             Notice::Surveyed { volumes, took } => {
-                let label = RootLabel { root: root.display().to_string() };
-                metrics.watched_volumes.get_or_create(&label).set(volumes as i64);
+                let label = RootLabel {
+                    root: root.display().to_string(),
+                };
+                metrics
+                    .watched_volumes
+                    .get_or_create(&label)
+                    .set(volumes as i64);
                 if !self.served.ready.swap(true, Ordering::Relaxed) {
                     info!("surveyed {} in {took:?}: {volumes} volumes", root.display());
                 }

@@ -4,7 +4,8 @@
 //! config ─► host's namespace ─► one thread for each kubelet root ─► HTTP ─► ready ─► signal
 //! ```
 //!
-//! The main thread runs tokio and never touches a kubelet root. Everything that may hang runs in threads of its own.
+//! The main thread runs tokio and never touches a kubelet root. Everything that may hang runs in
+//! threads of its own.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ use crate::survey::Surveyor;
 /// Runs the agent until a signal ends it.
 ///
 /// # Errors
-/// If the config that was named is invalid, the host's namespace cannot be entered, or nothing can be served.
+/// If the config that was named is invalid, the host's namespace cannot be entered, or nothing can
+/// be served.
 pub fn run(args: &Args) -> Result<()> {
     // The file that was named is in the agent's own mount namespace, the node's file in the host's.
     let named = args.config.as_deref().map(Loaded::from_file).transpose();
@@ -48,8 +50,12 @@ pub fn run(args: &Args) -> Result<()> {
     let config = reported(named.unwrap_or_else(load));
     let settings = args.over(config.agent());
     let config = config.with_agent(settings);
-    let cri = host::cri_socket(args.cri.as_deref(), Path::new("/")).unwrap_or_else(|| host::USUAL_SOCKET.into());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
+    let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"))
+        .unwrap_or_else(|| host::USUAL_SOCKET.into());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start tokio")?;
     runtime.block_on(serve(config, service_account, &cri))
 }
 
@@ -59,7 +65,11 @@ fn reported(loaded: Loaded) -> Config {
     loaded.config
 }
 
-async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessError>>, cri: &Path) -> Result<()> {
+async fn serve(
+    config: Config,
+    account: Option<Result<ServiceAccount, AccessError>>,
+    cri: &Path,
+) -> Result<()> {
     let metrics = Metrics::new();
     let (pods, answering) = pods::pods(cri, config.agent().refresh);
     tokio::spawn(answering.run());
@@ -73,19 +83,41 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     tokio::spawn(memory.clone().run());
     let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone(), memory);
     let pods_of_node = PodReader::new(access.ok(), kubernetes::node_name(to_api.node.as_deref()));
-    let kubediag = Kubediag::new(&config, pods_of_node, Arc::clone(&metrics), reporting.clone());
-    let surveyor = Arc::new(Surveyor::new(&config, Arc::clone(&metrics), reporting.clone(), pods.clone()));
+    let kubediag = Kubediag::new(
+        &config,
+        pods_of_node,
+        Arc::clone(&metrics),
+        reporting.clone(),
+    );
+    let surveyor = Arc::new(Surveyor::new(
+        &config,
+        Arc::clone(&metrics),
+        reporting.clone(),
+        pods.clone(),
+    ));
     let position = config.agent().socket.with_extension("position");
-    let journal = config.journal().map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
+    let journal = config
+        .journal()
+        .map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
     let status = StatusSource::new(&config);
     let ready = AtomicBool::new(false);
-    let served = Arc::new(Served { metrics, journal, reporting, surveyor, status, kubediag, ready });
+    let served = Arc::new(Served {
+        metrics,
+        journal,
+        reporting,
+        surveyor,
+        status,
+        kubediag,
+        ready,
+    });
     let settings = config.agent().clone();
     let socket = http::serve_socket(&settings.socket, Arc::clone(&served))
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
     if let Some(address) = settings.metrics {
-        http::serve_address(address, Arc::clone(&served)).await.with_context(|| format!("serve on {address}"))?;
+        http::serve_address(address, Arc::clone(&served))
+            .await
+            .with_context(|| format!("serve on {address}"))?;
     }
     if let Some(address) = settings.kubediag {
         let serving = http::serve_kubediag(address, Arc::clone(&served)).await;
@@ -94,12 +126,19 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
     let survey = Arc::clone(&served);
     spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
     follow_journal_if_needed(&config, &served)?;
-    info!("watching the kubelet's volumes, policy {:?}", config.policy().stale_subpaths);
+    info!(
+        "watching the kubelet's volumes, policy {:?}",
+        config.policy().stale_subpaths
+    );
     if let Some(socket) = &settings.nri {
         let plugin = nri::NriPlugin::new(socket, &config, Arc::clone(&served.metrics), writer);
         spawn("nri", move || plugin.run_for_ever())?;
     }
-    let roots = Arc::new(KubeletRoots { config, served, pods });
+    let roots = Arc::new(KubeletRoots {
+        config,
+        served,
+        pods,
+    });
     let engines = Arc::clone(&roots);
     spawn("engines", move || engines.follow_engines_for_ever())?;
     spawn("roots", move || roots.find_for_ever())?;
@@ -109,14 +148,20 @@ async fn serve(config: Config, account: Option<Result<ServiceAccount, AccessErro
 
 /// Follows the journal for those who do not wait for a request for figures.
 fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()> {
-    let (Some(journal), Some(path)) = (served.journal.clone(), config.journal().map(Path::to_owned)) else {
+    let (Some(journal), Some(path)) =
+        (served.journal.clone(), config.journal().map(Path::to_owned))
+    else {
         return Ok(());
     };
     if !served.reporting.is_on() {
         return Ok(());
     }
     let (served, interval) = (Arc::clone(served), config.agent().survey);
-    spawn("journal", move || follow_journal(&path, interval, || journal.count(&served.metrics, &served.reporting)))
+    spawn("journal", move || {
+        follow_journal(&path, interval, || {
+            journal.count(&served.metrics, &served.reporting)
+        })
+    })
 }
 
 async fn ended(socket: &BoundSocket) -> Result<()> {
@@ -128,8 +173,8 @@ async fn ended(socket: &BoundSocket) -> Result<()> {
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     socket.remove();
-    // A re-bind that ends half way leaves whole content; the next one finishes it. So no thread is waited for: one of them
-    // may wait for a server.
+    // A re-bind that ends half way leaves whole content; the next one finishes it. So no thread is
+    // waited for: one of them may wait for a server.
     std::process::exit(0)
 }
 
@@ -138,7 +183,10 @@ async fn ended(socket: &BoundSocket) -> Result<()> {
 /// # Errors
 /// If there are too many.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-    thread::Builder::new().name(name.to_owned()).spawn(work).with_context(|| format!("start the thread {name}"))?;
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .with_context(|| format!("start the thread {name}"))?;
     Ok(())
 }
 

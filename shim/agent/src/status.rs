@@ -36,13 +36,16 @@ impl StatusSource {
     /// The state now.
     pub fn status(&self, metrics: &Metrics, ready: bool) -> AgentStatus {
         let last_survey = metrics.last_survey.get();
-        let last_survey = OffsetDateTime::from_unix_timestamp_nanos((last_survey * 1e9) as i128).ok();
+        let last_survey =
+            OffsetDateTime::from_unix_timestamp_nanos((last_survey * 1e9) as i128).ok();
         AgentStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             since: text(self.started),
             ready,
-            last_survey: last_survey.filter(|time| *time > OffsetDateTime::UNIX_EPOCH).map(text),
+            last_survey: last_survey
+                .filter(|time| *time > OffsetDateTime::UNIX_EPOCH)
+                .map(text),
             stale_subpaths: self.stale_subpaths,
             refresh: self.refresh,
             nri: match (self.is_nri_plugin, metrics.nri.connected.get()) {

@@ -18,7 +18,8 @@ use crate::metrics::Metrics;
 use crate::pod_refreshes::Refreshes;
 use crate::reporting::Reporting;
 
-/// Limit of volumes at a time. A re-bind waits most of its time for the kernel's RCU grace period after the detach.
+/// Limit of volumes at a time. A re-bind waits most of its time for the kernel's RCU grace period
+/// after the detach.
 const SIDE_BY_SIDE: usize = 8;
 
 /// Follows the updates of volumes.
@@ -29,7 +30,8 @@ pub struct Updates<'a> {
     reporting: &'a Reporting,
     /// `None` if no running container is refreshed.
     refreshes: Option<Refreshes>,
-    /// The warnings about each volume that has some: a survey finds the same again, and logs only what is new.
+    /// The warnings about each volume that has some: a survey finds the same again, and logs only
+    /// what is new.
     warned: HashMap<VolumeOfPod, Vec<String>>,
     standing: Standing<VolumeOfPod>,
 }
@@ -42,18 +44,29 @@ impl<'a> Updates<'a> {
         reporting: &'a Reporting,
         refreshes: Option<Refreshes>,
     ) -> Self {
-        Self { config, metrics, reporting, refreshes, warned: HashMap::new(), standing: Standing::default() }
+        Self {
+            config,
+            metrics,
+            reporting,
+            refreshes,
+            warned: HashMap::new(),
+            standing: Standing::default(),
+        }
     }
 
-    /// Re-binds the stale subpaths of these volumes, and plans the refresh of their running containers. The host comes first:
-    /// a container that restarts meanwhile starts with the current file. Only directories do not wait for the host.
+    /// Re-binds the stale subpaths of these volumes, and plans the refresh of their running
+    /// containers. The host comes first: a container that restarts meanwhile starts with the
+    /// current file. Only directories do not wait for the host.
     pub fn follow(&mut self, volumes: &[VolumeOfPod]) {
         let reports = Mutex::new(Vec::new());
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(volume) = volumes.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let report = self.rebind(volume);
-                reports.lock().unwrap_or_else(PoisonError::into_inner).push((volume, report));
+                reports
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push((volume, report));
             }
         };
         match volumes.len().min(SIDE_BY_SIDE) {
@@ -65,14 +78,16 @@ impl<'a> Updates<'a> {
             let is_news = self.log(volume, &report);
             self.reporting.rebound(volume, &report, &mut self.standing);
             if is_news {
-                self.reporting.journal.rebound(&volume.pod_uid, &volume.volume, report);
+                self.reporting
+                    .journal
+                    .rebound(&volume.pod_uid, &volume.volume, report);
             }
         }
     }
 
     fn rebind(&self, volume: &VolumeOfPod) -> Report {
-        // A directory has no files until its refresh; the files of a volume keep their old content. The plan after the re-bind finds the
-        // containers that started meanwhile.
+        // A directory has no files until its refresh; the files of a volume keep their old content.
+        // The plan after the re-bind finds the containers that started meanwhile.
         if let Some(refreshes) = self.refreshes.as_ref().filter(|_| volume.has_directories()) {
             refreshes.plan(volume.clone());
         }

@@ -17,15 +17,27 @@ pub fn state(config: &Config) -> AgentState {
         // The query below has the error.
         Ok(_) | Err(_) => {}
     }
-    let status = unix_http::get(socket, STATUS_PATH).and_then(|text| Ok(serde_json::from_str(&text)?));
+    let status =
+        unix_http::get(socket, STATUS_PATH).and_then(|text| Ok(serde_json::from_str(&text)?));
     match status {
         Ok(status) => AgentState::Running(Box::new(status)),
-        Err(error) => AgentState::Silent { problem: format!("{error:#}") },
+        Err(error) => AgentState::Silent {
+            problem: format!("{error:#}"),
+        },
     }
 }
 
 /// True if systemd knows a unit of the agent.
 pub fn is_unit() -> bool {
-    let folders = ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"];
-    folders.iter().any(|folder| Path::new(folder).join("bindguard-agent.service").symlink_metadata().is_ok())
+    let folders = [
+        "/etc/systemd/system",
+        "/usr/local/lib/systemd/system",
+        "/usr/lib/systemd/system",
+    ];
+    folders.iter().any(|folder| {
+        Path::new(folder)
+            .join("bindguard-agent.service")
+            .symlink_metadata()
+            .is_ok()
+    })
 }

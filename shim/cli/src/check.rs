@@ -31,8 +31,11 @@ impl Check {
         let bundle = std::path::absolute(&self.bundle)?;
         check_answers(&bundle.join("config.json"))?;
         let report = check_bundle(&bundle, config.policy(), config.places());
-        if let ([problem], true, false) = (&report.problems[..], report.binds.is_empty(), self.json) {
-            bail!("{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}");
+        if let ([problem], true, false) = (&report.problems[..], report.binds.is_empty(), self.json)
+        {
+            bail!(
+                "{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}"
+            );
         }
         show::print(&report, self.json)?;
         Ok(show::exit_code(&report))

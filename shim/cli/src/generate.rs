@@ -1,4 +1,5 @@
-//! `bindguard completions` and `bindguard man`: generated from the definition of the command line, so that they match it.
+//! `bindguard completions` and `bindguard man`: generated from the definition of the command line,
+//! so that they match it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ impl Completions {
 /// Arguments of `man`.
 #[derive(Debug, Args)]
 pub struct Manual {
-    /// Write a page for each verb into this folder, bindguard.1, bindguard-diagnose.1 and so on, instead of printing one.
+    /// Write a page for each verb into this folder, bindguard.1, bindguard-diagnose.1 and so on,
+    /// instead of printing one.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -49,11 +51,15 @@ impl Manual {
 
 fn write_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    clap_mangen::generate_to(command, folder).with_context(|| format!("write the manual into {}", folder.display()))
+    clap_mangen::generate_to(command, folder)
+        .with_context(|| format!("write the manual into {}", folder.display()))
 }
 
 fn page(command: Command) -> anyhow::Result<Vec<u8>> {
     let mut page = Vec::new();
-    Man::new(command).manual("bindguard").render(&mut page).context("make a page of the manual")?;
+    Man::new(command)
+        .manual("bindguard")
+        .render(&mut page)
+        .context("make a page of the manual")?;
     Ok(page)
 }

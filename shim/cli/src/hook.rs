@@ -1,8 +1,10 @@
-//! `bindguard hook precreate`: a door for engines that let a hook edit the spec before any runtime sees it.
+//! `bindguard hook precreate`: a door for engines that let a hook edit the spec before any runtime
+//! sees it.
 //!
-//! Podman and CRI-O run a `precreate` hook with the spec on stdin and read the spec from its stdout: see oci-hooks(5). The
-//! admission is the same as for a runtime. After any error the hook returns the spec unchanged, byte for byte, and writes the
-//! reason to stderr. Only a policy of `refuse` makes the hook, and so the container, fail.
+//! Podman and CRI-O run a `precreate` hook with the spec on stdin and read the spec from its
+//! stdout: see oci-hooks(5). The admission is the same as for a runtime. After any error the hook
+//! returns the spec unchanged, byte for byte, and writes the reason to stderr. Only a policy of
+//! `refuse` makes the hook, and so the container, fail.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -33,7 +35,9 @@ impl HookVerb {
 
 fn precreate(config: &Config) -> Result<ExitCode> {
     let mut spec = Vec::new();
-    io::stdin().read_to_end(&mut spec).context("read the spec on stdin")?;
+    io::stdin()
+        .read_to_end(&mut spec)
+        .context("read the spec on stdin")?;
     let (refusal, spec) = match admitted(&spec, config) {
         Ok((admission, edited)) => (admission.refusal, edited),
         Err(error) => {
@@ -46,16 +50,26 @@ fn precreate(config: &Config) -> Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let mut out = io::stdout().lock();
-    out.write_all(&spec).and_then(|()| out.flush()).context("write the spec to stdout")?;
+    out.write_all(&spec)
+        .and_then(|()| out.flush())
+        .context("write the spec to stdout")?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// There is no bundle yet: the admission gets a temporary one.
 fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
-    let bundle = tempfile::Builder::new().prefix("bindguard-").tempdir().context("create a folder for the spec")?;
+    let bundle = tempfile::Builder::new()
+        .prefix("bindguard-")
+        .tempdir()
+        .context("create a folder for the spec")?;
     let file = bundle.path().join("config.json");
     fs::write(&file, spec).with_context(|| format!("write {}", file.display()))?;
-    let mut admission = admit(bundle.path(), config.policy(), config.places(), Attempt::First);
+    let mut admission = admit(
+        bundle.path(),
+        config.policy(),
+        config.places(),
+        Attempt::First,
+    );
     // the temporary bundle is removed after the admission
     admission.report.bundle = None;
     log(&admission, config);
@@ -64,14 +78,27 @@ fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
 }
 
 fn log(admission: &Admission, config: &Config) {
-    for (_, remark) in admission.report.binds.iter().filter_map(BindReport::log_message) {
+    for (_, remark) in admission
+        .report
+        .binds
+        .iter()
+        .filter_map(BindReport::log_message)
+    {
         eprintln!("bindguard: {remark}");
     }
     for problem in &admission.report.problems {
         eprintln!("bindguard: {problem}");
     }
-    let entry = JournalEntry { id: None, pid: None, attempt: 0, report: &admission.report };
-    if let Some(problem) = config.journal().and_then(|journal| record(journal, &entry).err()) {
+    let entry = JournalEntry {
+        id: None,
+        pid: None,
+        attempt: 0,
+        report: &admission.report,
+    };
+    if let Some(problem) = config
+        .journal()
+        .and_then(|journal| record(journal, &entry).err())
+    {
         eprintln!("bindguard: {}", error_chain(&problem));
     }
 }

@@ -1,4 +1,5 @@
-//! `bindguard`: the operator's command line. Every verb is a file; text and `--json` are the same report.
+//! `bindguard`: the operator's command line. Every verb is a file; text and `--json` are the same
+//! report.
 //!
 //! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
 
@@ -40,7 +41,8 @@ const WHERE_TO_BEGIN: &str = "Where to begin:
 
 Exit status: 0 no problems, 1 problems found, 2 incomplete (an error prevented a full check).";
 
-/// Find stale, dead and pinning mounts of this node and repair them, so that no container starts on a wrong bind mount.
+/// Find stale, dead and pinning mounts of this node and repair them, so that no container starts on
+/// a wrong bind mount.
 #[derive(Debug, Parser)]
 #[command(name = "bindguard", version, about, arg_required_else_help = true, after_help = WHERE_TO_BEGIN)]
 struct Arguments {
@@ -65,19 +67,22 @@ enum Verb {
     /// Show running containers the current files of their subPaths, now.
     #[command(after_help = EXIT_CODES)]
     Refresh(refresh::Refresh),
-    /// Report who keeps the mounts at or below a path alive: "device or resource busy". Changes nothing.
+    /// Report who keeps the mounts at or below a path alive: "device or resource busy". Changes
+    /// nothing.
     #[command(after_help = EXIT_CODES)]
     Holders(holders::Holders),
     /// Check this node, point by point, and print a command for each problem. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
-    /// Report whether this node is guarded: runtimes, restart owed, config, pods, last admissions, findings. Changes nothing.
+    /// Report whether this node is guarded: runtimes, restart owed, config, pods, last admissions,
+    /// findings. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Status(status::StatusVerb),
     /// Print the admissions of this node.
     #[command(after_help = EXIT_CODES)]
     Journal(journal::Journal),
-    /// Install bindguard on this node: the programs, and a runtime `bindguard` in the runtimes' own files.
+    /// Install bindguard on this node: the programs, and a runtime `bindguard` in the runtimes' own
+    /// files.
     #[command(after_help = CHANGE_CODES)]
     Install(install::Install),
     /// Remove bindguard from this node: restore every file as it was before.
@@ -107,8 +112,14 @@ fn main() -> ExitCode {
         Err(error) => {
             let line = format!("{error:#}");
             // EPERM and EACCES, by number: their text depends on the locale.
-            let may_not = !is_root() && ["(os error 1)", "(os error 13)"].iter().any(|number| line.contains(number));
-            eprintln!("bindguard: {line}{}", if may_not { ": run it as root" } else { "" });
+            let may_not = !is_root()
+                && ["(os error 1)", "(os error 13)"]
+                    .iter()
+                    .any(|number| line.contains(number));
+            eprintln!(
+                "bindguard: {line}{}",
+                if may_not { ": run it as root" } else { "" }
+            );
             ExitCode::from(show::COULD_NOT_TELL)
         }
     }
@@ -142,10 +153,14 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A config that `--config` names must be valid. An invalid config of the node is not used, as in an admission.
+/// A config that `--config` names must be valid. An invalid config of the node is not used, as in
+/// an admission.
 fn config_in_force(named: Option<PathBuf>) -> anyhow::Result<Config> {
     let loaded = loaded(named)?;
-    loaded.remarks().iter().for_each(|remark| eprintln!("bindguard: {remark}"));
+    loaded
+        .remarks()
+        .iter()
+        .for_each(|remark| eprintln!("bindguard: {remark}"));
     Ok(loaded.config)
 }
 

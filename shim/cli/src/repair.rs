@@ -1,4 +1,5 @@
-//! `bindguard repair`: runs the guard's re-bind now, for pods that crash-loop under a runtime without bindguard.
+//! `bindguard repair`: runs the guard's re-bind now, for pods that crash-loop under a runtime
+//! without bindguard.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ use crate::show;
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("target").args(["paths", "pod", "all"]).required(true).multiple(true)))]
 pub struct Repair {
-    /// Volume-subpaths to repair: `<kubelet root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
+    /// Volume-subpaths to repair: `<kubelet
+    /// root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
     paths: Vec<PathBuf>,
     /// Repair the subpaths of this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
@@ -55,8 +57,15 @@ pub struct Repair {
 impl Repair {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        ensure!(self.dry_run || is_root(), "repair mounts: this needs root; run it as root, or with --dry-run");
-        let named = self.paths.iter().map(|path| subpath(path, config.places())).collect::<anyhow::Result<Vec<_>>>()?;
+        ensure!(
+            self.dry_run || is_root(),
+            "repair mounts: this needs root; run it as root, or with --dry-run"
+        );
+        let named = self
+            .paths
+            .iter()
+            .map(|path| subpath(path, config.places()))
+            .collect::<anyhow::Result<Vec<_>>>()?;
         let pods = self.pods.pods();
         let uids = self
             .pod
@@ -95,11 +104,18 @@ impl Repair {
         }
     }
 
-    /// A path that the operator named and that is neither stale nor healthy was not touched. The exit status is that of `--all`.
+    /// A path that the operator named and that is neither stale nor healthy was not touched. The
+    /// exit status is that of `--all`.
     fn report_untouched(&self, report: &NodeReport) {
         let not_stale = |verdict: VerdictName| match verdict {
-            VerdictName::Unmounted | VerdictName::Unknown | VerdictName::Orphaned | VerdictName::Dead => true,
-            VerdictName::Current | VerdictName::Stale | VerdictName::Pinning | VerdictName::Foreign => false,
+            VerdictName::Unmounted
+            | VerdictName::Unknown
+            | VerdictName::Orphaned
+            | VerdictName::Dead => true,
+            VerdictName::Current
+            | VerdictName::Stale
+            | VerdictName::Pinning
+            | VerdictName::Foreign => false,
         };
         let untouched = |bind: &&BindReport| not_stale(bind.verdict()) && !bind.is_repaired();
         let untouched = report.binds.iter().map(|bind| &bind.bind).find(untouched);
@@ -116,9 +132,15 @@ impl Repair {
 /// Journals the subpaths that were repaired or could not be, one line for each volume.
 fn record(journal: &Path, report: &NodeReport) {
     let mut volumes = BTreeMap::<(&str, &str), Report>::new();
-    for NodeBind { bind, .. } in report.binds.iter().filter(|bind| bind.bind.outcome.is_some()) {
+    for NodeBind { bind, .. } in report
+        .binds
+        .iter()
+        .filter(|bind| bind.bind.outcome.is_some())
+    {
         if let SourceKind::Subpath(subpath) = &bind.finding.kind {
-            let of_volume = volumes.entry((subpath.pod_uid(), subpath.volume())).or_default();
+            let of_volume = volumes
+                .entry((subpath.pod_uid(), subpath.volume()))
+                .or_default();
             of_volume.binds.push(bind.clone());
             of_volume.duration_us = report.duration_us;
         }
@@ -126,7 +148,10 @@ fn record(journal: &Path, report: &NodeReport) {
     for ((pod_uid, volume), repaired) in &volumes {
         let line = RebindLine::new(Actor::Operator, pod_uid, volume, repaired);
         if let Err(error) = record_rebind(journal, line) {
-            eprintln!("bindguard: journal the repair of volume {volume}: {}", error_chain(&error));
+            eprintln!(
+                "bindguard: journal the repair of volume {volume}: {}",
+                error_chain(&error)
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `bindguard status`: is this node guarded? One screen, from the running daemons, the record of the installation, the pods and
-//! the journal.
+//! `bindguard status`: is this node guarded? One screen, from the running daemons, the record of
+//! the installation, the pods and the journal.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -101,7 +101,10 @@ impl StatusVerb {
         } else {
             print_text(status.text().text())?;
         }
-        Ok(show::code(!status.problems.is_empty(), status.has_findings()))
+        Ok(show::code(
+            !status.problems.is_empty(),
+            status.has_findings(),
+        ))
     }
 }
 
@@ -118,10 +121,16 @@ impl NodeStatus {
         if is_hidden("containerd") {
             problems.push("a containerd runs, and only root may read its arguments".to_owned());
         }
-        let drift = drift().map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default();
-        let record = Record::load().map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default();
+        let drift = drift()
+            .map_err(|error| problems.push(format!("{error:#}")))
+            .unwrap_or_default();
+        let record = Record::load()
+            .map_err(|error| problems.push(format!("{error:#}")))
+            .unwrap_or_default();
         let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
-        let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| true);
+        let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| {
+            true
+        });
         problems.extend(survey.problems.iter().cloned());
         let path = config::in_force();
         Self {
@@ -138,7 +147,9 @@ impl NodeStatus {
             },
             pods: PodCount::of(pods),
             agent: agent::state(&loaded.config),
-            last_admissions: admissions.map_err(|error| problems.push(format!("{error:#}"))).unwrap_or_default(),
+            last_admissions: admissions
+                .map_err(|error| problems.push(format!("{error:#}")))
+                .unwrap_or_default(),
             old_files: OldFilesCount::of(&survey),
             findings: survey.without_healthy().binds.len(),
             problems,
@@ -146,7 +157,11 @@ impl NodeStatus {
     }
 
     fn is_guarded(&self) -> bool {
-        !self.is_broken && self.daemons.iter().any(|daemon| !daemon.runtimes.is_empty())
+        !self.is_broken
+            && self
+                .daemons
+                .iter()
+                .any(|daemon| !daemon.runtimes.is_empty())
     }
 
     fn has_findings(&self) -> bool {
@@ -165,77 +180,143 @@ impl NodeStatus {
         let mark = |good: bool| if good { HEALTHY } else { FAULTY };
         lines.headed("version", mark(true), self.version);
         for daemon in &self.daemons {
-            let reach = if daemon.default { "for every new pod" } else { "for new pods that select it" };
+            let reach = if daemon.default {
+                "for every new pod"
+            } else {
+                "for new pods that select it"
+            };
             let names = daemon.runtimes.join(", ");
             match daemon.runtimes.is_empty() {
-                true => {
-                    lines.headed("unguarded", mark(false), &format!("{} has no runtime of bindguard's", daemon.daemon))
-                }
+                true => lines.headed(
+                    "unguarded",
+                    mark(false),
+                    &format!("{} has no runtime of bindguard's", daemon.daemon),
+                ),
                 false if self.is_broken => lines.headed(
                     "broken",
                     mark(false),
                     &format!("{} runs {names}, and its programs are gone", daemon.daemon),
                 ),
-                false => lines.headed("guarded", mark(true), &format!("{} runs {names}, {reach}", daemon.daemon)),
+                false => lines.headed(
+                    "guarded",
+                    mark(true),
+                    &format!("{} runs {names}, {reach}", daemon.daemon),
+                ),
             }
         }
         if self.daemons.is_empty() {
-            lines.headed("unguarded", mark(false), "no containerd, dockerd or CRI-O with pods was found");
+            lines.headed(
+                "unguarded",
+                mark(false),
+                "no containerd, dockerd or CRI-O with pods was found",
+            );
         }
-        self.drift.iter().for_each(|drift| lines.headed("drift", mark(false), drift));
+        self.drift
+            .iter()
+            .for_each(|drift| lines.headed("drift", mark(false), drift));
         self.restart_owed.iter().for_each(|command| {
-            lines.headed("restart", mark(false), "a running daemon has not read its changed file");
+            lines.headed(
+                "restart",
+                mark(false),
+                "a running daemon has not read its changed file",
+            );
             lines.run(command);
         });
         let path = self.config.path.display();
         match (&self.config.problem, self.config.exists) {
             (Some(problem), _) => lines.headed("config", mark(false), problem),
-            (None, true) => lines.headed("config", mark(self.config.warnings.is_empty()), &path.to_string()),
-            (None, false) => lines.headed("config", mark(true), &format!("no {path}: every setting has its default")),
+            (None, true) => lines.headed(
+                "config",
+                mark(self.config.warnings.is_empty()),
+                &path.to_string(),
+            ),
+            (None, false) => lines.headed(
+                "config",
+                mark(true),
+                &format!("no {path}: every setting has its default"),
+            ),
         }
-        self.config.warnings.iter().for_each(|warning| lines.below(warning));
+        self.config
+            .warnings
+            .iter()
+            .for_each(|warning| lines.below(warning));
         lines.headed(
             "pods",
             mark(true),
-            &format!("{} run, {} of them under another shim", self.pods.running, self.pods.unguarded),
+            &format!(
+                "{} run, {} of them under another shim",
+                self.pods.running, self.pods.unguarded
+            ),
         );
         if self.pods.unguarded > 0 {
-            lines.below("these keep it until they are created anew; `bindguard repair` reaches them now");
+            lines.below(
+                "these keep it until they are created anew; `bindguard repair` reaches them now",
+            );
         }
         match &self.agent {
             AgentState::Absent => lines.headed("agent", mark(true), "not running; it is optional"),
             AgentState::Silent { problem } => lines.headed("agent", mark(false), problem),
-            AgentState::Running(status) => lines.headed("agent", mark(true), &describe_agent(status)),
+            AgentState::Running(status) => {
+                lines.headed("agent", mark(true), &describe_agent(status))
+            }
         }
-        self.last_admissions.iter().for_each(|admission| lines.headed("admitted", mark(true), admission));
-        lines.headed("findings", mark(self.findings == 0), &self.findings.to_string());
-        let OldFilesCount { containers, opted_in } = self.old_files;
+        self.last_admissions
+            .iter()
+            .for_each(|admission| lines.headed("admitted", mark(true), admission));
+        lines.headed(
+            "findings",
+            mark(self.findings == 0),
+            &self.findings.to_string(),
+        );
+        let OldFilesCount {
+            containers,
+            opted_in,
+        } = self.old_files;
         if containers > 0 {
-            let text = format!("read by {containers} running containers, {opted_in} of them opted in to live refresh");
+            let text = format!(
+                "read by {containers} running containers, {opted_in} of them opted in to live refresh"
+            );
             lines.headed("old files", mark(opted_in == 0), &text);
         }
         if self.findings + containers > 0 {
             lines.run("bindguard diagnose --all");
         }
-        self.problems.iter().for_each(|problem| lines.problem(problem));
+        self.problems
+            .iter()
+            .for_each(|problem| lines.problem(problem));
         lines
     }
 }
 
 impl OldFilesCount {
     fn of(survey: &NodeReport) -> Self {
-        let opted_in = survey.old_files.iter().filter(|old| old.is_finding()).count();
-        Self { containers: survey.old_files.len(), opted_in }
+        let opted_in = survey
+            .old_files
+            .iter()
+            .filter(|old| old.is_finding())
+            .count();
+        Self {
+            containers: survey.old_files.len(),
+            opted_in,
+        }
     }
 }
 
 impl PodCount {
     fn of(pods: &Pods) -> Self {
-        let sandboxes = pods.containers.iter().filter(|container| container.name.is_none());
-        let running: Vec<_> = sandboxes.filter(|sandbox| sandbox.state == Some(ContainerState::Running)).collect();
+        let sandboxes = pods
+            .containers
+            .iter()
+            .filter(|container| container.name.is_none());
+        let running: Vec<_> = sandboxes
+            .filter(|sandbox| sandbox.state == Some(ContainerState::Running))
+            .collect();
         Self {
             running: running.len(),
-            unguarded: running.iter().filter(|sandbox| sandbox.guarded == Some(false)).count(),
+            unguarded: running
+                .iter()
+                .filter(|sandbox| sandbox.guarded == Some(false))
+                .count(),
         }
     }
 }
@@ -267,10 +348,16 @@ mod tests {
                 problem: None,
                 warnings: Vec::new(),
             },
-            pods: PodCount { running: 12, unguarded: 3 },
+            pods: PodCount {
+                running: 12,
+                unguarded: 3,
+            },
             last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
             findings: 1,
-            old_files: OldFilesCount { containers: 2, opted_in: 0 },
+            old_files: OldFilesCount {
+                containers: 2,
+                opted_in: 0,
+            },
             agent: AgentState::Running(Box::new(AgentStatus {
                 version: "0.1.0".to_owned(),
                 pid: 812,

@@ -12,7 +12,8 @@ use bindguard_sys::probe::{Answer, probe_side_by_side};
 /// The time limit for a program.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Checks that the server of a path answers, even with ENOENT: no command may hang on a silent server.
+/// Checks that the server of a path answers, even with ENOENT: no command may hang on a silent
+/// server.
 ///
 /// # Errors
 /// If the server is silent, in one line.
@@ -20,7 +21,11 @@ pub fn check_answers(path: &Path) -> anyhow::Result<()> {
     const PATIENCE_OF_FILES: Duration = Duration::from_millis(700);
     match probe_side_by_side(&[path.to_owned()], PATIENCE_OF_FILES).as_deref() {
         Ok([Answer::Silent(patience)]) => {
-            bail!("{} did not answer within {} ms", path.display(), patience.as_millis())
+            bail!(
+                "{} did not answer within {} ms",
+                path.display(),
+                patience.as_millis()
+            )
         }
         _ => Ok(()),
     }
@@ -31,22 +36,30 @@ pub fn check_answers(path: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// If the program cannot be run, fails, or does not end in time.
 pub fn output_of(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
-    run(program, arguments).with_context(|| format!("run {} {}", program.display(), arguments.join(" ")))
+    run(program, arguments)
+        .with_context(|| format!("run {} {}", program.display(), arguments.join(" ")))
 }
 
 fn run(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let mut child = command.spawn()?;
     // Read stdout while the program runs: a config is larger than a pipe.
     let mut out = child.stdout.take().context("it has no stdout")?;
     let reader = thread::spawn(move || {
         let mut text = Vec::new();
-        out.read_to_end(&mut text).map(|_| String::from_utf8_lossy(&text).into_owned())
+        out.read_to_end(&mut text)
+            .map(|_| String::from_utf8_lossy(&text).into_owned())
     });
     let status = wait(&mut child)?;
     ensure!(status.success(), "{status}");
-    let text = reader.join().map_err(|_| anyhow!("its output could not be read"))?;
+    let text = reader
+        .join()
+        .map_err(|_| anyhow!("its output could not be read"))?;
     Ok(text?)
 }
 

@@ -1,7 +1,8 @@
 //! The command line as containerd writes it.
 //!
-//! containerd starts every shim like a Go program: flags with one dash, the value after `=` or as the next argument, the verb
-//! last. As in Go, an unknown flag is an error, and all verbs but the queries need a namespace.
+//! containerd starts every shim like a Go program: flags with one dash, the value after `=` or as
+//! the next argument, the verb last. As in Go, an unknown flag is an error, and all verbs but the
+//! queries need a namespace.
 
 use std::process::ExitCode;
 
@@ -122,7 +123,8 @@ impl Args {
         }
     }
 
-    /// Takes a flag and its value. Returns the query if the flag is one: a query counts whatever the verb is.
+    /// Takes a flag and its value. Returns the query if the flag is one: a query counts whatever
+    /// the verb is.
     fn take_flag(
         &mut self,
         flag: &str,
@@ -137,8 +139,11 @@ impl Args {
             "v" | "version" => return Ok(boolean(name, value)?.then_some(ShimVerb::Version)),
             "info" => return Ok(boolean(name, value)?.then_some(ShimVerb::Info)),
             "h" | "help" => return Ok(Some(ShimVerb::Help)),
-            "namespace" | "id" | "address" | "bundle" | "socket" | "publish-binary" | "debug-socket" => {
-                let value = value.or_else(|| rest.next()).ok_or_else(|| ArgsError::NoValue(name.to_owned()))?;
+            "namespace" | "id" | "address" | "bundle" | "socket" | "publish-binary"
+            | "debug-socket" => {
+                let value = value
+                    .or_else(|| rest.next())
+                    .ok_or_else(|| ArgsError::NoValue(name.to_owned()))?;
                 self.set(name, value);
             }
             _ => return Err(ArgsError::UnknownFlag(name.to_owned())),
@@ -153,7 +158,8 @@ impl Args {
             "address" => self.address = value,
             "bundle" => self.bundle = value,
             "socket" => self.socket = value,
-            // The binary that published events before ttrpc existed, and the socket of Go's profiler.
+            // The binary that published events before ttrpc existed, and the socket of Go's
+            // profiler.
             _ => {}
         }
     }
@@ -164,7 +170,10 @@ fn boolean(name: &str, value: Option<String>) -> Result<bool, ArgsError> {
     match value.as_deref() {
         None | Some("true" | "1" | "t" | "T" | "TRUE" | "True") => Ok(true),
         Some("false" | "0" | "f" | "F" | "FALSE" | "False") => Ok(false),
-        Some(value) => Err(ArgsError::NoBoolean { name: name.to_owned(), value: value.to_owned() }),
+        Some(value) => Err(ArgsError::NoBoolean {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        }),
     }
 }
 
@@ -190,7 +199,11 @@ mod tests {
             parse("-namespace k8s.io -address /run/c.sock -publish-binary /usr/bin/containerd -id abc start").unwrap();
         assert_eq!(args.verb, ShimVerb::Start);
         assert_eq!(
-            (args.namespace.as_str(), args.id.as_str(), args.address.as_str()),
+            (
+                args.namespace.as_str(),
+                args.id.as_str(),
+                args.address.as_str()
+            ),
             ("k8s.io", "abc", "/run/c.sock")
         );
         assert!(!args.debug);
@@ -239,9 +252,21 @@ mod tests {
     #[test]
     fn invalid_arguments_are_errors() {
         assert_eq!(parse("-id"), Err(ArgsError::NoValue("id".into())));
-        assert_eq!(parse("-id i dance"), Err(ArgsError::UnknownVerb("dance".into())));
-        assert_eq!(parse("-shiny=new -id i start"), Err(ArgsError::UnknownFlag("shiny".into())));
+        assert_eq!(
+            parse("-id i dance"),
+            Err(ArgsError::UnknownVerb("dance".into()))
+        );
+        assert_eq!(
+            parse("-shiny=new -id i start"),
+            Err(ArgsError::UnknownFlag("shiny".into()))
+        );
         let value = "maybe".to_owned();
-        assert_eq!(parse("-debug=maybe"), Err(ArgsError::NoBoolean { name: "debug".into(), value }));
+        assert_eq!(
+            parse("-debug=maybe"),
+            Err(ArgsError::NoBoolean {
+                name: "debug".into(),
+                value
+            })
+        );
     }
 }

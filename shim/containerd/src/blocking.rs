@@ -1,7 +1,8 @@
 //! Work that may block, away from the event loop.
 //!
-//! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod. Such work gets a thread that
-//! ends with it. A pool would keep threads and their memory in a process that is nearly always idle.
+//! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod.
+//! Such work gets a thread that ends with it. A pool would keep threads and their memory in a
+//! process that is nearly always idle.
 
 use std::io;
 use std::thread;
@@ -10,15 +11,20 @@ use tokio::sync::oneshot;
 
 use crate::kernel;
 
-/// Runs `work` on its own thread. An error means that no thread could start, or that the work panicked.
-pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+/// Runs `work` on its own thread. An error means that no thread could start, or that the work
+/// panicked.
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
     let (send, receive) = oneshot::channel();
-    thread::Builder::new().stack_size(256 * 1024).spawn(move || {
-        let done = work();
-        // glibc keeps the stack for the next thread.
-        kernel::release_stack();
-        drop(send.send(done));
-    })?;
+    thread::Builder::new()
+        .stack_size(256 * 1024)
+        .spawn(move || {
+            let done = work();
+            // glibc keeps the stack for the next thread.
+            kernel::release_stack();
+            drop(send.send(done));
+        })?;
     receive.await.map_err(io::Error::other)
 }
 

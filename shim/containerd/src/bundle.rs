@@ -1,8 +1,9 @@
 //! The files of a bundle that the shim reads and writes.
 //!
-//! `runtime`, `options.json` and `init.pid` have the names and forms of Go's shim: after a crash, `delete` may have to work on
-//! a bundle of another shim, or of another version of this one. They are written before the first call of the runtime and
-//! removed when nothing of the container is left. The shim reads a few fields of `config.json` and never writes it.
+//! `runtime`, `options.json` and `init.pid` have the names and forms of Go's shim: after a crash,
+//! `delete` may have to work on a bundle of another shim, or of another version of this one. They
+//! are written before the first call of the runtime and removed when nothing of the container is
+//! left. The shim reads a few fields of `config.json` and never writes it.
 
 mod spec;
 
@@ -73,7 +74,8 @@ impl Bundle {
         self.path.join("rootfs")
     }
 
-    /// criu's working directory, unless the options name another: containerd makes this link to a directory on disk.
+    /// criu's working directory, unless the options name another: containerd makes this link to a
+    /// directory on disk.
     pub(crate) fn work(&self) -> PathBuf {
         self.path.join("work")
     }
@@ -83,8 +85,8 @@ impl Bundle {
         self.path.join("init.pid")
     }
 
-    /// The runtime writes the pid of an exec into this file. The prefix keeps it from the bundle's own files: a client may name
-    /// an exec `init` or `shim`.
+    /// The runtime writes the pid of an exec into this file. The prefix keeps it from the bundle's
+    /// own files: a client may name an exec `init` or `shim`.
     pub(crate) fn exec_pid_file(&self, exec_id: &str) -> PathBuf {
         self.path.join(format!("exec-{exec_id}.pid"))
     }
@@ -97,15 +99,23 @@ impl Bundle {
     /// Reads the fields of `config.json` that the shim needs.
     pub(crate) fn spec(&self) -> Result<ShimSpec, BundleFileError> {
         let path = self.path.join(CONFIG);
-        let bytes = fs::read(&path).map_err(|source| BundleFileError::Read { path: path.clone(), source })?;
-        ShimSpec::parse(&bytes).map_err(|error| BundleFileError::Parse { path, why: error.to_string() })
+        let bytes = fs::read(&path).map_err(|source| BundleFileError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        ShimSpec::parse(&bytes).map_err(|error| BundleFileError::Parse {
+            path,
+            why: error.to_string(),
+        })
     }
 
     /// Saves the options of this container's runtime for `delete`.
     pub(crate) fn write_options(&self, options: &Options) -> Result<(), BundleFileError> {
         let path = self.path.join(OPTIONS);
-        let json = serde_json::to_vec(options)
-            .map_err(|error| BundleFileError::Parse { path: path.clone(), why: error.to_string() })?;
+        let json = serde_json::to_vec(options).map_err(|error| BundleFileError::Parse {
+            path: path.clone(),
+            why: error.to_string(),
+        })?;
         write(path, &json)?;
         write(self.path.join(RUNTIME), options.binary_name.as_bytes())
     }
@@ -113,8 +123,12 @@ impl Bundle {
     /// The options that a shim saved here; defaults if there are none.
     pub(crate) fn read_options(&self) -> Result<Options, BundleFileError> {
         let mut options: Options = match read_if_there(&self.path.join(OPTIONS))? {
-            Some(json) if !json.trim().is_empty() => serde_json::from_str(&json)
-                .map_err(|error| BundleFileError::Parse { path: self.path.join(OPTIONS), why: error.to_string() })?,
+            Some(json) if !json.trim().is_empty() => {
+                serde_json::from_str(&json).map_err(|error| BundleFileError::Parse {
+                    path: self.path.join(OPTIONS),
+                    why: error.to_string(),
+                })?
+            }
             _ => Options::default(),
         };
         if let Some(runtime) = read_if_there(&self.path.join(RUNTIME))? {
@@ -123,27 +137,41 @@ impl Bundle {
         Ok(options)
     }
 
-    /// Records that the runtime has no such container any more, and that its root filesystem is unmounted.
+    /// Records that the runtime has no such container any more, and that its root filesystem is
+    /// unmounted.
     pub(crate) fn settle(&self) {
-        for file in [self.init_pid_file(), self.path.join(OPTIONS), self.path.join(RUNTIME)] {
+        for file in [
+            self.init_pid_file(),
+            self.path.join(OPTIONS),
+            self.path.join(RUNTIME),
+        ] {
             // A file that stays only makes `delete` check again.
             let _ = fs::remove_file(file);
         }
     }
 
-    /// True if `delete` has nothing to do. In a bundle without options no runtime was called yet, or everything is removed.
+    /// True if `delete` has nothing to do. In a bundle without options no runtime was called yet,
+    /// or everything is removed.
     pub(crate) fn is_settled(&self) -> bool {
         let has = |name: &str| self.path.join(name).try_exists();
-        matches!((has(CONFIG), has(OPTIONS), has(RUNTIME)), (Ok(true), Ok(false), Ok(false)))
+        matches!(
+            (has(CONFIG), has(OPTIONS), has(RUNTIME)),
+            (Ok(true), Ok(false), Ok(false))
+        )
     }
 
     /// The pid in a pid-file.
     pub(crate) fn read_pid(path: &Path) -> Result<u32, BundleFileError> {
-        let text =
-            fs::read_to_string(path).map_err(|source| BundleFileError::Read { path: path.to_owned(), source })?;
+        let text = fs::read_to_string(path).map_err(|source| BundleFileError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         match text.trim().parse() {
             Ok(pid) if pid > 0 => Ok(pid),
-            _ => Err(BundleFileError::Parse { path: path.to_owned(), why: format!("{text:?} is no pid") }),
+            _ => Err(BundleFileError::Parse {
+                path: path.to_owned(),
+                why: format!("{text:?} is no pid"),
+            }),
         }
     }
 }
@@ -165,7 +193,10 @@ fn read_if_there(path: &Path) -> Result<Option<String>, BundleFileError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(BundleFileError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(BundleFileError::Read {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 
@@ -178,10 +209,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let bundle = Bundle::at(dir.path());
         assert_eq!(bundle.read_options().unwrap(), Options::default());
-        let options = Options { binary_name: "crun".into(), root: "/r".into(), ..Default::default() };
+        let options = Options {
+            binary_name: "crun".into(),
+            root: "/r".into(),
+            ..Default::default()
+        };
         bundle.write_options(&options).unwrap();
         assert_eq!(bundle.read_options().unwrap(), options);
-        assert_eq!(fs::read_to_string(dir.path().join("runtime")).unwrap(), "crun");
+        assert_eq!(
+            fs::read_to_string(dir.path().join("runtime")).unwrap(),
+            "crun"
+        );
     }
 
     #[test]
@@ -208,6 +246,9 @@ mod tests {
         fs::write(&file, "4711\n").unwrap();
         assert_eq!(Bundle::read_pid(&file).unwrap(), 4711);
         fs::write(&file, "").unwrap();
-        assert!(matches!(Bundle::read_pid(&file), Err(BundleFileError::Parse { .. })));
+        assert!(matches!(
+            Bundle::read_pid(&file),
+            Err(BundleFileError::Parse { .. })
+        ));
     }
 }

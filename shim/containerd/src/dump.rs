@@ -1,7 +1,8 @@
 //! Writes the state of the shim into its log on SIGUSR1, as Go's shim writes its stacks.
 //!
-//! For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the kernel functions that those
-//! processes wait in. It reads only memory and those files of /proc that do not block for a hanging process.
+//! For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the
+//! kernel functions that those processes wait in. It reads only memory and those files of /proc
+//! that do not block for a hanging process.
 
 use std::fs;
 
@@ -15,37 +16,58 @@ const LONGEST_LINE: usize = 2048;
 pub(crate) fn write(containers: &Containers) {
     tracing::info!("=== BEGIN state dump ===");
     let kernel = [threads(), processes(), descriptors()].concat();
-    containers.describe().into_iter().chain(kernel).for_each(|line| tracing::info!("{line}"));
+    containers
+        .describe()
+        .into_iter()
+        .chain(kernel)
+        .for_each(|line| tracing::info!("{line}"));
     tracing::info!("=== END state dump ===");
 }
 
 fn threads() -> Vec<String> {
     let line = |tid: &String| {
-        let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default();
-        format!("thread: tid {tid}{}, waits in {:?}", state_of(&read("stat")), read("wchan"))
+        let read = |file: &str| {
+            fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default()
+        };
+        format!(
+            "thread: tid {tid}{}, waits in {:?}",
+            state_of(&read("stat")),
+            read("wchan")
+        )
     };
     names_in("/proc/self/task").iter().map(line).collect()
 }
 
 fn processes() -> Vec<String> {
     let line = |pid: u32| {
-        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        format!("child: pid {pid}{}, waits in {:?}", state_of(&read("stat")), read("wchan"))
+        let read =
+            |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        format!(
+            "child: pid {pid}{}, waits in {:?}",
+            state_of(&read("stat")),
+            read("wchan")
+        )
     };
     child_pids().into_iter().map(line).collect()
 }
 
 /// `, NAME is S`; see proc_pid_stat(5).
 fn state_of(stat: &str) -> String {
-    let name_and_state = stat.split_once(" (").and_then(|(_, rest)| rest.rsplit_once(") "));
-    name_and_state.map_or_else(String::new, |(name, rest)| format!(", {name:?} is {}", &rest[..rest.len().min(1)]))
+    let name_and_state = stat
+        .split_once(" (")
+        .and_then(|(_, rest)| rest.rsplit_once(") "));
+    name_and_state.map_or_else(String::new, |(name, rest)| {
+        format!(", {name:?} is {}", &rest[..rest.len().min(1)])
+    })
 }
 
 fn descriptors() -> Vec<String> {
     let mut lines = vec!["descriptors:".to_owned()];
     for number in names_in("/proc/self/fd") {
         // The descriptor of this listing itself is closed.
-        let Ok(target) = fs::read_link(format!("/proc/self/fd/{number}")) else { continue };
+        let Ok(target) = fs::read_link(format!("/proc/self/fd/{number}")) else {
+            continue;
+        };
         let word = format!(" {number}={}", target.display());
         match lines.last_mut() {
             Some(line) if line.len() + word.len() <= LONGEST_LINE => line.push_str(&word),
@@ -58,7 +80,9 @@ fn descriptors() -> Vec<String> {
 /// In numerical order.
 fn names_in(folder: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     names.sort_by_key(|name| name.parse::<u32>().unwrap_or(u32::MAX));
     names
 }
@@ -71,14 +95,26 @@ mod tests {
     fn a_process_has_its_name_and_state() {
         assert_eq!(state_of("12 (a) b) S 1 12"), ", \"a) b\" is S");
         assert_eq!(state_of(""), "");
-        assert!(threads().iter().any(|line| line.contains("waits in")), "{:?}", threads());
+        assert!(
+            threads().iter().any(|line| line.contains("waits in")),
+            "{:?}",
+            threads()
+        );
     }
 
     #[test]
     fn descriptors_are_on_lines_that_the_log_takes_whole() {
-        let files: Vec<_> = (0..200).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        let files: Vec<_> = (0..200)
+            .map(|_| fs::File::open("/dev/null").unwrap())
+            .collect();
         let lines = descriptors();
-        assert!(lines.iter().all(|line| line.len() <= LONGEST_LINE), "{lines:?}");
-        assert!(lines.concat().matches("=/dev/null").count() >= files.len(), "{lines:?}");
+        assert!(
+            lines.iter().all(|line| line.len() <= LONGEST_LINE),
+            "{lines:?}"
+        );
+        assert!(
+            lines.concat().matches("=/dev/null").count() >= files.len(),
+            "{lines:?}"
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! The shim's log: logfmt lines in the fifo `log` in the bundle, which containerd reads.
 //!
-//! containerd copies the lines into its own log, so they have its format. The fifo is opened for reading and writing and never
-//! blocks. Without a reader (containerd is being restarted) lines wait in it; when it is full they are lost. A log must never
-//! stop a container.
+//! containerd copies the lines into its own log, so they have its format. The fifo is opened for
+//! reading and writing and never blocks. Without a reader (containerd is being restarted) lines
+//! wait in it; when it is full they are lost. A log must never stop a container.
 
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
@@ -26,7 +26,8 @@ struct Logfmt {
     level: LevelFilter,
 }
 
-/// Logs into the fifo only. For `start`: containerd takes all its output, stderr included, for the address.
+/// Logs into the fifo only. For `start`: containerd takes all its output, stderr included, for the
+/// address.
 pub(crate) fn to_fifo(path: &Path, debug: bool) -> io::Result<()> {
     install(open_fifo(path)?, debug)
 }
@@ -40,7 +41,11 @@ pub(crate) fn all_to_fifo(path: &Path, debug: bool) -> io::Result<()> {
 
 fn open_fifo(path: &Path) -> io::Result<File> {
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
-    OpenOptions::new().read(true).write(true).custom_flags(nonblock).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(nonblock)
+        .open(path)
 }
 
 /// Logs to stderr. For `delete`, whose stderr containerd puts into its own log.
@@ -50,7 +55,11 @@ pub(crate) fn to_stderr(debug: bool) -> io::Result<()> {
 }
 
 fn install(file: File, debug: bool) -> io::Result<()> {
-    let level = if debug { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    let level = if debug {
+        LevelFilter::DEBUG
+    } else {
+        LevelFilter::INFO
+    };
     tracing::subscriber::set_global_default(Logfmt { file, level }).map_err(io::Error::other)?;
     // A panic is caught where it happens, see `service::dispatch`; its message must be in the log.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
@@ -67,11 +76,14 @@ impl Subscriber for Logfmt {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let now = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
+        let now = OffsetDateTime::now_utc()
+            .format(&Rfc3339)
+            .unwrap_or_default();
         let mut line = LogfmtLine::default();
         event.record(&mut line);
         let text = line.finish(&now, *event.metadata().level());
-        // One write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full fifo drops the line.
+        // One write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full fifo
+        // drops the line.
         let _ = (&self.file).write_all(text.as_bytes());
     }
 
@@ -100,7 +112,10 @@ impl LogfmtLine {
             Level::DEBUG => "debug",
             Level::TRACE => "trace",
         };
-        format!("time=\"{now}\" level={level} msg={:?}{}\n", self.message, self.fields)
+        format!(
+            "time=\"{now}\" level={level} msg={:?}{}\n",
+            self.message, self.fields
+        )
     }
 }
 
@@ -115,7 +130,10 @@ impl Visit for LogfmtLine {
             self.message = text;
             return;
         }
-        let bare = !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._/@^+:".contains(&b));
+        let bare = !text.is_empty()
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-._/@^+:".contains(&b));
         let _ = match bare {
             true => write!(self.fields, " {}={text}", field.name()),
             false => write!(self.fields, " {}={text:?}", field.name()),
@@ -130,13 +148,19 @@ mod tests {
     #[test]
     fn a_line_of_logfmt() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let log = Logfmt { file: file.reopen().unwrap(), level: LevelFilter::INFO };
+        let log = Logfmt {
+            file: file.reopen().unwrap(),
+            level: LevelFilter::INFO,
+        };
         tracing::subscriber::with_default(log, || {
             tracing::warn!(id = "abc", why = "two words", pid = 7, "it \"happened\"");
             tracing::debug!("not this");
         });
         let text = std::fs::read_to_string(file.path()).unwrap();
         let (_time, rest) = text.split_once(" level=").unwrap();
-        assert_eq!(rest, "warning msg=\"it \\\"happened\\\"\" id=abc why=\"two words\" pid=7\n");
+        assert_eq!(
+            rest,
+            "warning msg=\"it \\\"happened\\\"\" id=abc why=\"two words\" pid=7\n"
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! A containerd shim that prevents containers from starting on a wrong bind mount.
 //!
-//! It supervises tasks as containerd-shim-runc-v2 does and does not check mounts itself: `create` goes through
-//! `bindguard-runtime`, which checks the bundle and then becomes runc. containerd runs this program with a verb (`start`,
-//! `delete`, `-info`). `start` runs it again without a verb: that is the server.
+//! It supervises tasks as containerd-shim-runc-v2 does and does not check mounts itself: `create`
+//! goes through `bindguard-runtime`, which checks the bundle and then becomes runc. containerd runs
+//! this program with a verb (`start`, `delete`, `-info`). `start` runs it again without a verb:
+//! that is the server.
 
 mod args;
 mod blocking;

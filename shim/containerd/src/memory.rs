@@ -1,13 +1,15 @@
 //! Returns memory to the system when the shim is idle.
 //!
-//! A shim is nearly always idle, and each pod has one. But its allocator keeps the pages of its busiest moment, and its stack
-//! those of its deepest call. All work that takes memory for a while ends with the end of a child: a run of the runtime, a
-//! process of a container. So when no child has ended for a moment, unused memory is returned, once. No timer runs before the
-//! next child ends.
+//! A shim is nearly always idle, and each pod has one. But its allocator keeps the pages of its
+//! busiest moment, and its stack those of its deepest call. All work that takes memory for a while
+//! ends with the end of a child: a run of the runtime, a process of a container. So when no child
+//! has ended for a moment, unused memory is returned, once. No timer runs before the next child
+//! ends.
 //!
-//! This has little effect as long as each page has some freed piece that glibc keeps for the next request of its size, so a
-//! server runs without such lists. Only the environment in which a program starts can disable them, see "Memory Allocation
-//! Tunables" in glibc's manual: `start` puts the settings there, and the server removes them.
+//! This has little effect as long as each page has some freed piece that glibc keeps for the next
+//! request of its size, so a server runs without such lists. Only the environment in which a
+//! program starts can disable them, see "Memory Allocation Tunables" in glibc's manual: `start`
+//! puts the settings there, and the server removes them.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -25,17 +27,24 @@ const QUIET_TIME: Duration = Duration::from_secs(1);
 
 const TUNABLES: &str = "GLIBC_TUNABLES";
 /// No lists of freed pieces, one heap for all threads, and no cached stacks of ended threads.
-const SETTINGS: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
+const SETTINGS: &str =
+    "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
 
 /// The settings for the environment of a new server, after the existing ones.
 pub(crate) fn settings() -> (&'static str, OsString) {
-    (TUNABLES, add_settings(env::var_os(TUNABLES).unwrap_or_default()))
+    (
+        TUNABLES,
+        add_settings(env::var_os(TUNABLES).unwrap_or_default()),
+    )
 }
 
-/// Removes the settings from this server's environment: the runtime and its hooks get containerd's own. Call it before the
-/// first thread is started.
+/// Removes the settings from this server's environment: the runtime and its hooks get containerd's
+/// own. Call it before the first thread is started.
 pub(crate) fn remove_settings() {
-    let without = env::var_os(TUNABLES).as_deref().and_then(strip_settings).map(OsStr::to_owned);
+    let without = env::var_os(TUNABLES)
+        .as_deref()
+        .and_then(strip_settings)
+        .map(OsStr::to_owned);
     if let Some(others) = without {
         kernel::set_environment(TUNABLES, Some(others).filter(|others| !others.is_empty()));
     }
@@ -53,7 +62,9 @@ fn add_settings(others: OsString) -> OsString {
 /// None if ours are not among them.
 fn strip_settings(both: &OsStr) -> Option<&OsStr> {
     let others = both.as_bytes().strip_suffix(SETTINGS.as_bytes())?;
-    Some(OsStr::from_bytes(others.strip_suffix(b":").unwrap_or(others)))
+    Some(OsStr::from_bytes(
+        others.strip_suffix(b":").unwrap_or(others),
+    ))
 }
 
 /// Returns unused memory whenever no child has ended for a moment.
@@ -76,7 +87,10 @@ mod tests {
     #[test]
     fn other_settings_stay() {
         for others in ["", "glibc.malloc.check=3", "a=1:b=2"] {
-            assert_eq!(strip_settings(&add_settings(others.into())), Some(OsStr::new(others)));
+            assert_eq!(
+                strip_settings(&add_settings(others.into())),
+                Some(OsStr::new(others))
+            );
         }
         assert_eq!(strip_settings(OsStr::new("glibc.malloc.check=3")), None);
     }

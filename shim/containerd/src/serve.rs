@@ -1,8 +1,9 @@
 //! The server: from an inherited socket to its end.
 //!
-//! One thread, one event loop. It ends when containerd requests it (`Shutdown`) and no containers are left, or without requests
-//! for long. SIGTERM is such a request, too, but never ends a shim whose containers run: containerd would treat that as a crash
-//! and kill them. No other signal that can be caught ends it.
+//! One thread, one event loop. It ends when containerd requests it (`Shutdown`) and no containers
+//! are left, or without requests for long. SIGTERM is such a request, too, but never ends a shim
+//! whose containers run: containerd would treat that as a crash and kill them. No other signal that
+//! can be caught ends it.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -68,13 +69,17 @@ pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
     let this = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(this))
         .map_err(|errno| failed("become the subreaper of containers")(errno.into()))?;
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().max_io_events_per_tick(EVENTS_AT_ONCE).build();
-    runtime.map_err(failed("start the event loop"))?.block_on(run(args, listener))
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_io_events_per_tick(EVENTS_AT_ONCE)
+        .build();
+    runtime
+        .map_err(failed("start the event loop"))?
+        .block_on(run(args, listener))
 }
 
-/// `start` bound the socket and passes it as stdin: the one descriptor that can be passed on and taken up without `unsafe`.
-/// /dev/null replaces it at once.
+/// `start` bound the socket and passes it as stdin: the one descriptor that can be passed on and
+/// taken up without `unsafe`. /dev/null replaces it at once.
 fn take_over_socket() -> io::Result<UnixListener> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let nowhere = std::fs::File::open("/dev/null")?;
@@ -107,9 +112,14 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     };
     let containers = Arc::new(Containers::new(shared.clone()));
 
-    let socket = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
+    let socket = listener
+        .local_addr()
+        .ok()
+        .and_then(|address| address.as_pathname().map(Path::to_owned));
     let listener = Listener::try_from(listener).map_err(failed("watch the socket"))?;
-    let mut server = Server::new().add_listener(listener).register_service(service::services(&containers));
+    let mut server = Server::new()
+        .add_listener(listener)
+        .register_service(service::services(&containers));
     server.start().await?;
     tracing::debug!(id = args.id, "serving");
     tokio::select! {
@@ -127,7 +137,8 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Resolves after SIGTERM or SIGINT, when no container runs. SIGUSR1 writes the shim's state into the log.
+/// Resolves after SIGTERM or SIGINT, when no container runs. SIGUSR1 writes the shim's state into
+/// the log.
 async fn terminated(containers: &Containers) {
     let mut signals = match Signals::register(&[SIGTERM, SIGINT, SIGUSR1]) {
         Ok(signals) => signals,
@@ -146,7 +157,9 @@ async fn terminated(containers: &Containers) {
             dump::write(containers);
         }
         // Both flags are cleared.
-        let is_requested = [SIGTERM, SIGINT].map(|signal| signals.take(signal)).contains(&true);
+        let is_requested = [SIGTERM, SIGINT]
+            .map(|signal| signals.take(signal))
+            .contains(&true);
         if is_requested && !is_to_end {
             tracing::info!("SIGTERM: ending as soon as no container runs");
             is_to_end = true;

@@ -1,9 +1,10 @@
 //! Signals that a task can wait for.
 //!
-//! tokio also has them, but allocates for each of the kernel's sixty-four signals at the first one: 25 KiB, a third of an idle
-//! shim's heap. signal-hook-tokio takes 20 KiB for the three waiters (docs/decisions/0015). Here a signal with a waiter sends a
-//! byte through its socket. A pipe would also work, but containerd's tests, and people with lsof(8), take a shim's pipes for
-//! leaked streams of a container.
+//! tokio also has them, but allocates for each of the kernel's sixty-four signals at the first one:
+//! 25 KiB, a third of an idle shim's heap. signal-hook-tokio takes 20 KiB for the three waiters
+//! (docs/decisions/0015). Here a signal with a waiter sends a byte through its socket. A pipe would
+//! also work, but containerd's tests, and people with lsof(8), take a shim's pipes for leaked
+//! streams of a container.
 
 use std::ffi::c_int;
 use std::io;
@@ -30,14 +31,21 @@ impl Signals {
         here.set_nonblocking(true)?;
         // One for all signals: people who search for leaks count a shim's descriptors.
         let there = Arc::new(there);
-        let arrived: Vec<_> = signals.iter().map(|signal| (*signal, Arc::default())).collect();
+        let arrived: Vec<_> = signals
+            .iter()
+            .map(|signal| (*signal, Arc::default()))
+            .collect();
         for (signal, arrived) in &arrived {
             kernel::forward_signal(*signal, Arc::clone(arrived), Arc::clone(&there))?;
         }
-        Ok(Self { bytes: UnixStream::from_std(here)?, arrived })
+        Ok(Self {
+            bytes: UnixStream::from_std(here)?,
+            arrived,
+        })
     }
 
-    /// Waits until at least one has arrived since the last call; none is lost if this is dropped before.
+    /// Waits until at least one has arrived since the last call; none is lost if this is dropped
+    /// before.
     pub(crate) async fn next(&mut self) -> io::Result<()> {
         // Signals that arrived meanwhile are reported as one, as the kernel does.
         let mut bytes = [0; 64];
@@ -67,12 +75,20 @@ mod tests {
     #[tokio::test]
     async fn signals_that_arrive_together_are_reported_once() {
         let mut signals = Signals::register(&[libc::SIGUSR1, libc::SIGUSR2]).unwrap();
-        assert!(timeout(Duration::from_millis(20), signals.next()).await.is_err());
+        assert!(
+            timeout(Duration::from_millis(20), signals.next())
+                .await
+                .is_err()
+        );
         for signal in [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGUSR1] {
             raise(signal).unwrap();
         }
         signals.next().await.unwrap();
-        assert!(timeout(Duration::from_millis(20), signals.next()).await.is_err());
+        assert!(
+            timeout(Duration::from_millis(20), signals.next())
+                .await
+                .is_err()
+        );
         assert!(signals.take(libc::SIGUSR1) && signals.take(libc::SIGUSR2));
         raise(Signal::SIGUSR2).unwrap();
         signals.next().await.unwrap();

@@ -1,14 +1,16 @@
 //! The command line of an OCI runtime, parsed only as far as needed to find the bundle.
 //!
-//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`: flags with one dash or two, values after `=` or in
-//! the next argument. Arguments are passed on unchanged, so an unknown flag does no harm.
+//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`: flags with one dash or
+//! two, values after `=` or in the next argument. Arguments are passed on unchanged, so an unknown
+//! flag does no harm.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Flags that take the next argument as their value, global ones and those of the verbs that create.
+/// Flags that take the next argument as their value, global ones and those of the verbs that
+/// create.
 const WITH_VALUE: [&str; 22] = [
     "b",
     "bundle",
@@ -34,10 +36,12 @@ const WITH_VALUE: [&str; 22] = [
     "work-path",
 ];
 
-/// The verbs that make a container from a bundle. A restored container also has its binds from the spec's sources.
+/// The verbs that make a container from a bundle. A restored container also has its binds from the
+/// spec's sources.
 const CREATING: [&str; 3] = ["create", "run", "restore"];
 
-/// The verbs of runc, crun and youki. A word before one of them that is no flag is the value of a flag that is not known here.
+/// The verbs of runc, crun and youki. A word before one of them that is no flag is the value of a
+/// flag that is not known here.
 const VERBS: [&str; 23] = [
     "checkpoint",
     "completion",
@@ -83,34 +87,49 @@ impl Invocation {
     /// Parses the arguments after the program's name. `None` if they do not create a container.
     pub fn creating(args: &[OsString]) -> Option<Self> {
         let arguments = arguments(args);
-        let verb = arguments
+        let verb = arguments.iter().position(
+            |argument| matches!(argument, Argument::Plain(name) if VERBS.iter().any(|v| name == v)),
+        )?;
+        let Argument::Plain(name) = &arguments[verb] else {
+            return None;
+        };
+        CREATING
             .iter()
-            .position(|argument| matches!(argument, Argument::Plain(name) if VERBS.iter().any(|v| name == v)))?;
-        let Argument::Plain(name) = &arguments[verb] else { return None };
-        CREATING.iter().any(|creating| name == creating).then(|| Self::after_verb(&arguments, verb).0)
+            .any(|creating| name == creating)
+            .then(|| Self::after_verb(&arguments, verb).0)
     }
 
     /// True if there is a spec to admit, and the runtime will read the same one.
     pub fn has_spec(&self) -> bool {
-        !self.other_spec && fs::metadata(self.bundle.join("config.json")).is_ok_and(|meta| meta.is_file())
+        !self.other_spec
+            && fs::metadata(self.bundle.join("config.json")).is_ok_and(|meta| meta.is_file())
     }
 
-    /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more plain arguments.
+    /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more
+    /// plain arguments.
     pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
         let arguments = arguments(args);
-        let verb =
-            arguments.iter().position(|argument| matches!(argument, Argument::Plain(plain) if *plain == name))?;
+        let verb = arguments
+            .iter()
+            .position(|argument| matches!(argument, Argument::Plain(plain) if *plain == name))?;
         Some(Self::after_verb(&arguments, verb))
     }
 
     fn after_verb<'a>(arguments: &[Argument<'a>], verb: usize) -> (Self, Vec<&'a OsStr>) {
-        let value = |names: &[&str]| arguments.iter().rev().find_map(|argument| argument.value_of(names));
+        let value = |names: &[&str]| {
+            arguments
+                .iter()
+                .rev()
+                .find_map(|argument| argument.value_of(names))
+        };
         let mut plain = arguments[verb + 1..].iter().filter_map(Argument::plain);
         let invocation = Self {
             id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
             bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
             other_spec: value(&["config", "f"]).is_some(),
-            log: value(&["log"]).filter(|path| !path.is_empty()).map(PathBuf::from),
+            log: value(&["log"])
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
             log_is_json: value(&["log-format"]).is_some_and(|format| format == "json"),
         };
         (invocation, plain.collect())
@@ -119,7 +138,10 @@ impl Invocation {
 
 /// One argument, or two that belong together.
 enum Argument<'a> {
-    Flag { name: &'a OsStr, value: Option<&'a OsStr> },
+    Flag {
+        name: &'a OsStr,
+        value: Option<&'a OsStr>,
+    },
     Plain(&'a OsStr),
 }
 
@@ -144,15 +166,19 @@ fn arguments(args: &[OsString]) -> Vec<Argument<'_>> {
     let mut rest = args.iter().map(OsString::as_os_str);
     let mut only_plain = false;
     while let Some(arg) = rest.next() {
-        let flag = arg.as_bytes().strip_prefix(b"-").map(|flag| flag.strip_prefix(b"-").unwrap_or(flag));
+        let flag = arg
+            .as_bytes()
+            .strip_prefix(b"-")
+            .map(|flag| flag.strip_prefix(b"-").unwrap_or(flag));
         match flag {
             _ if only_plain => arguments.push(Argument::Plain(arg)),
             None => arguments.push(Argument::Plain(arg)),
             Some(b"") => only_plain = arg == "--",
             Some(flag) => arguments.push(match split(flag) {
-                (name, None) if WITH_VALUE.iter().any(|known| name == *known) => {
-                    Argument::Flag { name, value: rest.next() }
-                }
+                (name, None) if WITH_VALUE.iter().any(|known| name == *known) => Argument::Flag {
+                    name,
+                    value: rest.next(),
+                },
                 (name, value) => Argument::Flag { name, value },
             }),
         }
@@ -160,8 +186,8 @@ fn arguments(args: &[OsString]) -> Vec<Argument<'_>> {
     arguments
 }
 
-/// A flag without its dashes: its name, and its value if that is in the same argument. crun allows this without a `=`
-/// (`-b/path`).
+/// A flag without its dashes: its name, and its value if that is in the same argument. crun allows
+/// this without a `=` (`-b/path`).
 fn split(flag: &[u8]) -> (&OsStr, Option<&OsStr>) {
     let (name, value) = match (flag, flag.iter().position(|b| *b == b'=')) {
         ([b'b' | b'f', b'/' | b'.', ..], _) => (&flag[..1], Some(&flag[1..])),
@@ -196,26 +222,43 @@ mod tests {
             "run --pidfd-socket /run c1 -b/b",
             "restore --image-path /i --work-path /w -d --bundle=/b c1",
         ] {
-            assert_eq!(bundle_of(line), Some((PathBuf::from("/b"), Some("c1".to_owned()))), "{line}");
+            assert_eq!(
+                bundle_of(line),
+                Some((PathBuf::from("/b"), Some("c1".to_owned()))),
+                "{line}"
+            );
         }
     }
 
     #[test]
     fn without_a_bundle_it_is_the_working_directory() {
-        assert_eq!(bundle_of("create c1"), Some((PathBuf::from("."), Some("c1".to_owned()))));
+        assert_eq!(
+            bundle_of("create c1"),
+            Some((PathBuf::from("."), Some("c1".to_owned())))
+        );
     }
 
     #[test]
     fn a_flag_that_begins_like_a_short_one_is_not_it() {
-        assert_eq!(bundle_of("create -bogus -future=a/b c1"), Some((PathBuf::from("."), Some("c1".to_owned()))));
+        assert_eq!(
+            bundle_of("create -bogus -future=a/b c1"),
+            Some((PathBuf::from("."), Some("c1".to_owned())))
+        );
     }
 
     #[test]
     fn a_spec_beside_the_bundle_is_noticed() {
-        for (line, other) in [("create -f /o c1", true), ("run --config=o -b /b c1", true), ("create -b /f c1", false)]
-        {
+        for (line, other) in [
+            ("create -f /o c1", true),
+            ("run --config=o -b /b c1", true),
+            ("create -b /f c1", false),
+        ] {
             let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-            assert_eq!(Invocation::creating(&args).map(|invocation| invocation.other_spec), Some(other), "{line}");
+            assert_eq!(
+                Invocation::creating(&args).map(|invocation| invocation.other_spec),
+                Some(other),
+                "{line}"
+            );
         }
     }
 
@@ -238,9 +281,13 @@ mod tests {
 
     #[test]
     fn the_log_is_found() {
-        let args: Vec<OsString> =
-            ["--log", "/l.json", "--log-format", "json", "create", "x"].map(OsString::from).into();
+        let args: Vec<OsString> = ["--log", "/l.json", "--log-format", "json", "create", "x"]
+            .map(OsString::from)
+            .into();
         let invocation = Invocation::creating(&args).unwrap();
-        assert_eq!((invocation.log.as_deref(), invocation.log_is_json), (Some(Path::new("/l.json")), true));
+        assert_eq!(
+            (invocation.log.as_deref(), invocation.log_is_json),
+            (Some(Path::new("/l.json")), true)
+        );
     }
 }

@@ -38,15 +38,23 @@ pub fn exec(args: &[OsString], configured: &Path, messages: &Messages) -> ExitCo
         }
     };
     let error = execute(&runtime, args);
-    messages.fatal(&format!("run the OCI runtime {}: {error}", runtime.display()));
+    messages.fatal(&format!(
+        "run the OCI runtime {}: {error}",
+        runtime.display()
+    ));
     ExitCode::from(CANNOT_RUN)
 }
 
-/// [`std::process::Command`] would sort the environment, and drop entries that are not `NAME=VALUE`.
+/// [`std::process::Command`] would sort the environment, and drop entries that are not
+/// `NAME=VALUE`.
 fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
-    let Ok(path) = CString::new(runtime.as_os_str().as_bytes()) else { return io::ErrorKind::InvalidInput.into() };
+    let Ok(path) = CString::new(runtime.as_os_str().as_bytes()) else {
+        return io::ErrorKind::InvalidInput.into();
+    };
     // Arguments came through an execve themselves: none contains a NUL.
-    let argv = args.iter().filter_map(|arg| CString::new(arg.as_bytes()).ok());
+    let argv = args
+        .iter()
+        .filter_map(|arg| CString::new(arg.as_bytes()).ok());
     let argv: Vec<CString> = iter::once(path.clone()).chain(argv).collect();
     inherited_state::restore();
     let Err(errno) = if own_variables().any(|name| env::var_os(name).is_some()) {
@@ -60,7 +68,9 @@ fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
 fn environment_of_runtime() -> Vec<CString> {
     let of_runtime = env::vars_os().filter(|(name, _)| !own_variables().any(|own| name == own));
     of_runtime
-        .filter_map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok())
+        .filter_map(|(name, value)| {
+            CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
+        })
         .collect()
 }
 
@@ -69,11 +79,18 @@ fn own_variables() -> impl Iterator<Item = &'static str> {
     iter::once(RUNTIME_VARIABLE).chain(handover::VARIABLES)
 }
 
-/// The environment's runtime, else the config's. Either may turn out to be this very program (an installation in runc's place,
-/// or a `BinaryName` that names it): then the next `runc` on `PATH` is used.
+/// The environment's runtime, else the config's. Either may turn out to be this very program (an
+/// installation in runc's place, or a `BinaryName` that names it): then the next `runc` on `PATH`
+/// is used.
 fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
-    let from_environment = env::var_os(RUNTIME_VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from);
-    let candidates = [from_environment.as_deref(), Some(configured), Some(Path::new("runc"))];
+    let from_environment = env::var_os(RUNTIME_VARIABLE)
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from);
+    let candidates = [
+        from_environment.as_deref(),
+        Some(configured),
+        Some(Path::new("runc")),
+    ];
     let mut first_error = None;
     for candidate in candidates.into_iter().flatten() {
         match locate(candidate) {
@@ -87,16 +104,23 @@ fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
 
 fn locate(name: &Path) -> Result<PathBuf, NoRuntime> {
     if name.as_os_str().as_encoded_bytes().contains(&b'/') {
-        return if is_this_program(name) { Err(NoRuntime::Itself(name.to_owned())) } else { Ok(name.to_owned()) };
+        return if is_this_program(name) {
+            Err(NoRuntime::Itself(name.to_owned()))
+        } else {
+            Ok(name.to_owned())
+        };
     }
     on_path(name.as_os_str())
 }
 
 fn on_path(name: &OsStr) -> Result<PathBuf, NoRuntime> {
-    let path =
-        env::var_os("PATH").unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
+    let path = env::var_os("PATH")
+        .unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
     let mut found_itself = None;
-    for program in env::split_paths(&path).map(|folder| folder.join(name)).filter(|program| is_program(program)) {
+    for program in env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .filter(|program| is_program(program))
+    {
         if !is_this_program(&program) {
             return Ok(program);
         }
@@ -110,6 +134,8 @@ fn is_program(path: &Path) -> bool {
 }
 
 fn is_this_program(path: &Path) -> bool {
-    let identity = |path: &Path| -> io::Result<(u64, u64)> { fs::metadata(path).map(|meta| (meta.dev(), meta.ino())) };
+    let identity = |path: &Path| -> io::Result<(u64, u64)> {
+        fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
+    };
     matches!((identity(path), identity(Path::new("/proc/self/exe"))), (Ok(a), Ok(b)) if a == b)
 }

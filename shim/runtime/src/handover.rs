@@ -1,8 +1,9 @@
 //! Reports the guard's progress to the shim.
 //!
-//! The shim gives the guard the write end of a pipe and a deadline. One line reports that the runtime begins now, or that
-//! nothing was repaired; a pipe that closes without a line means that the guard died. A second line, which an older shim does
-//! not read, explains a failure of the runtime. Without a shim, or under another shim, the pipe does not exist.
+//! The shim gives the guard the write end of a pipe and a deadline. One line reports that the
+//! runtime begins now, or that nothing was repaired; a pipe that closes without a line means that
+//! the guard died. A second line, which an older shim does not read, explains a failure of the
+//! runtime. Without a shim, or under another shim, the pipe does not exist.
 
 use std::env;
 use std::fs;
@@ -31,7 +32,10 @@ pub struct Handover {
 impl Handover {
     /// From the environment. A value that is not a pipe's number counts as missing.
     pub fn from_environment() -> Self {
-        Self { pipe: pipe(), attempt: number(ATTEMPT_VARIABLE).unwrap_or(0) }
+        Self {
+            pipe: pipe(),
+            attempt: number(ATTEMPT_VARIABLE).unwrap_or(0),
+        }
     }
 
     /// The number of this create of the container, counted from 0.
@@ -44,13 +48,19 @@ impl Handover {
         self.pipe.is_some()
     }
 
-    /// The runtime begins now. `verify`: its container should be checked afterwards. `unrepaired`: why it may fail.
+    /// The runtime begins now. `verify`: its container should be checked afterwards. `unrepaired`:
+    /// why it may fail.
     pub fn hand_over(&self, verify: bool, unrepaired: Option<&str>) {
-        let line = if verify { format!("{HANDOVER} {VERIFY}") } else { HANDOVER.to_owned() };
+        let line = if verify {
+            format!("{HANDOVER} {VERIFY}")
+        } else {
+            HANDOVER.to_owned()
+        };
         self.write_with_reason(&line, unrepaired);
     }
 
-    /// Nothing was repaired that could make a create fail, so it would fail again. `unrepaired`: why.
+    /// Nothing was repaired that could make a create fail, so it would fail again. `unrepaired`:
+    /// why.
     pub fn unchanged(&self, unrepaired: Option<&str>) {
         self.write_with_reason(UNCHANGED, unrepaired);
     }
@@ -61,13 +71,16 @@ impl Handover {
     }
 
     fn write_with_reason(&self, answer: &str, unrepaired: Option<&str>) {
-        let second = unrepaired.map(|reason| format!("{UNREPAIRED} {}\n", in_one_line(reason))).unwrap_or_default();
+        let second = unrepaired
+            .map(|reason| format!("{UNREPAIRED} {}\n", in_one_line(reason)))
+            .unwrap_or_default();
         self.write(&format!("{answer}\n{second}"));
     }
 
     fn write(&self, line: &str) {
         if let Some(pipe) = self.pipe.as_ref().and_then(|pipe| pipe.try_clone().ok()) {
-            // A shim that no longer reads has given up on the guard, and has ended this process or is about to.
+            // A shim that no longer reads has given up on the guard, and has ended this process or
+            // is about to.
             let _ = fs::File::from(pipe).write_all(line.as_bytes());
         }
     }
@@ -86,8 +99,8 @@ fn pipe() -> Option<OwnedFd> {
         return None;
     }
     let raw = i32::try_from(number).ok()?;
-    // SAFETY: it is an open pipe, this runs once and before anything else opens a descriptor, and the shim passed it
-    // for this process to own.
+    // SAFETY: it is an open pipe, this runs once and before anything else opens a descriptor, and
+    // the shim passed it for this process to own.
     let pipe = unsafe { OwnedFd::from_raw_fd(raw) };
     rustix::io::fcntl_setfd(&pipe, FdFlags::CLOEXEC).ok()?;
     Some(pipe)

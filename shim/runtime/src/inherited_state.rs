@@ -1,9 +1,10 @@
 //! Restores the state in which the caller started the process, for the real runtime.
 //!
-//! Before `main`, Rust's runtime ignores SIGPIPE and opens /dev/null for each closed standard stream, and
-//! [`std::process::Command`] resets SIGPIPE to its default action. A runtime passes on what it inherits: under crun, a caller
-//! that ignores SIGPIPE (as systemd's services do) has containers that ignore it. So the original state is recorded, and
-//! restored right before execve(2).
+//! Before `main`, Rust's runtime ignores SIGPIPE and opens /dev/null for each closed standard
+//! stream, and [`std::process::Command`] resets SIGPIPE to its default action. A runtime passes on
+//! what it inherits: under crun, a caller that ignores SIGPIPE (as systemd's services do) has
+//! containers that ignore it. So the original state is recorded, and restored right before
+//! execve(2).
 #![allow(unsafe_code)]
 
 use std::io::{stderr, stdin, stdout};
@@ -19,9 +20,11 @@ use rustix::io::{FdFlags, fcntl_setfd};
 static IGNORED_SIGPIPE: AtomicBool = AtomicBool::new(false);
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
-/// The C library calls the functions of this section before `main`, and Rust's runtime begins in `main`.
+/// The C library calls the functions of this section before `main`, and Rust's runtime begins in
+/// `main`.
 #[used]
-// SAFETY: the section is for functions; this one makes system calls and needs nothing that is initialized later.
+// SAFETY: the section is for functions; this one makes system calls and needs nothing that is
+// initialized later.
 #[unsafe(link_section = ".init_array")]
 static RECORD: extern "C" fn() = record;
 
@@ -47,7 +50,10 @@ pub fn restore() {
         let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
     }
     let (stdin, stdout, stderr) = (stdin(), stdout(), stderr());
-    for (stream, closed) in [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()].into_iter().zip(&CLOSED) {
+    for (stream, closed) in [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
+        .into_iter()
+        .zip(&CLOSED)
+    {
         if closed.load(Ordering::Relaxed) {
             // It closes when the runtime begins; until then an error message has a place to go.
             let _ = fcntl_setfd(stream, FdFlags::CLOEXEC);

@@ -1,8 +1,9 @@
 //! `bindguard-runtime`: an OCI runtime that admits the bundle and then becomes the real runtime.
 //!
-//! For `create`, `run` and `restore` it checks the bundle's binds, repairs them if possible, and calls execve(2): exit code,
-//! stderr and everything else are the real runtime's. For any other verb it calls execve at once. Only a policy of `refuse`
-//! makes it reject a container that the real runtime would have created.
+//! For `create`, `run` and `restore` it checks the bundle's binds, repairs them if possible, and
+//! calls execve(2): exit code, stderr and everything else are the real runtime's. For any other
+//! verb it calls execve at once. Only a policy of `refuse` makes it reject a container that the
+//! real runtime would have created.
 
 mod argv;
 mod exec_runtime;
@@ -42,9 +43,16 @@ fn main() -> ExitCode {
     let mistakes = loaded.remarks();
     mistakes.iter().for_each(|mistake| messages.remark(mistake));
     let admission = if invocation.has_spec() && privilege::may_mount() {
-        admit_safely(&invocation, &loaded, &mistakes, handover.attempt(), &messages)
+        admit_safely(
+            &invocation,
+            &loaded,
+            &mistakes,
+            handover.attempt(),
+            &messages,
+        )
     } else {
-        // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
+        // The runtime itself reports a missing spec, and a user who may not mount cannot repair
+        // binds.
         Admission::default()
     };
     if let Some(reason) = &admission.refusal {
@@ -68,14 +76,18 @@ fn admit_safely(
     messages: &Messages,
 ) -> Admission {
     let config = &loaded.config;
-    catch_unwind(|| admit_and_record(invocation, config, mistakes, attempt, messages)).unwrap_or_else(|_| {
-        // The panic's own message is on stderr.
-        let refusal = refusal_of_unseen("the guard panicked", config.policy());
-        if refusal.is_none() {
-            messages.problem("the guard panicked; the container is created as it is");
-        }
-        Admission { refusal, ..Admission::default() }
-    })
+    catch_unwind(|| admit_and_record(invocation, config, mistakes, attempt, messages))
+        .unwrap_or_else(|_| {
+            // The panic's own message is on stderr.
+            let refusal = refusal_of_unseen("the guard panicked", config.policy());
+            if refusal.is_none() {
+                messages.problem("the guard panicked; the container is created as it is");
+            }
+            Admission {
+                refusal,
+                ..Admission::default()
+            }
+        })
 }
 
 /// `mistakes`: those of the config, which are in the log already.
@@ -86,13 +98,22 @@ fn admit_and_record(
     attempt: u32,
     messages: &Messages,
 ) -> Admission {
-    let which = if attempt == 0 { Attempt::First } else { Attempt::Again };
+    let which = if attempt == 0 {
+        Attempt::First
+    } else {
+        Attempt::Again
+    };
     let mut admission = admit(&invocation.bundle, config.policy(), config.places(), which);
     let own_problems = admission.report.problems.len();
     admission.report.problems.extend_from_slice(mistakes);
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
-        let entry = JournalEntry { id: invocation.id.as_deref(), attempt, pid: None, report: &admission.report };
+        let entry = JournalEntry {
+            id: invocation.id.as_deref(),
+            attempt,
+            pid: None,
+            report: &admission.report,
+        };
         if let Err(problem) = record(journal, &entry)
             && privilege::is_root_of_node()
         {

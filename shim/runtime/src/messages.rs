@@ -1,9 +1,10 @@
 //! The guard's messages, and their destinations.
 //!
-//! Under a shim, stderr is the container's own. Messages then go to the runtime's log file, which shims read, at levels that are
-//! never mistaken for the runtime's last error. Without a log file they go to stderr. A problem that stops the guard (for
-//! example a broken config.json) goes to both, unless bindguard's own shim is the caller: it passes the log file on to
-//! containerd's log, and the container's log stays clean.
+//! Under a shim, stderr is the container's own. Messages then go to the runtime's log file, which
+//! shims read, at levels that are never mistaken for the runtime's last error. Without a log file
+//! they go to stderr. A problem that stops the guard (for example a broken config.json) goes to
+//! both, unless bindguard's own shim is the caller: it passes the log file on to containerd's log,
+//! and the container's log stays clean.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -37,16 +38,25 @@ struct RuntimeLog {
 }
 
 impl Messages {
-    /// For a call that creates a container. `log_is_forwarded`: the caller shows the log file's content, whatever the result of
-    /// the call.
+    /// For a call that creates a container. `log_is_forwarded`: the caller shows the log file's
+    /// content, whatever the result of the call.
     pub fn for_invocation(invocation: &Invocation, log_is_forwarded: bool) -> Self {
-        let log = invocation.log.clone().map(|path| RuntimeLog { path, json: invocation.log_is_json });
-        Self { log, log_is_forwarded }
+        let log = invocation.log.clone().map(|path| RuntimeLog {
+            path,
+            json: invocation.log_is_json,
+        });
+        Self {
+            log,
+            log_is_forwarded,
+        }
     }
 
     /// For a call that is not checked.
     pub fn on_stderr() -> Self {
-        Self { log: None, log_is_forwarded: false }
+        Self {
+            log: None,
+            log_is_forwarded: false,
+        }
     }
 
     /// Reports the findings and the actions.
@@ -55,16 +65,24 @@ impl Messages {
             self.problem(&in_bundle(report, problem));
         }
         for (loudness, remark) in report.binds.iter().filter_map(BindReport::log_message) {
-            let written = self.log.as_ref().is_some_and(|log| log.append(level(loudness), &remark).is_ok());
+            let written = self
+                .log
+                .as_ref()
+                .is_some_and(|log| log.append(level(loudness), &remark).is_ok());
             if !written && loudness == Loudness::Warning {
                 stderr::write_line(&remark);
             }
         }
     }
 
-    /// Reports a mistake of the node's config. A container's own stderr gets it only without a log file.
+    /// Reports a mistake of the node's config. A container's own stderr gets it only without a log
+    /// file.
     pub fn remark(&self, mistake: &str) {
-        if self.log.as_ref().is_none_or(|log| log.append("warning", mistake).is_err()) {
+        if self
+            .log
+            .as_ref()
+            .is_none_or(|log| log.append("warning", mistake).is_err())
+        {
             stderr::write_line(mistake);
         }
     }
@@ -80,7 +98,10 @@ impl Messages {
     }
 
     fn write(&self, level: &str, text: &str) {
-        let written = self.log.as_ref().is_some_and(|log| log.append(level, text).is_ok());
+        let written = self
+            .log
+            .as_ref()
+            .is_some_and(|log| log.append(level, text).is_ok());
         if !(written && self.log_is_forwarded) {
             stderr::write_line(text);
         }
@@ -90,15 +111,24 @@ impl Messages {
 impl RuntimeLog {
     /// Appends a line in the format of runc's own lines.
     fn append(&self, level: &str, text: &str) -> io::Result<()> {
-        let time = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
+        let time = OffsetDateTime::now_utc()
+            .format(&Rfc3339)
+            .unwrap_or_default();
         let msg = format!("bindguard: {}", cut(text, LONGEST));
         let line = if self.json {
-            format!("{}\n", serde_json::json!({ "level": level, "msg": msg, "time": time }))
+            format!(
+                "{}\n",
+                serde_json::json!({ "level": level, "msg": msg, "time": time })
+            )
         } else {
             format!("time=\"{time}\" level={level} msg={msg:?}\n")
         };
         // A fifo without a reader is an error, not a wait.
-        let mut file = OpenOptions::new().append(true).create(true).custom_flags(O_NONBLOCK).open(&self.path)?;
+        let mut file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .custom_flags(O_NONBLOCK)
+            .open(&self.path)?;
         with_size_errors(|| file.write_all(line.as_bytes()))
     }
 }

@@ -1,17 +1,21 @@
-//! The caller's privileges: rootless engines call the runtime as any user, most often in a user namespace.
+//! The caller's privileges: rootless engines call the runtime as any user, most often in a user
+//! namespace.
 
 use std::fs;
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// True if binds can be repaired. Without that right, and without access to the node's journal, the guard has no work.
+/// True if binds can be repaired. Without that right, and without access to the node's journal, the
+/// guard has no work.
 pub fn may_mount() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// True if the caller may write the journal. Root of a separate user namespace need not have access.
+/// True if the caller may write the journal. Root of a separate user namespace need not have
+/// access.
 pub fn is_root_of_node() -> bool {
-    rustix::process::geteuid().is_root() && !fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_some(&map))
+    rustix::process::geteuid().is_root()
+        && !fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_some(&map))
 }
 
 /// True for a namespace that maps fewer than all users; the node's own maps each to itself.
@@ -26,7 +30,9 @@ mod tests {
     #[test]
     fn the_nodes_own_namespace_maps_all_users() {
         assert!(!maps_some("         0          0 4294967295\n"));
-        assert!(maps_some("         0       1000          1\n         1     100000      65536\n"));
+        assert!(maps_some(
+            "         0       1000          1\n         1     100000      65536\n"
+        ));
         assert!(maps_some("         0     100000      65536\n"));
     }
 }

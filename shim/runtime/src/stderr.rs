@@ -1,8 +1,9 @@
 //! Lines on stderr, which may be the container's own.
 //!
-//! Under a shim the pipe has no reader before the container exists. A guard that waited for space would be killed at its
-//! deadline. A guard that left no space would make the runtime wait for ever when it reports an error. So a line is written
-//! only if it fits at once, and only a few KiB of them.
+//! Under a shim the pipe has no reader before the container exists. A guard that waited for space
+//! would be killed at its deadline. A guard that left no space would make the runtime wait for ever
+//! when it reports an error. So a line is written only if it fits at once, and only a few KiB of
+//! them.
 
 use std::io::stderr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bindguard_core::text::cut;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// With its prefix less than 4096 bytes, `PIPE_BUF`: a writable pipe takes that much at once (pipe(7)).
+/// With its prefix less than 4096 bytes, `PIPE_BUF`: a writable pipe takes that much at once
+/// (pipe(7)).
 const LONGEST: usize = 2048;
 /// The limit of all lines together: an eighth of a pipe.
 const MOST: usize = 8192;
@@ -19,7 +21,10 @@ static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Writes a line, cut if it is long. A line that would have to wait is lost.
 pub fn write_line(text: &str) {
-    let line = format!("bindguard: {}\n", cut(&in_one_line(cut(text, LONGEST).as_ref()), LONGEST));
+    let line = format!(
+        "bindguard: {}\n",
+        cut(&in_one_line(cut(text, LONGEST).as_ref()), LONGEST)
+    );
     let written = WRITTEN.load(Ordering::Relaxed) + line.len();
     if written <= MOST && takes_a_line() && rustix::io::write(stderr(), line.as_bytes()).is_ok() {
         WRITTEN.store(written, Ordering::Relaxed);
@@ -29,12 +34,20 @@ pub fn write_line(text: &str) {
 fn takes_a_line() -> bool {
     let stderr = stderr();
     let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
-    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..)) && fds[0].revents().contains(PollFlags::OUT)
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+        && fds[0].revents().contains(PollFlags::OUT)
 }
 
-/// The pod chooses paths and annotations: they must not begin a line of their own, or control a terminal.
+/// The pod chooses paths and annotations: they must not begin a line of their own, or control a
+/// terminal.
 fn in_one_line(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let shown = |c: char| {
+        if c.is_control() {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
+    };
     text.chars().map(shown).collect()
 }
 
@@ -44,6 +57,9 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        assert_eq!(in_one_line("a\nb\u{1b}[2J \u{e9}"), "a\\nb\\u{1b}[2J \u{e9}");
+        assert_eq!(
+            in_one_line("a\nb\u{1b}[2J \u{e9}"),
+            "a\\nb\\u{1b}[2J \u{e9}"
+        );
     }
 }

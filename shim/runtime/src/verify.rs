@@ -1,7 +1,8 @@
-//! `bindguard-runtime [RUNTIME FLAGS] bindguard-verify --bundle BUNDLE ID PID`: checks a new container.
+//! `bindguard-runtime [RUNTIME FLAGS] bindguard-verify --bundle BUNDLE ID PID`: checks a new
+//! container.
 //!
-//! The shim runs it, separately from the create and with its own time limit, when a host-root bind was made rslave. Findings go
-//! to the log and the journal. A runtime has no verb of that name.
+//! The shim runs it, separately from the create and with its own time limit, when a host-root bind
+//! was made rslave. Findings go to the log and the journal. A runtime has no verb of that name.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -26,18 +27,33 @@ impl Verification {
     pub fn from_args(args: &[OsString]) -> Option<Self> {
         let (invocation, more) = Invocation::of_own_verb(args, VERIFY_VERB)?;
         let [pid] = more[..] else { return None };
-        Some(Self { invocation, pid: pid.to_str()?.parse().ok()? })
+        Some(Self {
+            invocation,
+            pid: pid.to_str()?.parse().ok()?,
+        })
     }
 
     /// Checks the container, and reports its findings.
     pub fn run(&self, config: &Config) -> ExitCode {
         let messages = Messages::for_invocation(&self.invocation, true);
-        let report = verify_container(&self.invocation.bundle, self.pid, config.policy(), config.places());
+        let report = verify_container(
+            &self.invocation.bundle,
+            self.pid,
+            config.policy(),
+            config.places(),
+        );
         messages.report_findings(&report);
-        let all_current = report.binds.iter().all(|bind| bind.finding.verdict == Verdict::Current);
+        let all_current = report
+            .binds
+            .iter()
+            .all(|bind| bind.finding.verdict == Verdict::Current);
         if let Some(journal) = config.journal().filter(|_| !all_current) {
-            let entry =
-                JournalEntry { id: self.invocation.id.as_deref(), attempt: 0, pid: Some(self.pid), report: &report };
+            let entry = JournalEntry {
+                id: self.invocation.id.as_deref(),
+                attempt: 0,
+                pid: Some(self.pid),
+                report: &report,
+            };
             if let Err(problem) = record(journal, &entry) {
                 messages.problem(&error_chain(&problem));
             }

@@ -23,8 +23,19 @@ pub fn render(helm: &Path, values: &[&str]) -> Vec<Value> {
 /// The same for another version of Kubernetes.
 pub fn render_for(helm: &Path, version: &str, values: &[&str]) -> Vec<Value> {
     let chart = folder("chart");
-    let mut words = vec!["template", "bindguard", &chart, "--namespace", "kube-system", "--kube-version", version];
-    [REGISTRY].iter().chain(values).for_each(|value| words.extend(["--set", value]));
+    let mut words = vec![
+        "template",
+        "bindguard",
+        &chart,
+        "--namespace",
+        "kube-system",
+        "--kube-version",
+        version,
+    ];
+    [REGISTRY]
+        .iter()
+        .chain(values)
+        .for_each(|value| words.extend(["--set", value]));
     let rendered = run(helm, &words);
     assert!(rendered.status.success(), "{values:?}: {rendered:?}");
     documents(&text(&rendered.stdout))
@@ -32,18 +43,26 @@ pub fn render_for(helm: &Path, version: &str, values: &[&str]) -> Vec<Value> {
 
 /// The object of this kind and name.
 pub fn object<'d>(documents: &'d [Value], kind: &str, name: &str) -> Option<&'d Value> {
-    documents.iter().find(|document| document["kind"] == kind && document["metadata"]["name"] == name)
+    documents
+        .iter()
+        .find(|document| document["kind"] == kind && document["metadata"]["name"] == name)
 }
 
 /// The only container of a DaemonSet's pods.
 pub fn container<'d>(documents: &'d [Value], daemon_set: &str) -> &'d Value {
-    &object(documents, "DaemonSet", daemon_set).unwrap()["spec"]["template"]["spec"]["containers"][0]
+    &object(documents, "DaemonSet", daemon_set).unwrap()["spec"]["template"]["spec"]["containers"]
+        [0]
 }
 
 /// A program that `make test` fetches. Without it the test is skipped, aloud.
 pub fn program(variable: &str, folder: &str, name: &str) -> Option<PathBuf> {
-    let fetched = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target").join(folder);
-    let program = env::var_os(variable).map_or(fetched, PathBuf::from).join("bin").join(name);
+    let fetched = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../target")
+        .join(folder);
+    let program = env::var_os(variable)
+        .map_or(fetched, PathBuf::from)
+        .join("bin")
+        .join(name);
     let is_there = program.symlink_metadata().is_ok();
     if !is_there {
         eprintln!("SKIPPED: no {}: run make test", program.display());
@@ -52,7 +71,10 @@ pub fn program(variable: &str, folder: &str, name: &str) -> Option<PathBuf> {
 }
 
 pub fn folder(name: &str) -> String {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join(name)
+        .display()
+        .to_string()
 }
 
 pub fn run(program: &Path, words: &[&str]) -> Output {

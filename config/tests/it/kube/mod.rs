@@ -1,6 +1,8 @@
 //! Documents of Kubernetes, read with the types of its API.
 
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
@@ -11,7 +13,8 @@ use serde::de::{Deserialize, DeserializeOwned};
 use serde_json::Value;
 
 pub fn documents(text: &str) -> Vec<Value> {
-    let documents = serde_norway::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap());
+    let documents = serde_norway::Deserializer::from_str(text)
+        .map(|document| Value::deserialize(document).unwrap());
     documents.filter(|document| !document.is_null()).collect()
 }
 
@@ -29,9 +32,15 @@ pub fn taken_by_kind(document: &Value) -> Result<Value, serde_json::Error> {
         (Some("apps/v1"), Some("DaemonSet")) => taken::<DaemonSet>(document),
         (Some("batch/v1"), Some("Job")) => taken::<Job>(document),
         (Some("rbac.authorization.k8s.io/v1"), Some("Role")) => taken::<Role>(document),
-        (Some("rbac.authorization.k8s.io/v1"), Some("RoleBinding")) => taken::<RoleBinding>(document),
-        (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRole")) => taken::<ClusterRole>(document),
-        (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRoleBinding")) => taken::<ClusterRoleBinding>(document),
+        (Some("rbac.authorization.k8s.io/v1"), Some("RoleBinding")) => {
+            taken::<RoleBinding>(document)
+        }
+        (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRole")) => {
+            taken::<ClusterRole>(document)
+        }
+        (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRoleBinding")) => {
+            taken::<ClusterRoleBinding>(document)
+        }
         (Some("admissionregistration.k8s.io/v1"), Some("ValidatingAdmissionPolicy")) => {
             taken::<ValidatingAdmissionPolicy>(document)
         }

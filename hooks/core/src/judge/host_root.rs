@@ -1,12 +1,14 @@
 //! Detects a host-root bind that pins the host's mounts.
 //!
-//! With rprivate (the default of the kubelet and of runc) the container has a copy of every mount below the source. No
-//! umount on the host reaches these copies. The effects: `device or resource busy`, loop and dm devices that stay,
-//! network namespaces that never go. rslave lets umounts in and nothing out. crun follows `linux.rootfsPropagation` for
-//! all mounts, so that value must agree; runc's default does.
+//! With rprivate (the default of the kubelet and of runc) the container has a copy of every mount
+//! below the source. No umount on the host reaches these copies. The effects: `device or resource
+//! busy`, loop and dm devices that stay, network namespaces that never go. rslave lets umounts in
+//! and nothing out. crun follows `linux.rootfsPropagation` for all mounts, so that value must
+//! agree; runc's default does.
 //!
-//! rslave also lets later mounts of the host in. `ro` and `rro` make only those mounts read-only that exist when the
-//! container starts, so a bind that must stay read-only as a whole stays private.
+//! rslave also lets later mounts of the host in. `ro` and `rro` make only those mounts read-only
+//! that exist when the container starts, so a bind that must stay read-only as a whole stays
+//! private.
 
 use crate::evidence::{HostMount, Observed};
 use crate::policy::Kept;
@@ -14,8 +16,8 @@ use crate::spec::{RequestedPropagation, RootfsPropagation};
 
 use super::verdict::{Pinning, Verdict};
 
-/// Judges one host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of the same spec requests
-/// shared propagation.
+/// Judges one host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of
+/// the same spec requests shared propagation.
 pub fn judge_host_root(
     requested: RequestedPropagation,
     kept: Option<Kept>,
@@ -35,9 +37,23 @@ pub fn judge_host_root(
     };
     let kept = kept.filter(|_| requested.keeps_host_mounts_alive());
     let pinning = match kept {
-        Some(_) => Pinning { bind: true, rootfs: false, private_mount: None, kept },
-        None => Pinning { bind: requested.keeps_host_mounts_alive(), rootfs: !rootfs_may_stay, private_mount, kept },
+        Some(_) => Pinning {
+            bind: true,
+            rootfs: false,
+            private_mount: None,
+            kept,
+        },
+        None => Pinning {
+            bind: requested.keeps_host_mounts_alive(),
+            rootfs: !rootfs_may_stay,
+            private_mount,
+            kept,
+        },
     };
     let is_pinning = pinning.bind || pinning.rootfs || pinning.private_mount.is_some();
-    if is_pinning { Verdict::Pinning(pinning) } else { Verdict::Current }
+    if is_pinning {
+        Verdict::Pinning(pinning)
+    } else {
+        Verdict::Current
+    }
 }

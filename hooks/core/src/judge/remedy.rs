@@ -40,7 +40,9 @@ pub enum NoRemedy {
     #[error("its sub path is recorded nowhere; delete the pod")]
     WholeShare,
     /// The NFS client renamed the deleted file, so its root does not contain the sub path.
-    #[error("the NFS client keeps it by another name; its sub path is recorded nowhere; delete the pod")]
+    #[error(
+        "the NFS client keeps it by another name; its sub path is recorded nowhere; delete the pod"
+    )]
     RenamedByClient,
     /// It is a volume itself, and its driver mounts that once for a pod.
     #[error("only its driver can mount it anew, for a new pod")]

@@ -45,7 +45,8 @@ pub enum Verdict {
         cause: StaleCause,
         /// The part that is missing.
         lacks: Lack,
-        /// Set for a directory that containers wrote: it can be made again, empty, as the kubelet does for a new container.
+        /// Set for a directory that containers wrote: it can be made again, empty, as the kubelet
+        /// does for a new container.
         remake: Option<Remedy>,
     },
     /// A required mount is missing.
@@ -84,7 +85,8 @@ pub enum StaleCause {
     /// The volume was mounted again since.
     #[error("its volume was mounted anew since")]
     OtherDevice,
-    /// The filesystem is back, but this mount of it is dead: the daemon was restarted, or the server forgot the handle.
+    /// The filesystem is back, but this mount of it is dead: the daemon was restarted, or the
+    /// server forgot the handle.
     #[error("it answers: {0}, and its volume is alive")]
     DeadMount(String),
     /// It shows its volume's own root, which a `subPath` never names.
@@ -114,17 +116,23 @@ pub enum Unmounted {
 impl fmt::Display for Unmounted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Subpath | Self::UnusedSubpath => {
-                f.write_str("nothing is mounted there: a container would see the empty file underneath")
-            }
-            Self::Volume { volume, found: None } => {
+            Self::Subpath | Self::UnusedSubpath => f.write_str(
+                "nothing is mounted there: a container would see the empty file underneath",
+            ),
+            Self::Volume {
+                volume,
+                found: None,
+            } => {
                 write!(
                     f,
                     "{volume} is not mounted: a container would write to the node's own disk; usually {}",
                     volume.required_mount().usual_cause()
                 )
             }
-            Self::Volume { volume, found: Some(fs_type) } => {
+            Self::Volume {
+                volume,
+                found: Some(fs_type),
+            } => {
                 write!(
                     f,
                     "{volume} shows a {} filesystem, which its plugin does not mount; usually {}",
@@ -240,25 +248,43 @@ impl Verdict {
 
     /// True if the source is not healthy, or could not be checked.
     pub fn is_finding(&self) -> bool {
-        !matches!(self, Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath))
+        !matches!(
+            self,
+            Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath)
+        )
     }
 
     /// Why the verdict is what it is, in one line.
     pub fn reason(&self) -> Option<String> {
         match self {
             Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath) => None,
-            Self::Stale { cause, remedy: Ok(_) } => Some(cause.to_string()),
-            Self::Stale { cause, remedy: Err(why) } => Some(format!("{cause}; {why}")),
-            Self::Orphaned { cause, lacks, remake: Some(_) } => Some(format!("{cause}, and {lacks}")),
-            Self::Orphaned { cause, lacks, remake: None } => {
-                Some(format!("{cause}, and {lacks}: {}", lacks.next_step()))
-            }
+            Self::Stale {
+                cause,
+                remedy: Ok(_),
+            } => Some(cause.to_string()),
+            Self::Stale {
+                cause,
+                remedy: Err(why),
+            } => Some(format!("{cause}; {why}")),
+            Self::Orphaned {
+                cause,
+                lacks,
+                remake: Some(_),
+            } => Some(format!("{cause}, and {lacks}")),
+            Self::Orphaned {
+                cause,
+                lacks,
+                remake: None,
+            } => Some(format!("{cause}, and {lacks}: {}", lacks.next_step())),
             Self::Unmounted(unmounted) => Some(unmounted.to_string()),
             Self::Pinning(pinning) => Some(pinning.reason()),
-            Self::WithoutMaster => {
-                Some("its mount in the container has no master: the host's umounts do not reach it".to_owned())
+            Self::WithoutMaster => Some(
+                "its mount in the container has no master: the host's umounts do not reach it"
+                    .to_owned(),
+            ),
+            Self::NotProbed => {
+                Some("it was not probed: there was no time left to wait for its server".to_owned())
             }
-            Self::NotProbed => Some("it was not probed: there was no time left to wait for its server".to_owned()),
             Self::Dead(why) | Self::Unknown(why) => Some(why.clone()),
         }
     }
@@ -273,12 +299,19 @@ impl Pinning {
             (false, false) => "the bind is rslave",
         };
         let effect = match &self.private_mount {
-            Some(mount) => format!(", and rslave has no effect: {} is private on the host", mount.display()),
+            Some(mount) => format!(
+                ", and rslave has no effect: {} is private on the host",
+                mount.display()
+            ),
             None => String::new(),
         };
         let kept = match self.kept {
-            Some(Kept::RecursivelyReadOnly) => "; it is recursively read-only (rro), which needs a private bind",
-            Some(Kept::ReadOnly) => "; it is read-only, and policy keeps read-only binds as the pod has them",
+            Some(Kept::RecursivelyReadOnly) => {
+                "; it is recursively read-only (rro), which needs a private bind"
+            }
+            Some(Kept::ReadOnly) => {
+                "; it is read-only, and policy keeps read-only binds as the pod has them"
+            }
             None => "",
         };
         format!("the container would keep the host's mounts alive: {requested}{effect}{kept}")

@@ -6,16 +6,22 @@ use crate::kubelet::MountedVolume;
 use super::remedy::NoRemedy;
 use super::verdict::{StaleCause, Unmounted, Verdict};
 
-/// Judges one volume. [`Observed::Absent`]: nothing is mounted on its directory, or the directory does not exist.
+/// Judges one volume. [`Observed::Absent`]: nothing is mounted on its directory, or the directory
+/// does not exist.
 pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Verdict {
     let found = match mount {
         Observed::Seen(mount) if mount.deleted => return deleted(),
-        Observed::Seen(mount) if volume.required_mount().may_be(&mount.fs_type) => return Verdict::Current,
+        Observed::Seen(mount) if volume.required_mount().may_be(&mount.fs_type) => {
+            return Verdict::Current;
+        }
         Observed::Seen(mount) => Some(mount.fs_type.clone()),
         Observed::Absent => None,
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
-    Verdict::Unmounted(Unmounted::Volume { volume: volume.clone(), found })
+    Verdict::Unmounted(Unmounted::Volume {
+        volume: volume.clone(),
+        found,
+    })
 }
 
 /// Judges a volume that requires no mount, mounted or not.
@@ -29,5 +35,8 @@ pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
 
 /// A driver that binds a folder of its own mounts it once for a pod.
 fn deleted() -> Verdict {
-    Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(NoRemedy::MountedByDriver) }
+    Verdict::Stale {
+        cause: StaleCause::DeletedRoot,
+        remedy: Err(NoRemedy::MountedByDriver),
+    }
 }

@@ -1,7 +1,8 @@
 //! Finds the volume that a subpath belongs to, among several with one name.
 //!
-//! The kubelet names the folder of a subpath after the volume alone. A claim's volume has the name of its PersistentVolume,
-//! and another volume of the pod may have the same name. Then two plugins have a folder of that name.
+//! The kubelet names the folder of a subpath after the volume alone. A claim's volume has the name
+//! of its PersistentVolume, and another volume of the pod may have the same name. Then two plugins
+//! have a folder of that name.
 
 use crate::evidence::{SubpathMount, Volume};
 use crate::paths::lies_in;
@@ -37,9 +38,10 @@ impl Fit {
 }
 
 impl Volume {
-    /// True if a mount may show an earlier mount of this volume: a tmpfs, a restarted FUSE daemon, a disk that was attached
-    /// again. A volume that was mounted again has another device, and the same paths below its root. A volume's mount that is
-    /// older than the subpath does not match: something else was mounted within the volume.
+    /// True if a mount may show an earlier mount of this volume: a tmpfs, a restarted FUSE daemon,
+    /// a disk that was attached again. A volume that was mounted again has another device, and the
+    /// same paths below its root. A volume's mount that is older than the subpath does not match:
+    /// something else was mounted within the volume.
     pub(super) fn is_earlier_mount(&self, mount: &SubpathMount) -> bool {
         let has_own_mount = self.plugin.may_mount() || self.fs_type.0 == "tmpfs";
         self.is_mount_point && self.is_newer && has_own_mount && self.fs_type == mount.fs_type
@@ -53,8 +55,8 @@ impl Volume {
         !self.is_mount_point && may_be_of_plugin
     }
 
-    /// True if a subpath shows that a volume, now a plain folder, was a tmpfs: an emptyDir of medium Memory. The kubelet's own
-    /// volumes that need no mount are on its disk.
+    /// True if a subpath shows that a volume, now a plain folder, was a tmpfs: an emptyDir of
+    /// medium Memory. The kubelet's own volumes that need no mount are on its disk.
     pub fn was_memory(&self, mount: &SubpathMount) -> bool {
         let may_be_memory = self.plugin.writer() == Writer::Containers;
         may_be_memory && mount.fs_type.0 == "tmpfs" && mount.device != self.device

@@ -1,7 +1,8 @@
-//! Volumes that require a mount: without it, their directory is an empty one on the node's own disk.
+//! Volumes that require a mount: without it, their directory is an empty one on the node's own
+//! disk.
 //!
-//! A container that starts on such a directory writes to the node instead of its volume. The error stays hidden until the
-//! data is missed (kubernetes#109955).
+//! A container that starts on such a directory writes to the node instead of its volume. The error
+//! stays hidden until the data is missed (kubernetes#109955).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,16 +23,22 @@ pub struct MountedVolume {
 
 impl MountedVolume {
     /// Parses the path of such a volume, or a path in one; `None` if it is neither.
-    pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
+    pub fn from_path<'a>(
+        path: &Path,
+        kubelet_roots: impl IntoIterator<Item = &'a Path>,
+    ) -> Option<Self> {
         Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
     }
 
     /// The volume that is, or contains, a pod's path.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
-        let &[volumes, folder, volume, ref rest @ ..] = path.names() else { return None };
+        let &[volumes, folder, volume, ref rest @ ..] = path.names() else {
+            return None;
+        };
         let plugin = Plugin::from_folder(folder)?;
         let required = plugin.required_mount()?;
-        let in_mount = plugin.below().is_empty() || rest.first().is_some_and(|first| *first == plugin.below());
+        let in_mount =
+            plugin.below().is_empty() || rest.first().is_some_and(|first| *first == plugin.below());
         if volumes != "volumes" || !in_mount {
             return None;
         }
@@ -42,7 +49,13 @@ impl MountedVolume {
             mount_point.push(plugin.below());
         }
         let pod_uid = path.pod_uid().to_owned();
-        Some(Self { mount_point, pod_uid, plugin, required, volume: volume.to_str()?.to_owned() })
+        Some(Self {
+            mount_point,
+            pod_uid,
+            plugin,
+            required,
+            volume: volume.to_str()?.to_owned(),
+        })
     }
 
     /// The volume of a subpath, if it belongs to `plugin` and that plugin mounts.
@@ -56,7 +69,8 @@ impl MountedVolume {
         })
     }
 
-    /// The volume of a subpath that shows a former tmpfs: an emptyDir of medium Memory, or a tmpfs that a driver mounted.
+    /// The volume of a subpath that shows a former tmpfs: an emptyDir of medium Memory, or a tmpfs
+    /// that a driver mounted.
     pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin, directory: &Path) -> Self {
         Self {
             mount_point: directory.to_owned(),
@@ -70,7 +84,10 @@ impl MountedVolume {
     /// The same volume at its path before its files were copied below `prefix`.
     pub fn without_prefix(&self, prefix: &Path) -> Option<Self> {
         let below = self.mount_point.strip_prefix(prefix).ok()?;
-        Some(Self { mount_point: Path::new("/").join(below), ..self.clone() })
+        Some(Self {
+            mount_point: Path::new("/").join(below),
+            ..self.clone()
+        })
     }
 
     /// The folder of its plugin, such as `kubernetes.io~nfs`.
@@ -96,7 +113,11 @@ impl MountedVolume {
 
 impl fmt::Display for MountedVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "volume {} ({}) of pod {}", self.volume, self.plugin, self.pod_uid)
+        write!(
+            f,
+            "volume {} ({}) of pod {}",
+            self.volume, self.plugin, self.pod_uid
+        )
     }
 }
 
@@ -111,12 +132,24 @@ mod tests {
     #[test]
     fn a_volume_and_its_files_are_parsed() {
         let pod = "/var/lib/kubelet/pods/u-1/volumes";
-        for path in [format!("{pod}/kubernetes.io~nfs/data"), format!("{pod}/kubernetes.io~nfs/data/deep/er")] {
-            assert_eq!(taken(&path).unwrap().mount_point(), Path::new(&format!("{pod}/kubernetes.io~nfs/data")));
+        for path in [
+            format!("{pod}/kubernetes.io~nfs/data"),
+            format!("{pod}/kubernetes.io~nfs/data/deep/er"),
+        ] {
+            assert_eq!(
+                taken(&path).unwrap().mount_point(),
+                Path::new(&format!("{pod}/kubernetes.io~nfs/data"))
+            );
         }
         let csi = taken(&format!("{pod}/kubernetes.io~csi/pvc-1/mount")).unwrap();
-        assert_eq!(csi.mount_point(), Path::new(&format!("{pod}/kubernetes.io~csi/pvc-1/mount")));
-        assert_eq!(csi.to_string(), "volume pvc-1 (kubernetes.io~csi) of pod u-1");
+        assert_eq!(
+            csi.mount_point(),
+            Path::new(&format!("{pod}/kubernetes.io~csi/pvc-1/mount"))
+        );
+        assert_eq!(
+            csi.to_string(),
+            "volume pvc-1 (kubernetes.io~csi) of pod u-1"
+        );
     }
 
     #[test]

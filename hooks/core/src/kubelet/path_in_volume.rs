@@ -1,7 +1,8 @@
 //! Derives the sub path within a volume from the root of a subpath's mount.
 //!
-//! The name is recorded nowhere else: neither the OCI spec nor the kubelet's folders contain it. Because it comes from the
-//! mount itself, a `subPathExpr` keeps the value that it had when the kubelet first bound it.
+//! The name is recorded nowhere else: neither the OCI spec nor the kubelet's folders contain it.
+//! Because it comes from the mount itself, a `subPathExpr` keeps the value that it had when the
+//! kubelet first bound it.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +13,8 @@ use crate::paths::below;
 /// A path within a volume, as a pod's `subPath` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathInVolume {
-    /// The payload directory that the mount shows it in; `None` in volumes that have no payload, and for a mount of
-    /// something beside the payload.
+    /// The payload directory that the mount shows it in; `None` in volumes that have no payload,
+    /// and for a mount of something beside the payload.
     pub timestamp: Option<TimestampDirectory>,
     /// The path below the payload, or below the volume if it has no payload.
     pub path: PathBuf,
@@ -44,8 +45,8 @@ impl PathInVolume {
     /// Maps a mount's root to its volume.
     ///
     /// # Errors
-    /// If the root is not in the volume, or is of another filesystem that is not known to be an earlier mount of the same
-    /// volume.
+    /// If the root is not in the volume, or is of another filesystem that is not known to be an
+    /// earlier mount of the same volume.
     pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NotInVolume> {
         if mount.device != volume.device && !volume.is_earlier_mount(mount) {
             return Err(NotInVolume::OtherDevice {
@@ -53,25 +54,43 @@ impl PathInVolume {
                 volume: volume.device.to_string(),
             });
         }
-        let outside = || NotInVolume::Outside { root: mount.root.path.clone(), volume: volume.place.clone() };
+        let outside = || NotInVolume::Outside {
+            root: mount.root.path.clone(),
+            volume: volume.place.clone(),
+        };
         let path = below(&mount.root.path, &volume.place).ok_or_else(outside)?;
         Ok(match volume.layout {
             VolumeLayout::Payload => Self::in_payload(path),
-            VolumeLayout::Plain => Self { timestamp: None, path: path.to_owned() },
+            VolumeLayout::Plain => Self {
+                timestamp: None,
+                path: path.to_owned(),
+            },
         })
     }
 
-    /// True if it begins with the name of a payload directory. A subpath of a payload does, and a folder of that name in a
-    /// plain volume.
+    /// True if it begins with the name of a payload directory. A subpath of a payload does, and a
+    /// folder of that name in a plain volume.
     pub fn begins_like_a_payload(&self) -> bool {
-        self.path.components().next().is_some_and(|first| TimestampDirectory::from_name(first.as_os_str()).is_some())
+        self.path
+            .components()
+            .next()
+            .is_some_and(|first| TimestampDirectory::from_name(first.as_os_str()).is_some())
     }
 
     fn in_payload(path: &Path) -> Self {
         let mut names = path.components();
-        match names.next().and_then(|first| TimestampDirectory::from_name(first.as_os_str())) {
-            Some(timestamp) => Self { timestamp: Some(timestamp), path: names.as_path().to_owned() },
-            None => Self { timestamp: None, path: path.to_owned() },
+        match names
+            .next()
+            .and_then(|first| TimestampDirectory::from_name(first.as_os_str()))
+        {
+            Some(timestamp) => Self {
+                timestamp: Some(timestamp),
+                path: names.as_path().to_owned(),
+            },
+            None => Self {
+                timestamp: None,
+                path: path.to_owned(),
+            },
         }
     }
 }

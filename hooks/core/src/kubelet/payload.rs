@@ -10,8 +10,8 @@ pub const DATA_LINK: &str = "..data";
 /// The arrangement of the files in a volume's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VolumeLayout {
-    /// Behind `..data`, as AtomicWriter writes them: in the kubelet's own volumes, and in those of drivers that use its code
-    /// for secrets, certificates and identities.
+    /// Behind `..data`, as AtomicWriter writes them: in the kubelet's own volumes, and in those of
+    /// drivers that use its code for secrets, certificates and identities.
     Payload,
     /// Directly in the directory.
     Plain,
@@ -29,8 +29,13 @@ impl TimestampDirectory {
     /// Parses the name of a timestamp directory; `None` if it is another name.
     pub fn from_name(name: &OsStr) -> Option<Self> {
         let (date, suffix) = name.as_bytes().split_at_checked(Self::LAYOUT.len())?;
-        let fits =
-            |(actual, wanted): (&u8, &u8)| if *wanted == b'd' { actual.is_ascii_digit() } else { actual == wanted };
+        let fits = |(actual, wanted): (&u8, &u8)| {
+            if *wanted == b'd' {
+                actual.is_ascii_digit()
+            } else {
+                actual == wanted
+            }
+        };
         let digits = !suffix.is_empty() && suffix.iter().all(u8::is_ascii_digit);
         (digits && date.iter().zip(Self::LAYOUT).all(fits)).then_some(())?;
         Some(Self(name.to_str()?.to_owned()))

@@ -1,8 +1,9 @@
 //! Volume plugins: the paths of their volumes, their writers, and the mounts that they require.
 //!
-//! Each entry of the table follows the plugin's `GetPath` and `SetUp` in Kubernetes' `pkg/volume`: the path of its volumes, and
-//! the filesystem that it mounts, if any. Secret, projected and downwardAPI volumes wrap an emptyDir of medium Memory
-//! (`wrappedVolumeSpec`); a configMap's is on the kubelet's disk. An emptyDir requires no mount: its medium is recorded nowhere.
+//! Each entry of the table follows the plugin's `GetPath` and `SetUp` in Kubernetes' `pkg/volume`:
+//! the path of its volumes, and the filesystem that it mounts, if any. Secret, projected and
+//! downwardAPI volumes wrap an emptyDir of medium Memory (`wrappedVolumeSpec`); a configMap's is on
+//! the kubelet's disk. An emptyDir requires no mount: its medium is recorded nowhere.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -54,14 +55,24 @@ impl Plugin {
         Self::all().take(USUAL)
     }
 
-    /// The plugin whose volumes are in this folder. A flexVolume's folder is named after its driver, `vendor~driver`.
+    /// The plugin whose volumes are in this folder. A flexVolume's folder is named after its
+    /// driver, `vendor~driver`.
     pub fn from_folder(folder: &OsStr) -> Option<Self> {
-        let is_drivers = |folder: &str| folder.contains('~') && !folder.starts_with("kubernetes.io~");
-        let flex_volume = || folder.to_str().filter(|folder| is_drivers(folder)).map(|_| FLEX_VOLUME);
-        Self::all().find(|plugin| folder == plugin.folder).or_else(flex_volume)
+        let is_drivers =
+            |folder: &str| folder.contains('~') && !folder.starts_with("kubernetes.io~");
+        let flex_volume = || {
+            folder
+                .to_str()
+                .filter(|folder| is_drivers(folder))
+                .map(|_| FLEX_VOLUME)
+        };
+        Self::all()
+            .find(|plugin| folder == plugin.folder)
+            .or_else(flex_volume)
     }
 
-    /// The folder below `volumes` that its volumes are in, such as `kubernetes.io~configmap`; for a flexVolume its kind.
+    /// The folder below `volumes` that its volumes are in, such as `kubernetes.io~configmap`; for a
+    /// flexVolume its kind.
     pub fn folder(self) -> &'static str {
         self.folder
     }
@@ -76,7 +87,8 @@ impl Plugin {
         self.writer
     }
 
-    /// The layout of its volumes as far as the plugin decides it: other writers than the kubelet may use the kubelet's layout.
+    /// The layout of its volumes as far as the plugin decides it: other writers than the kubelet
+    /// may use the kubelet's layout.
     pub fn layout(self) -> VolumeLayout {
         match self.writer {
             Writer::Kubelet => VolumeLayout::Payload,
@@ -84,7 +96,8 @@ impl Plugin {
         }
     }
 
-    /// True if its volumes can be mounts of their own. A flexVolume's driver may mount, but need not.
+    /// True if its volumes can be mounts of their own. A flexVolume's driver may mount, but need
+    /// not.
     pub fn may_mount(self) -> bool {
         self.mount.is_some() || self == FLEX_VOLUME
     }
@@ -96,13 +109,21 @@ impl Plugin {
 
     /// The mount that a volume needs if it is known to have been a tmpfs.
     pub(super) fn required_tmpfs(self) -> RequiredMount {
-        if self == FLEX_VOLUME { FLEX_MEMORY } else { MEMORY }
+        if self == FLEX_VOLUME {
+            FLEX_MEMORY
+        } else {
+            MEMORY
+        }
     }
 
-    /// True if `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a kubelet-written volume.
+    /// True if `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a
+    /// kubelet-written volume.
     pub fn holds_payload_path(path: &PodPath<'_, '_>) -> bool {
-        let &[volumes, folder, _volume, _name, ..] = path.names() else { return false };
-        volumes == "volumes" && Self::from_folder(folder).is_some_and(|plugin| plugin.writer() == Writer::Kubelet)
+        let &[volumes, folder, _volume, _name, ..] = path.names() else {
+            return false;
+        };
+        volumes == "volumes"
+            && Self::from_folder(folder).is_some_and(|plugin| plugin.writer() == Writer::Kubelet)
     }
 }
 
@@ -128,10 +149,11 @@ impl fmt::Display for Plugin {
 }
 
 const BLOCK: &str = "the device was not attached, or MountVolume failed: see the pod's events";
-const NODE_MOUNT: &str = "the filesystem's mount program is missing on the node, or its server could not be reached";
-const NFS: &str =
-    "mount.nfs is missing on the node (bindguard doctor names its package), or the server could not be reached";
-const CSI: &str = "the CSI driver restarted and its FUSE daemon with it, or NodePublishVolume failed";
+const NODE_MOUNT: &str =
+    "the filesystem's mount program is missing on the node, or its server could not be reached";
+const NFS: &str = "mount.nfs is missing on the node (bindguard doctor names its package), or the server could not be reached";
+const CSI: &str =
+    "the CSI driver restarted and its FUSE daemon with it, or NodePublishVolume failed";
 
 /// The kubelet's mount for the medium Memory.
 const MEMORY: RequiredMount = RequiredMount {
@@ -140,14 +162,26 @@ const MEMORY: RequiredMount = RequiredMount {
 };
 
 /// The tmpfs that a driver of a flexVolume mounted.
-const FLEX_MEMORY: RequiredMount = RequiredMount { fs_types: &["tmpfs"], usual_cause: "its driver unmounted it" };
+const FLEX_MEMORY: RequiredMount = RequiredMount {
+    fs_types: &["tmpfs"],
+    usual_cause: "its driver unmounted it",
+};
 
 /// A `hostPath`, or a claim that is bound to one: it has no folder in the pod.
-const HOST_PATH: Plugin =
-    Plugin { folder: "kubernetes.io~host-path", below: "", writer: Writer::Containers, mount: None };
+const HOST_PATH: Plugin = Plugin {
+    folder: "kubernetes.io~host-path",
+    below: "",
+    writer: Writer::Containers,
+    mount: None,
+};
 
 /// A volume of a driver that is neither the kubelet's own nor CSI's: `vendor~driver/<volume>`.
-const FLEX_VOLUME: Plugin = Plugin { folder: "flexVolume", below: "", writer: Writer::Containers, mount: None };
+const FLEX_VOLUME: Plugin = Plugin {
+    folder: "flexVolume",
+    below: "",
+    writer: Writer::Containers,
+    mount: None,
+};
 
 /// Sorted by how often a subPath is used with them.
 const PLUGINS: &[Plugin] = &[
@@ -156,13 +190,24 @@ const PLUGINS: &[Plugin] = &[
     on_tmpfs("kubernetes.io~projected"),
     on_tmpfs("kubernetes.io~downward-api"),
     unmounted("kubernetes.io~empty-dir", Writer::Containers),
-    Plugin { below: "mount", ..mounted("kubernetes.io~csi", &[], CSI) },
+    Plugin {
+        below: "mount",
+        ..mounted("kubernetes.io~csi", &[], CSI)
+    },
     mounted("kubernetes.io~nfs", &["nfs", "nfs4"], NFS),
     mounted("kubernetes.io~local-volume", &[], BLOCK),
     mounted("kubernetes.io~aws-ebs", &[], BLOCK),
     mounted("kubernetes.io~azure-disk", &[], BLOCK),
-    mounted("kubernetes.io~azure-file", &["cifs", "nfs", "nfs4", "smb3"], NODE_MOUNT),
-    mounted("kubernetes.io~cephfs", &["ceph", "fuse.ceph", "fuse.ceph-fuse"], NODE_MOUNT),
+    mounted(
+        "kubernetes.io~azure-file",
+        &["cifs", "nfs", "nfs4", "smb3"],
+        NODE_MOUNT,
+    ),
+    mounted(
+        "kubernetes.io~cephfs",
+        &["ceph", "fuse.ceph", "fuse.ceph-fuse"],
+        NODE_MOUNT,
+    ),
     mounted("kubernetes.io~cinder", &[], BLOCK),
     mounted("kubernetes.io~fc", &[], BLOCK),
     mounted("kubernetes.io~gce-pd", &[], BLOCK),
@@ -181,14 +226,36 @@ const PLUGINS: &[Plugin] = &[
 ];
 
 const fn unmounted(folder: &'static str, writer: Writer) -> Plugin {
-    Plugin { folder, below: "", writer, mount: None }
+    Plugin {
+        folder,
+        below: "",
+        writer,
+        mount: None,
+    }
 }
 
 const fn on_tmpfs(folder: &'static str) -> Plugin {
-    Plugin { folder, below: "", writer: Writer::Kubelet, mount: Some(MEMORY) }
+    Plugin {
+        folder,
+        below: "",
+        writer: Writer::Kubelet,
+        mount: Some(MEMORY),
+    }
 }
 
-const fn mounted(folder: &'static str, fs_types: &'static [&'static str], usual_cause: &'static str) -> Plugin {
-    let mount = Some(RequiredMount { fs_types, usual_cause });
-    Plugin { folder, below: "", writer: Writer::Containers, mount }
+const fn mounted(
+    folder: &'static str,
+    fs_types: &'static [&'static str],
+    usual_cause: &'static str,
+) -> Plugin {
+    let mount = Some(RequiredMount {
+        fs_types,
+        usual_cause,
+    });
+    Plugin {
+        folder,
+        below: "",
+        writer: Writer::Containers,
+        mount,
+    }
 }

@@ -14,24 +14,35 @@ pub struct PodPath<'p, 'r> {
 }
 
 impl<'p, 'r> PodPath<'p, 'r> {
-    /// Parses a path below one of the kubelet's roots; `None` if it is no pod's. A path with `..` also gives `None`: the
-    /// kubelet writes none, and only a walk shows where it leads.
-    pub fn from_path(path: &'p Path, kubelet_roots: impl IntoIterator<Item = &'r Path>) -> Option<Self> {
-        kubelet_roots.into_iter().find_map(|root| Self::below(root, path))
+    /// Parses a path below one of the kubelet's roots; `None` if it is no pod's. A path with `..`
+    /// also gives `None`: the kubelet writes none, and only a walk shows where it leads.
+    pub fn from_path(
+        path: &'p Path,
+        kubelet_roots: impl IntoIterator<Item = &'r Path>,
+    ) -> Option<Self> {
+        kubelet_roots
+            .into_iter()
+            .find_map(|root| Self::below(root, path))
     }
 
     /// True if a path looks like one below a pod's folder, regardless of the root.
     pub fn may_be_one(path: &Path) -> bool {
         let mut names = path.components().map(Component::as_os_str);
         names.any(|name| name == "pods")
-            && names.nth(1).is_some_and(|name| name == "volumes" || name == "volume-subpaths")
+            && names
+                .nth(1)
+                .is_some_and(|name| name == "volumes" || name == "volume-subpaths")
     }
 
     fn below(kubelet_root: &'r Path, path: &'p Path) -> Option<Self> {
         let mut names = below(path, kubelet_root)?.components().map(name);
         names.next().flatten().filter(|name| *name == "pods")?;
         let pod_uid = names.next().flatten()?.to_str()?;
-        Some(Self { kubelet_root, pod_uid, names: names.collect::<Option<_>>()? })
+        Some(Self {
+            kubelet_root,
+            pod_uid,
+            names: names.collect::<Option<_>>()?,
+        })
     }
 
     /// The kubelet's root.
@@ -53,7 +64,9 @@ impl<'p, 'r> PodPath<'p, 'r> {
 fn name(component: Component<'_>) -> Option<&OsStr> {
     match component {
         Component::Normal(name) => Some(name),
-        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => {
+            None
+        }
     }
 }
 
@@ -62,14 +75,26 @@ mod tests {
     use super::*;
 
     fn uid(path: &str) -> Option<&str> {
-        PodPath::from_path(Path::new(path), ["/data/kubelet", "/var/lib/kubelet"].map(Path::new))
-            .map(|pod| pod.pod_uid())
+        PodPath::from_path(
+            Path::new(path),
+            ["/data/kubelet", "/var/lib/kubelet"].map(Path::new),
+        )
+        .map(|pod| pod.pod_uid())
     }
 
     #[test]
     fn a_pods_paths_are_those_below_its_folder() {
-        for path in ["", "/", "/volumes/kubernetes.io~secret/token", "//etc-hosts/."] {
-            assert_eq!(uid(&format!("/var/lib/kubelet/pods/u-1{path}")), Some("u-1"), "{path}");
+        for path in [
+            "",
+            "/",
+            "/volumes/kubernetes.io~secret/token",
+            "//etc-hosts/.",
+        ] {
+            assert_eq!(
+                uid(&format!("/var/lib/kubelet/pods/u-1{path}")),
+                Some("u-1"),
+                "{path}"
+            );
         }
         for path in [
             "/var/lib/kubelet/pods",

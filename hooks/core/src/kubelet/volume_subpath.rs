@@ -23,14 +23,19 @@ impl VolumeSubpath {
     const FOLDER: &'static str = "volume-subpaths";
 
     /// Parses a path below one of the kubelet's roots; `None` if it is not the path of such a bind.
-    pub fn from_path<'a>(path: &Path, kubelet_roots: impl IntoIterator<Item = &'a Path>) -> Option<Self> {
+    pub fn from_path<'a>(
+        path: &Path,
+        kubelet_roots: impl IntoIterator<Item = &'a Path>,
+    ) -> Option<Self> {
         Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
     }
 
-    /// The subpath at a pod's path, if it is one. An index with a sign or leading zeros makes it none: the kubelet writes no
-    /// such index.
+    /// The subpath at a pod's path, if it is one. An index with a sign or leading zeros makes it
+    /// none: the kubelet writes no such index.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
-        let &[folder, volume, container, index] = path.names() else { return None };
+        let &[folder, volume, container, index] = path.names() else {
+            return None;
+        };
         let owned = |name: &OsStr| name.to_str().map(str::to_owned);
         (folder == Self::FOLDER).then_some(())?;
         Some(Self {
@@ -38,18 +43,30 @@ impl VolumeSubpath {
             pod_uid: path.pod_uid().to_owned(),
             volume: owned(volume)?,
             container: owned(container)?,
-            index: index.to_str()?.parse().ok().filter(|number: &u32| index == number.to_string().as_str())?,
+            index: index
+                .to_str()?
+                .parse()
+                .ok()
+                .filter(|number: &u32| index == number.to_string().as_str())?,
         })
     }
 
     /// The parsed path, without `.` and doubled slashes.
     pub fn path(&self) -> PathBuf {
-        self.in_pod([Self::FOLDER, &self.volume, &self.container, &self.index.to_string()])
+        self.in_pod([
+            Self::FOLDER,
+            &self.volume,
+            &self.container,
+            &self.index.to_string(),
+        ])
     }
 
     /// The same subpath below another kubelet root: a copy's original.
     pub fn at_root(&self, kubelet_root: &Path) -> Self {
-        Self { kubelet_root: kubelet_root.to_owned(), ..self.clone() }
+        Self {
+            kubelet_root: kubelet_root.to_owned(),
+            ..self.clone()
+        }
     }
 
     /// `<root>/pods/<uid>`
@@ -61,7 +78,11 @@ impl VolumeSubpath {
     pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
         // Joining an empty name would leave a slash at the end.
         let below = Some(plugin.below()).filter(|below| !below.is_empty());
-        self.in_pod(["volumes", plugin.folder(), &self.volume].into_iter().chain(below))
+        self.in_pod(
+            ["volumes", plugin.folder(), &self.volume]
+                .into_iter()
+                .chain(below),
+        )
     }
 
     fn in_pod<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> PathBuf {
@@ -73,7 +94,9 @@ impl VolumeSubpath {
 
     /// True if both are of one volume of one pod.
     pub fn is_of_the_same_volume(&self, other: &Self) -> bool {
-        self.volume == other.volume && self.pod_uid == other.pod_uid && self.kubelet_root == other.kubelet_root
+        self.volume == other.volume
+            && self.pod_uid == other.pod_uid
+            && self.kubelet_root == other.kubelet_root
     }
 
     /// The pod's uid.
@@ -97,14 +120,23 @@ mod tests {
     use super::*;
 
     fn taken(path: &str) -> Option<VolumeSubpath> {
-        VolumeSubpath::from_path(Path::new(path), [Path::new("/data/kubelet"), Path::new("/var/lib/kubelet")])
+        VolumeSubpath::from_path(
+            Path::new(path),
+            [Path::new("/data/kubelet"), Path::new("/var/lib/kubelet")],
+        )
     }
 
     #[test]
     fn a_subpath_is_parsed_and_formatted() {
         let subpath = taken("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12").unwrap();
-        assert_eq!((subpath.pod_uid(), subpath.volume(), subpath.container()), ("u-1", "conf", "app"));
-        assert_eq!(subpath.path(), Path::new("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12"));
+        assert_eq!(
+            (subpath.pod_uid(), subpath.volume(), subpath.container()),
+            ("u-1", "conf", "app")
+        );
+        assert_eq!(
+            subpath.path(),
+            Path::new("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12")
+        );
         assert_eq!(
             subpath.volume_directory(Plugin::from_folder("kubernetes.io~secret".as_ref()).unwrap()),
             Path::new("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~secret/conf")

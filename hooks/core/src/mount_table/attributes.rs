@@ -1,6 +1,7 @@
 //! The attributes of a mount that deny access or set how access times are kept: mount_setattr(2).
 //!
-//! Each mount of a filesystem has its own. mountinfo names them in words, statmount(2) by the bits of `MOUNT_ATTR_*`.
+//! Each mount of a filesystem has its own. mountinfo names them in words, statmount(2) by the bits
+//! of `MOUNT_ATTR_*`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -28,7 +29,8 @@ const NODIRATIME: u64 = 0x80;
 const IDMAPPED: u64 = 0x10_0000;
 
 impl MountAttributes {
-    /// Read-only, nosuid, nodev, noexec and nosymfollow: each takes a permission from the users of the mount.
+    /// Read-only, nosuid, nodev, noexec and nosymfollow: each takes a permission from the users of
+    /// the mount.
     const DENYING: u64 = READ_ONLY | 0x2 | 0x4 | 0x8 | 0x20_0000;
 
     /// `MOUNT_ATTR__ATIME` and `MOUNT_ATTR_NODIRATIME`: how access times are kept.
@@ -39,7 +41,8 @@ impl MountAttributes {
         Self(bits & (Self::DENYING | Self::ACCESS_TIMES | IDMAPPED))
     }
 
-    /// The attributes that mountinfo names. Access times are kept strictly unless it names another mode.
+    /// The attributes that mountinfo names. Access times are kept strictly unless it names another
+    /// mode.
     pub fn from_options(options: &OsStr) -> Self {
         let words = || options.as_bytes().split(|byte| *byte == b',');
         let known = words().filter_map(|word| WORDS.iter().find(|(name, _)| *name == word));
@@ -48,7 +51,8 @@ impl MountAttributes {
         Self(bits | if is_strict { STRICTATIME } else { 0 })
     }
 
-    /// The bits for mount_setattr(2). An idmapping cannot be set by a bit alone and is not included.
+    /// The bits for mount_setattr(2). An idmapping cannot be set by a bit alone and is not
+    /// included.
     pub fn bits(self) -> u64 {
         self.0 & !IDMAPPED
     }
@@ -58,7 +62,8 @@ impl MountAttributes {
         self.0 & READ_ONLY != 0
     }
 
-    /// True if its files show other owners than their filesystem has: only a copy of the mount can do the same.
+    /// True if its files show other owners than their filesystem has: only a copy of the mount can
+    /// do the same.
     pub fn is_idmapped(self) -> bool {
         self.0 & IDMAPPED != 0
     }
@@ -87,15 +92,25 @@ mod tests {
             ("ro,nosuid,nodev,noexec,noatime,nodiratime", 0x9f),
             ("rw,nosuid,relatime,nosymfollow,idmapped", 0x30_0002),
         ] {
-            assert_eq!(MountAttributes::from_options(words.as_ref()), MountAttributes::from_bits(bits), "{words}");
+            assert_eq!(
+                MountAttributes::from_options(words.as_ref()),
+                MountAttributes::from_bits(bits),
+                "{words}"
+            );
         }
     }
 
     #[test]
     fn rights_denied_by_either_are_denied_and_access_times_stay() {
-        let [strict, lax] =
-            ["ro,noexec,noatime", "rw,nosuid,relatime"].map(|it| MountAttributes::from_options(it.as_ref()));
-        assert_eq!(lax.with_denied_by(strict), MountAttributes::from_options("ro,nosuid,noexec,relatime".as_ref()));
-        assert_eq!((strict.denied_beyond(lax), lax.denied_beyond(strict)), (2, 1));
+        let [strict, lax] = ["ro,noexec,noatime", "rw,nosuid,relatime"]
+            .map(|it| MountAttributes::from_options(it.as_ref()));
+        assert_eq!(
+            lax.with_denied_by(strict),
+            MountAttributes::from_options("ro,nosuid,noexec,relatime".as_ref())
+        );
+        assert_eq!(
+            (strict.denied_beyond(lax), lax.denied_beyond(strict)),
+            (2, 1)
+        );
     }
 }

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use super::attributes::MountAttributes;
 use crate::paths::below;
 
-/// A mount's id. The kernel reuses the id of a mount that is gone: an id names a mount only while an open file descriptor
-/// keeps that mount.
+/// A mount's id. The kernel reuses the id of a mount that is gone: an id names a mount only while
+/// an open file descriptor keeps that mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountId(pub u32);
 
-/// major:minor as mountinfo prints it. Never compare it with a `st_dev`: btrfs gives each subvolume its own.
+/// major:minor as mountinfo prints it. Never compare it with a `st_dev`: btrfs gives each subvolume
+/// its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Major number.
@@ -40,13 +41,17 @@ pub struct MountRoot {
 impl MountRoot {
     const DELETED: &'static [u8] = b"//deleted";
 
-    /// Splits the kernel's mark from the path. No file can have a name with two slashes, so the mark is never part of one.
+    /// Splits the kernel's mark from the path. No file can have a name with two slashes, so the
+    /// mark is never part of one.
     pub fn from_kernel(root: &[u8]) -> Self {
         let (path, deleted) = match root.strip_suffix(Self::DELETED) {
             Some(path) => (path, true),
             None => (root, false),
         };
-        Self { path: Path::new(OsStr::from_bytes(path)).to_path_buf(), deleted }
+        Self {
+            path: Path::new(OsStr::from_bytes(path)).to_path_buf(),
+            deleted,
+        }
     }
 
     /// The root as the kernel prints it, mark included, for people to read.
@@ -126,22 +131,26 @@ impl FsType {
         "zfs",
     ];
 
-    /// True if the kernel reports every mount's root as `/`, and the path that the mount shows at the end of its source:
-    /// `server:/share/db`. NFS does: its server decides which directory is the root.
+    /// True if the kernel reports every mount's root as `/`, and the path that the mount shows at
+    /// the end of its source: `server:/share/db`. NFS does: its server decides which directory is
+    /// the root.
     pub fn has_root_in_source(&self) -> bool {
         matches!(self.0.as_str(), "nfs" | "nfs4")
     }
 
-    /// Filesystems that may query their server, or the nodes that share a disk, for a file's attributes despite statx(2)'s
-    /// `AT_STATX_DONT_SYNC`. 9p does so usually, gfs2 and ocfs2 always, the others once they doubt their cached attributes.
+    /// Filesystems that may query their server, or the nodes that share a disk, for a file's
+    /// attributes despite statx(2)'s `AT_STATX_DONT_SYNC`. 9p does so usually, gfs2 and ocfs2
+    /// always, the others once they doubt their cached attributes.
     const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
 
-    /// True if even the cheapest stat of a file may wait for a server: then only the kernel's own tables may be used.
+    /// True if even the cheapest stat of a file may wait for a server: then only the kernel's own
+    /// tables may be used.
     pub fn queries_server_for_attributes(&self) -> bool {
         Self::ASKING.contains(&self.0.as_str())
     }
 
-    /// True if a call on this filesystem never waits for a server or daemon. An unknown type is treated as not local.
+    /// True if a call on this filesystem never waits for a server or daemon. An unknown type is
+    /// treated as not local.
     pub fn is_local(&self) -> bool {
         Self::LOCAL.contains(&self.0.as_str())
     }
@@ -152,7 +161,8 @@ impl FsType {
 pub struct MountEntry {
     /// Its id.
     pub id: MountId,
-    /// The mount that it is mounted on. For the root of the namespace, that mount is not in the table.
+    /// The mount that it is mounted on. For the root of the namespace, that mount is not in the
+    /// table.
     pub parent: MountId,
     /// Device of its filesystem.
     pub device: Device,
@@ -183,18 +193,25 @@ impl MountEntry {
 
     /// The path in its filesystem that the mount shows, if the source contains it.
     pub(super) fn root_in_source(&self) -> Option<&Path> {
-        let server_and_path = Some(self.source.as_bytes()).filter(|_| self.fs_type.has_root_in_source())?;
+        let server_and_path =
+            Some(self.source.as_bytes()).filter(|_| self.fs_type.has_root_in_source())?;
         // An IPv6 address is in brackets.
         let colon = server_and_path.windows(2).position(|two| two == b":/")?;
         Some(Path::new(OsStr::from_bytes(&server_and_path[colon + 1..])))
     }
 
-    /// The place of `path` within this mount's filesystem: the mount's root, then the part of the path below the mount point.
+    /// The place of `path` within this mount's filesystem: the mount's root, then the part of the
+    /// path below the mount point.
     ///
-    /// `path` must be as the kernel would print it, without symlinks. `None` if it is not below this mount.
+    /// `path` must be as the kernel would print it, without symlinks. `None` if it is not below
+    /// this mount.
     pub fn place_in_filesystem(&self, path: &Path) -> Option<PathBuf> {
         let rest = below(path, &self.mount_point)?;
         // Joining an empty path would leave a slash at the end.
-        Some(if rest.as_os_str().is_empty() { self.root.path.clone() } else { self.root.path.join(rest) })
+        Some(if rest.as_os_str().is_empty() {
+            self.root.path.clone()
+        } else {
+            self.root.path.join(rest)
+        })
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Mirrors the kernel's `mangle_path`, which `seq_path` and `mangle` call with these characters.
 
-/// Undoes the kernel's escapes. A backslash that three octal digits do not follow is kept: the kernel writes none, and
-/// refusing the table for it has no benefit.
+/// Undoes the kernel's escapes. A backslash that three octal digits do not follow is kept: the
+/// kernel writes none, and refusing the table for it has no benefit.
 pub(super) fn unescape(field: &[u8]) -> Vec<u8> {
     // Nearly every field: one copy instead of one push for each byte.
     if !field.contains(&b'\\') {
@@ -28,9 +28,9 @@ pub(super) fn unescape(field: &[u8]) -> Vec<u8> {
 
 fn octal(digits: &[u8]) -> Option<u8> {
     let three = digits.get(..3)?;
-    let value = three
-        .iter()
-        .try_fold(0u16, |value, &digit| matches!(digit, b'0'..=b'7').then(|| value * 8 + u16::from(digit - b'0')))?;
+    let value = three.iter().try_fold(0u16, |value, &digit| {
+        matches!(digit, b'0'..=b'7').then(|| value * 8 + u16::from(digit - b'0'))
+    })?;
     u8::try_from(value).ok()
 }
 
@@ -39,7 +39,9 @@ pub(super) fn escape(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     for &byte in bytes {
         match byte {
-            b' ' | b'\t' | b'\n' | b'\\' | b'#' => out.extend_from_slice(format!("\\{byte:03o}").as_bytes()),
+            b' ' | b'\t' | b'\n' | b'\\' | b'#' => {
+                out.extend_from_slice(format!("\\{byte:03o}").as_bytes())
+            }
             plain => out.push(plain),
         }
     }
@@ -54,6 +56,9 @@ mod tests {
     fn an_escaped_path_is_restored() {
         assert_eq!(escape(b"a b\\c\nd"), b"a\\040b\\134c\\012d");
         assert_eq!(unescape(b"a\\040b\\134c\\012d"), b"a b\\c\nd");
-        assert_eq!(unescape(b"lone\\ and \\08 and \\777"), b"lone\\ and \\08 and \\777");
+        assert_eq!(
+            unescape(b"lone\\ and \\08 and \\777"),
+            b"lone\\ and \\08 and \\777"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! An index of a mount table, for as many queries as the table has mounts: each is a look-up, not a scan.
+//! An index of a mount table, for as many queries as the table has mounts: each is a look-up, not a
+//! scan.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,10 +18,18 @@ pub struct MountIndex<'t> {
 impl<'t> MountIndex<'t> {
     /// An index of this table.
     pub fn of(table: &'t MountTable) -> Self {
-        let mut index = Self { by_id: HashMap::new(), by_mount_point: HashMap::new(), table };
+        let mut index = Self {
+            by_id: HashMap::new(),
+            by_mount_point: HashMap::new(),
+            table,
+        };
         for entry in table.entries() {
             index.by_id.entry(entry.id).or_insert(entry);
-            index.by_mount_point.entry(&entry.mount_point).or_default().push(entry);
+            index
+                .by_mount_point
+                .entry(&entry.mount_point)
+                .or_default()
+                .push(entry);
         }
         index
     }
@@ -32,20 +41,27 @@ impl<'t> MountIndex<'t> {
 
     /// The mount that another one is mounted on; `None` for the root of the namespace.
     pub fn parent(&self, entry: &MountEntry) -> Option<&'t MountEntry> {
-        self.by_id.get(&entry.parent).copied().filter(|parent| parent.id != entry.id)
+        self.by_id
+            .get(&entry.parent)
+            .copied()
+            .filter(|parent| parent.id != entry.id)
     }
 
     /// The mounts at exactly this mount point, hidden ones included.
     pub fn stack_at(&self, mount_point: &Path) -> &[&'t MountEntry] {
-        self.by_mount_point.get(mount_point).map_or(&[], Vec::as_slice)
+        self.by_mount_point
+            .get(mount_point)
+            .map_or(&[], Vec::as_slice)
     }
 
     /// The mount that a path is on: the topmost at the nearest mount point above it.
     pub fn mount_over(&self, path: &Path) -> Option<&'t MountEntry> {
-        path.ancestors().find_map(|above| self.stack_at(above).last().copied())
+        path.ancestors()
+            .find_map(|above| self.stack_at(above).last().copied())
     }
 
-    /// True if a mount of the table was made after another one: see [`MountTable::is_listed_after`].
+    /// True if a mount of the table was made after another one: see
+    /// [`MountTable::is_listed_after`].
     pub fn is_listed_after(&self, mount: &MountEntry, other: &MountEntry) -> bool {
         self.table.is_listed_after(mount.id, other.id) == Some(true)
     }
@@ -61,11 +77,27 @@ mod tests {
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
         let index = MountIndex::of(&table);
         for path in ["/", "/run", "/run/deep/er", "/running", "/gone/x"].map(Path::new) {
-            assert_eq!(index.mount_over(path), table.mount_over(path), "{}", path.display());
-            assert!(index.stack_at(path).iter().copied().eq(table.stack_at(path)), "{}", path.display());
+            assert_eq!(
+                index.mount_over(path),
+                table.mount_over(path),
+                "{}",
+                path.display()
+            );
+            assert!(
+                index
+                    .stack_at(path)
+                    .iter()
+                    .copied()
+                    .eq(table.stack_at(path)),
+                "{}",
+                path.display()
+            );
         }
-        let parents: Vec<_> =
-            table.entries().iter().map(|entry| index.parent(entry).map(|parent| parent.id.0)).collect();
+        let parents: Vec<_> = table
+            .entries()
+            .iter()
+            .map(|entry| index.parent(entry).map(|parent| parent.id.0))
+            .collect();
         assert_eq!(parents, [None, Some(1), Some(1), None]);
     }
 }

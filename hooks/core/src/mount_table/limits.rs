@@ -1,7 +1,7 @@
 //! Limits of a mount table that is read, and why a table was refused.
 //!
-//! A container decides how long its own mount table is: 3,000 binds below a long name are 86 MB of text. A table beyond a limit is
-//! an error, never a shorter or empty table.
+//! A container decides how long its own mount table is: 3,000 binds below a long name are 86 MB of
+//! text. A table beyond a limit is an error, never a shorter or empty table.
 
 use super::parse::ParseError;
 
@@ -22,18 +22,31 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 impl TableLimits {
-    /// For the table of the reader's own namespace. No container can add a line to it, and a create must not fail on a large node.
+    /// For the table of the reader's own namespace. No container can add a line to it, and a create
+    /// must not fail on a large node.
     ///
-    /// The kernel's own limit is `fs.mount-max`, by default 100,000 mounts. 30,000 mounts of a kubelet are 12 MB of text.
-    pub const HOST: Self = Self { text: 512 * MIB, mounts: 1_000_000, line: MIB, memory: usize::MAX };
+    /// The kernel's own limit is `fs.mount-max`, by default 100,000 mounts. 30,000 mounts of a
+    /// kubelet are 12 MB of text.
+    pub const HOST: Self = Self {
+        text: 512 * MIB,
+        mounts: 1_000_000,
+        line: MIB,
+        memory: usize::MAX,
+    };
 
     /// For the table of any other process, which a container may have filled.
     ///
-    /// A container that binds the host's root has the host's mounts: 28,000 of them are 11 MB of text and 12 MiB in memory. The
-    /// kernel prints 32 MiB in 45 ms, so a hostile table delays its neighbours by less than 0.1 s. A line has two paths, each of at
-    /// most 4 KiB that escapes make four times longer, and a page of options. The agent is limited to 64 MiB. It has at most three
-    /// such tables at once: two refreshes and the survey.
-    pub const CONTAINER: Self = Self { text: 32 * MIB, mounts: 65_536, line: 64 * KIB, memory: 12 * MIB };
+    /// A container that binds the host's root has the host's mounts: 28,000 of them are 11 MB of
+    /// text and 12 MiB in memory. The kernel prints 32 MiB in 45 ms, so a hostile table delays its
+    /// neighbours by less than 0.1 s. A line has two paths, each of at most 4 KiB that escapes make
+    /// four times longer, and a page of options. The agent is limited to 64 MiB. It has at most
+    /// three such tables at once: two refreshes and the survey.
+    pub const CONTAINER: Self = Self {
+        text: 32 * MIB,
+        mounts: 65_536,
+        line: 64 * KIB,
+        memory: 12 * MIB,
+    };
 }
 
 /// Why a mount table was not accepted.

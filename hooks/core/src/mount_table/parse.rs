@@ -51,8 +51,17 @@ impl MountTable {
         if lines.is_empty() {
             return Ok(Self::from_entries(Vec::new()));
         }
-        let read = |(index, line)| MountEntry::from_line(line).map_err(|wrong| ParseError { line: index + 1, wrong });
-        let entries = lines.split(|b| *b == b'\n').enumerate().map(read).collect::<Result<_, _>>()?;
+        let read = |(index, line)| {
+            MountEntry::from_line(line).map_err(|wrong| ParseError {
+                line: index + 1,
+                wrong,
+            })
+        };
+        let entries = lines
+            .split(|b| *b == b'\n')
+            .enumerate()
+            .map(read)
+            .collect::<Result<_, _>>()?;
         Ok(Self::from_entries(entries))
     }
 }
@@ -71,7 +80,10 @@ impl MountEntry {
         let mount_point = PathBuf::from(fields.escaped("mount point")?);
         let options = fields.raw("mount options")?;
         let propagation = propagation(&mut fields)?;
-        let fs_type = FsType(text("filesystem type", &unescape(fields.next("filesystem type")?))?);
+        let fs_type = FsType(text(
+            "filesystem type",
+            &unescape(fields.next("filesystem type")?),
+        )?);
         let source = fields.escaped("source")?;
         let super_options = fields.raw("super options")?;
         if fields.0.next().is_some() {
@@ -95,7 +107,10 @@ impl MountEntry {
     }
 
     fn with_root_of_source(mut self) -> Self {
-        if let Some(path) = self.root_in_source().filter(|_| self.root.path == Path::new("/")) {
+        if let Some(path) = self
+            .root_in_source()
+            .filter(|_| self.root.path == Path::new("/"))
+        {
             self.root.path = path.to_owned();
         }
         self
@@ -123,7 +138,9 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Fields<I> {
     }
 }
 
-fn propagation<'a>(fields: &mut Fields<impl Iterator<Item = &'a [u8]>>) -> Result<Propagation, WrongField> {
+fn propagation<'a>(
+    fields: &mut Fields<impl Iterator<Item = &'a [u8]>>,
+) -> Result<Propagation, WrongField> {
     let mut propagation = Propagation::default();
     loop {
         let field = fields.next("separator")?;
@@ -135,7 +152,9 @@ fn propagation<'a>(fields: &mut Fields<impl Iterator<Item = &'a [u8]>>) -> Resul
             (b"-", None) => return Ok(propagation),
             (b"shared", Some(n)) => propagation.peer_group = Some(number("shared", n)?),
             (b"master", Some(n)) => propagation.master = Some(number("master", n)?),
-            (b"propagate_from", Some(n)) => propagation.propagate_from = Some(number("propagate_from", n)?),
+            (b"propagate_from", Some(n)) => {
+                propagation.propagate_from = Some(number("propagate_from", n)?)
+            }
             (b"unbindable", None) => propagation.unbindable = true,
             // The man page requires it: "parsers should ignore all unrecognized optional fields".
             _ => propagation.unknown.push(text("optional field", field)?),
@@ -144,14 +163,23 @@ fn propagation<'a>(fields: &mut Fields<impl Iterator<Item = &'a [u8]>>) -> Resul
 }
 
 fn device(field: &[u8]) -> Result<Device, WrongField> {
-    let colon = field.iter().position(|b| *b == b':').ok_or(WrongField::NotANumber("major:minor"))?;
-    Ok(Device { major: number("major", &field[..colon])?, minor: number("minor", &field[colon + 1..])? })
+    let colon = field
+        .iter()
+        .position(|b| *b == b':')
+        .ok_or(WrongField::NotANumber("major:minor"))?;
+    Ok(Device {
+        major: number("major", &field[..colon])?,
+        minor: number("minor", &field[colon + 1..])?,
+    })
 }
 
 fn number(name: &'static str, field: &[u8]) -> Result<u32, WrongField> {
     // u32's own parser takes a leading plus; the kernel writes none.
     let digits = field.iter().all(u8::is_ascii_digit).then_some(field);
-    digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| d.parse().ok()).ok_or(WrongField::NotANumber(name))
+    digits
+        .and_then(|d| std::str::from_utf8(d).ok())
+        .and_then(|d| d.parse().ok())
+        .ok_or(WrongField::NotANumber(name))
 }
 
 fn text(name: &'static str, field: &[u8]) -> Result<String, WrongField> {
@@ -168,14 +196,30 @@ mod tests {
     #[test]
     fn an_nfs_root_is_read_from_the_source() {
         for (line, root) in [
-            ("35 29 0:26 / /vol rw shared:6 - nfs4 127.0.0.1:/share rw,vers=4.2", "/share"),
-            ("34 29 0:26 / /sub rw shared:6 - nfs4 127.0.0.1:/share/a\\040b/state rw,vers=4.2", "/share/a b/state"),
+            (
+                "35 29 0:26 / /vol rw shared:6 - nfs4 127.0.0.1:/share rw,vers=4.2",
+                "/share",
+            ),
+            (
+                "34 29 0:26 / /sub rw shared:6 - nfs4 127.0.0.1:/share/a\\040b/state rw,vers=4.2",
+                "/share/a b/state",
+            ),
             ("34 29 0:26 / /sub rw shared:6 - nfs [fe80::1]:/ rw", "/"),
             ("34 29 0:26 / /sub rw shared:6 - nfs oddity rw", "/"),
-            ("34 29 0:26 /db /sub rw shared:6 - ceph 10.0.0.1:/share rw", "/db"),
+            (
+                "34 29 0:26 /db /sub rw shared:6 - ceph 10.0.0.1:/share rw",
+                "/db",
+            ),
         ] {
             let entry = MountEntry::from_line(line.as_bytes()).unwrap();
-            assert_eq!(entry.root, MountRoot { path: root.into(), deleted: false }, "{line}");
+            assert_eq!(
+                entry.root,
+                MountRoot {
+                    path: root.into(),
+                    deleted: false
+                },
+                "{line}"
+            );
             assert_eq!(String::from_utf8(entry.to_line()).unwrap(), line);
         }
     }

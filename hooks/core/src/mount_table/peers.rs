@@ -6,13 +6,15 @@ use super::entry::MountEntry;
 use crate::paths::{below, lies_in};
 
 impl MountEntry {
-    /// The path on `other` of the place that this mount has at `path`, if mounts made there also appear here. Then this
-    /// mount is its peer or its slave. For a place above the root of `other`, it is the mount point of `other`.
+    /// The path on `other` of the place that this mount has at `path`, if mounts made there also
+    /// appear here. Then this mount is its peer or its slave. For a place above the root of
+    /// `other`, it is the mount point of `other`.
     ///
     /// `path` must be as the kernel would print it, without symlinks. `None` for the mount itself.
     pub fn name_at_origin(&self, path: &Path, other: &MountEntry) -> Option<PathBuf> {
         let group = other.propagation.peer_group?;
-        let receives = [self.propagation.peer_group, self.propagation.master].contains(&Some(group));
+        let receives =
+            [self.propagation.peer_group, self.propagation.master].contains(&Some(group));
         if !receives || self.id == other.id {
             return None;
         }
@@ -32,7 +34,8 @@ mod tests {
     use super::*;
     use crate::mount_table::MountTable;
 
-    /// As on Container-Optimized OS: one disk, with several folders bound to the paths that programs use.
+    /// As on Container-Optimized OS: one disk, with several folders bound to the paths that
+    /// programs use.
     const TABLE: &str = "\
 21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw
 30 21 8:9 / /mnt/disk rw shared:9 - ext4 /dev/sda9 rw
@@ -45,17 +48,35 @@ mod tests {
     #[test]
     fn a_peer_and_a_slave_show_mounts_at_another_name() {
         let table = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
-        let mount = |point: &str| table.entries().iter().find(|entry| entry.mount_point == Path::new(point)).unwrap();
+        let mount = |point: &str| {
+            table
+                .entries()
+                .iter()
+                .find(|entry| entry.mount_point == Path::new(point))
+                .unwrap()
+        };
         let kubelets = mount("/var/lib/kubelet");
         let name = |on: &str, path: &str| mount(on).name_at_origin(Path::new(path), kubelets);
         for (on, path, expected) in [
             ("/mnt/disk", "/mnt/disk", "/var/lib/kubelet"),
             ("/mnt/disk", "/mnt/disk/var/lib", "/var/lib/kubelet"),
             ("/mnt/disk", "/mnt/disk/var/lib/kubelet", "/var/lib/kubelet"),
-            ("/mnt/disk", "/mnt/disk/var/lib/kubelet/pods", "/var/lib/kubelet/pods"),
-            ("/slave", "/slave/lib/kubelet/pods/u", "/var/lib/kubelet/pods/u"),
+            (
+                "/mnt/disk",
+                "/mnt/disk/var/lib/kubelet/pods",
+                "/var/lib/kubelet/pods",
+            ),
+            (
+                "/slave",
+                "/slave/lib/kubelet/pods/u",
+                "/var/lib/kubelet/pods/u",
+            ),
         ] {
-            assert_eq!(name(on, path).as_deref(), Some(Path::new(expected)), "{path}");
+            assert_eq!(
+                name(on, path).as_deref(),
+                Some(Path::new(expected)),
+                "{path}"
+            );
         }
         for (on, path) in [
             ("/mnt/disk", "/mnt/disk/var/log"),

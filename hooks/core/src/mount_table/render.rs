@@ -1,4 +1,5 @@
-//! A mount table as the kernel would print it: for reports to people, and to prove that parsing loses nothing.
+//! A mount table as the kernel would print it: for reports to people, and to prove that parsing
+//! loses nothing.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -31,15 +32,25 @@ impl MountEntry {
 
     fn printed_root(&self) -> MountRoot {
         let is_in_source = self.root_in_source() == Some(&self.root.path);
-        let path = if is_in_source { PathBuf::from("/") } else { self.root.path.clone() };
-        MountRoot { path, deleted: self.root.deleted }
+        let path = if is_in_source {
+            PathBuf::from("/")
+        } else {
+            self.root.path.clone()
+        };
+        MountRoot {
+            path,
+            deleted: self.root.deleted,
+        }
     }
 }
 
 impl MountTable {
     /// The whole table as mountinfo.
     pub fn to_mountinfo(&self) -> Vec<u8> {
-        self.entries().iter().flat_map(|entry| [entry.to_line(), b"\n".to_vec()].concat()).collect()
+        self.entries()
+            .iter()
+            .flat_map(|entry| [entry.to_line(), b"\n".to_vec()].concat())
+            .collect()
     }
 }
 
@@ -49,7 +60,10 @@ fn optional_fields(propagation: &Propagation) -> Vec<String> {
         ("master", propagation.master),
         ("propagate_from", propagation.propagate_from),
     ];
-    let mut fields: Vec<String> = numbered.iter().filter_map(|(tag, n)| n.map(|n| format!("{tag}:{n}"))).collect();
+    let mut fields: Vec<String> = numbered
+        .iter()
+        .filter_map(|(tag, n)| n.map(|n| format!("{tag}:{n}")))
+        .collect();
     if propagation.unbindable {
         fields.push("unbindable".to_owned());
     }

@@ -1,7 +1,9 @@
-//! One mount as statmount(2) reports it: `struct statmount` of the kernel's `include/uapi/linux/mount.h`.
+//! One mount as statmount(2) reports it: `struct statmount` of the kernel's
+//! `include/uapi/linux/mount.h`.
 //!
-//! It contains the fields of a mountinfo line, without the escapes: its strings are raw. A field that the caller did not
-//! request, or the kernel did not fill in, is not in the mask. Such a field is not read.
+//! It contains the fields of a mountinfo line, without the escapes: its strings are raw. A field
+//! that the caller did not request, or the kernel did not fill in, is not in the mask. Such a field
+//! is not read.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -10,11 +12,13 @@ use std::path::{Path, PathBuf};
 use super::attributes::MountAttributes;
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 
-/// The fields required of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and `_FS_TYPE`.
+/// The fields required of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and
+/// `_FS_TYPE`.
 const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x20;
 /// `STATMOUNT_MNT_POINT`: a third of the kernel's work for a path of usual length.
 const POINT: u64 = 0x10;
-/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: the kind of FUSE filesystem.
+/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: the kind of FUSE
+/// filesystem.
 const SUBTYPE: u64 = 0x100;
 
 /// A mount from statmount(2), and its parent by the id that is never used again.
@@ -70,12 +74,16 @@ impl StatmountEntry {
         NEEDED | SUBTYPE | if mount_point.is_none() { POINT } else { 0 }
     }
 
-    /// Parses the buffer that statmount(2) wrote for the [`mask`](Self::mask) of the same `mount_point`.
+    /// Parses the buffer that statmount(2) wrote for the [`mask`](Self::mask) of the same
+    /// `mount_point`.
     ///
     /// # Errors
     /// If the buffer lacks a requested field, or a string in it is invalid.
     pub fn from_buffer(buffer: &[u8], mount_point: Option<&Path>) -> Result<Self, StatmountError> {
-        let (mask, needed) = (u64_at(buffer, at::MASK)?, Self::mask(mount_point) & !SUBTYPE);
+        let (mask, needed) = (
+            u64_at(buffer, at::MASK)?,
+            Self::mask(mount_point) & !SUBTYPE,
+        );
         if mask & needed != needed {
             return Err(StatmountError::Missing(mask));
         }
@@ -86,12 +94,16 @@ impl StatmountEntry {
         let flags = u64_at(buffer, at::PROPAGATION)?;
         let group = |flag, offset| -> Result<Option<u32>, StatmountError> {
             // Peer groups are ints in the kernel; the field is only wider than necessary.
-            Ok((flags & flag != 0).then_some(u32::try_from(u64_at(buffer, offset)?).unwrap_or(u32::MAX)))
+            Ok((flags & flag != 0)
+                .then_some(u32::try_from(u64_at(buffer, offset)?).unwrap_or(u32::MAX)))
         };
         let entry = MountEntry {
             id: MountId(u32_at(buffer, at::OLD_ID)?),
             parent: MountId(u32_at(buffer, at::OLD_PARENT)?),
-            device: Device { major: u32_at(buffer, at::DEV_MAJOR)?, minor: u32_at(buffer, at::DEV_MINOR)? },
+            device: Device {
+                major: u32_at(buffer, at::DEV_MAJOR)?,
+                minor: u32_at(buffer, at::DEV_MINOR)?,
+            },
             root: MountRoot::from_kernel(string(buffer, at::ROOT, "root")?),
             mount_point,
             options: OsString::new(),
@@ -106,7 +118,10 @@ impl StatmountEntry {
             source: OsString::new(),
             super_options: OsString::new(),
         };
-        Ok(Self { entry, unique_parent: u64_at(buffer, at::PARENT)? })
+        Ok(Self {
+            entry,
+            unique_parent: u64_at(buffer, at::PARENT)?,
+        })
     }
 }
 
@@ -115,26 +130,43 @@ fn fs_type(buffer: &[u8], mask: u64) -> Result<FsType, StatmountError> {
     let mut name = text(string(buffer, at::FS_TYPE, "filesystem type")?)?;
     if mask & SUBTYPE != 0 {
         name.push('.');
-        name.push_str(&text(string(buffer, at::FS_SUBTYPE, "filesystem subtype")?)?);
+        name.push_str(&text(string(
+            buffer,
+            at::FS_SUBTYPE,
+            "filesystem subtype",
+        )?)?);
     }
     Ok(FsType(name))
 }
 
 fn u32_at(buffer: &[u8], offset: usize) -> Result<u32, StatmountError> {
-    let bytes = buffer.get(offset..).and_then(|rest| rest.first_chunk()).ok_or(StatmountError::TooShort)?;
+    let bytes = buffer
+        .get(offset..)
+        .and_then(|rest| rest.first_chunk())
+        .ok_or(StatmountError::TooShort)?;
     Ok(u32::from_ne_bytes(*bytes))
 }
 
 fn u64_at(buffer: &[u8], offset: usize) -> Result<u64, StatmountError> {
-    let bytes = buffer.get(offset..).and_then(|rest| rest.first_chunk()).ok_or(StatmountError::TooShort)?;
+    let bytes = buffer
+        .get(offset..)
+        .and_then(|rest| rest.first_chunk())
+        .ok_or(StatmountError::TooShort)?;
     Ok(u64::from_ne_bytes(*bytes))
 }
 
 /// The string whose offset, counted from the end of the fixed part, is at `offset`.
-fn string<'a>(buffer: &'a [u8], offset: usize, name: &'static str) -> Result<&'a [u8], StatmountError> {
+fn string<'a>(
+    buffer: &'a [u8],
+    offset: usize,
+    name: &'static str,
+) -> Result<&'a [u8], StatmountError> {
     let bad = StatmountError::BadString(name);
     let start = usize::try_from(u32_at(buffer, offset)?).map_err(|_| bad)?;
-    let rest = at::STRINGS.checked_add(start).and_then(|start| buffer.get(start..)).ok_or(bad)?;
+    let rest = at::STRINGS
+        .checked_add(start)
+        .and_then(|start| buffer.get(start..))
+        .ok_or(bad)?;
     let end = rest.iter().position(|byte| *byte == 0).ok_or(bad)?;
     Ok(&rest[..end])
 }

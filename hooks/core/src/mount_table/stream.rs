@@ -13,8 +13,8 @@ use super::table::MountTable;
 pub enum Detail {
     /// Everything.
     All,
-    /// Everything but the source and the super options. No reader of a container's table uses them, and those of an overlay have up
-    /// to 4 KiB.
+    /// Everything but the source and the super options. No reader of a container's table uses them,
+    /// and those of an overlay have up to 4 KiB.
     WithoutSources,
 }
 
@@ -34,7 +34,15 @@ pub struct TableParser {
 impl TableParser {
     /// A table of which nothing has arrived.
     pub fn new(limits: TableLimits, detail: Detail) -> Self {
-        Self { limits, detail, text: 0, lines: 0, memory: 0, partial: Vec::new(), entries: Vec::new() }
+        Self {
+            limits,
+            detail,
+            text: 0,
+            lines: 0,
+            memory: 0,
+            partial: Vec::new(),
+            entries: Vec::new(),
+        }
     }
 
     /// Adds the next piece of the text, which may begin and end anywhere in a line.
@@ -89,16 +97,23 @@ impl TableParser {
         self.refuse_long_line(line.len())?;
         self.lines += 1;
         if self.lines > self.limits.mounts {
-            return Err(TableError::TooLarge(ExceededLimit::Mounts(self.limits.mounts)));
+            return Err(TableError::TooLarge(ExceededLimit::Mounts(
+                self.limits.mounts,
+            )));
         }
-        let read = MountEntry::from_line(line).map_err(|wrong| ParseError { line: self.lines, wrong });
+        let read = MountEntry::from_line(line).map_err(|wrong| ParseError {
+            line: self.lines,
+            wrong,
+        });
         let mut entry = read?;
         if self.detail == Detail::WithoutSources {
             (entry.source, entry.super_options) = (OsString::new(), OsString::new());
         }
         self.memory += entry.memory();
         if self.memory > self.limits.memory {
-            return Err(TableError::TooLarge(ExceededLimit::Memory(self.limits.memory)));
+            return Err(TableError::TooLarge(ExceededLimit::Memory(
+                self.limits.memory,
+            )));
         }
         self.entries.push(entry);
         Ok(())
@@ -123,7 +138,12 @@ impl MountEntry {
             self.source.len(),
             self.super_options.len(),
         ];
-        let unknown: usize = self.propagation.unknown.iter().map(|field| size_of::<String>() + field.len()).sum();
+        let unknown: usize = self
+            .propagation
+            .unknown
+            .iter()
+            .map(|field| size_of::<String>() + field.len())
+            .sum();
         size_of::<Self>() + texts.iter().sum::<usize>() + unknown
     }
 }
@@ -139,9 +159,16 @@ mod tests {
 30 21 0:9 /a\\040b /mnt/c\\134d rw,relatime - overlay overlay rw,lowerdir=/l
 ";
 
-    fn parsed(text: &str, size: usize, limits: TableLimits, detail: Detail) -> Result<MountTable, TableError> {
+    fn parsed(
+        text: &str,
+        size: usize,
+        limits: TableLimits,
+        detail: Detail,
+    ) -> Result<MountTable, TableError> {
         let mut parser = TableParser::new(limits, detail);
-        text.as_bytes().chunks(size).try_for_each(|piece| parser.push(piece))?;
+        text.as_bytes()
+            .chunks(size)
+            .try_for_each(|piece| parser.push(piece))?;
         parser.finish()
     }
 
@@ -149,33 +176,79 @@ mod tests {
     fn pieces_of_any_size_are_the_same_table() {
         let whole = MountTable::from_mountinfo(TABLE.as_bytes());
         for size in 1..=TABLE.len() {
-            assert_eq!(parsed(TABLE, size, TableLimits::HOST, Detail::All).ok(), whole.clone().ok(), "{size}");
+            assert_eq!(
+                parsed(TABLE, size, TableLimits::HOST, Detail::All).ok(),
+                whole.clone().ok(),
+                "{size}"
+            );
         }
-        assert_eq!(parsed("", 1, TableLimits::HOST, Detail::All), Ok(MountTable::default()));
+        assert_eq!(
+            parsed("", 1, TableLimits::HOST, Detail::All),
+            Ok(MountTable::default())
+        );
     }
 
     #[test]
     fn a_text_that_is_no_whole_table_is_an_error() {
         for end in (1..TABLE.len()).filter(|end| !TABLE[..*end].ends_with('\n')) {
-            assert_eq!(parsed(&TABLE[..end], 7, TableLimits::HOST, Detail::All), Err(TableError::CutOff), "{end}");
+            assert_eq!(
+                parsed(&TABLE[..end], 7, TableLimits::HOST, Detail::All),
+                Err(TableError::CutOff),
+                "{end}"
+            );
         }
-        let wrong = parsed(&TABLE.replace("0:9", "zero"), 7, TableLimits::HOST, Detail::All);
-        assert!(matches!(wrong, Err(TableError::Parse(ParseError { line: 2, .. }))), "{wrong:?}");
+        let wrong = parsed(
+            &TABLE.replace("0:9", "zero"),
+            7,
+            TableLimits::HOST,
+            Detail::All,
+        );
+        assert!(
+            matches!(wrong, Err(TableError::Parse(ParseError { line: 2, .. }))),
+            "{wrong:?}"
+        );
     }
 
     #[test]
     fn each_limit_is_one() {
         let (text, longest) = (TABLE.len(), TABLE.lines().map(str::len).max().unwrap());
-        let fits = TableLimits { text, mounts: 2, line: longest, memory: 4096 };
+        let fits = TableLimits {
+            text,
+            mounts: 2,
+            line: longest,
+            memory: 4096,
+        };
         for size in [1, 7, text] {
             assert!(parsed(TABLE, size, fits, Detail::All).is_ok(), "{size}");
             for (limits, exceeded) in [
-                (TableLimits { text: text - 1, ..fits }, ExceededLimit::Text(text - 1)),
+                (
+                    TableLimits {
+                        text: text - 1,
+                        ..fits
+                    },
+                    ExceededLimit::Text(text - 1),
+                ),
                 (TableLimits { mounts: 1, ..fits }, ExceededLimit::Mounts(1)),
-                (TableLimits { line: longest - 1, ..fits }, ExceededLimit::Line(longest - 1)),
-                (TableLimits { memory: 300, ..fits }, ExceededLimit::Memory(300)),
+                (
+                    TableLimits {
+                        line: longest - 1,
+                        ..fits
+                    },
+                    ExceededLimit::Line(longest - 1),
+                ),
+                (
+                    TableLimits {
+                        memory: 300,
+                        ..fits
+                    },
+                    ExceededLimit::Memory(300),
+                ),
             ] {
-                assert_eq!(parsed(TABLE, size, limits, Detail::All), Err(TableError::TooLarge(exceeded)), "{size}");
+                assert_eq!(
+                    parsed(TABLE, size, limits, Detail::All),
+                    Err(TableError::TooLarge(exceeded)),
+                    "{size}"
+                );
             }
         }
     }
@@ -186,7 +259,10 @@ mod tests {
         let whole = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
         for (entry, whole) in table.entries().iter().zip(whole.entries()) {
             assert_eq!((entry.source.len(), entry.super_options.len()), (0, 0));
-            assert_eq!((entry.id, &entry.root, &entry.propagation), (whole.id, &whole.root, &whole.propagation));
+            assert_eq!(
+                (entry.id, &entry.root, &entry.propagation),
+                (whole.id, &whole.root, &whole.propagation)
+            );
         }
     }
 }

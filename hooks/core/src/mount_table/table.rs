@@ -36,14 +36,19 @@ impl MountTable {
         self.entries.iter().find(|entry| entry.id == id)
     }
 
-    /// The mount that a path of the namespace is on: of the mounts above it the nearest, and of those the topmost.
+    /// The mount that a path of the namespace is on: of the mounts above it the nearest, and of
+    /// those the topmost.
     pub fn mount_over(&self, path: &Path) -> Option<&MountEntry> {
-        let above = self.entries.iter().filter(|entry| path.starts_with(&entry.mount_point));
+        let above = self
+            .entries
+            .iter()
+            .filter(|entry| path.starts_with(&entry.mount_point));
         above.max_by_key(|entry| entry.mount_point.components().count())
     }
 
-    /// True if a mount was made after another one; `None` if one of them is not in the table. The kernel lists mounts in the
-    /// order in which they were made, and those of a copied namespace in the order of their places.
+    /// True if a mount was made after another one; `None` if one of them is not in the table. The
+    /// kernel lists mounts in the order in which they were made, and those of a copied namespace in
+    /// the order of their places.
     pub fn is_listed_after(&self, mount: MountId, other: MountId) -> Option<bool> {
         let position = |id: MountId| self.entries.iter().position(|entry| entry.id == id);
         Some(position(mount)? > position(other)?)
@@ -51,6 +56,8 @@ impl MountTable {
 
     /// The mounts at exactly this mount point, hidden ones included.
     pub fn stack_at<'a>(&'a self, mount_point: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
-        self.entries.iter().filter(move |entry| entry.mount_point == mount_point)
+        self.entries
+            .iter()
+            .filter(move |entry| entry.mount_point == mount_point)
     }
 }

@@ -20,19 +20,29 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans for these findings. A plan contains only repairs that policy wants, and never a foreign or unknown bind.
+    /// Plans for these findings. A plan contains only repairs that policy wants, and never a
+    /// foreign or unknown bind.
     pub fn from_findings(findings: &[Finding], policy: &Policy) -> Self {
         let mut plan = Self::default();
         for finding in findings {
             match &finding.verdict {
                 Verdict::Stale { remedy: Err(_), .. } => plan.refuse(finding, policy),
-                Verdict::Stale { .. } | Verdict::Orphaned { .. } if policy.stale_subpaths == Mode::Repair => {
+                Verdict::Stale { .. } | Verdict::Orphaned { .. }
+                    if policy.stale_subpaths == Mode::Repair =>
+                {
                     plan.repair_subpath(finding, policy);
                 }
-                Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => plan.make_rslave(finding, pinning),
-                Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::NotProbed => plan.refuse(finding, policy),
+                Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => {
+                    plan.make_rslave(finding, pinning)
+                }
+                Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::NotProbed => {
+                    plan.refuse(finding, policy)
+                }
                 Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } => {}
-                Verdict::Pinning(_) | Verdict::WithoutMaster | Verdict::Foreign | Verdict::Unknown(_) => {}
+                Verdict::Pinning(_)
+                | Verdict::WithoutMaster
+                | Verdict::Foreign
+                | Verdict::Unknown(_) => {}
             }
         }
         plan
@@ -62,7 +72,9 @@ impl Plan {
     }
 
     fn repair_subpath(&mut self, finding: &Finding, policy: &Policy) {
-        let Some(rebind) = Rebind::from_finding(finding, policy) else { return };
+        let Some(rebind) = Rebind::from_finding(finding, policy) else {
+            return;
+        };
         match rebind.method() {
             RepairMethod::Rebind | RepairMethod::Remake => self.rebinds.push(rebind),
             RepairMethod::PointSpecAtVolume => self.edits.extend(rebind.spec_edit()),
@@ -82,36 +94,44 @@ impl Plan {
     }
 }
 
-/// Why policy refuses a container that could not be checked in full, if it does: the unchecked part may be what it refuses.
+/// Why policy refuses a container that could not be checked in full, if it does: the unchecked part
+/// may be what it refuses.
 pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
-    let refuses =
-        policy.unmounted_volumes == Alarm::Refuse || policy.dead_sources == Alarm::Refuse || refuses_unrepaired(policy);
+    let refuses = policy.unmounted_volumes == Alarm::Refuse
+        || policy.dead_sources == Alarm::Refuse
+        || refuses_unrepaired(policy);
     refuses.then(|| format!("{unseen}: policy refuses what may be there"))
 }
 
 /// Why policy refuses a container with this finding, if it does.
 pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     match &finding.verdict {
-        Verdict::Unmounted(unmounted) if policy.unmounted_volumes == Alarm::Refuse => Some(match unmounted {
-            Unmounted::Subpath | Unmounted::UnusedSubpath => {
-                format!("the bind source {}: {unmounted}", finding.source.display())
-            }
-            Unmounted::Volume { .. } => unmounted.to_string(),
-        }),
-        Verdict::Stale { cause, remedy: Err(why) } if refuses_unrepaired(policy) => {
-            Some(unrepaired(finding, &format!("{cause}; {why}")))
+        Verdict::Unmounted(unmounted) if policy.unmounted_volumes == Alarm::Refuse => {
+            Some(match unmounted {
+                Unmounted::Subpath | Unmounted::UnusedSubpath => {
+                    format!("the bind source {}: {unmounted}", finding.source.display())
+                }
+                Unmounted::Volume { .. } => unmounted.to_string(),
+            })
         }
-        Verdict::Dead(why) if policy.dead_sources == Alarm::Refuse => {
-            Some(format!("the bind source {} is dead: {why}", finding.source.display()))
-        }
-        Verdict::NotProbed if policy.dead_sources == Alarm::Refuse => {
-            Some(format!("the bind source {} may be dead: it was not probed in time", finding.source.display()))
-        }
+        Verdict::Stale {
+            cause,
+            remedy: Err(why),
+        } if refuses_unrepaired(policy) => Some(unrepaired(finding, &format!("{cause}; {why}"))),
+        Verdict::Dead(why) if policy.dead_sources == Alarm::Refuse => Some(format!(
+            "the bind source {} is dead: {why}",
+            finding.source.display()
+        )),
+        Verdict::NotProbed if policy.dead_sources == Alarm::Refuse => Some(format!(
+            "the bind source {} may be dead: it was not probed in time",
+            finding.source.display()
+        )),
         _ => None,
     }
 }
 
-/// Why policy refuses a container with this finding, whose repair failed for this reason, if it does.
+/// Why policy refuses a container with this finding, whose repair failed for this reason, if it
+/// does.
 pub fn refusal_of_failed(finding: &Finding, why: &str, policy: &Policy) -> Option<String> {
     (policy.failed_repairs == FailedRepair::Refuse).then(|| unrepaired(finding, why))
 }

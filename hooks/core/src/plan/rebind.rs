@@ -19,16 +19,27 @@ pub struct Rebind {
 }
 
 impl Rebind {
-    /// The re-bind for a finding; `None` if there is nothing to repair, no repair is possible, or policy does not want a
-    /// directory created again.
+    /// The re-bind for a finding; `None` if there is nothing to repair, no repair is possible, or
+    /// policy does not want a directory created again.
     pub fn from_finding(finding: &Finding, policy: &Policy) -> Option<Self> {
-        let SourceKind::Subpath(subpath) = &finding.kind else { return None };
+        let SourceKind::Subpath(subpath) = &finding.kind else {
+            return None;
+        };
         let remedy = match &finding.verdict {
-            Verdict::Stale { remedy: Ok(remedy), .. } => remedy,
-            Verdict::Orphaned { remake: Some(remedy), .. } if policy.vanished_directories == Vanished::Remake => remedy,
+            Verdict::Stale {
+                remedy: Ok(remedy), ..
+            } => remedy,
+            Verdict::Orphaned {
+                remake: Some(remedy),
+                ..
+            } if policy.vanished_directories == Vanished::Remake => remedy,
             _ => return None,
         };
-        Some(Self { bind: finding.bind, subpath: subpath.clone(), remedy: remedy.clone() })
+        Some(Self {
+            bind: finding.bind,
+            subpath: subpath.clone(),
+            remedy: remedy.clone(),
+        })
     }
 
     /// The bind's position in the spec's `mounts`.
@@ -61,15 +72,19 @@ impl Rebind {
         self.remedy.method
     }
 
-    /// The edit that points the spec's source at the volume's own path, used when binding is impossible.
+    /// The edit that points the spec's source at the volume's own path, used when binding is
+    /// impossible.
     ///
-    /// `None` for volumes that containers write: a path in those may lead anywhere by the time the runtime resolves it. A
-    /// kubelet-written volume's own names are links through `..data`: the runtime resolves them to the payload of that moment.
+    /// `None` for volumes that containers write: a path in those may lead anywhere by the time the
+    /// runtime resolves it. A kubelet-written volume's own names are links through `..data`: the
+    /// runtime resolves them to the payload of that moment.
     pub fn spec_edit(&self) -> Option<SpecEdit> {
         let sub_path = &self.remedy.sub_path.path;
         let to = match self.remedy.writer {
             // A pod may mount the payload directory itself.
-            Writer::Kubelet if sub_path.as_os_str().is_empty() => self.remedy.volume.join(DATA_LINK),
+            Writer::Kubelet if sub_path.as_os_str().is_empty() => {
+                self.remedy.volume.join(DATA_LINK)
+            }
             Writer::Kubelet => self.remedy.volume.join(sub_path),
             Writer::Containers => return None,
         };

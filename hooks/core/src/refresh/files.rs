@@ -1,8 +1,9 @@
 //! The single files that a container engine bound from a directory of the host (moby#15793).
 //!
-//! An editor writes a new file and renames it over the old one; the container keeps the old one. The host path comes from the
-//! container's spec, which no container can change. A mount belongs to a bind by its destination, or by the place of its file.
-//! [`Way`](super::Way) decides if the file that the path leads to now may be shown.
+//! An editor writes a new file and renames it over the old one; the container keeps the old one.
+//! The host path comes from the container's spec, which no container can change. A mount belongs to
+//! a bind by its destination, or by the place of its file. [`Way`](super::Way) decides if the file
+//! that the path leads to now may be shown.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -31,7 +32,8 @@ pub struct BoundFile {
 pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<SubpathInContainer> {
     states(table, |mount| {
         let by_destination = files.iter().find(|file| file.is_destination_of(mount));
-        // The mount table names the destination without the symlinks that the image may have on the way.
+        // The mount table names the destination without the symlinks that the image may have on the
+        // way.
         let by_name = || files.iter().find(|file| file.is_name_of(mount));
         let file = by_destination.or_else(by_name)?;
         Some(ShownPart {
@@ -43,12 +45,14 @@ pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<Subpat
 }
 
 impl BoundFile {
-    /// The old file may have another name or another folder by now: some editors rename it to a backup, and its folder can be renamed.
+    /// The old file may have another name or another folder by now: some editors rename it to a
+    /// backup, and its folder can be renamed.
     fn is_destination_of(&self, mount: &MountEntry) -> bool {
         if mount.mount_point != self.destination || mount.device != self.place.device {
             return false;
         }
-        let inside = below(&mount.root.path, &self.place.path).is_some_and(|name| !name.as_os_str().is_empty());
+        let inside = below(&mount.root.path, &self.place.path)
+            .is_some_and(|name| !name.as_os_str().is_empty());
         inside || mount.root.path.file_name() == Some(self.name.as_os_str())
     }
 
@@ -58,7 +62,8 @@ impl BoundFile {
     }
 
     fn is_shown_by(&self, mount: &MountEntry) -> bool {
-        let is_place = |place: &FilePlace| place.device == mount.device && place.path == mount.root.path;
+        let is_place =
+            |place: &FilePlace| place.device == mount.device && place.path == mount.root.path;
         !mount.root.deleted && self.current.as_ref().is_some_and(is_place)
     }
 }
@@ -80,36 +85,55 @@ mod tests {
     }
 
     fn place(path: &str) -> FilePlace {
-        FilePlace { device: Device { major: 8, minor: 1 }, path: path.into() }
+        FilePlace {
+            device: Device { major: 8, minor: 1 },
+            path: path.into(),
+        }
     }
 
     /// The state of a mount with this device, root and mount point.
     fn state(current: Option<&str>, device: &str, root: &str, point: &str) -> Option<SubpathState> {
-        let text = format!("1 0 0:9 / / rw - overlay o rw\n2 1 {device} {root} {point} rw - ext4 /dev/sda1 rw\n");
+        let text = format!(
+            "1 0 0:9 / / rw - overlay o rw\n2 1 {device} {root} {point} rw - ext4 /dev/sda1 rw\n"
+        );
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
-        files_in_container(&table, &[file(current)]).first().map(|it| it.state)
+        files_in_container(&table, &[file(current)])
+            .first()
+            .map(|it| it.state)
     }
 
     #[test]
     fn a_file_is_stale_once_its_name_leads_to_another_one() {
         let (here, at) = (Some("/app/app.conf"), "/etc/app.conf");
         let (stale, current) = (Some(SubpathState::Stale), Some(SubpathState::Current));
-        // Replaced by rename; renamed to a backup; the backup removed; the file removed; a link within the directory.
+        // Replaced by rename; renamed to a backup; the backup removed; the file removed; a link
+        // within the directory.
         for (now, root, expected) in [
             (here, "/app/app.conf", current),
             (here, "/app/app.conf//deleted", stale),
             (here, "/app/app.conf~", stale),
             (here, "/app/app.conf~//deleted", stale),
             (None, "/app/app.conf//deleted", stale),
-            (Some("/app/releases/3/app.conf"), "/app/releases/3/app.conf", current),
-            (Some("/app/releases/3/app.conf"), "/app/releases/2/app.conf", stale),
+            (
+                Some("/app/releases/3/app.conf"),
+                "/app/releases/3/app.conf",
+                current,
+            ),
+            (
+                Some("/app/releases/3/app.conf"),
+                "/app/releases/2/app.conf",
+                stale,
+            ),
         ] {
             assert_eq!(state(now, "8:1", root, at), expected, "{root}");
         }
         // Its folder was renamed, and another one has the folder's name.
         assert_eq!(state(here, "8:1", "/app.old/app.conf", at), stale);
         // The image has a symlink on the way to the destination.
-        assert_eq!(state(here, "8:1", "/app/app.conf//deleted", "/run/etc/app.conf"), stale);
+        assert_eq!(
+            state(here, "8:1", "/app/app.conf//deleted", "/run/etc/app.conf"),
+            stale
+        );
     }
 
     #[test]
@@ -125,7 +149,11 @@ mod tests {
             ("8:1", "/app/other.conf", "/etc/other.conf"),
             ("8:1", "/app/sub/app.conf", "/etc/other.conf"),
         ] {
-            assert_eq!(state(Some("/app/app.conf"), device, root, point), None, "{device} {root} {point}");
+            assert_eq!(
+                state(Some("/app/app.conf"), device, root, point),
+                None,
+                "{device} {root} {point}"
+            );
         }
     }
 }

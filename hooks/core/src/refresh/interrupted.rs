@@ -1,7 +1,7 @@
 //! The mounts of a container that a killed refresh left shared.
 //!
-//! Before Linux 6.5 a refresh makes the mount around a stale file shared for a moment, and the new mount arrives as a shared one. The
-//! mount table of before shows their former propagation.
+//! Before Linux 6.5 a refresh makes the mount around a stale file shared for a moment, and the new
+//! mount arrives as a shared one. The mount table of before shows their former propagation.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,8 @@ use crate::mount_table::{MountEntry, MountIndex, MountTable};
 
 use super::SubpathInContainer;
 
-/// The mounts whose propagation a tuck of these subpaths changes, each once: the subpaths, and the mounts around them.
+/// The mounts whose propagation a tuck of these subpaths changes, each once: the subpaths, and the
+/// mounts around them.
 pub fn changed_by_tuck(now: &MountTable, subpaths: &[&SubpathInContainer]) -> Vec<MountEntry> {
     let index = MountIndex::of(now);
     let mut changed: Vec<MountEntry> = Vec::new();
@@ -22,19 +23,36 @@ pub fn changed_by_tuck(now: &MountTable, subpaths: &[&SubpathInContainer]) -> Ve
     changed
 }
 
-/// The mounts that are shared now and were not before, each with its former propagation. Only the subpaths and the mounts around
-/// them are compared: a refresh changes no other. A mount around a subpath that has a peer is left as it is: something else shared it.
-pub fn left_shared(before: &MountTable, now: &MountTable, subpaths: &[SubpathInContainer]) -> Vec<MountEntry> {
-    let (before, index, sizes) = (MountIndex::of(before), MountIndex::of(now), sizes_of_peer_groups(now));
+/// The mounts that are shared now and were not before, each with its former propagation. Only the
+/// subpaths and the mounts around them are compared: a refresh changes no other. A mount around a
+/// subpath that has a peer is left as it is: something else shared it.
+pub fn left_shared(
+    before: &MountTable,
+    now: &MountTable,
+    subpaths: &[SubpathInContainer],
+) -> Vec<MountEntry> {
+    let (before, index, sizes) = (
+        MountIndex::of(before),
+        MountIndex::of(now),
+        sizes_of_peer_groups(now),
+    );
     let mut left: Vec<MountEntry> = Vec::new();
     for subpath in subpaths {
         let mut formers = before.stack_at(&subpath.mount.mount_point).iter().copied();
         let former = formers.find(|former| former.device == subpath.mount.device);
         let around = around(subpath, &index);
-        let former_around = around.and_then(|around| before.mount(around.id).filter(|former| is_same(former, around)));
+        let former_around = around.and_then(|around| {
+            before
+                .mount(around.id)
+                .filter(|former| is_same(former, around))
+        });
         let alone = around.filter(|around| is_alone(around, &sizes));
         let pairs = [(Some(&subpath.mount), former), (alone, former_around)];
-        left.extend(pairs.into_iter().filter_map(|(mount, former)| was_not_shared(mount?, former?)));
+        left.extend(
+            pairs
+                .into_iter()
+                .filter_map(|(mount, former)| was_not_shared(mount?, former?)),
+        );
     }
     left.sort_by_key(|mount| mount.id);
     left.dedup_by_key(|mount| mount.id);
@@ -51,12 +69,18 @@ fn around<'t>(subpath: &SubpathInContainer, now: &MountIndex<'t>) -> Option<&'t 
 }
 
 fn is_same(former: &MountEntry, now: &MountEntry) -> bool {
-    former.device == now.device && former.root.path == now.root.path && former.mount_point == now.mount_point
+    former.device == now.device
+        && former.root.path == now.root.path
+        && former.mount_point == now.mount_point
 }
 
 fn sizes_of_peer_groups(table: &MountTable) -> HashMap<u32, usize> {
     let mut sizes = HashMap::new();
-    for group in table.entries().iter().filter_map(|mount| mount.propagation.peer_group) {
+    for group in table
+        .entries()
+        .iter()
+        .filter_map(|mount| mount.propagation.peer_group)
+    {
         *sizes.entry(group).or_default() += 1;
     }
     sizes
@@ -64,12 +88,19 @@ fn sizes_of_peer_groups(table: &MountTable) -> HashMap<u32, usize> {
 
 /// True if a mount is shared, and no other mount of its namespace is its peer.
 fn is_alone(mount: &MountEntry, sizes: &HashMap<u32, usize>) -> bool {
-    mount.propagation.peer_group.is_some_and(|group| sizes.get(&group) == Some(&1))
+    mount
+        .propagation
+        .peer_group
+        .is_some_and(|group| sizes.get(&group) == Some(&1))
 }
 
 fn was_not_shared(mount: &MountEntry, former: &MountEntry) -> Option<MountEntry> {
-    let is_changed = mount.propagation.peer_group.is_some() && former.propagation.peer_group.is_none();
-    is_changed.then(|| MountEntry { propagation: former.propagation.clone(), ..mount.clone() })
+    let is_changed =
+        mount.propagation.peer_group.is_some() && former.propagation.peer_group.is_none();
+    is_changed.then(|| MountEntry {
+        propagation: former.propagation.clone(),
+        ..mount.clone()
+    })
 }
 
 #[cfg(test)]
@@ -77,15 +108,18 @@ mod tests {
     use super::*;
     use crate::refresh::SubpathState;
 
-    const PRIVATE: &str = "1 0 0:9 / / rw - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
+    const PRIVATE: &str =
+        "1 0 0:9 / / rw - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
 
-    /// The ids of the mounts that are left, and whether each was a slave, for the subpath that is mounted last. The record has only
-    /// what a tuck of the former subpath changes.
+    /// The ids of the mounts that are left, and whether each was a slave, for the subpath that is
+    /// mounted last. The record has only what a tuck of the former subpath changes.
     fn left(before: &str, now: &str) -> Vec<(u32, bool)> {
         let (before, now) = (table(before), table(now));
         let before = MountTable::from_entries(changed_by_tuck(&before, &[&last_of(&before)]));
         let left = left_shared(&before, &now, &[last_of(&now)]);
-        left.iter().map(|mount| (mount.id.0, mount.propagation.master.is_some())).collect()
+        left.iter()
+            .map(|mount| (mount.id.0, mount.propagation.master.is_some()))
+            .collect()
     }
 
     fn last_of(now: &MountTable) -> SubpathInContainer {
@@ -105,18 +139,27 @@ mod tests {
 
     #[test]
     fn a_mount_that_became_shared_gets_its_former_propagation() {
-        let around =
-            "1 0 0:9 / / rw shared:7 - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
+        let around = "1 0 0:9 / / rw shared:7 - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, PRIVATE), []);
         assert_eq!(left(PRIVATE, around), [(1, false)]);
         assert_eq!(left(around, around), [], "it was shared before");
         let slave = PRIVATE.replace("/ / rw -", "/ / rw master:3 -");
-        assert_eq!(left(&slave, &around.replace("shared:7", "shared:7 master:3")), [(1, true)]);
+        assert_eq!(
+            left(&slave, &around.replace("shared:7", "shared:7 master:3")),
+            [(1, true)]
+        );
         // The new mount has another id.
         let new = "1 0 0:9 / / rw - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, new), [(5, false)]);
-        let peer = new.replace("5 1 8:1", "4 1 8:1 /v/new/g /etc/g ro shared:8 - ext4 /dev/sda1 rw\n5 1 8:1");
-        assert_eq!(left(PRIVATE, &peer), [(5, false)], "another new mount is its peer");
+        let peer = new.replace(
+            "5 1 8:1",
+            "4 1 8:1 /v/new/g /etc/g ro shared:8 - ext4 /dev/sda1 rw\n5 1 8:1",
+        );
+        assert_eq!(
+            left(PRIVATE, &peer),
+            [(5, false)],
+            "another new mount is its peer"
+        );
         // Not yet detached: the lower mount is left to the next check.
         let covering = "1 0 0:9 / / rw shared:7 - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n\
                         2 5 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
@@ -125,9 +168,14 @@ mod tests {
 
     #[test]
     fn the_record_has_no_other_mount() {
-        let many: String = (10..500).map(|id| format!("{id} 1 0:9 /x /m/{id} rw - overlay o rw\n")).collect();
+        let many: String = (10..500)
+            .map(|id| format!("{id} 1 0:9 /x /m/{id} rw - overlay o rw\n"))
+            .collect();
         let now = table(&PRIVATE.replace("2 1 8:1", &format!("{many}2 1 8:1")));
-        let recorded: Vec<u32> = changed_by_tuck(&now, &[&last_of(&now)]).iter().map(|mount| mount.id.0).collect();
+        let recorded: Vec<u32> = changed_by_tuck(&now, &[&last_of(&now)])
+            .iter()
+            .map(|mount| mount.id.0)
+            .collect();
         assert_eq!(recorded, [1, 2]);
     }
 

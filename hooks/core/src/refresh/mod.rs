@@ -1,8 +1,8 @@
 //! Finds the mounts of a running container that show a replaced file.
 //!
-//! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Two kinds of mounts are found: [`volumes`], the
-//! subpaths of kubelet-written volumes, and [`files`], the single files that a container engine bound. Both compare devices and
-//! roots of mount tables, and open nothing.
+//! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Two kinds of mounts
+//! are found: [`volumes`], the subpaths of kubelet-written volumes, and [`files`], the single files
+//! that a container engine bound. Both compare devices and roots of mount tables, and open nothing.
 
 mod files;
 mod interrupted;
@@ -23,7 +23,8 @@ pub use volumes::{PodVolume, subpaths_in_container};
 pub use way::{FilePlace, Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
 pub use writers::ContainerTable;
 
-/// A mount of a container that shows a file or directory of a volume, or a file of a directory on the host.
+/// A mount of a container that shows a file or directory of a volume, or a file of a directory on
+/// the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathInContainer {
     /// Its line in the container's mount table.
@@ -77,35 +78,65 @@ impl ShownPart {
     }
 }
 
-/// The mounts that show a part, with their states. A container decides how many mounts there are: each is looked up, none is searched.
+/// The mounts that show a part, with their states. A container decides how many mounts there are:
+/// each is looked up, none is searched.
 ///
-/// A mount that the container made over such a mount is never named, so nothing replaces or detaches it. The order of the table
-/// distinguishes it from an unfinished refresh: the kernel lists mounts in the order in which they were made, and those of a copied
-/// namespace in the order of their places. A refresh puts its new mount beneath the older one; the container puts its new mount on top.
-fn states(table: &MountTable, part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>) -> Vec<SubpathInContainer> {
-    let shown: BTreeMap<MountId, ShownPart> =
-        table.entries().iter().filter_map(|mount| Some((mount.id, part_shown_by(mount)?))).collect();
+/// A mount that the container made over such a mount is never named, so nothing replaces or
+/// detaches it. The order of the table distinguishes it from an unfinished refresh: the kernel
+/// lists mounts in the order in which they were made, and those of a copied namespace in the order
+/// of their places. A refresh puts its new mount beneath the older one; the container puts its new
+/// mount on top.
+fn states(
+    table: &MountTable,
+    part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>,
+) -> Vec<SubpathInContainer> {
+    let shown: BTreeMap<MountId, ShownPart> = table
+        .entries()
+        .iter()
+        .filter_map(|mount| Some((mount.id, part_shown_by(mount)?)))
+        .collect();
     if shown.is_empty() {
         return Vec::new();
     }
-    let by_id: HashMap<MountId, (usize, &MountEntry)> =
-        table.entries().iter().enumerate().map(|(position, mount)| (mount.id, (position, mount))).collect();
+    let by_id: HashMap<MountId, (usize, &MountEntry)> = table
+        .entries()
+        .iter()
+        .enumerate()
+        .map(|(position, mount)| (mount.id, (position, mount)))
+        .collect();
     let is_newer = |mount: &MountEntry, than: &MountEntry| by_id[&mount.id].0 > by_id[&than.id].0;
     let mut on: HashMap<MountId, Vec<&MountEntry>> = HashMap::new();
-    for mount in table.entries().iter().filter(|mount| mount.id != mount.parent && shown.contains_key(&mount.parent)) {
+    for mount in table
+        .entries()
+        .iter()
+        .filter(|mount| mount.id != mount.parent && shown.contains_key(&mount.parent))
+    {
         on.entry(mount.parent).or_default().push(mount);
     }
-    let shows_same = |mount: MountId, part: &ShownPart| shown.get(&mount).is_some_and(|it| it.is_same_sub_path(part));
+    let shows_same = |mount: MountId, part: &ShownPart| {
+        shown
+            .get(&mount)
+            .is_some_and(|it| it.is_same_sub_path(part))
+    };
     let subpaths = table.entries().iter().filter_map(|mount| {
         let shown_here = shown.get(&mount.id)?;
-        let parent = by_id.get(&mount.parent).map(|(_, parent)| *parent).filter(|parent| parent.id != mount.id);
-        let beneath = parent.filter(|parent| parent.mount_point == mount.mount_point && shown.contains_key(&parent.id));
+        let parent = by_id
+            .get(&mount.parent)
+            .map(|(_, parent)| *parent)
+            .filter(|parent| parent.id != mount.id);
+        let beneath = parent.filter(|parent| {
+            parent.mount_point == mount.mount_point && shown.contains_key(&parent.id)
+        });
         if beneath.is_some_and(|beneath| is_newer(mount, beneath)) {
             return None;
         }
-        let equal = beneath.filter(|beneath| shows_same(beneath.id, shown_here)).map(|beneath| beneath.id);
+        let equal = beneath
+            .filter(|beneath| shows_same(beneath.id, shown_here))
+            .map(|beneath| beneath.id);
         let on_it: &[&MountEntry] = on.get(&mount.id).map_or(&[], Vec::as_slice);
-        let covering = on_it.iter().find(|other| other.mount_point == mount.mount_point);
+        let covering = on_it
+            .iter()
+            .find(|other| other.mount_point == mount.mount_point);
         // An equal mount on top is the unfinished refresh; that mount is the one to act on.
         if covering.is_some_and(|top| shows_same(top.id, shown_here) && !is_newer(top, mount)) {
             return None;

@@ -1,7 +1,8 @@
 //! Binds of a spec that were mounted in a directory of a volume, and are gone.
 //!
-//! A container can bind a file of one configMap in the directory of another one. When the kubelet updates the directory, it removes the old
-//! one, and since Linux 3.18 that detaches every mount in it, in every mount namespace. The container then reads the directory's own file.
+//! A container can bind a file of one configMap in the directory of another one. When the kubelet
+//! updates the directory, it removes the old one, and since Linux 3.18 that detaches every mount in
+//! it, in every mount namespace. The container then reads the directory's own file.
 
 use std::path::PathBuf;
 
@@ -22,13 +23,19 @@ pub struct SpecBind {
 impl SpecBind {
     /// The binds of a spec.
     pub fn of_spec(spec: &SpecView<'_>) -> Vec<Self> {
-        let bind = |destination: PathBuf, source: PathBuf| Self { destination, source };
-        spec.binds().iter().map(|it| bind(it.destination().to_owned(), it.source().to_owned())).collect()
+        let bind = |destination: PathBuf, source: PathBuf| Self {
+            destination,
+            source,
+        };
+        spec.binds()
+            .iter()
+            .map(|it| bind(it.destination().to_owned(), it.source().to_owned()))
+            .collect()
     }
 }
 
-/// The binds below the mount of a directory that the table has no longer. A directory whose destination has a symlink is left out: the
-/// table has other paths then.
+/// The binds below the mount of a directory that the table has no longer. A directory whose
+/// destination has a symlink is left out: the table has other paths then.
 pub fn missing_binds<'b>(
     table: &MountTable,
     subpaths: &[SubpathInContainer],
@@ -38,9 +45,16 @@ pub fn missing_binds<'b>(
     let is_in = |bind: &SpecBind, directory: &PathBuf| {
         below(&bind.destination, directory).is_some_and(|name| !name.as_os_str().is_empty())
     };
-    let outer: Vec<&PathBuf> = subpaths.iter().map(|subpath| &subpath.mount.mount_point).collect();
+    let outer: Vec<&PathBuf> = subpaths
+        .iter()
+        .map(|subpath| &subpath.mount.mount_point)
+        .collect();
     let of_spec = |directory: &&&PathBuf| binds.iter().any(|bind| bind.destination == ***directory);
     let outer: Vec<&PathBuf> = outer.iter().filter(of_spec).copied().collect();
     let is_nested = |bind: &&SpecBind| outer.iter().any(|directory| is_in(bind, directory));
-    binds.iter().filter(is_nested).filter(|bind| !is_mounted(bind)).collect()
+    binds
+        .iter()
+        .filter(is_nested)
+        .filter(|bind| !is_mounted(bind))
+        .collect()
 }

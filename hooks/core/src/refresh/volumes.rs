@@ -1,7 +1,7 @@
 //! The subpaths of kubelet-written volumes in a container.
 //!
-//! The mount's own device and root show the volume and the sub path. Neither the destination nor any other name that a
-//! container can choose takes part in the decision.
+//! The mount's own device and root show the volume and the sub path. Neither the destination nor
+//! any other name that a container can choose takes part in the decision.
 
 use std::path::PathBuf;
 
@@ -23,10 +23,14 @@ pub struct PodVolume {
     pub current: TimestampDirectory,
 }
 
-/// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole volume follow `..data` by
-/// themselves.
+/// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole
+/// volume follow `..data` by themselves.
 pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<SubpathInContainer> {
-    states(table, |mount| volumes.iter().find_map(|volume| volume.part_shown_by(mount)))
+    states(table, |mount| {
+        volumes
+            .iter()
+            .find_map(|volume| volume.part_shown_by(mount))
+    })
 }
 
 impl PodVolume {
@@ -62,14 +66,21 @@ mod tests {
         }
     }
 
-    /// A container's root, and the mounts of a test on it: id, parent, device, root and mount point.
+    /// A container's root, and the mounts of a test on it: id, parent, device, root and mount
+    /// point.
     fn states(mounts: &[(u32, u32, &str, &str, &str)]) -> Vec<(u32, SubpathState)> {
         let lines = mounts.iter().map(|(id, parent, device, root, point)| {
             format!("{id} {parent} {device} {root} {point} ro,relatime - ext4 /dev/sda1 rw\n")
         });
-        let text: String = ["1 0 0:9 / / rw - overlay o rw\n".to_owned()].into_iter().chain(lines).collect();
+        let text: String = ["1 0 0:9 / / rw - overlay o rw\n".to_owned()]
+            .into_iter()
+            .chain(lines)
+            .collect();
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
-        subpaths_in_container(&table, &[volume()]).iter().map(|it| (it.mount.id.0, it.state)).collect()
+        subpaths_in_container(&table, &[volume()])
+            .iter()
+            .map(|it| (it.mount.id.0, it.state))
+            .collect()
     }
 
     fn root(rest: &str) -> String {
@@ -78,15 +89,25 @@ mod tests {
 
     #[test]
     fn a_mount_is_stale_by_its_root_alone() {
-        let (deleted, older) = (root(&format!("/{OLD}/app.conf//deleted")), root(&format!("/{OLD}/app.conf")));
-        let (current, gone) = (root(&format!("/{NEW}/app.conf")), root(&format!("/{NEW}/app.conf//deleted")));
+        let (deleted, older) = (
+            root(&format!("/{OLD}/app.conf//deleted")),
+            root(&format!("/{OLD}/app.conf")),
+        );
+        let (current, gone) = (
+            root(&format!("/{NEW}/app.conf")),
+            root(&format!("/{NEW}/app.conf//deleted")),
+        );
         for (shown, state) in [
             (&deleted, SubpathState::Stale),
             (&older, SubpathState::Stale),
             (&current, SubpathState::Current),
             (&gone, SubpathState::Stale),
         ] {
-            assert_eq!(states(&[(2, 1, "8:1", shown, "/etc/app.conf")]), [(2, state)], "{shown}");
+            assert_eq!(
+                states(&[(2, 1, "8:1", shown, "/etc/app.conf")]),
+                [(2, state)],
+                "{shown}"
+            );
         }
     }
 
@@ -95,35 +116,58 @@ mod tests {
         let deleted = root(&format!("/{OLD}/app.conf//deleted"));
         for (device, shown) in [
             ("8:2", deleted.as_str()),
-            ("8:1", "/kubelet/pods/u/volumes/kubernetes.io~configmap/other/..2026_11_21_05_10_00.1/app.conf//deleted"),
+            (
+                "8:1",
+                "/kubelet/pods/u/volumes/kubernetes.io~configmap/other/..2026_11_21_05_10_00.1/app.conf//deleted",
+            ),
             ("8:1", &root("")),
             ("8:1", &root("/app.conf//deleted")),
             ("8:1", "/app.conf//deleted"),
         ] {
-            assert_eq!(states(&[(2, 1, device, shown, "/etc/app.conf")]), [], "{device} {shown}");
+            assert_eq!(
+                states(&[(2, 1, device, shown, "/etc/app.conf")]),
+                [],
+                "{device} {shown}"
+            );
         }
     }
 
     #[test]
     fn of_a_stack_only_the_top_is_named() {
-        let (deleted, current) = (root(&format!("/{OLD}/app.conf//deleted")), root(&format!("/{NEW}/app.conf")));
+        let (deleted, current) = (
+            root(&format!("/{OLD}/app.conf//deleted")),
+            root(&format!("/{NEW}/app.conf")),
+        );
         let at = "/etc/app.conf";
         // Killed between attaching the new mount and detaching the stale one.
         assert_eq!(
             states(&[(2, 3, "8:1", &deleted, at), (3, 1, "8:1", &current, at)]),
             [(2, SubpathState::Covering(MountId(3)))]
         );
-        // The container mounted its own file over the subpath, or the kubelet mounted the subpath over another mount.
-        assert_eq!(states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]), [(2, SubpathState::Hidden)]);
-        assert_eq!(states(&[(2, 1, "0:40", "/x", at), (3, 2, "8:1", &deleted, at)]), [(3, SubpathState::Stale)]);
+        // The container mounted its own file over the subpath, or the kubelet mounted the subpath
+        // over another mount.
+        assert_eq!(
+            states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]),
+            [(2, SubpathState::Hidden)]
+        );
+        assert_eq!(
+            states(&[(2, 1, "0:40", "/x", at), (3, 2, "8:1", &deleted, at)]),
+            [(3, SubpathState::Stale)]
+        );
         let other = root(&format!("/{OLD}/other.conf//deleted"));
-        assert_eq!(states(&[(2, 1, "8:1", &other, at), (3, 2, "8:1", &deleted, at)]), [(2, SubpathState::Hidden)]);
+        assert_eq!(
+            states(&[(2, 1, "8:1", &other, at), (3, 2, "8:1", &deleted, at)]),
+            [(2, SubpathState::Hidden)]
+        );
     }
 
     /// The table lists the mounts in the order in which they were made.
     #[test]
     fn a_mount_of_the_container_over_its_own_file_is_left_alone() {
-        let (deleted, current) = (root(&format!("/{OLD}/app.conf//deleted")), root(&format!("/{NEW}/app.conf")));
+        let (deleted, current) = (
+            root(&format!("/{OLD}/app.conf//deleted")),
+            root(&format!("/{NEW}/app.conf")),
+        );
         let at = "/etc/app.conf";
         // `mount --bind FILE FILE`, to remount it with other flags.
         for own in [&deleted, &current] {
@@ -137,9 +181,18 @@ mod tests {
 
     #[test]
     fn a_stale_directory_with_other_mounts_in_it_is_occupied() {
-        let (old, new) = (root(&format!("/{OLD}/d//deleted")), root(&format!("/{NEW}/d")));
+        let (old, new) = (
+            root(&format!("/{OLD}/d//deleted")),
+            root(&format!("/{NEW}/d")),
+        );
         let inner = (3, 2, "0:40", "/b", "/etc/d/b.conf");
-        assert_eq!(states(&[(2, 1, "8:1", &old, "/etc/d"), inner]), [(2, SubpathState::Occupied)]);
-        assert_eq!(states(&[(2, 1, "8:1", &new, "/etc/d"), inner]), [(2, SubpathState::Current)]);
+        assert_eq!(
+            states(&[(2, 1, "8:1", &old, "/etc/d"), inner]),
+            [(2, SubpathState::Occupied)]
+        );
+        assert_eq!(
+            states(&[(2, 1, "8:1", &new, "/etc/d"), inner]),
+            [(2, SubpathState::Current)]
+        );
     }
 }

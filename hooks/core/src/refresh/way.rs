@@ -1,14 +1,17 @@
 //! Decides if the way to a bound file on the host may be followed again.
 //!
-//! The runtime followed the host path once, when the container started. A refresh follows the path again, and a container or a user may
-//! have changed a folder of the path since. So a container could be led to a file that no bind gives it. A way is accepted if
-//! root alone can have changed it:
+//! The runtime followed the host path once, when the container started. A refresh follows the path
+//! again, and a container or a user may have changed a folder of the path since. So a container
+//! could be led to a file that no bind gives it. A way is accepted if root alone can have changed
+//! it:
 //!
 //! * A symlink belongs to root and lies in a folder that root alone may write.
-//! * The file's folder is the one of the container's start. Otherwise root alone may write every folder on the way to the new one.
+//! * The file's folder is the one of the container's start. Otherwise root alone may write every
+//!   folder on the way to the new one.
 //!
-//! The bits of the group cover ACLs: they are the mask of an ACL, acl(5). The sticky bit does not help: it does not keep a user from
-//! making a name. Hard links need no rule: a container cannot link a file of another mount (link(2), EXDEV).
+//! The bits of the group cover ACLs: they are the mask of an ACL, acl(5). The sticky bit does not
+//! help: it does not keep a user from making a name. Hard links need no rule: a container cannot
+//! link a file of another mount (link(2), EXDEV).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -44,7 +47,8 @@ pub struct WayFolder {
     pub owner: u32,
     /// Its mode.
     pub mode: u32,
-    /// The time since 1970 at which the folder was made; none on a filesystem that does not record that.
+    /// The time since 1970 at which the folder was made; none on a filesystem that does not record
+    /// that.
     pub born: Option<Duration>,
 }
 
@@ -105,15 +109,18 @@ pub enum RefusedReason {
     LinkInWritableFolder,
     /// A container may write the folder of the symlink.
     LinkBelowWritableBind,
-    /// The folder is another one than at the container's start, and others than root may have put it there.
+    /// The folder is another one than at the container's start, and others than root may have put
+    /// it there.
     OtherFolderOfUser,
-    /// The folder is another one than at the container's start, and a container may have put it there.
+    /// The folder is another one than at the container's start, and a container may have put it
+    /// there.
     OtherFolderBelowWritableBind,
     /// Another file is mounted on the name.
     MountPoint,
     /// The file has another type than the old file, for example a socket.
     OtherType,
-    /// The mounts of a running container could not be read: the container may be able to write the folder.
+    /// The mounts of a running container could not be read: the container may be able to write the
+    /// folder.
     MountsUnknown,
 }
 
@@ -134,7 +141,9 @@ impl RefusedReason {
     pub fn words(self) -> &'static str {
         match self {
             Self::LinkOfUser => "is a symlink that does not belong to root",
-            Self::LinkInWritableFolder => "is a symlink in a folder that others than root may write",
+            Self::LinkInWritableFolder => {
+                "is a symlink in a folder that others than root may write"
+            }
             Self::LinkBelowWritableBind => "is a symlink in a folder that a container may write",
             Self::OtherFolderOfUser => {
                 "is another folder than at the container's start, and others than root may have put it there"
@@ -166,36 +175,56 @@ impl Way {
         self.folders.get(self.look_ups.last()?.folder)
     }
 
-    /// The folders that root alone must be able to write, after owners and modes were checked. A way to the folder of the container's
-    /// start has none, unless the way has a symlink. `stale` is the mount that the container has, `started` the time since 1970 of its start.
+    /// The folders that root alone must be able to write, after owners and modes were checked. A
+    /// way to the folder of the container's start has none, unless the way has a symlink. `stale`
+    /// is the mount that the container has, `started` the time since 1970 of its start.
     ///
     /// # Errors
     /// If others than root may write one of them.
-    pub fn relied_on(&self, stale: &MountEntry, started: Option<Duration>) -> Result<Vec<ReliedOn<'_>>, Refused> {
+    pub fn relied_on(
+        &self,
+        stale: &MountEntry,
+        started: Option<Duration>,
+    ) -> Result<Vec<ReliedOn<'_>>, Refused> {
         let (links, folders) = self.look_ups_relied_on(stale, started);
         let mut relied_on = Vec::new();
         for look_up in links {
             relied_on.push(self.relied_on_at(look_up, RefusedReason::LinkBelowWritableBind)?);
         }
         for look_up in folders {
-            relied_on.push(self.relied_on_at(look_up, RefusedReason::OtherFolderBelowWritableBind)?);
+            relied_on
+                .push(self.relied_on_at(look_up, RefusedReason::OtherFolderBelowWritableBind)?);
         }
         Ok(relied_on)
     }
 
     /// The refusal of a file on which another one is mounted.
     pub fn mount_point(&self) -> Option<Refused> {
-        let found = self.look_ups.iter().position(|look_up| look_up.found == Found::MountPoint)?;
-        Some(Refused { reason: RefusedReason::MountPoint, path: self.path_of(found) })
+        let found = self
+            .look_ups
+            .iter()
+            .position(|look_up| look_up.found == Found::MountPoint)?;
+        Some(Refused {
+            reason: RefusedReason::MountPoint,
+            path: self.path_of(found),
+        })
     }
 
     /// The refusal because a container may write the folder.
     pub fn refusal(&self, relied_on: &ReliedOn<'_>, reason: RefusedReason) -> Refused {
-        Refused { reason, path: self.path_of(relied_on.look_up) }
+        Refused {
+            reason,
+            path: self.path_of(relied_on.look_up),
+        }
     }
 
-    /// The look-ups of all symlinks, and those that decide which folder the file is in. The latter are none if that is the folder of the start.
-    fn look_ups_relied_on(&self, stale: &MountEntry, started: Option<Duration>) -> (Vec<usize>, Vec<usize>) {
+    /// The look-ups of all symlinks, and those that decide which folder the file is in. The latter
+    /// are none if that is the folder of the start.
+    fn look_ups_relied_on(
+        &self,
+        stale: &MountEntry,
+        started: Option<Duration>,
+    ) -> (Vec<usize>, Vec<usize>) {
         let mut links = Vec::new();
         // The look-ups that led to each folder, since the last folder that is known from the start.
         let mut led_to: Vec<Vec<usize>> = vec![Vec::new(); self.folders.len()];
@@ -205,7 +234,11 @@ impl Way {
             match *found {
                 Found::Folder(child) => {
                     let is_of_start = self.folders[child].is_of_start(stale, started);
-                    let mut led_here = if is_of_start { Vec::new() } else { led_to[*folder].clone() };
+                    let mut led_here = if is_of_start {
+                        Vec::new()
+                    } else {
+                        led_to[*folder].clone()
+                    };
                     if is_of_start {
                         through_links.clear();
                     } else {
@@ -231,14 +264,25 @@ impl Way {
     fn relied_on_at(&self, look_up: usize, reason: RefusedReason) -> Result<ReliedOn<'_>, Refused> {
         let LookUp { folder, found, .. } = &self.look_ups[look_up];
         let folder = &self.folders[*folder];
-        let refused = |reason| Err(Refused { reason, path: self.path_of(look_up) });
+        let refused = |reason| {
+            Err(Refused {
+                reason,
+                path: self.path_of(look_up),
+            })
+        };
         match found {
             Found::Link { owner } if *owner != 0 => return refused(RefusedReason::LinkOfUser),
-            Found::Link { .. } if !folder.is_roots_alone() => return refused(RefusedReason::LinkInWritableFolder),
+            Found::Link { .. } if !folder.is_roots_alone() => {
+                return refused(RefusedReason::LinkInWritableFolder);
+            }
             _ if !folder.is_roots_alone() => return refused(RefusedReason::OtherFolderOfUser),
             _ => {}
         }
-        Ok(ReliedOn { folder, reason, look_up })
+        Ok(ReliedOn {
+            folder,
+            reason,
+            look_up,
+        })
     }
 
     fn path_of(&self, look_up: usize) -> PathBuf {
@@ -255,12 +299,17 @@ impl WayFolder {
 
     /// True if the stale mount shows a file of this very folder.
     ///
-    /// The root of a mount has the present path of its folder. Only a folder that was removed keeps its last path: then a folder of the
-    /// same path is the same one if it is older than the container.
+    /// The root of a mount has the present path of its folder. Only a folder that was removed keeps
+    /// its last path: then a folder of the same path is the same one if it is older than the
+    /// container.
     fn is_of_start(&self, stale: &MountEntry, started: Option<Duration>) -> bool {
-        let is_there = stale.device == self.place.device && stale.root.path.parent() == Some(&self.place.path);
-        let is_older =
-            || self.born.zip(started).is_some_and(|(born, started)| born <= started.saturating_add(START_ACCURACY));
+        let is_there =
+            stale.device == self.place.device && stale.root.path.parent() == Some(&self.place.path);
+        let is_older = || {
+            self.born
+                .zip(started)
+                .is_some_and(|(born, started)| born <= started.saturating_add(START_ACCURACY))
+        };
         is_there && (!stale.root.deleted || is_older())
     }
 }
@@ -269,6 +318,8 @@ impl FilePlace {
     /// The part of this place after the root of a mount; `None` if the mount does not show it.
     pub(super) fn below(&self, mount: &MountEntry) -> Option<&Path> {
         let is_shown = mount.device == self.device && !mount.root.deleted;
-        is_shown.then(|| crate::paths::below(&self.path, &mount.root.path)).flatten()
+        is_shown
+            .then(|| crate::paths::below(&self.path, &mount.root.path))
+            .flatten()
     }
 }

@@ -1,7 +1,8 @@
 //! The containers that may write a folder of the host, by their mount tables.
 //!
-//! A container that may write a folder can lead a name in it elsewhere. That gives nothing to a container that has the file already: an agent
-//! with a writable `/` could reach every file without a refresh.
+//! A container that may write a folder can lead a name in it elsewhere. That gives nothing to a
+//! container that has the file already: an agent with a writable `/` could reach every file without
+//! a refresh.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ pub struct ContainerTable {
 }
 
 impl ContainerTable {
-    /// True if the container may write the folder, and has no access to the file. `to_write`: read access to the file does not suffice.
+    /// True if the container may write the folder, and has no access to the file. `to_write`: read
+    /// access to the file does not suffice.
     pub fn can_lead(&self, folder: &FilePlace, file: &FilePlace, to_write: bool) -> bool {
         let may_write = |mount: &MountEntry| !mount.is_read_only() && folder.below(mount).is_some();
         self.table.entries().iter().any(may_write) && !self.has(file, to_write)
@@ -32,16 +34,27 @@ impl ContainerTable {
         })
     }
 
-    /// True if no other mount hides the path. Only the mounts that carry this one may lie on the way to it.
+    /// True if no other mount hides the path. Only the mounts that carry this one may lie on the
+    /// way to it.
     fn is_seen(&self, mount: &MountEntry, path: &Path) -> bool {
         let mut carrying = vec![mount.id];
         let mut next = mount.parent;
-        while let Some(parent) = self.table.mount(next).filter(|parent| !carrying.contains(&parent.id)) {
+        while let Some(parent) = self
+            .table
+            .mount(next)
+            .filter(|parent| !carrying.contains(&parent.id))
+        {
             carrying.push(parent.id);
             next = parent.parent;
         }
-        let on_the_way = self.table.entries().iter().filter(|other| path.starts_with(&other.mount_point));
-        on_the_way.into_iter().all(|other| carrying.contains(&other.id))
+        let on_the_way = self
+            .table
+            .entries()
+            .iter()
+            .filter(|other| path.starts_with(&other.mount_point));
+        on_the_way
+            .into_iter()
+            .all(|other| carrying.contains(&other.id))
     }
 }
 
@@ -52,11 +65,17 @@ mod tests {
 
     fn container(mounts: &str) -> ContainerTable {
         let text = format!("1 0 0:9 / / rw - overlay o rw\n{mounts}");
-        ContainerTable { init: 7, table: MountTable::from_mountinfo(text.as_bytes()).unwrap() }
+        ContainerTable {
+            init: 7,
+            table: MountTable::from_mountinfo(text.as_bytes()).unwrap(),
+        }
     }
 
     fn place(path: &str) -> FilePlace {
-        FilePlace { device: Device { major: 8, minor: 1 }, path: path.into() }
+        FilePlace {
+            device: Device { major: 8, minor: 1 },
+            path: path.into(),
+        }
     }
 
     #[test]
@@ -73,14 +92,48 @@ mod tests {
             (masked.as_str(), "/p/data/conf/.env", false, false),
             (over.as_str(), "/p/data/conf/.env", false, true),
             (all, "/p/.env", true, false),
-            ("2 1 8:1 /p/data /data ro - ext4 d rw\n", "/p/.env", false, false),
-            ("2 1 8:1 /p/data /data rw - ext4 d ro\n", "/p/.env", false, false),
-            ("2 1 8:2 /p/data /data rw - ext4 d rw\n", "/p/.env", false, false),
-            ("2 1 8:1 /p/data//deleted /data rw - ext4 d rw\n", "/p/.env", false, false),
-            ("2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n", "/p/.env", false, false),
-            ("2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n", "/p/.env", true, true),
+            (
+                "2 1 8:1 /p/data /data ro - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data /data rw - ext4 d ro\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:2 /p/data /data rw - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data//deleted /data rw - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n",
+                "/p/.env",
+                true,
+                true,
+            ),
         ] {
-            assert_eq!(container(mounts).can_lead(&place("/p/data"), &place(file), to_write), can, "{mounts}{file}");
+            assert_eq!(
+                container(mounts).can_lead(&place("/p/data"), &place(file), to_write),
+                can,
+                "{mounts}{file}"
+            );
         }
     }
 }

@@ -56,12 +56,24 @@ impl BindReport {
     /// The log message; `None` if the bind is healthy.
     pub fn log_message(&self) -> Option<(Loudness, String)> {
         let reason = self.reason()?;
-        let loudness = if self.is_repaired() { Loudness::Info } else { Loudness::Warning };
-        let outcome = self.outcome.as_ref().map_or_else(|| "left as it is".to_owned(), Outcome::to_string);
+        let loudness = if self.is_repaired() {
+            Loudness::Info
+        } else {
+            Loudness::Warning
+        };
+        let outcome = self
+            .outcome
+            .as_ref()
+            .map_or_else(|| "left as it is".to_owned(), Outcome::to_string);
         let destination = self.finding.destination.as_ref();
-        let destination = destination.map(|path| format!(" at {}", path.display())).unwrap_or_default();
+        let destination = destination
+            .map(|path| format!(" at {}", path.display()))
+            .unwrap_or_default();
         let (source, verdict) = (self.source().display(), self.verdict());
-        Some((loudness, format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}")))
+        Some((
+            loudness,
+            format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}"),
+        ))
     }
 }
 
@@ -94,7 +106,9 @@ impl BindRecord<'_> {
 
     /// True if it was repaired.
     pub fn is_repaired(&self) -> bool {
-        self.outcome.as_ref().is_some_and(|outcome| outcome.is_repaired())
+        self.outcome
+            .as_ref()
+            .is_some_and(|outcome| outcome.is_repaired())
     }
 }
 
@@ -102,7 +116,11 @@ impl<'r> From<&'r BindReport> for BindRecord<'r> {
     fn from(bind: &'r BindReport) -> Self {
         Self {
             source: bind.source().to_string_lossy(),
-            destination: bind.finding.destination.as_deref().map(Path::to_string_lossy),
+            destination: bind
+                .finding
+                .destination
+                .as_deref()
+                .map(Path::to_string_lossy),
             kind: bind.kind(),
             verdict: bind.verdict(),
             reason: bind.reason(),

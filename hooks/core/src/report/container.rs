@@ -23,16 +23,24 @@ pub struct Container {
 }
 
 impl Container {
-    /// The names in a spec's annotations: containerd's CRI plugin sets its own, CRI-O passes the kubelet's labels on
-    /// (`pkg/kubelet/types/labels.go` of Kubernetes).
+    /// The names in a spec's annotations: containerd's CRI plugin sets its own, CRI-O passes the
+    /// kubelet's labels on (`pkg/kubelet/types/labels.go` of Kubernetes).
     pub fn from_spec(spec: &SpecView<'_>) -> Self {
         let named = |containerds: &str, kubelets: &str| {
-            spec.annotation(containerds).or_else(|| spec.annotation(kubelets)).map(str::to_owned)
+            spec.annotation(containerds)
+                .or_else(|| spec.annotation(kubelets))
+                .map(str::to_owned)
         };
         Self {
-            name: named("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
+            name: named(
+                "io.kubernetes.cri.container-name",
+                "io.kubernetes.container.name",
+            ),
             pod: named("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
-            namespace: named("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+            namespace: named(
+                "io.kubernetes.cri.sandbox-namespace",
+                "io.kubernetes.pod.namespace",
+            ),
             uid: named("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
         }
     }

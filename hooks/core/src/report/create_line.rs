@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::RecordedReport;
 use super::journal_line::LineKind;
 
-/// A line about one create. `R` is a reference to a [`Report`](super::Report) in a line that is written.
+/// A line about one create. `R` is a reference to a [`Report`](super::Report) in a line that is
+/// written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CreateLine<R = RecordedReport> {
     version: u32,
@@ -49,7 +50,17 @@ impl<R> CreateLine<R> {
 
     fn of_kind(kind: LineKind, report: R) -> Self {
         let (version, unknown) = (kind.version(), BTreeMap::new());
-        Self { version, kind, time: None, id: None, attempt: 0, pid: None, report, omitted_binds: None, unknown }
+        Self {
+            version,
+            kind,
+            time: None,
+            id: None,
+            attempt: 0,
+            pid: None,
+            report,
+            omitted_binds: None,
+            unknown,
+        }
     }
 
     /// True if it has a key of a newer version.

@@ -7,9 +7,9 @@
 //! | `rebind` | 2 | the subpaths of a volume, between creates |
 //! | `refresh` | 2 | a running container |
 //!
-//! After a rollback, an older program reads lines of a newer one. It passes over every line that has a newer version, a key
-//! or a value that it does not know, and counts them. So a kind keeps the version in which it first appeared, until its own
-//! form changes.
+//! After a rollback, an older program reads lines of a newer one. It passes over every line that
+//! has a newer version, a key or a value that it does not know, and counts them. So a kind keeps
+//! the version in which it first appeared, until its own form changes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -50,7 +50,8 @@ pub(super) enum LineKind {
 }
 
 impl LineKind {
-    /// The version that this program writes for the kind. Each new key or value of the kind needs the next number.
+    /// The version that this program writes for the kind. Each new key or value of the kind needs
+    /// the next number.
     pub(super) fn version(self) -> u32 {
         match self {
             Self::Create => 1,
@@ -58,7 +59,10 @@ impl LineKind {
         }
     }
 
-    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    #[allow(
+        clippy::trivially_copy_pass_by_ref,
+        reason = "serde passes a reference"
+    )]
     pub(super) fn is_create(&self) -> bool {
         *self == Self::Create
     }
@@ -79,7 +83,9 @@ impl JournalLine {
             return Err(UnreadLine::Foreign);
         }
         let Head { version, kind } = serde_json::from_str(line).map_err(|_| UnreadLine::Foreign)?;
-        let kind = kind.map_or(Ok(LineKind::Create), serde_json::from_value).map_err(|_| UnreadLine::Newer)?;
+        let kind = kind
+            .map_or(Ok(LineKind::Create), serde_json::from_value)
+            .map_err(|_| UnreadLine::Newer)?;
         if version > kind.version() {
             return Err(UnreadLine::Newer);
         }
@@ -112,7 +118,9 @@ impl JournalLine {
 }
 
 fn create(line: &str) -> Option<CreateLine> {
-    serde_json::from_str(line).ok().filter(|line: &CreateLine| !line.has_unknown_keys())
+    serde_json::from_str(line)
+        .ok()
+        .filter(|line: &CreateLine| !line.has_unknown_keys())
 }
 
 #[cfg(test)]
@@ -122,7 +130,9 @@ mod tests {
     use crate::places::Places;
     use crate::policy::Scope;
     use crate::refresh_request::Notify;
-    use crate::report::{Actor, AttachMethod, MountResult, Notification, Outcome, RefreshedMount, Report};
+    use crate::report::{
+        Actor, AttachMethod, MountResult, Notification, Outcome, RefreshedMount, Report,
+    };
     use crate::source::SourceKind;
 
     fn report() -> Report {
@@ -157,24 +167,40 @@ mod tests {
         let mount = |outcome| RefreshedMount::new("/d".as_ref(), "/s".as_ref(), outcome);
         let mut line = RefreshLine::new(Actor::Operator, "c", Container::default());
         line.mounts = vec![
-            mount(MountResult::Replaced { method: AttachMethod::Beneath }),
-            mount(MountResult::Failed { error: "why".to_owned() }),
+            mount(MountResult::Replaced {
+                method: AttachMethod::Beneath,
+            }),
+            mount(MountResult::Failed {
+                error: "why".to_owned(),
+            }),
         ];
-        line.notification = Some(Notification { request: Notify::Touch, error: Some("no".to_owned()) });
+        line.notification = Some(Notification {
+            request: Notify::Touch,
+            error: Some("no".to_owned()),
+        });
         serde_json::to_string(&line).unwrap()
     }
 
     #[test]
     fn a_line_is_read_as_it_was_written() {
-        let JournalLine::Create(line) = JournalLine::parse(&written()).unwrap() else { panic!("another kind") };
+        let JournalLine::Create(line) = JournalLine::parse(&written()).unwrap() else {
+            panic!("another kind")
+        };
         let bind = &line.report.binds[0];
         assert!(bind.is_finding() && bind.is_repaired());
         assert_eq!(bind.destination.as_deref(), Some("/etc/app.conf"));
         assert_eq!(serde_json::to_string(&line).unwrap(), written());
-        let JournalLine::Rebind(line) = JournalLine::parse(&rebind()).unwrap() else { panic!("another kind") };
-        assert_eq!((line.binds.len(), line.container.uid.as_deref()), (1, Some("u")));
+        let JournalLine::Rebind(line) = JournalLine::parse(&rebind()).unwrap() else {
+            panic!("another kind")
+        };
+        assert_eq!(
+            (line.binds.len(), line.container.uid.as_deref()),
+            (1, Some("u"))
+        );
         assert_eq!(serde_json::to_string(&line).unwrap(), rebind());
-        let JournalLine::Refresh(line) = JournalLine::parse(&refresh()).unwrap() else { panic!("another kind") };
+        let JournalLine::Refresh(line) = JournalLine::parse(&refresh()).unwrap() else {
+            panic!("another kind")
+        };
         assert!(line.has_unrepaired() && line.mounts[0].outcome.is_replaced());
         assert_eq!(serde_json::to_string(&line).unwrap(), refresh());
     }
@@ -184,11 +210,18 @@ mod tests {
     fn a_create_keeps_version_1_and_any_other_line_has_version_2() {
         let report = report();
         let of_plugin = serde_json::to_string(&CreateLine::of_nri_plugin(&report)).unwrap();
-        assert!(written().starts_with(r#"{"version":1,"time""#), "{}", written());
+        assert!(
+            written().starts_with(r#"{"version":1,"time""#),
+            "{}",
+            written()
+        );
         for line in [&of_plugin, &rebind(), &refresh()] {
             assert!(line.starts_with(r#"{"version":2,"kind":""#), "{line}");
         }
-        assert!(matches!(JournalLine::parse(&of_plugin), Ok(JournalLine::NriCreate(_))));
+        assert!(matches!(
+            JournalLine::parse(&of_plugin),
+            Ok(JournalLine::NriCreate(_))
+        ));
     }
 
     #[test]
@@ -196,7 +229,11 @@ mod tests {
         let newer = |line: String, from: &str, to: &str| {
             let changed = line.replace(from, to);
             assert_ne!(changed, line, "{from}");
-            assert_eq!(JournalLine::parse(&changed).unwrap_err(), UnreadLine::Newer, "{to}");
+            assert_eq!(
+                JournalLine::parse(&changed).unwrap_err(),
+                UnreadLine::Newer,
+                "{to}"
+            );
         };
         for (from, to) in [
             (r#""version":1"#, r#""version":2"#),
@@ -230,7 +267,11 @@ mod tests {
     #[test]
     fn any_other_line_is_foreign() {
         for line in ["", "no", "{}", r#"{"time":null,"binds":[]}"#, "[1]"] {
-            assert_eq!(JournalLine::parse(line).unwrap_err(), UnreadLine::Foreign, "{line}");
+            assert_eq!(
+                JournalLine::parse(line).unwrap_err(),
+                UnreadLine::Foreign,
+                "{line}"
+            );
         }
     }
 }

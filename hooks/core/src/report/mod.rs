@@ -1,7 +1,8 @@
 //! The report of one check of a bundle or a node, for the journal, logs and the command line.
 //!
-//! A bind keeps its [`Finding`] and [`Outcome`] as types until a program prints them. [`BindRecord`] is the only JSON form:
-//! every report is written through it, and the journal is read through it.
+//! A bind keeps its [`Finding`] and [`Outcome`] as types until a program prints them.
+//! [`BindRecord`] is the only JSON form: every report is written through it, and the journal is
+//! read through it.
 
 mod bind;
 mod container;
@@ -38,7 +39,11 @@ pub type RecordedReport = ReportOf<BindRecord<'static>>;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReportOf<B> {
     /// The checked bundle. Its path need not be text.
-    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "as_text"
+    )]
     pub bundle: Option<PathBuf>,
     /// The container, as the spec's annotations name it.
     #[serde(default, skip_serializing_if = "Container::is_empty")]
@@ -74,7 +79,10 @@ impl<B> Default for ReportOf<B> {
 impl Report {
     /// An empty report on a bundle.
     pub fn about_bundle(bundle: &Path) -> Self {
-        Self { bundle: Some(bundle.to_owned()), ..Self::default() }
+        Self {
+            bundle: Some(bundle.to_owned()),
+            ..Self::default()
+        }
     }
 
     /// Adds findings and the outcome of each. Foreign binds are only counted.
@@ -82,7 +90,10 @@ impl Report {
         for finding in findings {
             match finding.verdict {
                 Verdict::Foreign => self.foreign += 1,
-                _ => self.binds.push(BindReport { outcome: outcome(&finding), finding }),
+                _ => self.binds.push(BindReport {
+                    outcome: outcome(&finding),
+                    finding,
+                }),
             }
         }
     }
@@ -99,7 +110,9 @@ impl Report {
 }
 
 fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
-    path.as_deref().map(Path::to_string_lossy).serialize(serializer)
+    path.as_deref()
+        .map(Path::to_string_lossy)
+        .serialize(serializer)
 }
 
 fn microseconds(elapsed: Duration) -> u64 {

@@ -61,9 +61,12 @@ pub enum PlannedAction {
 }
 
 impl Outcome {
-    /// The command that helps if a mount on the host is private: mount(8). systemd does the same with `/` at boot.
+    /// The command that helps if a mount on the host is private: mount(8). systemd does the same
+    /// with `/` at boot.
     pub fn needs_shared(mount_point: &Path) -> Self {
-        Self::NeedsSharedMount { command: format!("mount --make-rshared {}", mount_point.display()) }
+        Self::NeedsSharedMount {
+            command: format!("mount --make-rshared {}", mount_point.display()),
+        }
     }
 
     /// True if the bind is healthy now, or its stale mount is gone.
@@ -71,7 +74,10 @@ impl Outcome {
         match self {
             Self::Rebound { .. } | Self::AlreadyCurrent | Self::Detached => true,
             Self::PointedAtVolume { .. } | Self::MadeRslave => true,
-            Self::NeedsSharedMount { .. } | Self::Planned { .. } | Self::Refused | Self::Failed { .. } => false,
+            Self::NeedsSharedMount { .. }
+            | Self::Planned { .. }
+            | Self::Refused
+            | Self::Failed { .. } => false,
         }
     }
 }
@@ -82,10 +88,14 @@ impl fmt::Display for Outcome {
             Self::Rebound { tries: 1 } => f.write_str("re-bound to the current target"),
             Self::Rebound { tries } => write!(f, "re-bound to the current target, at try {tries}"),
             Self::AlreadyCurrent => f.write_str("another repair was first"),
-            Self::Detached => f.write_str("detached: the kubelet binds it anew at the container's next start"),
+            Self::Detached => {
+                f.write_str("detached: the kubelet binds it anew at the container's next start")
+            }
             Self::PointedAtVolume { source } => write!(f, "source pointed at {}", source.display()),
             Self::MadeRslave => f.write_str("made rslave"),
-            Self::NeedsSharedMount { command } => write!(f, "for it to have one, run on the host: {command}"),
+            Self::NeedsSharedMount { command } => {
+                write!(f, "for it to have one, run on the host: {command}")
+            }
             Self::Refused => f.write_str("the container is refused"),
             Self::Planned { action } => write!(f, "would be {action}"),
             Self::Failed { error } => write!(f, "could not be repaired: {error}"),

@@ -50,9 +50,17 @@ impl<'r> RebindLine<'r> {
             kind,
             time: None,
             by,
-            container: Container { uid: Some(pod_uid.to_owned()), ..Container::default() },
+            container: Container {
+                uid: Some(pod_uid.to_owned()),
+                ..Container::default()
+            },
             volume: volume.to_owned(),
-            binds: report.binds.iter().map(BindRecord::from).filter(BindRecord::is_finding).collect(),
+            binds: report
+                .binds
+                .iter()
+                .map(BindRecord::from)
+                .filter(BindRecord::is_finding)
+                .collect(),
             problems: report.problems.clone(),
             omitted_binds: None,
             duration_us: report.duration_us,

@@ -150,7 +150,11 @@ impl RefreshedMount {
     /// A mount of a container, and the file on the host that it is to show.
     pub fn new(destination: &Path, source: &Path, outcome: MountResult) -> Self {
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        Self { destination: text(destination), source: text(source), outcome }
+        Self {
+            destination: text(destination),
+            source: text(source),
+            outcome,
+        }
     }
 }
 
@@ -195,6 +199,8 @@ impl MountResult {
 impl fmt::Display for RefreshedMount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.destination)?;
-        self.outcome.reason().map_or(Ok(()), |reason| write!(f, ": {reason}"))
+        self.outcome
+            .reason()
+            .map_or(Ok(()), |reason| write!(f, ": {reason}"))
     }
 }

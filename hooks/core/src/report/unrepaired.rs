@@ -1,7 +1,7 @@
 //! The binds that can explain a runtime's error: they were not repaired, and mounting them fails.
 //!
-//! A runtime's error names a path below `volume-subpaths` and ENOENT. The pod's owner needs the volume, the reason and
-//! the next step, in the error that reaches the pod's events.
+//! A runtime's error names a path below `volume-subpaths` and ENOENT. The pod's owner needs the
+//! volume, the reason and the next step, in the error that reaches the pod's events.
 
 use super::{BindReport, Outcome};
 use crate::judge::{Finding, Verdict};
@@ -13,10 +13,15 @@ const MOST: usize = 3;
 /// The maximum length of the text for one bind, in bytes.
 const LONGEST: usize = 320;
 
-/// The reasons in one line, with the next step; `None` when no bind explains a failure of the runtime.
+/// The reasons in one line, with the next step; `None` when no bind explains a failure of the
+/// runtime.
 pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
     let reasons: Vec<String> = binds.iter().filter_map(explain).collect();
-    let named: Vec<_> = reasons.iter().take(MOST).map(|reason| cut(reason, LONGEST)).collect();
+    let named: Vec<_> = reasons
+        .iter()
+        .take(MOST)
+        .map(|reason| cut(reason, LONGEST))
+        .collect();
     let more = match reasons.len().saturating_sub(MOST) {
         0 => String::new(),
         more => format!("; and {more} more"),
@@ -33,25 +38,40 @@ fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
     let next = match &finding.verdict {
         // The reason contains the next step, which is the same for every reader.
         Verdict::Orphaned { remake: None, .. } => "",
-        Verdict::Orphaned { remake: Some(_), .. } | Verdict::Stale { .. } => {
-            "; delete the pod, or run on its node: bindguard diagnose"
+        Verdict::Orphaned {
+            remake: Some(_), ..
         }
+        | Verdict::Stale { .. } => "; delete the pod, or run on its node: bindguard diagnose",
         Verdict::Dead(_) => "; mount it anew on the node",
         // A mount of these succeeds, or its result is unknown.
-        Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::WithoutMaster => return None,
+        Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::WithoutMaster => {
+            return None;
+        }
         Verdict::Foreign | Verdict::NotProbed | Verdict::Unknown(_) => return None,
     };
     let reason = finding.verdict.reason()?;
-    Some(format!("{} is {}: {reason}{failed}{next}", place(finding), finding.verdict.name()))
+    Some(format!(
+        "{} is {}: {reason}{failed}{next}",
+        place(finding),
+        finding.verdict.name()
+    ))
 }
 
 /// The bind in the pod owner's terms: the runtime's error contains the source's path.
 fn place(finding: &Finding) -> String {
-    let path = finding.destination.as_deref().unwrap_or(&finding.source).display();
+    let path = finding
+        .destination
+        .as_deref()
+        .unwrap_or(&finding.source)
+        .display();
     match &finding.kind {
-        SourceKind::Subpath(subpath) => format!("the subPath of volume {} at {path}", subpath.volume()),
+        SourceKind::Subpath(subpath) => {
+            format!("the subPath of volume {} at {path}", subpath.volume())
+        }
         SourceKind::MountedVolume(_) | SourceKind::PlainVolume => format!("the volume at {path}"),
-        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => format!("the mount at {path}"),
+        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => {
+            format!("the mount at {path}")
+        }
     }
 }
 
@@ -76,13 +96,20 @@ mod tests {
     }
 
     fn explained(findings: &[Finding], outcome: Option<Outcome>) -> Option<String> {
-        let bind = |finding: &Finding| BindReport { finding: finding.clone(), outcome: outcome.clone() };
+        let bind = |finding: &Finding| BindReport {
+            finding: finding.clone(),
+            outcome: outcome.clone(),
+        };
         explain_unrepaired(&findings.iter().map(bind).collect::<Vec<_>>())
     }
 
     fn without_its_key() -> Finding {
         let lacks = Lack::Key("app.conf".into());
-        finding(Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks, remake: None })
+        finding(Verdict::Orphaned {
+            cause: StaleCause::DeletedRoot,
+            lacks,
+            remake: None,
+        })
     }
 
     #[test]
@@ -104,17 +131,33 @@ mod tests {
         };
         let repaired = Outcome::Rebound { tries: 1 };
         assert_eq!(explained(&[stale()], Some(repaired)), None);
-        assert_eq!(explained(&[finding(Verdict::Unmounted(Unmounted::Subpath))], None), None);
-        let failed = Outcome::Failed { error: "no such kernel".to_owned() };
+        assert_eq!(
+            explained(&[finding(Verdict::Unmounted(Unmounted::Subpath))], None),
+            None
+        );
+        let failed = Outcome::Failed {
+            error: "no such kernel".to_owned(),
+        };
         let text = explained(&[stale()], Some(failed)).unwrap();
-        assert!(text.contains("why; could not be repaired: no such kernel; delete the pod"), "{text}");
+        assert!(
+            text.contains("why; could not be repaired: no such kernel; delete the pod"),
+            "{text}"
+        );
     }
 
     #[test]
     fn an_event_has_room_for_it() {
         let lacks = Lack::Key("k".repeat(5000).into());
-        let long = finding(Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks, remake: None });
+        let long = finding(Verdict::Orphaned {
+            cause: StaleCause::DeletedRoot,
+            lacks,
+            remake: None,
+        });
         let text = explained(&vec![long; 9], None).unwrap();
-        assert!(text.len() < 1024 && text.ends_with("; and 6 more"), "{} bytes", text.len());
+        assert!(
+            text.len() < 1024 && text.ends_with("; and 6 more"),
+            "{} bytes",
+            text.len()
+        );
     }
 }

@@ -7,14 +7,16 @@ pub enum RequestedAccess {
     ReadWrite,
     /// `ro`: the bind's own mount is read-only. Mounts below it stay writable.
     ReadOnly,
-    /// `rro`: every mount below it at the time of the bind is also read-only. mount_setattr(2), Linux 5.12
+    /// `rro`: every mount below it at the time of the bind is also read-only. mount_setattr(2),
+    /// Linux 5.12
     RecursivelyReadOnly,
 }
 
 impl RequestedAccess {
-    /// The access that these mount options request. runc and crun treat `ro` and `rro` separately. Of `ro` and `rw` the last option
-    /// counts. With both `rro` and `rrw`, crun and runc before 1.2 pass both to mount_setattr(2), and the kernel clears a flag
-    /// before it sets it: `rro` applies in any order.
+    /// The access that these mount options request. runc and crun treat `ro` and `rro` separately.
+    /// Of `ro` and `rw` the last option counts. With both `rro` and `rrw`, crun and runc before 1.2
+    /// pass both to mount_setattr(2), and the kernel clears a flag before it sets it: `rro` applies
+    /// in any order.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut own, mut recursive) = (false, false);
         for option in options {
@@ -39,13 +41,36 @@ mod tests {
 
     #[test]
     fn the_last_of_ro_and_rw_counts_and_rro_in_any_order() {
-        assert_eq!(RequestedAccess::from_options(["rbind", "rw"]), RequestedAccess::ReadWrite);
-        assert_eq!(RequestedAccess::from_options(["ro", "rw"]), RequestedAccess::ReadWrite);
-        assert_eq!(RequestedAccess::from_options(["rw", "rbind", "ro"]), RequestedAccess::ReadOnly);
-        assert_eq!(RequestedAccess::from_options(["rro", "ro", "rw"]), RequestedAccess::RecursivelyReadOnly);
-        for options in [["ro", "rro", "rrw"], ["rrw", "rro", "ro"], ["rro", "rw", "rrw"]] {
-            assert_eq!(RequestedAccess::from_options(options), RequestedAccess::RecursivelyReadOnly, "{options:?}");
+        assert_eq!(
+            RequestedAccess::from_options(["rbind", "rw"]),
+            RequestedAccess::ReadWrite
+        );
+        assert_eq!(
+            RequestedAccess::from_options(["ro", "rw"]),
+            RequestedAccess::ReadWrite
+        );
+        assert_eq!(
+            RequestedAccess::from_options(["rw", "rbind", "ro"]),
+            RequestedAccess::ReadOnly
+        );
+        assert_eq!(
+            RequestedAccess::from_options(["rro", "ro", "rw"]),
+            RequestedAccess::RecursivelyReadOnly
+        );
+        for options in [
+            ["ro", "rro", "rrw"],
+            ["rrw", "rro", "ro"],
+            ["rro", "rw", "rrw"],
+        ] {
+            assert_eq!(
+                RequestedAccess::from_options(options),
+                RequestedAccess::RecursivelyReadOnly,
+                "{options:?}"
+            );
         }
-        assert_eq!(RequestedAccess::from_options(["ro", "rrw"]), RequestedAccess::ReadOnly);
+        assert_eq!(
+            RequestedAccess::from_options(["ro", "rrw"]),
+            RequestedAccess::ReadOnly
+        );
     }
 }

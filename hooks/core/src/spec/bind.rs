@@ -13,8 +13,8 @@ use super::propagation::RequestedPropagation;
 
 /// A mount of the spec that runc would bind.
 ///
-/// runc and crun treat an entry as a bind if its type is `bind`, or if its options contain `bind` or `rbind`. In the latter
-/// case the type can be any; `none` is common.
+/// runc and crun treat an entry as a bind if its type is `bind`, or if its options contain `bind`
+/// or `rbind`. In the latter case the type can be any; `none` is common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bind<'a> {
     index: usize,
@@ -36,15 +36,22 @@ pub(super) struct Written<'a> {
 
 impl<'a> Bind<'a> {
     /// The entry at `index` of `mounts`; `None` if it is no bind.
-    pub(super) fn from_entry(index: usize, entry: RawMount<'a>) -> serde_json::Result<Option<Self>> {
-        let Some(source) = entry.source else { return Ok(None) };
+    pub(super) fn from_entry(
+        index: usize,
+        entry: RawMount<'a>,
+    ) -> serde_json::Result<Option<Self>> {
+        let Some(source) = entry.source else {
+            return Ok(None);
+        };
         let written: Vec<Option<Text<'_>>> = match entry.options {
             Some(options) => serde_json::from_str::<Option<_>>(options.get())?.unwrap_or_default(),
             None => Vec::new(),
         };
         let options = || written.iter().flatten().map(|Text(option)| &**option);
         let is_recursive = options().any(|option| option == "rbind");
-        let is_bind = is_recursive || entry.kind.is_some_and(|kind| kind == "bind") || options().any(|o| o == "bind");
+        let is_bind = is_recursive
+            || entry.kind.is_some_and(|kind| kind == "bind")
+            || options().any(|o| o == "bind");
         let bind = || {
             Ok(Self {
                 index,
@@ -53,7 +60,10 @@ impl<'a> Bind<'a> {
                 propagation: RequestedPropagation::from_options(options()),
                 access: RequestedAccess::from_options(options()),
                 is_recursive,
-                written: Written { source: source.get(), options: entry.options.map(RawValue::get) },
+                written: Written {
+                    source: source.get(),
+                    options: entry.options.map(RawValue::get),
+                },
             })
         };
         is_bind.then(bind).transpose()
@@ -98,8 +108,8 @@ fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
     serde_json::from_str(raw.get()).map(|Text(text)| text)
 }
 
-/// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, the last of several equal keys
-/// applies, and a string that is `null` is ignored.
+/// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, the last of
+/// several equal keys applies, and a string that is `null` is ignored.
 #[derive(Debug, Default)]
 pub(super) struct RawMount<'a> {
     kind: Option<Cow<'a, str>>,
@@ -137,7 +147,9 @@ impl<'de> Deserialize<'de> for RawMount<'de> {
 }
 
 fn text<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
-    Ok(map.next_value::<Option<Text<'de>>>()?.map(|Text(text)| text))
+    Ok(map
+        .next_value::<Option<Text<'de>>>()?
+        .map(|Text(text)| text))
 }
 
 fn not_null(raw: &RawValue) -> Option<&RawValue> {

@@ -76,10 +76,16 @@ impl SpecView<'_> {
     fn splices(&self, edit: &SpecEdit) -> Result<Vec<Splice>, EditError> {
         match edit {
             SpecEdit::Source { bind, to } => {
-                let not_utf8 = || EditError::NotUtf8 { bind: *bind, to: to.clone() };
+                let not_utf8 = || EditError::NotUtf8 {
+                    bind: *bind,
+                    to: to.clone(),
+                };
                 let path = to.to_str().ok_or_else(not_utf8)?;
                 let quoted = serde_json::Value::from(path).to_string();
-                Ok(vec![(self.place(self.bind(*bind)?.written().source), quoted)])
+                Ok(vec![(
+                    self.place(self.bind(*bind)?.written().source),
+                    quoted,
+                )])
             }
             SpecEdit::BindRslave { bind } => Ok(self.bind_rslave(self.bind(*bind)?)),
             SpecEdit::RootfsRslave => Ok(self.rootfs_rslave().into_iter().collect()),
@@ -87,7 +93,10 @@ impl SpecView<'_> {
     }
 
     fn bind(&self, index: usize) -> Result<&Bind<'_>, EditError> {
-        self.binds().iter().find(|b| b.index() == index).ok_or(EditError::NoSuchBind(index))
+        self.binds()
+            .iter()
+            .find(|b| b.index() == index)
+            .ok_or(EditError::NoSuchBind(index))
     }
 
     fn place(&self, written: &str) -> Range<usize> {
@@ -97,19 +106,27 @@ impl SpecView<'_> {
     fn bind_rslave(&self, bind: &Bind<'_>) -> Vec<Splice> {
         let Some(written) = bind.written().options else {
             let behind_source = self.place(bind.written().source).end;
-            return vec![(behind_source..behind_source, format!(",\"options\":[{RSLAVE}]"))];
+            return vec![(
+                behind_source..behind_source,
+                format!(",\"options\":[{RSLAVE}]"),
+            )];
         };
         let options = options(written);
         let Some(last) = options.last().map(|last| self.place(last).end) else {
             return vec![self.first_option(written)];
         };
-        // runc applies propagation options one after the other, so none that lowers propagation may stay.
+        // runc applies propagation options one after the other, so none that lowers propagation may
+        // stay.
         let lowering: Vec<Splice> = options
             .into_iter()
             .filter(|option| keeps_host_mounts_alive(option))
             .map(|option| (self.place(option), RSLAVE.to_owned()))
             .collect();
-        if lowering.is_empty() { vec![(last..last, format!(",{RSLAVE}"))] } else { lowering }
+        if lowering.is_empty() {
+            vec![(last..last, format!(",{RSLAVE}"))]
+        } else {
+            lowering
+        }
     }
 
     /// An empty array keeps the white space between its brackets; null becomes an array.
@@ -128,7 +145,10 @@ impl SpecView<'_> {
         let spec: RawObject<'_> = serde_json::from_slice(self.bytes()).ok()?;
         let Some(linux) = spec.written("linux") else {
             let brace = 1 + self.bytes().iter().position(|b| *b == b'{')?;
-            return Some((brace..brace, format!("\"linux\":{{{key}}}{}", comma_before(&spec))));
+            return Some((
+                brace..brace,
+                format!("\"linux\":{{{key}}}{}", comma_before(&spec)),
+            ));
         };
         if linux.get() == "null" {
             return Some((self.place(linux.get()), format!("{{{key}}}")));
@@ -138,7 +158,10 @@ impl SpecView<'_> {
             Some(value) => (self.place(value.get()), RSLAVE.to_owned()),
             None => {
                 let behind_brace = self.place(linux.get()).start + 1;
-                (behind_brace..behind_brace, format!("{key}{}", comma_before(&object)))
+                (
+                    behind_brace..behind_brace,
+                    format!("{key}{}", comma_before(&object)),
+                )
             }
         })
     }
@@ -151,7 +174,11 @@ fn comma_before(keys: &RawObject<'_>) -> &'static str {
 /// Each option as it is written. An earlier step parsed them as a list of strings.
 fn options(written: &str) -> Vec<&str> {
     let options: Option<Vec<&RawValue>> = serde_json::from_str(written).unwrap_or_default();
-    options.unwrap_or_default().into_iter().map(RawValue::get).collect()
+    options
+        .unwrap_or_default()
+        .into_iter()
+        .map(RawValue::get)
+        .collect()
 }
 
 fn keeps_host_mounts_alive(option: &str) -> bool {

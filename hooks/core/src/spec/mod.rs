@@ -1,10 +1,12 @@
 //! The OCI spec, read and edited as bytes.
 //!
-//! A spec is kept as the bytes that containerd wrote. [`read`] extracts the few values that the guard needs, and [`edit`]
-//! replaces only those. Unknown fields, big numbers, odd escapes and duplicate keys therefore reach the runtime unchanged.
-//! A round trip through typed structs cannot guarantee that.
+//! A spec is kept as the bytes that containerd wrote. [`read`] extracts the few values that the
+//! guard needs, and [`edit`] replaces only those. Unknown fields, big numbers, odd escapes and
+//! duplicate keys therefore reach the runtime unchanged. A round trip through typed structs cannot
+//! guarantee that.
 //!
-//! Mirrors the [runtime spec's `mounts` and `linux.rootfsPropagation`][spec] as runc and crun read them.
+//! Mirrors the [runtime spec's `mounts` and `linux.rootfsPropagation`][spec] as runc and crun read
+//! them.
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md#mounts
 

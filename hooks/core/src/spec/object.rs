@@ -1,7 +1,7 @@
 //! A JSON object as the list of its entries: keys are decoded, values unchanged.
 //!
-//! Strings are read as leniently as Go's `encoding/json` reads them, which runc and containerd use: half of a surrogate pair
-//! becomes U+FFFD. Duplicate keys are kept, and the last one applies.
+//! Strings are read as leniently as Go's `encoding/json` reads them, which runc and containerd use:
+//! half of a surrogate pair becomes U+FFFD. Duplicate keys are kept, and the last one applies.
 //! Every value is a slice of the buffer that was parsed, so its place in that buffer is known.
 
 use std::borrow::Cow;
@@ -25,7 +25,11 @@ impl<'a> RawObject<'a> {
 
     /// The value that applies to `key`: the last one, `null` included.
     pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
-        self.0.iter().rev().find(|(name, _)| name == key).map(|&(_, raw)| raw)
+        self.0
+            .iter()
+            .rev()
+            .find(|(name, _)| name == key)
+            .map(|&(_, raw)| raw)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -70,19 +74,24 @@ impl<'de> Deserialize<'de> for Text<'de> {
             }
 
             fn visit_borrowed_bytes<E>(self, text: &'de [u8]) -> Result<Self::Value, E> {
-                Ok(Text(str::from_utf8(text).map_or_else(|_| Cow::Owned(repaired(text)), Cow::Borrowed)))
+                Ok(Text(str::from_utf8(text).map_or_else(
+                    |_| Cow::Owned(repaired(text)),
+                    Cow::Borrowed,
+                )))
             }
 
             fn visit_bytes<E>(self, text: &[u8]) -> Result<Self::Value, E> {
                 Ok(Text(Cow::Owned(repaired(text))))
             }
         }
-        // As a str, half of a surrogate pair would be an error; as bytes it arrives like any other code point.
+        // As a str, half of a surrogate pair would be an error; as bytes it arrives like any other
+        // code point.
         deserializer.deserialize_bytes(Words)
     }
 }
 
-/// Replaces invalid UTF-8 as Go does: half a surrogate pair (three bytes), or any other invalid byte, becomes one U+FFFD.
+/// Replaces invalid UTF-8 as Go does: half a surrogate pair (three bytes), or any other invalid
+/// byte, becomes one U+FFFD.
 fn repaired(text: &[u8]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -123,6 +132,9 @@ mod tests {
     fn a_value_knows_its_place() {
         let json = br#"{"a": [1, 2] }"#;
         let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
-        assert_eq!(&json[place(json, object.written("a").unwrap().get())], b"[1, 2]");
+        assert_eq!(
+            &json[place(json, object.written("a").unwrap().get())],
+            b"[1, 2]"
+        );
     }
 }

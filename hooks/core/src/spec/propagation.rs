@@ -2,8 +2,9 @@
 
 /// The combined propagation that the options of one bind request.
 ///
-/// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it changes which mounts a
-/// host umount reaches. With plain `slave` the submounts stay as they were cloned.
+/// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it
+/// changes which mounts a host umount reaches. With plain `slave` the submounts stay as they were
+/// cloned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestedPropagation {
     /// No propagation option at all: runc and crun make the bind rprivate.
@@ -21,14 +22,17 @@ pub enum RequestedPropagation {
 }
 
 impl RequestedPropagation {
-    /// The propagation that these mount options request. Any shared option wins: such a bind is never treated as less.
-    /// Otherwise the option that lowers most wins: runc applies all of them in turn, and a private mount made slave stays
-    /// private.
+    /// The propagation that these mount options request. Any shared option wins: such a bind is
+    /// never treated as less. Otherwise the option that lowers most wins: runc applies all of them
+    /// in turn, and a private mount made slave stays private.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         options
             .into_iter()
             .filter_map(Self::from_option)
-            .fold(Self::Nothing, |a, b| if b.rank() > a.rank() { b } else { a })
+            .fold(
+                Self::Nothing,
+                |a, b| if b.rank() > a.rank() { b } else { a },
+            )
     }
 
     /// The propagation that one mount option requests; `None` if it is no propagation option.
@@ -91,9 +95,21 @@ mod tests {
 
     #[test]
     fn shared_is_never_taken_for_less() {
-        assert_eq!(RequestedPropagation::from_options(["rprivate", "rshared", "rslave"]), RequestedPropagation::Shared);
-        assert_eq!(RequestedPropagation::from_options(["rbind", "ro"]), RequestedPropagation::Nothing);
-        assert_eq!(RequestedPropagation::from_options(["slave", "rbind"]), RequestedPropagation::Slave);
-        assert_eq!(RequestedPropagation::from_options(["rprivate", "rslave"]), RequestedPropagation::Private);
+        assert_eq!(
+            RequestedPropagation::from_options(["rprivate", "rshared", "rslave"]),
+            RequestedPropagation::Shared
+        );
+        assert_eq!(
+            RequestedPropagation::from_options(["rbind", "ro"]),
+            RequestedPropagation::Nothing
+        );
+        assert_eq!(
+            RequestedPropagation::from_options(["slave", "rbind"]),
+            RequestedPropagation::Slave
+        );
+        assert_eq!(
+            RequestedPropagation::from_options(["rprivate", "rslave"]),
+            RequestedPropagation::Private
+        );
     }
 }

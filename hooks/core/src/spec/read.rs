@@ -1,19 +1,21 @@
 //! Reads the few values that the guard needs in one pass over a spec's text.
 //!
-//! It follows runc, which uses Go's `encoding/json`: the last of several equal keys applies, annotations are merged,
-//! and `null` is no value.
+//! It follows runc, which uses Go's `encoding/json`: the last of several equal keys applies,
+//! annotations are merged, and `null` is no value.
 
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 
 use super::bind::{Bind, RawMount};
 use super::object::Text;
 use super::view::SpecError;
 
-/// The maximum number of binds that the guard checks. A pod has some tens. A hundred thousand would make the guard late and
-/// fill the journal.
+/// The maximum number of binds that the guard checks. A pod has some tens. A hundred thousand would
+/// make the guard late and fill the journal.
 pub(super) const MOST_BINDS: usize = 2_000;
 
 /// The values read from a spec.
@@ -28,17 +30,29 @@ pub(super) struct Values<'a> {
 
 impl<'a> Values<'a> {
     pub(super) fn from_text(text: &'a str) -> Result<Self, SpecError> {
-        // A fold over all bytes, because the compiler makes it several times as fast as a search that can stop early.
-        if text.bytes().fold(false, |found, byte| found | (byte < b' ')) {
-            // These are nearly always line breaks. But `Text` also accepts them inside a string, where JSON forbids them.
+        // A fold over all bytes, because the compiler makes it several times as fast as a search
+        // that can stop early.
+        if text
+            .bytes()
+            .fold(false, |found, byte| found | (byte < b' '))
+        {
+            // These are nearly always line breaks. But `Text` also accepts them inside a string,
+            // where JSON forbids them.
             serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
         }
         let (mut values, mut place) = (Self::default(), Position::Elsewhere);
         let mut json = serde_json::Deserializer::from_str(text);
-        let read = json.deserialize_map(Spec { values: &mut values, place: &mut place }).and_then(|()| json.end());
+        let read = json
+            .deserialize_map(Spec {
+                values: &mut values,
+                place: &mut place,
+            })
+            .and_then(|()| json.end());
         match (read, place.field()) {
             (Ok(()), _) => Ok(values),
-            (Err(source), Some(field)) if source.is_data() => Err(SpecError::Field { field, source }),
+            (Err(source), Some(field)) if source.is_data() => {
+                Err(SpecError::Field { field, source })
+            }
             (Err(source), _) => Err(SpecError::NotAnObject(source)),
         }
     }
@@ -85,7 +99,10 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
                 "mounts" => {
                     *place = Position::Mounts;
                     (values.binds, values.overlooked) = Default::default();
-                    spec.next_value_seed(Mounts { values: &mut *values, place: &mut *place })?;
+                    spec.next_value_seed(Mounts {
+                        values: &mut *values,
+                        place: &mut *place,
+                    })?;
                 }
                 "annotations" => {
                     *place = Position::Annotations;
@@ -97,8 +114,9 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
                 "linux" => {
                     *place = Position::Linux;
                     let linux = spec.next_value::<Option<Linux<'de>>>()?;
-                    values.rootfs_propagation =
-                        linux.and_then(|Linux(propagation)| propagation.or(values.rootfs_propagation.take()));
+                    values.rootfs_propagation = linux.and_then(|Linux(propagation)| {
+                        propagation.or(values.rootfs_propagation.take())
+                    });
                 }
                 _ => drop(spec.next_value::<IgnoredAny>()?),
             }
@@ -143,8 +161,12 @@ impl<'de> Visitor<'de> for Mounts<'_, 'de> {
                 break;
             }
             *place = Position::Mount(index);
-            let Some(entry) = mounts.next_element::<Option<RawMount<'de>>>()? else { return Ok(()) };
-            values.binds.extend(Bind::from_entry(index, entry.unwrap_or_default()).map_err(A::Error::custom)?);
+            let Some(entry) = mounts.next_element::<Option<RawMount<'de>>>()? else {
+                return Ok(());
+            };
+            values.binds.extend(
+                Bind::from_entry(index, entry.unwrap_or_default()).map_err(A::Error::custom)?,
+            );
         }
         while mounts.next_element::<IgnoredAny>()?.is_some() {
             values.overlooked += 1;
@@ -167,7 +189,9 @@ impl<'de> Deserialize<'de> for Annotations<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut annotations = Vec::new();
-                while let Some((Text(name), value)) = map.next_entry::<Text<'de>, Option<Text<'de>>>()? {
+                while let Some((Text(name), value)) =
+                    map.next_entry::<Text<'de>, Option<Text<'de>>>()?
+                {
                     // Go reads `null` as an empty string.
                     annotations.push((name, value.unwrap_or_default().0));
                 }

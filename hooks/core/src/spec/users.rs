@@ -1,6 +1,8 @@
-//! The user namespaces that a spec requests: that of the container, and those of its idmapped binds.
+//! The user namespaces that a spec requests: that of the container, and those of its idmapped
+//! binds.
 //!
-//! Mirrors `linux.namespaces`, `linux.uidMappings` and `mounts[].uidMappings` of the [runtime spec][spec] as runc and crun read them.
+//! Mirrors `linux.namespaces`, `linux.uidMappings` and `mounts[].uidMappings` of the [runtime
+//! spec][spec] as runc and crun read them.
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md
 
@@ -101,13 +103,20 @@ impl SpecUsers {
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
         let Spec { linux, mounts } = serde_json::from_slice(bytes)?;
         let mounts: Vec<Mount> = mounts.unwrap_or_default().into_iter().flatten().collect();
-        let destinations = mounts.iter().filter_map(|mount| mount.destination.clone()).collect();
+        let destinations = mounts
+            .iter()
+            .filter_map(|mount| mount.destination.clone())
+            .collect();
         let idmapped = mounts.into_iter().filter_map(|mount| {
             let ids = mount.ids()?;
             Some((mount.destination?, ids))
         });
         let namespace = linux.unwrap_or_default().user_namespace();
-        Ok(Self { namespace, destinations, idmapped: idmapped.collect() })
+        Ok(Self {
+            namespace,
+            destinations,
+            idmapped: idmapped.collect(),
+        })
     }
 
     /// The user namespace of the container.
@@ -117,15 +126,27 @@ impl SpecUsers {
 
     /// True if the spec mounts something at this place.
     pub fn has_mount_at(&self, place: &Path) -> bool {
-        self.destinations.iter().any(|destination| destination == place)
+        self.destinations
+            .iter()
+            .any(|destination| destination == place)
     }
 
-    /// The ids of the idmapped mount at this place. The image may have symlinks on the way to a destination: the mount at another
-    /// place is one of the idmapped binds, and has their ids if these are equal. `None` if they differ.
+    /// The ids of the idmapped mount at this place. The image may have symlinks on the way to a
+    /// destination: the mount at another place is one of the idmapped binds, and has their ids if
+    /// these are equal. `None` if they differ.
     pub fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
-        let named = self.idmapped.iter().rev().find(|(destination, _)| destination == place);
+        let named = self
+            .idmapped
+            .iter()
+            .rev()
+            .find(|(destination, _)| destination == place);
         let (_, first) = self.idmapped.first()?;
-        let equal = || self.idmapped.iter().all(|(_, ids)| ids == first).then_some(first);
+        let equal = || {
+            self.idmapped
+                .iter()
+                .all(|(_, ids)| ids == first)
+                .then_some(first)
+        };
         named.map(|(_, ids)| ids).or_else(equal)
     }
 }
@@ -133,7 +154,10 @@ impl SpecUsers {
 impl Linux {
     fn user_namespace(self) -> RequestedUserNamespace {
         let namespaces = self.namespaces.unwrap_or_default();
-        let Some(namespace) = namespaces.into_iter().find(|namespace| namespace.kind == "user") else {
+        let Some(namespace) = namespaces
+            .into_iter()
+            .find(|namespace| namespace.kind == "user")
+        else {
             return RequestedUserNamespace::OfRuntime;
         };
         let ids = IdMaps::of(self.uid_mappings, self.gid_mappings);
@@ -156,13 +180,18 @@ impl Mount {
         if ids != IdMaps::default() {
             return Some(BindIds::Own(ids));
         }
-        options().any(|option| option == "idmap" || option == "ridmap").then_some(BindIds::OfContainer)
+        options()
+            .any(|option| option == "idmap" || option == "ridmap")
+            .then_some(BindIds::OfContainer)
     }
 }
 
 impl IdMaps {
     fn of(users: Option<Vec<IdRange>>, groups: Option<Vec<IdRange>>) -> Self {
-        Self { users: IdMap::of(users.unwrap_or_default()), groups: IdMap::of(groups.unwrap_or_default()) }
+        Self {
+            users: IdMap::of(users.unwrap_or_default()),
+            groups: IdMap::of(groups.unwrap_or_default()),
+        }
     }
 }
 
@@ -177,16 +206,34 @@ impl IdMap {
     /// Reads a `/proc/PID/uid_map`; `None` if it is none.
     pub fn from_proc(text: &str) -> Option<Self> {
         let range = |line: &str| {
-            let mut numbers = line.split_ascii_whitespace().map(|number| number.parse().ok());
+            let mut numbers = line
+                .split_ascii_whitespace()
+                .map(|number| number.parse().ok());
             let (inside, outside, size) = (numbers.next()??, numbers.next()??, numbers.next()??);
-            Some(IdRange { inside, outside, size })
+            Some(IdRange {
+                inside,
+                outside,
+                size,
+            })
         };
-        text.lines().map(range).collect::<Option<Vec<_>>>().map(Self::of)
+        text.lines()
+            .map(range)
+            .collect::<Option<Vec<_>>>()
+            .map(Self::of)
     }
 
     /// The text for a `/proc/PID/uid_map`.
     pub fn to_proc(&self) -> String {
-        self.0.iter().map(|IdRange { inside, outside, size }| format!("{inside} {outside} {size}\n")).collect()
+        self.0
+            .iter()
+            .map(
+                |IdRange {
+                     inside,
+                     outside,
+                     size,
+                 }| format!("{inside} {outside} {size}\n"),
+            )
+            .collect()
     }
 }
 
@@ -194,7 +241,8 @@ impl IdRange {
     /// Extends this range by one that begins where it ends.
     fn takes_over(&mut self, next: &Self) -> bool {
         let ends = |begin: u32| begin.checked_add(self.size);
-        let follows = ends(self.inside) == Some(next.inside) && ends(self.outside) == Some(next.outside);
+        let follows =
+            ends(self.inside) == Some(next.inside) && ends(self.outside) == Some(next.outside);
         let size = self.size.checked_add(next.size).filter(|_| follows);
         self.size = size.unwrap_or(self.size);
         size.is_some()
@@ -209,11 +257,15 @@ mod tests {
 
     fn ids() -> IdMaps {
         let map = IdMap::from_proc("         0     100000      65536\n").unwrap();
-        IdMaps { users: map.clone(), groups: map }
+        IdMaps {
+            users: map.clone(),
+            groups: map,
+        }
     }
 
     fn users(linux: &str, mounts: &str) -> SpecUsers {
-        SpecUsers::from_spec(format!(r#"{{"linux":{linux},"mounts":{mounts}}}"#).as_bytes()).unwrap()
+        SpecUsers::from_spec(format!(r#"{{"linux":{linux},"mounts":{mounts}}}"#).as_bytes())
+            .unwrap()
     }
 
     #[test]
@@ -221,10 +273,16 @@ mod tests {
         let maps = format!(r#""uidMappings":{IDS},"gidMappings":{IDS}"#);
         for (linux, expected) in [
             ("null".to_owned(), RequestedUserNamespace::OfRuntime),
-            (r#"{"namespaces":[{"type":"mount"}]}"#.to_owned(), RequestedUserNamespace::OfRuntime),
+            (
+                r#"{"namespaces":[{"type":"mount"}]}"#.to_owned(),
+                RequestedUserNamespace::OfRuntime,
+            ),
             // Without a namespace nothing is mapped.
             (format!("{{{maps}}}"), RequestedUserNamespace::OfRuntime),
-            (format!(r#"{{"namespaces":[{{"type":"user"}}],{maps}}}"#), RequestedUserNamespace::WithIds(ids())),
+            (
+                format!(r#"{{"namespaces":[{{"type":"user"}}],{maps}}}"#),
+                RequestedUserNamespace::WithIds(ids()),
+            ),
             // As containerd writes it for the containers of a pod.
             (
                 format!(r#"{{"namespaces":[{{"type":"user","path":"/proc/7/ns/user"}}],{maps}}}"#),
@@ -234,7 +292,10 @@ mod tests {
                 r#"{"namespaces":[{"type":"user","path":"/proc/7/ns/user"}]}"#.to_owned(),
                 RequestedUserNamespace::AtPath("/proc/7/ns/user".into()),
             ),
-            (r#"{"namespaces":[{"type":"user"}]}"#.to_owned(), RequestedUserNamespace::WithIds(IdMaps::default())),
+            (
+                r#"{"namespaces":[{"type":"user"}]}"#.to_owned(),
+                RequestedUserNamespace::WithIds(IdMaps::default()),
+            ),
         ] {
             assert_eq!(*users(&linux, "null").namespace(), expected, "{linux}");
         }
@@ -247,16 +308,40 @@ mod tests {
         for (bind, expected) in [
             (mount(r#""options":["rbind","ro"]"#), None),
             (mount(r#""options":["idmap"]"#), Some(BindIds::OfContainer)),
-            (mount(&format!(r#""uidMappings":{IDS},"gidMappings":{IDS}"#)), Some(BindIds::Own(ids()))),
-            (mount(r#""options":["idmap=uids=0-1-10"]"#), Some(BindIds::OfRuntime("idmap=uids=0-1-10".to_owned()))),
+            (
+                mount(&format!(r#""uidMappings":{IDS},"gidMappings":{IDS}"#)),
+                Some(BindIds::Own(ids())),
+            ),
+            (
+                mount(r#""options":["idmap=uids=0-1-10"]"#),
+                Some(BindIds::OfRuntime("idmap=uids=0-1-10".to_owned())),
+            ),
         ] {
             let users = users("null", &format!("[null,{bind}]"));
-            assert_eq!(users.ids_of_mount_at("/a/".as_ref()), expected.as_ref(), "{bind}");
-            assert_eq!(users.ids_of_mount_at("/resolved/a".as_ref()), expected.as_ref(), "{bind}");
+            assert_eq!(
+                users.ids_of_mount_at("/a/".as_ref()),
+                expected.as_ref(),
+                "{bind}"
+            );
+            assert_eq!(
+                users.ids_of_mount_at("/resolved/a".as_ref()),
+                expected.as_ref(),
+                "{bind}"
+            );
         }
-        let two = format!(r#"[{},{{"destination":"/b","uidMappings":{IDS}}}]"#, mount(r#""options":["idmap"]"#));
-        assert_eq!(users("null", &two).ids_of_mount_at("/a".as_ref()), Some(&BindIds::OfContainer));
-        assert_eq!(users("null", &two).ids_of_mount_at("/other".as_ref()), None, "they differ");
+        let two = format!(
+            r#"[{},{{"destination":"/b","uidMappings":{IDS}}}]"#,
+            mount(r#""options":["idmap"]"#)
+        );
+        assert_eq!(
+            users("null", &two).ids_of_mount_at("/a".as_ref()),
+            Some(&BindIds::OfContainer)
+        );
+        assert_eq!(
+            users("null", &two).ids_of_mount_at("/other".as_ref()),
+            None,
+            "they differ"
+        );
     }
 
     #[test]
@@ -265,7 +350,10 @@ mod tests {
         assert_eq!(map("10 20 5\n0 10 10\n"), map("0 10 15"));
         assert_ne!(map("0 10 10\n10 21 5\n"), map("0 10 15"));
         assert_eq!(map("0 4294967290 3\n").to_proc(), "0 4294967290 3\n");
-        assert_eq!(map("4294967295 4294967295 1\n0 0 4294967295\n"), map("0 0 4294967295\n4294967295 4294967295 1"));
+        assert_eq!(
+            map("4294967295 4294967295 1\n0 0 4294967295\n"),
+            map("0 0 4294967295\n4294967295 4294967295 1")
+        );
         assert_eq!(IdMap::from_proc("0 1"), None);
     }
 }

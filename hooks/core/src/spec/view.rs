@@ -35,22 +35,31 @@ impl<'a> SpecView<'a> {
     /// Parses the bytes of a config.json.
     ///
     /// # Errors
-    /// If they are not one JSON object, or if `mounts`, `annotations` or `linux.rootfsPropagation` do not have the runtime
-    /// spec's shape. All other values only have to be JSON.
+    /// If they are not one JSON object, or if `mounts`, `annotations` or `linux.rootfsPropagation`
+    /// do not have the runtime spec's shape. All other values only have to be JSON.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
         let not_text = |error| SpecError::NotAnObject(serde_json::Error::custom(error));
         let values = Values::from_text(str::from_utf8(bytes).map_err(not_text)?)?;
         // For Go, an empty string means "not set".
-        let requested = values.rootfs_propagation.as_deref().filter(|word| !word.is_empty());
-        let rootfs_propagation =
-            requested.map_or(RootfsPropagation::Unset, |word| RootfsPropagation::Set(word.to_owned()));
-        Ok(Self { bytes, values, rootfs_propagation })
+        let requested = values
+            .rootfs_propagation
+            .as_deref()
+            .filter(|word| !word.is_empty());
+        let rootfs_propagation = requested.map_or(RootfsPropagation::Unset, |word| {
+            RootfsPropagation::Set(word.to_owned())
+        });
+        Ok(Self {
+            bytes,
+            values,
+            rootfs_propagation,
+        })
     }
 
     /// A message if there are more mounts than the guard checks.
     pub fn overlooked(&self) -> Option<String> {
         let count = self.values.overlooked;
-        (count > 0).then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not checked"))
+        (count > 0)
+            .then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not checked"))
     }
 
     /// The binds among the spec's mounts, in their order.
@@ -60,7 +69,12 @@ impl<'a> SpecView<'a> {
 
     /// An annotation's value.
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.values.annotations.iter().rev().find(|(name, _)| name == key).map(|(_, value)| &**value)
+        self.values
+            .annotations
+            .iter()
+            .rev()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| &**value)
     }
 
     /// The spec's `linux.rootfsPropagation`.
@@ -86,7 +100,11 @@ mod tests {
         let json = br#"{"mounts":[{"destination":"/proc","type":"proc","source":"proc"},
             {"destination":"/a","type":"bind","source":"/x"},{"destination":"/b","type":"none","source":"/y","options":["rbind"]}]}"#;
         let view = SpecView::from_bytes(json).unwrap();
-        let seen: Vec<_> = view.binds().iter().map(|b| (b.index(), b.source().to_str().unwrap())).collect();
+        let seen: Vec<_> = view
+            .binds()
+            .iter()
+            .map(|b| (b.index(), b.source().to_str().unwrap()))
+            .collect();
         assert_eq!(seen, [(1, "/x"), (2, "/y")]);
     }
 
@@ -94,7 +112,12 @@ mod tests {
     fn mounts_behind_too_many_binds_are_counted() {
         let bind = r#"{"type":"bind","source":"/x"}"#;
         let spec = |binds: usize| format!(r#"{{"mounts":[{}]}}"#, vec![bind; binds].join(","));
-        assert_eq!(SpecView::from_bytes(spec(MOST_BINDS).as_bytes()).unwrap().overlooked(), None);
+        assert_eq!(
+            SpecView::from_bytes(spec(MOST_BINDS).as_bytes())
+                .unwrap()
+                .overlooked(),
+            None
+        );
         let json = spec(MOST_BINDS + 3);
         let view = SpecView::from_bytes(json.as_bytes()).unwrap();
         assert_eq!(view.binds().len(), MOST_BINDS);
@@ -106,7 +129,14 @@ mod tests {
         let json =
             br#"{"annotations":{"a":null},"mounts":[null,{"type":"bind","source":"/x","options":[null,"rslave"]}]}"#;
         let view = SpecView::from_bytes(json).unwrap();
-        assert_eq!((view.annotation("a"), view.binds().len(), view.binds()[0].index()), (Some(""), 1, 1));
+        assert_eq!(
+            (
+                view.annotation("a"),
+                view.binds().len(),
+                view.binds()[0].index()
+            ),
+            (Some(""), 1, 1)
+        );
     }
 
     #[test]
@@ -115,18 +145,34 @@ mod tests {
             "options":["rshared"],"options":null,"destination":"/a","destination":"/b"}]}"#;
         let view = SpecView::from_bytes(json).unwrap();
         let bind = &view.binds()[0];
-        assert_eq!((bind.source(), bind.destination()), (Path::new("/y"), Path::new("/b")));
+        assert_eq!(
+            (bind.source(), bind.destination()),
+            (Path::new("/y"), Path::new("/b"))
+        );
         assert_eq!(bind.propagation(), RequestedPropagation::Nothing);
 
         let json = br#"{"annotations":{"a":"1","b":"1"},"annotations":{"a":"2"},
             "linux":{"rootfsPropagation":"rslave"},"linux":{"rootfsPropagation":null},"mounts":[{}],"mounts":null}"#;
         let view = SpecView::from_bytes(json).unwrap();
-        assert_eq!((view.annotation("a"), view.annotation("b"), view.binds().len()), (Some("2"), Some("1"), 0));
-        assert_eq!(view.rootfs_propagation(), &RootfsPropagation::Set("rslave".to_owned()));
+        assert_eq!(
+            (
+                view.annotation("a"),
+                view.annotation("b"),
+                view.binds().len()
+            ),
+            (Some("2"), Some("1"), 0)
+        );
+        assert_eq!(
+            view.rootfs_propagation(),
+            &RootfsPropagation::Set("rslave".to_owned())
+        );
         let json =
             br#"{"annotations":{"a":"1"},"annotations":null,"linux":{"rootfsPropagation":"rslave"},"linux":null}"#;
         let view = SpecView::from_bytes(json).unwrap();
-        assert_eq!((view.annotation("a"), view.rootfs_propagation()), (None, &RootfsPropagation::Unset));
+        assert_eq!(
+            (view.annotation("a"), view.rootfs_propagation()),
+            (None, &RootfsPropagation::Unset)
+        );
     }
 
     #[test]
@@ -134,7 +180,10 @@ mod tests {
         for (json, name) in [
             (&b"[]"[..], "JSON object"),
             (b"{\"mounts\":[7]}", "mounts[0]"),
-            (br#"{"mounts":[{},{"type":"bind","source":"/x","options":[1]}]}"#, "mounts[1]"),
+            (
+                br#"{"mounts":[{},{"type":"bind","source":"/x","options":[1]}]}"#,
+                "mounts[1]",
+            ),
             (b"{\"mounts\":{}}", "mounts"),
             (b"{", "JSON object"),
         ] {

@@ -1,7 +1,7 @@
 //! Every mountinfo and config.json captured from real kubelets is read and judged.
 //!
-//! The captures contain only a subpath's own lines, so the volume's place is derived from the mount's root as the node had
-//! it. Each test sets the payload that is current "today".
+//! The captures contain only a subpath's own lines, so the volume's place is derived from the
+//! mount's root as the node had it. Each test sets the payload that is current "today".
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,17 +19,31 @@ use bindguard_core::policy::{Policy, Scope};
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_core::spec::{RequestedPropagation, SpecView};
 
-const SHOWN: FileIdentity = FileIdentity { device: 1, inode: 10, kind: FileKind::File };
+const SHOWN: FileIdentity = FileIdentity {
+    device: 1,
+    inode: 10,
+    kind: FileKind::File,
+};
 
 fn captured(prefix: &str, suffix: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let nodes = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    let files = nodes.flat_map(|node| fs::read_dir(node).unwrap().map(|entry| entry.unwrap().path()));
+    let nodes = fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
+    let files = nodes.flat_map(|node| {
+        fs::read_dir(node)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+    });
     let wanted = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_str().unwrap();
         name.starts_with(prefix) && name.ends_with(suffix)
     };
-    let mut found: Vec<_> = files.filter(wanted).map(|path| (path.clone(), fs::read(&path).unwrap())).collect();
+    let mut found: Vec<_> = files
+        .filter(wanted)
+        .map(|path| (path.clone(), fs::read(&path).unwrap()))
+        .collect();
     found.sort();
     assert!(!found.is_empty(), "no {prefix}*{suffix} among the fixtures");
     found
@@ -62,7 +76,11 @@ fn volume(table: &MountTable, entry: &MountEntry, subpath: &VolumeSubpath) -> Ob
         if let Some(mount) = table.stack_at(&directory).next() {
             return seen(mount.root.path.clone(), true);
         }
-        let folder = format!("/pods/{}/volumes/{plugin}/{}", subpath.pod_uid(), subpath.volume());
+        let folder = format!(
+            "/pods/{}/volumes/{plugin}/{}",
+            subpath.pod_uid(),
+            subpath.volume()
+        );
         let root = entry.root.path.to_str().unwrap();
         if let Some(at) = root.find(&folder) {
             return seen(PathBuf::from(&root[..at + folder.len()]), false);
@@ -80,21 +98,34 @@ fn evidence(table: &MountTable, entry: &MountEntry, target: Observed<Target>) ->
         covers_its_equal: false,
     };
     let volume = volume(table, entry, &subpath(entry).unwrap());
-    SubpathEvidence { mount: Observed::Seen(mount), reach: Reach::NotNeeded, volume, target }
+    SubpathEvidence {
+        mount: Observed::Seen(mount),
+        reach: Reach::NotNeeded,
+        volume,
+        target,
+    }
 }
 
 /// A target of the same file, in the payload that the mount shows.
 fn same_target(table: &MountTable, entry: &MountEntry) -> Observed<Target> {
     let seen = evidence(table, entry, Observed::Absent);
-    let (Observed::Seen(mount), Observed::Seen(volume)) = (&seen.mount, &seen.volume) else { return Observed::Absent };
+    let (Observed::Seen(mount), Observed::Seen(volume)) = (&seen.mount, &seen.volume) else {
+        return Observed::Absent;
+    };
     let timestamp = PathInVolume::from_mount(mount, volume).unwrap().timestamp;
-    Observed::Seen(Target { timestamp, file: Observed::Seen(SHOWN) })
+    Observed::Seen(Target {
+        timestamp,
+        file: Observed::Seen(SHOWN),
+    })
 }
 
 /// A target in a payload that was written since.
 fn newer_target() -> Observed<Target> {
     let timestamp = TimestampDirectory::from_name("..2026_11_21_23_59_59.1".as_ref());
-    Observed::Seen(Target { timestamp, file: Observed::Seen(FileIdentity { inode: 11, ..SHOWN }) })
+    Observed::Seen(Target {
+        timestamp,
+        file: Observed::Seen(FileIdentity { inode: 11, ..SHOWN }),
+    })
 }
 
 /// Each captured subpath line of the files `mountinfo-CASE-MOMENT.txt`.
@@ -102,7 +133,11 @@ fn each_subpath(moment: &str, mut check: impl FnMut(&str, &MountTable, &MountEnt
     let mut checked = 0;
     for (path, text) in captured("mountinfo-", &format!("-{moment}.txt")) {
         let table = MountTable::from_mountinfo(&text).unwrap();
-        for entry in table.entries().iter().filter(|entry| subpath(entry).is_some()) {
+        for entry in table
+            .entries()
+            .iter()
+            .filter(|entry| subpath(entry).is_some())
+        {
             check(path.to_str().unwrap(), &table, entry);
             checked += 1;
         }
@@ -113,7 +148,8 @@ fn each_subpath(moment: &str, mut check: impl FnMut(&str, &MountTable, &MountEnt
 #[test]
 fn every_mountinfo_is_read_and_written_back_byte_for_byte() {
     for (path, text) in captured("mountinfo-", ".txt") {
-        let table = MountTable::from_mountinfo(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let table = MountTable::from_mountinfo(&text)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert_eq!(
             String::from_utf8_lossy(&table.to_mountinfo()),
             String::from_utf8_lossy(&text),
@@ -127,7 +163,11 @@ fn every_mountinfo_is_read_and_written_back_byte_for_byte() {
 fn before_an_update_every_subpath_is_current_or_foreign() {
     each_subpath("before", |file, table, entry| {
         let verdict = judge(entry, &evidence(table, entry, same_target(table, entry)));
-        let expected = if file.contains("hostpath") { Verdict::Foreign } else { Verdict::Current };
+        let expected = if file.contains("hostpath") {
+            Verdict::Foreign
+        } else {
+            Verdict::Current
+        };
         assert_eq!(verdict, expected, "{file}");
     });
 }
@@ -137,14 +177,21 @@ fn after_an_update_every_deleted_root_is_stale_and_its_sub_path_is_known() {
     each_subpath("after", |file, table, entry| {
         assert!(entry.root.deleted, "{file}");
         let seen = evidence(table, entry, newer_target());
-        let Verdict::Stale { cause: StaleCause::DeletedRoot, remedy } = judge(entry, &seen) else {
+        let Verdict::Stale {
+            cause: StaleCause::DeletedRoot,
+            remedy,
+        } = judge(entry, &seen)
+        else {
             panic!("{file}: {:?}", judge(entry, &seen));
         };
         match remedy {
             Err(_) => assert!(file.contains("hostpath"), "{file}: no remedy"),
             Ok(remedy) => {
                 let name = remedy.sub_path.path.file_name().unwrap().to_str().unwrap();
-                assert!(entry.root.path.ends_with(&remedy.sub_path.path) && !name.starts_with("..2"), "{file}: {name}");
+                assert!(
+                    entry.root.path.ends_with(&remedy.sub_path.path) && !name.starts_with("..2"),
+                    "{file}: {name}"
+                );
             }
         }
     });
@@ -153,13 +200,22 @@ fn after_an_update_every_deleted_root_is_stale_and_its_sub_path_is_known() {
 #[test]
 fn after_an_update_a_subpath_whose_key_is_gone_is_orphaned() {
     let gone = || match newer_target() {
-        Observed::Seen(target) => Observed::Seen(Target { file: Observed::Absent, ..target }),
+        Observed::Seen(target) => Observed::Seen(Target {
+            file: Observed::Absent,
+            ..target
+        }),
         other => other,
     };
     each_subpath("after", |file, table, entry| {
         let verdict = judge(entry, &evidence(table, entry, gone()));
-        let orphaned =
-            matches!(&verdict, Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Key(_), .. });
+        let orphaned = matches!(
+            &verdict,
+            Verdict::Orphaned {
+                cause: StaleCause::DeletedRoot,
+                lacks: Lack::Key(_),
+                ..
+            }
+        );
         assert!(orphaned || file.contains("hostpath"), "{file}: {verdict:?}");
     });
 }
@@ -169,10 +225,22 @@ fn the_directory_that_a_kubelet_binds_for_a_removed_key_is_orphaned() {
     let mut seen = 0;
     for (file, text) in captured("mountinfo-keydel", "-restarted.txt") {
         let table = MountTable::from_mountinfo(&text).unwrap();
-        let gone = Observed::Seen(Target { timestamp: None, file: Observed::Absent });
-        let verdict = judge(&table.entries()[0], &evidence(&table, &table.entries()[0], gone));
+        let gone = Observed::Seen(Target {
+            timestamp: None,
+            file: Observed::Absent,
+        });
+        let verdict = judge(
+            &table.entries()[0],
+            &evidence(&table, &table.entries()[0], gone),
+        );
         assert!(
-            matches!(verdict, Verdict::Orphaned { cause: StaleCause::Placeholder, .. }),
+            matches!(
+                verdict,
+                Verdict::Orphaned {
+                    cause: StaleCause::Placeholder,
+                    ..
+                }
+            ),
             "{}: {verdict:?}",
             file.display()
         );
@@ -205,11 +273,16 @@ fn every_config_is_a_spec_but_the_one_that_was_cut_off() {
             *kinds.entry(kind.name()).or_insert(0) += 1;
         }
         assert!(
-            path.to_str().unwrap().contains("-pause") || view.annotation("io.kubernetes.cri.container-name").is_some()
+            path.to_str().unwrap().contains("-pause")
+                || view
+                    .annotation("io.kubernetes.cri.container-name")
+                    .is_some()
         );
     }
     assert!(
-        kinds[&KindName::Subpath] > 50 && kinds[&KindName::HostRoot] > 4 && kinds[&KindName::Foreign] > 100,
+        kinds[&KindName::Subpath] > 50
+            && kinds[&KindName::HostRoot] > 4
+            && kinds[&KindName::Foreign] > 100,
         "{kinds:?}"
     );
 }
@@ -217,26 +290,47 @@ fn every_config_is_a_spec_but_the_one_that_was_cut_off() {
 #[test]
 fn a_captured_host_root_bind_is_made_rslave_once() {
     use bindguard_core::evidence::HostMount;
-    let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
+    let host = Observed::Seen(HostMount {
+        mount_point: "/".into(),
+        passes_umounts_on: true,
+    });
     let findings = |view: &SpecView<'_>| -> Vec<Finding> {
-        let roots = view.binds().iter().filter(|bind| bind.source() == Path::new("/"));
+        let roots = view
+            .binds()
+            .iter()
+            .filter(|bind| bind.source() == Path::new("/"));
         let judged = roots.map(|bind| Finding {
             bind: Some(bind.index()),
             source: bind.source().into(),
             destination: Some(bind.destination().into()),
             kind: SourceKind::HostRoot,
-            verdict: judge_host_root(bind.propagation(), None, view.rootfs_propagation(), false, &host),
+            verdict: judge_host_root(
+                bind.propagation(),
+                None,
+                view.rootfs_propagation(),
+                false,
+                &host,
+            ),
         });
         judged.collect()
     };
     for (path, json) in captured("config-hostroot", ".json") {
         let view = SpecView::from_bytes(&json).unwrap();
         let plan = Plan::from_findings(&findings(&view), &Policy::default());
-        let root_binds = || view.binds().iter().filter(|bind| bind.source() == Path::new("/"));
-        let requested_rprivate = root_binds().any(|bind| bind.propagation() == RequestedPropagation::Private);
+        let root_binds = || {
+            view.binds()
+                .iter()
+                .filter(|bind| bind.source() == Path::new("/"))
+        };
+        let requested_rprivate =
+            root_binds().any(|bind| bind.propagation() == RequestedPropagation::Private);
         assert_eq!(!plan.is_empty(), requested_rprivate, "{}", path.display());
         let edited = view.edited(&plan.edits).unwrap();
         let again = SpecView::from_bytes(&edited).unwrap();
-        assert!(Plan::from_findings(&findings(&again), &Policy::default()).is_empty(), "{}", path.display());
+        assert!(
+            Plan::from_findings(&findings(&again), &Policy::default()).is_empty(),
+            "{}",
+            path.display()
+        );
     }
 }

@@ -1,12 +1,13 @@
-//! Runs the checks of the fuzz targets on their seeds and on all captures. Every finding that became a seed stays fixed, and
-//! the targets keep up with the code.
+//! Runs the checks of the fuzz targets on their seeds and on all captures. Every finding that
+//! became a seed stays fixed, and the targets keep up with the code.
 
 #![allow(clippy::disallowed_methods, reason = "seeds are files")]
 
 use std::fs;
 use std::path::Path;
 
-// The fuzz targets' own checks: their crate is outside of the workspace, because its programs need a C++ compiler.
+// The fuzz targets' own checks: their crate is outside of the workspace, because its programs need
+// a C++ compiler.
 #[path = "../../../fuzz/src/kubelet_paths.rs"]
 mod kubelet_paths;
 #[path = "../../../fuzz/src/mountinfo.rs"]

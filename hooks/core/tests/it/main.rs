@@ -1,6 +1,10 @@
 //! Captured data, fuzz seeds and models, through the public functions of `bindguard-core`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod fixtures;
 mod fuzz_seeds;

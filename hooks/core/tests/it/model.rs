@@ -1,10 +1,14 @@
-//! Random histories of a volume. Payloads are written, swapped, half written and stranded; files are replaced, removed and
-//! created again; mounts are lost and made again; servers die or forget; guards are killed in between.
+//! Random histories of a volume. Payloads are written, swapped, half written and stranded; files
+//! are replaced, removed and created again; mounts are lost and made again; servers die or forget;
+//! guards are killed in between.
 //!
-//! After every create the container gets what the kubelet would bind, or nothing exists that it could get. The model knows
-//! the truth, which the guard never sees.
+//! After every create the container gets what the kubelet would bind, or nothing exists that it
+//! could get. The model knows the truth, which the guard never sees.
 
-#![allow(clippy::disallowed_methods, reason = "how long it runs is the tester's choice")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "how long it runs is the tester's choice"
+)]
 
 mod world;
 
@@ -35,14 +39,21 @@ fn world() -> impl Strategy<Value = World> {
     let sub_path = prop::sample::select(vec!["app.conf", "deep/er"]);
     let kind = prop::sample::select(vec![FileKind::File, FileKind::Directory]);
     (volume, sub_path, kind).prop_map(|((folder, storage), sub_path, kind)| {
-        let plugin = folder.map_or(Plugin::host_path(), |folder| Plugin::from_folder(folder.as_ref()).unwrap());
+        let plugin = folder.map_or(Plugin::host_path(), |folder| {
+            Plugin::from_folder(folder.as_ref()).unwrap()
+        });
         World::new(plugin, storage, sub_path, kind)
     })
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let veiled =
-        prop::sample::select(vec![Veiled::Mount, Veiled::Identity, Veiled::Volume, Veiled::Target, Veiled::File]);
+    let veiled = prop::sample::select(vec![
+        Veiled::Mount,
+        Veiled::Identity,
+        Veiled::Volume,
+        Veiled::Target,
+        Veiled::File,
+    ]);
     prop_oneof![
         6 => (prop::bool::weighted(0.8), any::<bool>())
             .prop_map(|(with_key, strands_old)| Event::Update { with_key, strands_old }),
@@ -78,21 +89,36 @@ fn findings(world: &World) -> [Finding; 3] {
     };
     [
         finding(0, "/srv/data", SourceKind::Foreign, Verdict::Foreign),
-        finding(1, SUBPATH, SourceKind::Subpath(subpath()), judge_subpath(&subpath(), &world.evidence())),
+        finding(
+            1,
+            SUBPATH,
+            SourceKind::Subpath(subpath()),
+            judge_subpath(&subpath(), &world.evidence()),
+        ),
         finding(2, "/etc/hosts", SourceKind::Foreign, Verdict::Foreign),
     ]
 }
 
 fn plan(world: &World, policy: &Policy) -> Plan {
     let plan = Plan::from_findings(&findings(world), policy);
-    assert!(plan.rebinds.iter().all(|order| order.bind() == Some(1)), "{plan:?}");
+    assert!(
+        plan.rebinds.iter().all(|order| order.bind() == Some(1)),
+        "{plan:?}"
+    );
     assert!(!plan.edits_bind(0) && !plan.edits_bind(2), "{plan:?}");
-    assert!(!world.is_veiled() || plan.is_empty(), "planned on what was not read: {plan:?}");
-    assert!(world.answers() || plan.is_empty(), "planned on what does not answer: {plan:?}");
+    assert!(
+        !world.is_veiled() || plan.is_empty(),
+        "planned on what was not read: {plan:?}"
+    );
+    assert!(
+        world.answers() || plan.is_empty(),
+        "planned on what does not answer: {plan:?}"
+    );
     plan
 }
 
-/// Carries out one re-bind as the guard does, with a new check after each step; stops after the first step if `is_killed`.
+/// Carries out one re-bind as the guard does, with a new check after each step; stops after the
+/// first step if `is_killed`.
 fn carry_out(world: &mut World, policy: &Policy, is_killed: bool) {
     for _ in 0..8 {
         let orders = plan(world, policy).rebinds;
@@ -132,13 +158,28 @@ fn check(world: &World, policy: &Policy) {
     match &finding.verdict {
         Verdict::Current => {
             let top = top.expect("current without a mount");
-            assert_eq!((world.stack.len(), top.deleted, world.shows_dead_mount()), (1, false, false), "{world:?}");
-            assert_eq!(world.shown(), world.truth(), "current, and not what the kubelet would bind: {world:?}");
+            assert_eq!(
+                (world.stack.len(), top.deleted, world.shows_dead_mount()),
+                (1, false, false),
+                "{world:?}"
+            );
+            assert_eq!(
+                world.shown(),
+                world.truth(),
+                "current, and not what the kubelet would bind: {world:?}"
+            );
         }
         Verdict::Orphaned { .. } => {
-            assert!(!is_there_to_bind(world), "orphaned, and there is something to bind: {world:?}");
-            let shows_placeholder = world.is_kubelets() && top.is_some_and(|top| top.is_placeholder);
-            assert!(!shows_placeholder || world.truth().is_none(), "orphaned, and its key is there: {world:?}");
+            assert!(
+                !is_there_to_bind(world),
+                "orphaned, and there is something to bind: {world:?}"
+            );
+            let shows_placeholder =
+                world.is_kubelets() && top.is_some_and(|top| top.is_placeholder);
+            assert!(
+                !shows_placeholder || world.truth().is_none(),
+                "orphaned, and its key is there: {world:?}"
+            );
         }
         Verdict::Unmounted(Unmounted::Subpath) => assert!(world.stack.is_empty()),
         Verdict::Unmounted(Unmounted::Volume { .. }) => assert!(!world.is_there(), "{world:?}"),
@@ -153,16 +194,31 @@ fn check(world: &World, policy: &Policy) {
         // For a folder of the host, only a deletion can be detected.
         Verdict::Foreign => {
             let top = top.expect("foreign without a mount");
-            assert!(world.is_of_the_host() && !top.deleted && world.stack.len() == 1, "{world:?}");
+            assert!(
+                world.is_of_the_host() && !top.deleted && world.stack.len() == 1,
+                "{world:?}"
+            );
         }
         // No runtime can bind it, regardless of other evidence that could not be read.
-        Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(_) } => {
+        Verdict::Stale {
+            cause: StaleCause::DeletedRoot,
+            remedy: Err(_),
+        } => {
             assert!(top.is_some_and(|top| top.deleted), "{world:?}");
-            assert!(world.is_veiled() || !world.answers(), "stale, and not repaired: {world:?}");
+            assert!(
+                world.is_veiled() || !world.answers(),
+                "stale, and not repaired: {world:?}"
+            );
         }
-        // A directory in a file's place cannot be bound over: the spec edit bypasses it, by a name that leads to the truth.
-        Verdict::Stale { remedy: Ok(remedy), .. } if remedy.method == RepairMethod::PointSpecAtVolume => {
-            assert!(matches!(&plan(world, policy).edits[..], [SpecEdit::Source { bind: 1, .. }]));
+        // A directory in a file's place cannot be bound over: the spec edit bypasses it, by a name
+        // that leads to the truth.
+        Verdict::Stale {
+            remedy: Ok(remedy), ..
+        } if remedy.method == RepairMethod::PointSpecAtVolume => {
+            assert!(matches!(
+                &plan(world, policy).edits[..],
+                [SpecEdit::Source { bind: 1, .. }]
+            ));
             assert!(world.truth().is_some());
         }
         verdict => panic!("{verdict:?} after an admission of {world:?}"),
@@ -171,7 +227,10 @@ fn check(world: &World, policy: &Policy) {
 
 /// The number of cases; `PROPTEST_CASES=100000` runs more.
 fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(1500)
+    std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(1500)
 }
 
 proptest! {

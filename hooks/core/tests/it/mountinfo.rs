@@ -1,22 +1,27 @@
-//! The mountinfo parser: a table that is written and read again is the same, and errors name the line. The fuzz target
-//! `mountinfo` covers other input.
+//! The mountinfo parser: a table that is written and read again is the same, and errors name the
+//! line. The fuzz target `mountinfo` covers other input.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use bindguard_core::mount_table::{
-    Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, MountTable, Propagation, WrongField,
+    Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, MountTable, Propagation,
+    WrongField,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
-    vec(any::<u8>().prop_filter("a path holds no NUL", |b| *b != 0), 0..24)
+    vec(
+        any::<u8>().prop_filter("a path holds no NUL", |b| *b != 0),
+        0..24,
+    )
 }
 
 fn path() -> impl Strategy<Value = PathBuf> {
-    vec("[a-z \\\\\t\n#.]{1,8}", 0..5).prop_map(|names| PathBuf::from(format!("/{}", names.join("/"))))
+    vec("[a-z \\\\\t\n#.]{1,8}", 0..5)
+        .prop_map(|names| PathBuf::from(format!("/{}", names.join("/"))))
 }
 
 fn word() -> impl Strategy<Value = OsString> {
@@ -63,10 +68,18 @@ proptest! {
 #[test]
 fn a_bad_line_refuses_the_table_and_is_named() {
     let good = "22 27 0:21 / /proc rw,relatime - proc proc rw";
-    let error =
-        MountTable::from_mountinfo(format!("{good}\n22 27 zero / /proc rw - proc proc rw\n").as_bytes()).unwrap_err();
-    assert_eq!((error.line, error.wrong), (2, WrongField::NotANumber("major:minor")));
-    assert_eq!(error.to_string(), "read line 2 of mountinfo: major:minor is not a number");
+    let error = MountTable::from_mountinfo(
+        format!("{good}\n22 27 zero / /proc rw - proc proc rw\n").as_bytes(),
+    )
+    .unwrap_err();
+    assert_eq!(
+        (error.line, error.wrong),
+        (2, WrongField::NotANumber("major:minor"))
+    );
+    assert_eq!(
+        error.to_string(),
+        "read line 2 of mountinfo: major:minor is not a number"
+    );
 }
 
 #[test]
@@ -78,6 +91,14 @@ fn an_empty_source_is_an_empty_source() {
 
 #[test]
 fn a_deleted_root_is_separated_from_its_path() {
-    let entry = MountEntry::from_line(b"1 2 8:1 /a\\040b/..x/app.conf//deleted /m rw - ext4 /dev/sda1 rw").unwrap();
-    assert_eq!(entry.root, MountRoot { path: "/a b/..x/app.conf".into(), deleted: true });
+    let entry =
+        MountEntry::from_line(b"1 2 8:1 /a\\040b/..x/app.conf//deleted /m rw - ext4 /dev/sda1 rw")
+            .unwrap();
+    assert_eq!(
+        entry.root,
+        MountRoot {
+            path: "/a b/..x/app.conf".into(),
+            deleted: true
+        }
+    );
 }

@@ -1,13 +1,18 @@
-//! For any evidence about a subpath: its planned repair makes it current, and nothing is planned for a bind that could not
-//! be read or is foreign.
+//! For any evidence about a subpath: its planned repair makes it current, and nothing is planned
+//! for a bind that could not be read or is foreign.
 
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{
-    FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
+    FileIdentity, FileKind, HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Target,
+    Volume,
 };
-use bindguard_core::judge::{Finding, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root, judge_subpath};
-use bindguard_core::kubelet::{PathInVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer};
+use bindguard_core::judge::{
+    Finding, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root, judge_subpath,
+};
+use bindguard_core::kubelet::{
+    PathInVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer,
+};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Alarm, Mode, Policy};
@@ -26,11 +31,20 @@ fn observed<T: Clone + std::fmt::Debug + 'static>(
 
 fn identity() -> impl Strategy<Value = FileIdentity> {
     let kind = prop_oneof![5 => Just(FileKind::File), 1 => Just(FileKind::Directory)];
-    (1..4u64, kind).prop_map(|(inode, kind)| FileIdentity { device: 1, inode, kind })
+    (1..4u64, kind).prop_map(|(inode, kind)| FileIdentity {
+        device: 1,
+        inode,
+        kind,
+    })
 }
 
 fn reach() -> impl Strategy<Value = Reach> {
-    let refused = |number| Just(Reach::Refused { number, words: "no".into() });
+    let refused = |number| {
+        Just(Reach::Refused {
+            number,
+            words: "no".into(),
+        })
+    };
     prop_oneof![
         1 => Just(Reach::NotProbed),
         4 => Just(Reach::NotNeeded),
@@ -42,7 +56,9 @@ fn reach() -> impl Strategy<Value = Reach> {
 }
 
 fn timestamp() -> impl Strategy<Value = TimestampDirectory> {
-    (0..3).prop_map(|n| TimestampDirectory::from_name(format!("..2026_11_21_05_10_00.{n}").as_ref()).unwrap())
+    (0..3).prop_map(|n| {
+        TimestampDirectory::from_name(format!("..2026_11_21_05_10_00.{n}").as_ref()).unwrap()
+    })
 }
 
 fn device() -> impl Strategy<Value = Device> {
@@ -50,7 +66,8 @@ fn device() -> impl Strategy<Value = Device> {
 }
 
 fn fs_type() -> impl Strategy<Value = FsType> {
-    prop::sample::select(vec!["ext4", "tmpfs", "nfs4", "fuse.sshfs"]).prop_map(|name| FsType(name.into()))
+    prop::sample::select(vec!["ext4", "tmpfs", "nfs4", "fuse.sshfs"])
+        .prop_map(|name| FsType(name.into()))
 }
 
 prop_compose! {
@@ -105,8 +122,15 @@ fn rebound(before: &SubpathEvidence, sub_path: &Path) -> SubpathEvidence {
     else {
         panic!("planned without evidence: {before:?}");
     };
-    let payload = target.timestamp.as_ref().map(|t| PathBuf::from(t.name())).unwrap_or_default();
-    mount.root = MountRoot { path: volume.place.join(payload).join(sub_path), deleted: false };
+    let payload = target
+        .timestamp
+        .as_ref()
+        .map(|t| PathBuf::from(t.name()))
+        .unwrap_or_default();
+    mount.root = MountRoot {
+        path: volume.place.join(payload).join(sub_path),
+        deleted: false,
+    };
     mount.device = volume.device;
     mount.identity = target.file.clone();
     mount.covers_its_equal = false;
@@ -142,7 +166,8 @@ proptest! {
     fn unreadable_evidence_is_never_stale_nor_planned(evidence in evidence()) {
         let verdict = judge_subpath(&subpath(), &evidence);
         if matches!(evidence.mount, Observed::Unreadable(_)) || matches!(evidence.volume, Observed::Unreadable(_)) {
-            // The kernel's mark on the mount itself was read and is sufficient: no runtime can bind it.
+            // The kernel's mark on the mount itself was read and is sufficient: no runtime can bind
+            // it.
             let is_deleted = matches!(&evidence.mount, Observed::Seen(mount) if mount.root.deleted);
             let is_certain = is_deleted && matches!(verdict, Verdict::Stale { remedy: Err(_), .. });
             let is_stale = matches!(verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. });
@@ -172,35 +197,74 @@ proptest! {
 
 #[test]
 fn a_shared_bind_is_never_lowered() {
-    let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
-    let judge = |requested, rootfs: &RootfsPropagation| judge_host_root(requested, None, rootfs, true, &host);
-    assert_eq!(judge(RequestedPropagation::Shared, &RootfsPropagation::Unset), Verdict::Current);
-    let beside = judge(RequestedPropagation::Private, &RootfsPropagation::Set("shared".into()));
+    let host = Observed::Seen(HostMount {
+        mount_point: "/".into(),
+        passes_umounts_on: true,
+    });
+    let judge = |requested, rootfs: &RootfsPropagation| {
+        judge_host_root(requested, None, rootfs, true, &host)
+    };
+    assert_eq!(
+        judge(RequestedPropagation::Shared, &RootfsPropagation::Unset),
+        Verdict::Current
+    );
+    let beside = judge(
+        RequestedPropagation::Private,
+        &RootfsPropagation::Set("shared".into()),
+    );
     let mut finding = finding(beside);
     finding.kind = SourceKind::HostRoot;
-    assert_eq!(Plan::from_findings(&[finding], &Policy::default()).edits, [SpecEdit::BindRslave { bind: 0 }]);
+    assert_eq!(
+        Plan::from_findings(&[finding], &Policy::default()).edits,
+        [SpecEdit::BindRslave { bind: 0 }]
+    );
 }
 
 #[test]
 fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
-    let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: true });
-    let mut finding =
-        finding(judge_host_root(RequestedPropagation::Private, None, &RootfsPropagation::Unset, false, &host));
+    let host = Observed::Seen(HostMount {
+        mount_point: "/".into(),
+        passes_umounts_on: true,
+    });
+    let mut finding = finding(judge_host_root(
+        RequestedPropagation::Private,
+        None,
+        &RootfsPropagation::Unset,
+        false,
+        &host,
+    ));
     finding.kind = SourceKind::HostRoot;
     for (host_root, edits) in [(Mode::Repair, 2), (Mode::Report, 0), (Mode::Off, 0)] {
-        let plan = Plan::from_findings(std::slice::from_ref(&finding), &Policy { host_root, ..Policy::default() });
+        let plan = Plan::from_findings(
+            std::slice::from_ref(&finding),
+            &Policy {
+                host_root,
+                ..Policy::default()
+            },
+        );
         assert_eq!(plan.edits.len(), edits, "{host_root:?}: {plan:?}");
     }
 }
 
-/// A mount of another device is an earlier one of the same volume only when the volume has a mount of its own, of that type.
+/// A mount of another device is an earlier one of the same volume only when the volume has a mount
+/// of its own, of that type.
 #[test]
 fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
     let evidence = |plugin: &str, is_mount_point, fs_type: &str, is_newer| {
-        let file = |inode| FileIdentity { device: 1, inode, kind: FileKind::File };
+        let file = |inode| FileIdentity {
+            device: 1,
+            inode,
+            kind: FileKind::File,
+        };
         let mount = SubpathMount {
-            root: MountRoot { path: "/app.conf".into(), deleted: false },
-            device: Device { major: 0, minor: 44 },
+            root: MountRoot {
+                path: "/app.conf".into(),
+                deleted: false,
+            },
+            device: Device {
+                major: 0,
+                minor: 44,
+            },
             fs_type: FsType("ext4".into()),
             identity: Observed::Seen(file(1)),
             covers_its_equal: false,
@@ -215,28 +279,85 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
             is_newer,
             layout: VolumeLayout::Plain,
         };
-        let target = Target { timestamp: None, file: Observed::Seen(file(2)) };
-        let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
-        SubpathEvidence { mount, reach: Reach::NotNeeded, volume, target }
+        let target = Target {
+            timestamp: None,
+            file: Observed::Seen(file(2)),
+        };
+        let (mount, volume, target) = (
+            Observed::Seen(mount),
+            Observed::Seen(volume),
+            Observed::Seen(target),
+        );
+        SubpathEvidence {
+            mount,
+            reach: Reach::NotNeeded,
+            volume,
+            target,
+        }
     };
-    let is_repaired = |evidence| matches!(judge_subpath(&subpath(), &evidence), Verdict::Stale { remedy: Ok(_), .. });
-    assert!(is_repaired(evidence("kubernetes.io~local-volume", true, "ext4", true)));
-    assert!(!is_repaired(evidence("kubernetes.io~local-volume", true, "xfs", true)));
-    assert!(!is_repaired(evidence("kubernetes.io~empty-dir", true, "ext4", true)));
-    assert!(!is_repaired(evidence("kubernetes.io~empty-dir", false, "ext4", true)));
+    let is_repaired = |evidence| {
+        matches!(
+            judge_subpath(&subpath(), &evidence),
+            Verdict::Stale { remedy: Ok(_), .. }
+        )
+    };
+    assert!(is_repaired(evidence(
+        "kubernetes.io~local-volume",
+        true,
+        "ext4",
+        true
+    )));
+    assert!(!is_repaired(evidence(
+        "kubernetes.io~local-volume",
+        true,
+        "xfs",
+        true
+    )));
+    assert!(!is_repaired(evidence(
+        "kubernetes.io~empty-dir",
+        true,
+        "ext4",
+        true
+    )));
+    assert!(!is_repaired(evidence(
+        "kubernetes.io~empty-dir",
+        false,
+        "ext4",
+        true
+    )));
     // The volume was mounted before the subpath was bound: the subpath shows something else.
-    assert!(!is_repaired(evidence("kubernetes.io~local-volume", true, "ext4", false)));
-    assert!(!is_repaired(evidence("kubernetes.io~empty-dir", true, "tmpfs", false)));
+    assert!(!is_repaired(evidence(
+        "kubernetes.io~local-volume",
+        true,
+        "ext4",
+        false
+    )));
+    assert!(!is_repaired(evidence(
+        "kubernetes.io~empty-dir",
+        true,
+        "tmpfs",
+        false
+    )));
 }
 
 /// A payload that an update stranded still exists, and its name identifies it.
 #[test]
 fn an_older_payload_is_detected_by_its_name() {
     let payload = |name: &str| TimestampDirectory::from_name(name.as_ref()).unwrap();
-    let (shown, current) = (payload("..2026_11_21_05_10_00.1"), payload("..2026_11_21_05_10_01.2"));
+    let (shown, current) = (
+        payload("..2026_11_21_05_10_00.1"),
+        payload("..2026_11_21_05_10_01.2"),
+    );
     let device = Device { major: 8, minor: 1 };
-    let file = |inode| FileIdentity { device: 1, inode, kind: FileKind::File };
-    let root = MountRoot { path: Path::new(PLACE).join(shown.name()).join("app.conf"), deleted: false };
+    let file = |inode| FileIdentity {
+        device: 1,
+        inode,
+        kind: FileKind::File,
+    };
+    let root = MountRoot {
+        path: Path::new(PLACE).join(shown.name()).join("app.conf"),
+        deleted: false,
+    };
     let fs_type = FsType("ext4".into());
     let mount = SubpathMount {
         root,
@@ -255,11 +376,29 @@ fn an_older_payload_is_detected_by_its_name() {
         is_newer: true,
         layout: VolumeLayout::Payload,
     };
-    let target = Target { timestamp: Some(current.clone()), file: Observed::Seen(file(2)) };
-    let (mount, volume, target) = (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target));
-    let verdict = judge_subpath(&subpath(), &SubpathEvidence { mount, reach: Reach::NotNeeded, volume, target });
+    let target = Target {
+        timestamp: Some(current.clone()),
+        file: Observed::Seen(file(2)),
+    };
+    let (mount, volume, target) = (
+        Observed::Seen(mount),
+        Observed::Seen(volume),
+        Observed::Seen(target),
+    );
+    let verdict = judge_subpath(
+        &subpath(),
+        &SubpathEvidence {
+            mount,
+            reach: Reach::NotNeeded,
+            volume,
+            target,
+        },
+    );
     let expected = StaleCause::OlderPayload { shown, current };
-    assert!(matches!(&verdict, Verdict::Stale { cause, remedy: Ok(_) } if *cause == expected), "{verdict:?}");
+    assert!(
+        matches!(&verdict, Verdict::Stale { cause, remedy: Ok(_) } if *cause == expected),
+        "{verdict:?}"
+    );
 }
 
 /// A name in a volume that containers write may lead anywhere by the time the runtime resolves it.
@@ -268,20 +407,35 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
     for plugin in Plugin::all() {
         let remedy = Remedy {
             volume: "/v".into(),
-            sub_path: PathInVolume { timestamp: None, path: "app.conf".into() },
+            sub_path: PathInVolume {
+                timestamp: None,
+                path: "app.conf".into(),
+            },
             writer: plugin.writer(),
             layout: plugin.layout(),
             method: RepairMethod::Rebind,
         };
-        let stale = finding(Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });
-        let edit = Rebind::from_finding(&stale, &Policy::default()).unwrap().spec_edit();
-        assert_eq!(edit.is_some(), plugin.writer() == Writer::Kubelet, "{plugin}: {edit:?}");
+        let stale = finding(Verdict::Stale {
+            cause: StaleCause::DeletedRoot,
+            remedy: Ok(remedy),
+        });
+        let edit = Rebind::from_finding(&stale, &Policy::default())
+            .unwrap()
+            .spec_edit();
+        assert_eq!(
+            edit.is_some(),
+            plugin.writer() == Writer::Kubelet,
+            "{plugin}: {edit:?}"
+        );
     }
 }
 
 #[test]
 fn an_rslave_host_root_bind_of_a_private_mount_is_still_reported() {
-    let host = Observed::Seen(HostMount { mount_point: "/".into(), passes_umounts_on: false });
+    let host = Observed::Seen(HostMount {
+        mount_point: "/".into(),
+        passes_umounts_on: false,
+    });
     let verdict = judge_host_root(
         RequestedPropagation::RecursiveSlave,
         None,
@@ -296,7 +450,10 @@ fn an_rslave_host_root_bind_of_a_private_mount_is_still_reported() {
 #[test]
 fn a_source_that_was_not_probed_counts_as_dead_where_dead_ones_are_refused() {
     let refusal = |dead_sources| {
-        let policy = Policy { dead_sources, ..Policy::default() };
+        let policy = Policy {
+            dead_sources,
+            ..Policy::default()
+        };
         Plan::from_findings(&[finding(Verdict::NotProbed)], &policy).refusal
     };
     assert!(refusal(Alarm::Refuse).is_some_and(|why| why.contains("not probed")));

@@ -1,4 +1,5 @@
-//! Subpaths of an NFS volume whose own handle went bad: the verdict depends on what the volume has by that name today.
+//! Subpaths of an NFS volume whose own handle went bad: the verdict depends on what the volume has
+//! by that name today.
 
 use std::path::Path;
 
@@ -9,20 +10,39 @@ use bindguard_core::judge::{Verdict, judge_subpath};
 use bindguard_core::kubelet::{Plugin, VolumeLayout, VolumeSubpath};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 
-const DEVICE: Device = Device { major: 0, minor: 26 };
+const DEVICE: Device = Device {
+    major: 0,
+    minor: 26,
+};
 
 fn stale_handle() -> Reach {
-    Reach::Refused { number: 116, words: "Stale file handle".to_owned() }
+    Reach::Refused {
+        number: 116,
+        words: "Stale file handle".to_owned(),
+    }
 }
 
 fn file(inode: u64) -> Observed<FileIdentity> {
-    Observed::Seen(FileIdentity { device: 26, inode, kind: FileKind::File })
+    Observed::Seen(FileIdentity {
+        device: 26,
+        inode,
+        kind: FileKind::File,
+    })
 }
 
 fn mount_of(path: &str) -> Observed<SubpathMount> {
-    let root = MountRoot { path: path.into(), deleted: false };
+    let root = MountRoot {
+        path: path.into(),
+        deleted: false,
+    };
     let fs_type = FsType("nfs4".to_owned());
-    Observed::Seen(SubpathMount { root, device: DEVICE, fs_type, identity: file(1), covers_its_equal: false })
+    Observed::Seen(SubpathMount {
+        root,
+        device: DEVICE,
+        fs_type,
+        identity: file(1),
+        covers_its_equal: false,
+    })
 }
 
 fn volume_on(fs_type: &str) -> Observed<Volume> {
@@ -42,17 +62,31 @@ fn judged(evidence: &SubpathEvidence) -> (&'static str, String) {
     let path = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/data/app/0");
     let subpath = VolumeSubpath::from_path(path, [Path::new("/var/lib/kubelet")]).unwrap();
     let verdict: Verdict = judge_subpath(&subpath, evidence);
-    (verdict.name().as_str(), verdict.reason().unwrap_or_default())
+    (
+        verdict.name().as_str(),
+        verdict.reason().unwrap_or_default(),
+    )
 }
 
 fn evidence(root: &str, reach: Reach, found: Observed<FileIdentity>) -> SubpathEvidence {
-    let target = Observed::Seen(Target { timestamp: None, file: found });
-    SubpathEvidence { mount: mount_of(root), reach, volume: volume_on("nfs4"), target }
+    let target = Observed::Seen(Target {
+        timestamp: None,
+        file: found,
+    });
+    SubpathEvidence {
+        mount: mount_of(root),
+        reach,
+        volume: volume_on("nfs4"),
+        target,
+    }
 }
 
 #[test]
 fn a_healthy_one_is_current() {
-    assert_eq!(judged(&evidence("/share/state", Reach::Alive, file(1))).0, "current");
+    assert_eq!(
+        judged(&evidence("/share/state", Reach::Alive, file(1))).0,
+        "current"
+    );
 }
 
 #[test]
@@ -72,10 +106,15 @@ fn a_stale_handle_is_judged_by_the_file_that_has_the_name_now() {
 /// SMB's client looks up a file by its path, and may no longer find one.
 #[test]
 fn a_file_gone_from_its_server_is_judged_by_the_file_that_has_the_name_now() {
-    let gone = Reach::Refused { number: 2, words: "No such file or directory".to_owned() };
+    let gone = Reach::Refused {
+        number: 2,
+        words: "No such file or directory".to_owned(),
+    };
     let shows_nothing = |reach, found| {
         let mut evidence = evidence("/share/state", reach, found);
-        let Observed::Seen(mount) = &mut evidence.mount else { panic!("{evidence:?}") };
+        let Observed::Seen(mount) = &mut evidence.mount else {
+            panic!("{evidence:?}")
+        };
         mount.fs_type = FsType("cifs".to_owned());
         mount.identity = Observed::Seen(FileIdentity::of_what_is_gone(FileKind::File));
         judged(&evidence)
@@ -99,17 +138,28 @@ fn a_mount_that_cannot_even_be_held_is_dead_by_its_own_answer_alone() {
 
 #[test]
 fn a_name_that_the_client_gave_is_no_sub_path() {
-    let (found, reason) = judged(&evidence("/share/db/.nfs000000000000019d00000001", Reach::Alive, file(1)));
+    let (found, reason) = judged(&evidence(
+        "/share/db/.nfs000000000000019d00000001",
+        Reach::Alive,
+        file(1),
+    ));
     assert_eq!(found, "stale", "{reason}");
     assert!(reason.contains("keeps it by another name"), "{reason}");
     for name in [".nfs0001", ".nfs-of-mine", "x.nfs000000000000019d00000001"] {
-        assert_eq!(judged(&evidence(&format!("/share/{name}"), Reach::Alive, file(1))).0, "current", "{name}");
+        assert_eq!(
+            judged(&evidence(&format!("/share/{name}"), Reach::Alive, file(1))).0,
+            "current",
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn another_filesystem_in_the_volumes_place_is_no_volume() {
-    let other = SubpathEvidence { volume: volume_on("tmpfs"), ..evidence("/share/state", Reach::Alive, file(1)) };
+    let other = SubpathEvidence {
+        volume: volume_on("tmpfs"),
+        ..evidence("/share/state", Reach::Alive, file(1))
+    };
     let (found, reason) = judged(&other);
     assert_eq!(found, "unmounted", "{reason}");
     assert!(reason.contains("tmpfs"), "{reason}");

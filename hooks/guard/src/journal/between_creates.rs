@@ -1,4 +1,5 @@
-//! The lines about repairs between creates: of a volume's subpaths on the host, and of a running container.
+//! The lines about repairs between creates: of a volume's subpaths on the host, and of a running
+//! container.
 
 use std::path::Path;
 
@@ -38,7 +39,11 @@ pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), Recor
     })
 }
 
-fn append_short<L: Serialize>(journal: &Path, line: L, shorten: impl FnOnce(L) -> L) -> Result<(), RecordError> {
+fn append_short<L: Serialize>(
+    journal: &Path,
+    line: L,
+    shorten: impl FnOnce(L) -> L,
+) -> Result<(), RecordError> {
     let mut text = serde_json::to_string(&line)?;
     if text.len() > LONGEST {
         text = serde_json::to_string(&shorten(line))?;

@@ -45,7 +45,14 @@ fn record_as(
     if line.len() > LONGEST {
         let (report, omitted_binds) = shortened(entry.report);
         let id = entry.id.map(cut);
-        line = written(&JournalEntry { id: id.as_deref(), ..*entry }, new(&report), Some(omitted_binds))?;
+        line = written(
+            &JournalEntry {
+                id: id.as_deref(),
+                ..*entry
+            },
+            new(&report),
+            Some(omitted_binds),
+        )?;
     }
     Ok(append(journal, &line)?)
 }
@@ -61,16 +68,37 @@ fn written(
     serde_json::to_string(&line)
 }
 
-/// The same report in at most half of a line, and the number of binds left out. Healthy binds are left out first.
+/// The same report in at most half of a line, and the number of binds left out. Healthy binds are
+/// left out first.
 fn shortened(report: &Report) -> (Report, usize) {
-    let (found, well): (Vec<_>, Vec<_>) = report.binds.iter().partition(|bind| bind.finding.verdict.is_finding());
-    let binds: Vec<BindReport> = fitting(found.into_iter().chain(well)).into_iter().cloned().collect();
-    let Container { name, pod, namespace, uid } = &report.container;
-    let [name, pod, namespace, uid] = [name, pod, namespace, uid].map(|text| text.as_deref().map(cut));
+    let (found, well): (Vec<_>, Vec<_>) = report
+        .binds
+        .iter()
+        .partition(|bind| bind.finding.verdict.is_finding());
+    let binds: Vec<BindReport> = fitting(found.into_iter().chain(well))
+        .into_iter()
+        .cloned()
+        .collect();
+    let Container {
+        name,
+        pod,
+        namespace,
+        uid,
+    } = &report.container;
+    let [name, pod, namespace, uid] =
+        [name, pod, namespace, uid].map(|text| text.as_deref().map(cut));
     let omitted_binds = report.binds.len() - binds.len();
     let short = Report {
-        bundle: report.bundle.as_deref().map(|path| cut(&path.to_string_lossy()).into()),
-        container: Container { name, pod, namespace, uid },
+        bundle: report
+            .bundle
+            .as_deref()
+            .map(|path| cut(&path.to_string_lossy()).into()),
+        container: Container {
+            name,
+            pod,
+            namespace,
+            uid,
+        },
         binds,
         foreign: report.foreign,
         problems: cut_all(&report.problems),

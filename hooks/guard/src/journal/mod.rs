@@ -23,11 +23,12 @@ pub enum RecordError {
     Append(#[from] JournalError),
 }
 
-/// The size limit of a line, in bytes: a journal is rotated only after a line, so one line must not exceed the journal's
-/// limit.
+/// The size limit of a line, in bytes: a journal is rotated only after a line, so one line must not
+/// exceed the journal's limit.
 const LONGEST: usize = 256 << 10;
 
-/// The size limit of a text, in bytes, when a line would be too long. A path is no longer than this.
+/// The size limit of a text, in bytes, when a line would be too long. A path is no longer than
+/// this.
 const LONGEST_TEXT: usize = 4096;
 
 /// The number of problems that are kept when a line would be too long.
@@ -55,5 +56,9 @@ fn cut(text: &str) -> String {
 }
 
 fn cut_all(problems: &[String]) -> Vec<String> {
-    problems.iter().take(MOST_PROBLEMS).map(|problem| cut(problem)).collect()
+    problems
+        .iter()
+        .take(MOST_PROBLEMS)
+        .map(|problem| cut(problem))
+        .collect()
 }

@@ -9,9 +9,9 @@
 //! └──────────────────────────────────────────────────────────┘   until nothing is stale
 //! ```
 //!
-//! Files of one volume change together as nearly as possible: every new mount is attached before the first stale one is
-//! detached. Each round judges anew, so an update meanwhile, another refresh, and one that was killed half way are only
-//! states to continue from.
+//! Files of one volume change together as nearly as possible: every new mount is attached before
+//! the first stale one is detached. Each round judges anew, so an update meanwhile, another
+//! refresh, and one that was killed half way are only states to continue from.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,14 +25,16 @@ use bindguard_core::refresh::{SpecBind, SubpathInContainer, SubpathState};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
-    AT_A_TIME, Abandoned, CloneError, ContainerNamespace, Entered, HeldProcess, MountsLock, NewMount, Replacement,
-    clone_like,
+    AT_A_TIME, Abandoned, CloneError, ContainerNamespace, Entered, HeldProcess, MountsLock,
+    NewMount, Replacement, clone_like,
 };
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
 use super::ids::Users;
-use super::outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
+use super::outcome::{
+    AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
+};
 use super::records::TuckRecords;
 use super::round::Round;
 use super::sandbox::refuse_sandbox;
@@ -43,7 +45,8 @@ const ROUNDS: u32 = 64;
 /// Limit of rounds in which one mount could not be replaced, other than by an update of its volume.
 const FAILURES: u32 = 3;
 
-/// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may bind the file thousands of times.
+/// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may
+/// bind the file thousands of times.
 pub const MAX_MOUNTS_OF_FILE: usize = 16;
 
 /// Time limit of the refresh of one container.
@@ -68,15 +71,27 @@ pub enum RefreshAct {
 ///
 /// # Errors
 /// If the process ended, its mount table cannot be read, or it is no process of a container.
-pub fn find_stale(process: &HeldProcess, volumes: &dyn CurrentFiles) -> Result<Refreshed, RefreshError> {
+pub fn find_stale(
+    process: &HeldProcess,
+    volumes: &dyn CurrentFiles,
+) -> Result<Refreshed, RefreshError> {
     refuse_sandbox(process, &process.mount_namespace()?)?;
     let table = process.mounts()?;
     let (subpaths, overlooked) = limited(volumes.shown_in(&table), |_| false);
-    let without_key = subpaths.iter().filter(|subpath| subpath.state.is_stale() && is_key_gone(volumes, subpath));
-    let failures = without_key.map(|subpath| (subpath.mount.mount_point.clone(), (1, Failure::KeyGone))).collect();
+    let without_key = subpaths
+        .iter()
+        .filter(|subpath| subpath.state.is_stale() && is_key_gone(volumes, subpath));
+    let failures = without_key
+        .map(|subpath| (subpath.mount.mount_point.clone(), (1, Failure::KeyGone)))
+        .collect();
     let missing = volumes.missing_in(&table);
-    let report = into_report(subpaths, BTreeMap::new(), failures, &missing, |_| RefreshOutcome::Stale);
-    Ok(Refreshed { overlooked, ..report })
+    let report = into_report(subpaths, BTreeMap::new(), failures, &missing, |_| {
+        RefreshOutcome::Stale
+    });
+    Ok(Refreshed {
+        overlooked,
+        ..report
+    })
 }
 
 /// As [`refresh_container_within`], with the longest time.
@@ -93,11 +108,13 @@ pub fn refresh_container(
     refresh_container_within(REFRESH_TIMEOUT, process, spec, volumes, act, records)
 }
 
-/// Refreshes the container with this init process, as far as it shows these files. `spec` is what its runtime recorded of it, `None`
-/// if that is not known. `records` are those of interrupted refreshes.
+/// Refreshes the container with this init process, as far as it shows these files. `spec` is what
+/// its runtime recorded of it, `None` if that is not known. `records` are those of interrupted
+/// refreshes.
 ///
 /// # Errors
-/// If the process ended, is no process of a container, or left the mount namespace that its runtime made.
+/// If the process ended, is no process of a container, or left the mount namespace that its runtime
+/// made.
 pub fn refresh_container_within(
     time: Duration,
     process: &HeldProcess,
@@ -120,8 +137,9 @@ pub fn refresh_container_within(
         }
         RefreshAct::Replace(notify) => notify,
     };
-    // Two refreshes at once could each attach a mount, and detach the newer one first. The lock comes before the mount table: a busy
-    // kernel needs longer to print a table than for all other steps.
+    // Two refreshes at once could each attach a mount, and detach the newer one first. The lock
+    // comes before the mount table: a busy kernel needs longer to print a table than for all other
+    // steps.
     let mut lock = namespace.try_lock()?;
     let mut subpaths = refresh.find()?;
     if refresh.due(&subpaths).is_empty() && !records.has(process) {
@@ -137,7 +155,9 @@ pub fn refresh_container_within(
             break;
         }
         if Instant::now() >= until {
-            due.iter().for_each(|subpath| refresh.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time))));
+            due.iter().for_each(|subpath| {
+                refresh.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time)))
+            });
             break;
         }
         refresh.replace(&due)?;
@@ -149,7 +169,10 @@ pub fn refresh_container_within(
     refresh.signal();
     drop(lock);
     let is_out_of_time = Instant::now() >= until && !refresh.due(&subpaths).is_empty();
-    Ok(Refreshed { is_out_of_time, ..refresh.into_report(subpaths, not_replaced) })
+    Ok(Refreshed {
+        is_out_of_time,
+        ..refresh.into_report(subpaths, not_replaced)
+    })
 }
 
 fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
@@ -157,7 +180,10 @@ fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
 }
 
 /// Waits for the lock for at most [`PATIENCE`].
-fn wait_for_lock(namespace: &ContainerNamespace, until: Instant) -> Result<MountsLock<'_>, RefreshError> {
+fn wait_for_lock(
+    namespace: &ContainerNamespace,
+    until: Instant,
+) -> Result<MountsLock<'_>, RefreshError> {
     let start = Instant::now();
     let patience = PATIENCE.min(until.saturating_duration_since(start));
     loop {
@@ -226,14 +252,19 @@ impl<'a> ContainerRefresh<'a> {
     /// One signal for one update, after all files are new.
     fn signal(&mut self) {
         if let (Notify::Signal(signal), false) = (self.notify, self.methods.is_empty()) {
-            self.not_notified = self.process.signal(number_of(signal)).err().map(NotNotified::from);
+            self.not_notified = self
+                .process
+                .signal(number_of(signal))
+                .err()
+                .map(NotNotified::from);
         }
     }
 
     fn find(&mut self) -> Result<Vec<SubpathInContainer>, RefreshError> {
         let table = self.namespace.mounts()?;
         self.missing = self.volumes.missing_in(&table);
-        let (subpaths, overlooked) = limited(self.shown_in(&table), |place| self.spec.has_mount_at(place));
+        let (subpaths, overlooked) =
+            limited(self.shown_in(&table), |place| self.spec.has_mount_at(place));
         self.overlooked = overlooked;
         Ok(subpaths)
     }
@@ -256,7 +287,9 @@ impl<'a> ContainerRefresh<'a> {
         let is_due = |subpath: &&SubpathInContainer| {
             let failed = self.failures.get(&subpath.mount.mount_point);
             subpath.state.is_stale()
-                && failed.is_none_or(|(times, why)| *times < FAILURES && !matches!(why, Failure::KeyGone))
+                && failed.is_none_or(|(times, why)| {
+                    *times < FAILURES && !matches!(why, Failure::KeyGone)
+                })
         };
         subpaths.iter().filter(is_due).take(AT_A_TIME).collect()
     }
@@ -271,11 +304,17 @@ impl<'a> ContainerRefresh<'a> {
             Err(error) => {
                 let error = Arc::new(error);
                 let why = || Failure::NotReplaced(NotReplaced::NotEntered(Arc::clone(&error)));
-                subpaths.iter().for_each(|subpath| self.fail(subpath, why()));
+                subpaths
+                    .iter()
+                    .for_each(|subpath| self.fail(subpath, why()));
                 return Ok(());
             }
         };
-        let mut round = Round { refresh: self, subpaths: &subpaths, entered: &entered };
+        let mut round = Round {
+            refresh: self,
+            subpaths: &subpaths,
+            entered: &entered,
+        };
         let is_silent = round.run()?;
         if is_silent {
             self.abandoned = Some(entered.abandon());
@@ -283,13 +322,20 @@ impl<'a> ContainerRefresh<'a> {
         Ok(())
     }
 
-    /// A new mount for each of these, but for those whose key is gone. Directories come first: the old ones are empty.
-    fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> (Vec<&'s SubpathInContainer>, Vec<Replacement<'s>>) {
+    /// A new mount for each of these, but for those whose key is gone. Directories come first: the
+    /// old ones are empty.
+    fn prepared<'s>(
+        &mut self,
+        due: &[&'s SubpathInContainer],
+    ) -> (Vec<&'s SubpathInContainer>, Vec<Replacement<'s>>) {
         let mut prepared = Vec::new();
         for subpath in due {
             let new = match subpath.state {
                 SubpathState::Covering(_) => None,
-                SubpathState::Stale | SubpathState::Current | SubpathState::Hidden | SubpathState::Occupied => {
+                SubpathState::Stale
+                | SubpathState::Current
+                | SubpathState::Hidden
+                | SubpathState::Occupied => {
                     match self.new_mount(subpath) {
                         Ok(Some(new)) => Some(new),
                         // The volume changed: judge again.
@@ -303,22 +349,41 @@ impl<'a> ContainerRefresh<'a> {
             };
             let (new, kind) = new.unzip();
             let is_directory = kind == Some(FileKind::Directory);
-            let replacement = Replacement { stale: &subpath.mount, parent: subpath.parent.as_ref(), new };
+            let replacement = Replacement {
+                stale: &subpath.mount,
+                parent: subpath.parent.as_ref(),
+                new,
+            };
             prepared.push((is_directory, *subpath, replacement));
         }
         prepared.sort_by_key(|(is_directory, ..)| !is_directory);
-        prepared.into_iter().map(|(_, subpath, replacement)| (subpath, replacement)).unzip()
+        prepared
+            .into_iter()
+            .map(|(_, subpath, replacement)| (subpath, replacement))
+            .unzip()
     }
 
     /// A mount of the current file, and its kind; `None` if the volume changed meanwhile.
-    fn new_mount(&self, subpath: &SubpathInContainer) -> Result<Option<(NewMount, FileKind)>, Failure> {
+    fn new_mount(
+        &self,
+        subpath: &SubpathInContainer,
+    ) -> Result<Option<(NewMount, FileKind)>, Failure> {
         let opened = self.volumes.open_current(subpath);
-        let opened = opened.ok_or(Failure::KeyGone)?.map_err(Failure::NotReplaced)?;
+        let opened = opened
+            .ok_or(Failure::KeyGone)?
+            .map_err(Failure::NotReplaced)?;
         let file = opened.file.ok_or(Failure::KeyGone)?;
         let users = Users::of_mount_like(&subpath.mount, self.spec, self.namespace);
         let users = users.map_err(|error| Failure::NotReplaced(error.into()))?;
-        let kind = file.identity().map_or(FileKind::File, |identity| identity.kind);
-        match clone_like(&file, &subpath.mount, self.namespace, users.as_ref().map(Users::file)) {
+        let kind = file
+            .identity()
+            .map_or(FileKind::File, |identity| identity.kind);
+        match clone_like(
+            &file,
+            &subpath.mount,
+            self.namespace,
+            users.as_ref().map(Users::file),
+        ) {
             Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),
@@ -336,7 +401,15 @@ impl<'a> ContainerRefresh<'a> {
         subpaths: Vec<SubpathInContainer>,
         otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
     ) -> Refreshed {
-        let Self { methods, failures, missing, not_notified, overlooked, abandoned, .. } = self;
+        let Self {
+            methods,
+            failures,
+            missing,
+            not_notified,
+            overlooked,
+            abandoned,
+            ..
+        } = self;
         Refreshed {
             not_notified,
             overlooked,
@@ -346,17 +419,25 @@ impl<'a> ContainerRefresh<'a> {
     }
 }
 
-/// A limited number of mounts of each file, and the number of the others. The binds of the spec come first, then current mounts: the
-/// mounts that an earlier round replaced are not exchanged for others.
+/// A limited number of mounts of each file, and the number of the others. The binds of the spec
+/// come first, then current mounts: the mounts that an earlier round replaced are not exchanged for
+/// others.
 fn limited(
     mut subpaths: Vec<SubpathInContainer>,
     is_of_spec: impl Fn(&Path) -> bool,
 ) -> (Vec<SubpathInContainer>, usize) {
-    subpaths.sort_by_key(|subpath| (!is_of_spec(&subpath.mount.mount_point), subpath.state != SubpathState::Current));
+    subpaths.sort_by_key(|subpath| {
+        (
+            !is_of_spec(&subpath.mount.mount_point),
+            subpath.state != SubpathState::Current,
+        )
+    });
     let mut of_file: BTreeMap<(PathBuf, PathBuf), usize> = BTreeMap::new();
     let all = subpaths.len();
     subpaths.retain(|subpath| {
-        let count = of_file.entry((subpath.volume.clone(), subpath.sub_path.clone())).or_default();
+        let count = of_file
+            .entry((subpath.volume.clone(), subpath.sub_path.clone()))
+            .or_default();
         *count += 1;
         *count <= MAX_MOUNTS_OF_FILE
     });
@@ -370,7 +451,8 @@ fn is_key_gone(volumes: &dyn CurrentFiles, stale: &SubpathInContainer) -> bool {
     opened.is_none_or(|opened| opened.is_ok_and(|opened| opened.file.is_none()))
 }
 
-/// One line for each mount that was stale: its way if it is current now. Another one for each bind that is missing.
+/// One line for each mount that was stale: its way if it is current now. Another one for each bind
+/// that is missing.
 fn into_report(
     subpaths: Vec<SubpathInContainer>,
     methods: BTreeMap<PathBuf, AttachMethod>,
@@ -391,11 +473,27 @@ fn into_report(
                 None => otherwise(None),
             },
         };
-        let SubpathInContainer { mount, volume, sub_path, .. } = subpath;
-        Some(MountRefresh { destination: mount.mount_point, volume, sub_path, outcome })
+        let SubpathInContainer {
+            mount,
+            volume,
+            sub_path,
+            ..
+        } = subpath;
+        Some(MountRefresh {
+            destination: mount.mount_point,
+            volume,
+            sub_path,
+            outcome,
+        })
     });
-    let mounts = mounts.chain(missing.iter().map(MountRefresh::of_missing)).collect();
-    Refreshed { mounts, subpaths: count, ..Refreshed::default() }
+    let mounts = mounts
+        .chain(missing.iter().map(MountRefresh::of_missing))
+        .collect();
+    Refreshed {
+        mounts,
+        subpaths: count,
+        ..Refreshed::default()
+    }
 }
 
 fn number_of(signal: NotifySignal) -> Signal {

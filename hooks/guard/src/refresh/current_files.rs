@@ -1,5 +1,5 @@
-//! The files on the host that the mounts of a container should show: those of a pod's volumes, or single files that a container
-//! engine bound.
+//! The files on the host that the mounts of a container should show: those of a pod's volumes, or
+//! single files that a container engine bound.
 
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SpecBind, SubpathInContainer};
@@ -17,6 +17,8 @@ pub trait CurrentFiles {
         Vec::new()
     }
 
-    /// Opens the file or directory that a stale mount should show now. `None` for a directory or volume that is none of these.
-    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>>;
+    /// Opens the file or directory that a stale mount should show now. `None` for a directory or
+    /// volume that is none of these.
+    fn open_current(&self, stale: &SubpathInContainer)
+    -> Option<Result<OpenedTarget, NotReplaced>>;
 }

@@ -1,7 +1,8 @@
 //! The single files that a container engine bound (moby#15793).
 //!
-//! The host path is the one of the container's own spec. Every round walks the path anew, from `/` on, and keeps the folders open
-//! while the way is judged: a container may be able to write one of them.
+//! The host path is the one of the container's own spec. Every round walks the path anew, from `/`
+//! on, and keeps the folders open while the way is judged: a container may be able to write one of
+//! them.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,11 +11,13 @@ use std::time::Duration;
 use bindguard_core::evidence::FileKind;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{
-    BoundFile, ContainerTable, FilePlace, Refused, RefusedReason, SubpathInContainer, Way, WayFolder,
-    files_in_container,
+    BoundFile, ContainerTable, FilePlace, Refused, RefusedReason, SubpathInContainer, Way,
+    WayFolder, files_in_container,
 };
 use bindguard_core::spec::SpecView;
-use bindguard_sys::{Handle, HostWalk, MountError, Mounts, OpenedTarget, WalkError, walk_host_path};
+use bindguard_sys::{
+    Handle, HostWalk, MountError, Mounts, OpenedTarget, WalkError, walk_host_path,
+};
 
 use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
@@ -34,7 +37,10 @@ pub struct FileBind {
 impl FileBind {
     /// The binds of a spec. Which of them are directories is seen when they are opened.
     pub fn of_spec(spec: &SpecView<'_>) -> Vec<Self> {
-        let binds = spec.binds().iter().filter(|bind| bind.source().is_absolute());
+        let binds = spec
+            .binds()
+            .iter()
+            .filter(|bind| bind.source().is_absolute());
         let named = binds.filter_map(|bind| {
             let (directory, name) = bind.source().parent().zip(bind.source().file_name())?;
             Some(Self {
@@ -46,10 +52,14 @@ impl FileBind {
         named.collect()
     }
 
-    /// True if the source is a directory at this moment. A container sees the new files of a directory by itself.
+    /// True if the source is a directory at this moment. A container sees the new files of a
+    /// directory by itself.
     pub fn is_of_directory(&self) -> bool {
-        let end = walk_host_path(&self.source()).ok().and_then(|walk| walk.end);
-        end.and_then(|end| end.identity().ok()).is_some_and(|identity| identity.kind == FileKind::Directory)
+        let end = walk_host_path(&self.source())
+            .ok()
+            .and_then(|walk| walk.end);
+        end.and_then(|end| end.identity().ok())
+            .is_some_and(|identity| identity.kind == FileKind::Directory)
     }
 
     fn source(&self) -> PathBuf {
@@ -108,12 +118,30 @@ struct WalkedWay {
 }
 
 impl<'a> BoundFiles<'a> {
-    /// The files of these binds, and the errors of those that cannot be followed. Binds of directories are left out. `init` is the pid
-    /// of the container's init, `others` are the running containers that may be able to write a folder on the way to a file.
-    pub fn open(binds: Vec<FileBind>, init: u32, others: &'a dyn RunningContainers) -> (Self, Vec<BoundFileError>) {
-        let binds: Vec<_> = binds.into_iter().filter(|bind| !bind.is_of_directory()).collect();
-        let errors = binds.iter().filter_map(|bind| WalkedWay::of(bind).err()).collect();
-        (Self { binds, started: super::running::started(init), others }, errors)
+    /// The files of these binds, and the errors of those that cannot be followed. Binds of
+    /// directories are left out. `init` is the pid of the container's init, `others` are the
+    /// running containers that may be able to write a folder on the way to a file.
+    pub fn open(
+        binds: Vec<FileBind>,
+        init: u32,
+        others: &'a dyn RunningContainers,
+    ) -> (Self, Vec<BoundFileError>) {
+        let binds: Vec<_> = binds
+            .into_iter()
+            .filter(|bind| !bind.is_of_directory())
+            .collect();
+        let errors = binds
+            .iter()
+            .filter_map(|bind| WalkedWay::of(bind).err())
+            .collect();
+        (
+            Self {
+                binds,
+                started: super::running::started(init),
+                others,
+            },
+            errors,
+        )
     }
 
     /// The binds that are followed.
@@ -122,7 +150,12 @@ impl<'a> BoundFiles<'a> {
     }
 
     /// Refuses a way that a container or a user may have changed since the start of the container.
-    fn judge(&self, walked: &WalkedWay, file: &FilePlace, stale: &SubpathInContainer) -> Result<(), Refused> {
+    fn judge(
+        &self,
+        walked: &WalkedWay,
+        file: &FilePlace,
+        stale: &SubpathInContainer,
+    ) -> Result<(), Refused> {
         let mount = &stale.mount;
         let relied_on = walked.way.relied_on(mount, self.started)?;
         if relied_on.is_empty() {
@@ -130,11 +163,17 @@ impl<'a> BoundFiles<'a> {
         }
         let containers: Vec<ContainerTable> = match self.others.tables() {
             Ok(containers) => containers,
-            Err(_) => return Err(walked.way.refusal(&relied_on[0], RefusedReason::MountsUnknown)),
+            Err(_) => {
+                return Err(walked
+                    .way
+                    .refusal(&relied_on[0], RefusedReason::MountsUnknown));
+            }
         };
         let to_write = !mount.is_read_only();
         for folder in &relied_on {
-            let leads = |container: &ContainerTable| container.can_lead(&folder.folder.place, file, to_write);
+            let leads = |container: &ContainerTable| {
+                container.can_lead(&folder.folder.place, file, to_write)
+            };
             if containers.iter().any(leads) {
                 return Err(walked.way.refusal(folder, folder.reason));
             }
@@ -149,8 +188,14 @@ impl CurrentFiles for BoundFiles<'_> {
         files_in_container(table, &files)
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let bind = self.binds.iter().find(|bind| bind.directory == stale.volume && bind.name == stale.sub_path)?;
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+        let bind = self
+            .binds
+            .iter()
+            .find(|bind| bind.directory == stale.volume && bind.name == stale.sub_path)?;
         let walked = match WalkedWay::of(bind) {
             Ok(walked) => walked,
             Err(error) => return Some(Err(error.into())),
@@ -165,22 +210,41 @@ impl CurrentFiles for BoundFiles<'_> {
                 Err(refused) => return Some(Err(refused.into())),
             },
         };
-        Some(Ok(OpenedTarget { timestamp: None, file }))
+        Some(Ok(OpenedTarget {
+            timestamp: None,
+            file,
+        }))
     }
 }
 
 /// `None` while the way cannot be walked: then nothing is known of the bind's mounts.
 fn observe(bind: &FileBind) -> Option<BoundFile> {
     let walked = WalkedWay::of(bind).ok()?;
-    let FileBind { directory, name, destination } = bind.clone();
-    // A file that is replaced at this moment has no place: it counts as stale, and the next round sees the new one.
+    let FileBind {
+        directory,
+        name,
+        destination,
+    } = bind.clone();
+    // A file that is replaced at this moment has no place: it counts as stale, and the next round
+    // sees the new one.
     let current = walked.file.map(|(_, place)| place);
-    Some(BoundFile { directory, name, destination, place: walked.directory, current })
+    Some(BoundFile {
+        directory,
+        name,
+        destination,
+        place: walked.directory,
+        current,
+    })
 }
 
 impl WalkedWay {
     fn of(bind: &FileBind) -> Result<Self, BoundFileError> {
-        let HostWalk { folders, look_ups, named_in, end } = walk_host_path(&bind.source())?;
+        let HostWalk {
+            folders,
+            look_ups,
+            named_in,
+            end,
+        } = walk_host_path(&bind.source())?;
         let mounts = Mounts::default();
         let mut on_the_way = Vec::with_capacity(folders.len());
         for folder in &folders {
@@ -193,21 +257,44 @@ impl WalkedWay {
             });
         }
         let named_in = named_in.and_then(|index| on_the_way.get(index));
-        let directory = named_in.ok_or_else(|| BoundFileError::NoDirectory(bind.directory.clone()))?.place.clone();
+        let directory = named_in
+            .ok_or_else(|| BoundFileError::NoDirectory(bind.directory.clone()))?
+            .place
+            .clone();
         let file = match end {
             Some(file) => Some(place_of(&file, &mounts).map(|place| (file, place))?),
             None => None,
         };
-        Ok(Self { way: Way { folders: on_the_way, look_ups }, directory, file })
+        Ok(Self {
+            way: Way {
+                folders: on_the_way,
+                look_ups,
+            },
+            directory,
+            file,
+        })
     }
 }
 
 fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, BoundFileError> {
     let directory = || file.path().to_owned();
     let mount = mounts.mount_of(file);
-    let mount = mount.map_err(|source| BoundFileError::Mount { directory: directory(), source })?.entry;
+    let mount = mount
+        .map_err(|source| BoundFileError::Mount {
+            directory: directory(),
+            source,
+        })?
+        .entry;
     let resolved = file.resolved_path();
-    let resolved = resolved.map_err(|source| BoundFileError::Resolve { directory: directory(), source })?;
-    let path = mount.place_in_filesystem(&resolved).ok_or_else(|| BoundFileError::NotBelow(directory()))?;
-    Ok(FilePlace { device: mount.device, path })
+    let resolved = resolved.map_err(|source| BoundFileError::Resolve {
+        directory: directory(),
+        source,
+    })?;
+    let path = mount
+        .place_in_filesystem(&resolved)
+        .ok_or_else(|| BoundFileError::NotBelow(directory()))?;
+    Ok(FilePlace {
+        device: mount.device,
+        path,
+    })
 }

@@ -39,20 +39,28 @@ impl VolumeOfPod {
 
     /// `<root>/pods/<uid>/volume-subpaths/<volume>`
     pub fn subpaths_directory(&self) -> PathBuf {
-        self.pod_directory().join("volume-subpaths").join(&self.volume)
+        self.pod_directory()
+            .join("volume-subpaths")
+            .join(&self.volume)
     }
 
-    /// True if a container has a directory of the volume as its subPath: such a directory is empty once the kubelet removed the old payload.
+    /// True if a container has a directory of the volume as its subPath: such a directory is empty
+    /// once the kubelet removed the old payload.
     pub fn has_directories(&self) -> bool {
         let paths = self.subpaths().into_iter().map(|subpath| subpath.path());
-        paths.into_iter().any(|path| fs::symlink_metadata(path).is_ok_and(|file| file.is_dir()))
+        paths
+            .into_iter()
+            .any(|path| fs::symlink_metadata(path).is_ok_and(|file| file.is_dir()))
     }
 
-    /// The subpaths that the kubelet bound, in no order. A folder that is not there has none: the pod goes away.
+    /// The subpaths that the kubelet bound, in no order. A folder that is not there has none: the
+    /// pod goes away.
     fn subpaths(&self) -> Vec<VolumeSubpath> {
         let containers = entries(&self.subpaths_directory());
         let paths = containers.iter().flat_map(|container| entries(container));
-        paths.filter_map(|path| VolumeSubpath::from_path(&path, [self.kubelet_root.as_path()])).collect()
+        paths
+            .filter_map(|path| VolumeSubpath::from_path(&path, [self.kubelet_root.as_path()]))
+            .collect()
     }
 }
 
@@ -63,8 +71,12 @@ pub fn rebind_volume(volume: &VolumeOfPod, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::default();
     if policy.stale_subpaths != Mode::Off {
-        let findings = judged(&volume.subpaths()).into_iter().filter(|finding| !has_no_mount(&finding.verdict));
-        report.binds = findings.filter_map(|finding| reported(finding, policy)).collect();
+        let findings = judged(&volume.subpaths())
+            .into_iter()
+            .filter(|finding| !has_no_mount(&finding.verdict));
+        report.binds = findings
+            .filter_map(|finding| reported(finding, policy))
+            .collect();
     }
     report.set_duration(start.elapsed());
     report
@@ -79,14 +91,23 @@ fn reported(finding: Finding, policy: &Policy) -> Option<BindReport> {
     let outcome = match policy.stale_subpaths {
         Mode::Repair => match Rebind::from_finding(&finding, policy).map(|order| rebound(&order)) {
             Some(Err(NotRebound::NoLongerStale(_))) => return None,
-            Some(Err(error @ NotRebound::Impossible(_))) => Some(Outcome::Failed { error: error.to_string() }),
+            Some(Err(error @ NotRebound::Impossible(_))) => Some(Outcome::Failed {
+                error: error.to_string(),
+            }),
             Some(Ok(outcome)) => Some(outcome),
             None => None,
         },
         // The effect that a repair would have: policy only keeps it from being done.
         Mode::Report | Mode::Off => {
-            let policy = Policy { stale_subpaths: Mode::Repair, ..*policy };
-            planned_outcome(&finding, &Plan::from_findings(slice::from_ref(&finding), &policy), &policy)
+            let policy = Policy {
+                stale_subpaths: Mode::Repair,
+                ..*policy
+            };
+            planned_outcome(
+                &finding,
+                &Plan::from_findings(slice::from_ref(&finding), &policy),
+                &policy,
+            )
         }
     };
     Some(BindReport { finding, outcome })
@@ -102,18 +123,29 @@ fn rebound(order: &Rebind) -> Result<Outcome, NotRebound> {
 fn judged(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
     let probes = Probes::for_create();
     let directories = HeldVolumeDirectories::default();
-    let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories)).collect();
+    let held: Vec<_> = subpaths
+        .iter()
+        .map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories))
+        .collect();
     let evidence = probes.observe(&held, &Mounts::default());
-    let findings = subpaths.iter().zip(evidence).map(|(subpath, evidence)| Finding {
-        bind: None,
-        source: subpath.path(),
-        destination: None,
-        verdict: judge_subpath(subpath, &evidence),
-        kind: SourceKind::Subpath(subpath.clone()),
-    });
+    let findings = subpaths
+        .iter()
+        .zip(evidence)
+        .map(|(subpath, evidence)| Finding {
+            bind: None,
+            source: subpath.path(),
+            destination: None,
+            verdict: judge_subpath(subpath, &evidence),
+            kind: SourceKind::Subpath(subpath.clone()),
+        });
     findings.collect()
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }

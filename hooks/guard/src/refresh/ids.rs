@@ -1,4 +1,5 @@
-//! The ids of a new idmapped mount: those that the spec gives the bind, never those of a user namespace that a process is in.
+//! The ids of a new idmapped mount: those that the spec gives the bind, never those of a user
+//! namespace that a process is in.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +11,8 @@ use bindguard_sys::enter::{ContainerNamespace, user_namespace_of};
 /// Why an idmapped mount is not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum IdsError {
-    /// The spec has no idmapped bind, several with different ids, or ids that belong to no namespace.
+    /// The spec has no idmapped bind, several with different ids, or ids that belong to no
+    /// namespace.
     #[error("the spec does not name the ids of this idmapped mount")]
     NotInSpec,
     /// The ids are in a form that only the runtime knows.
@@ -42,10 +44,15 @@ impl Users<'_> {
             true => Ok(Some(Users::OfContainer(namespace.users()))),
             false => Err(IdsError::NotInSpec),
         };
-        match spec.ids_of_mount_at(&stale.mount_point).ok_or(IdsError::NotInSpec)? {
+        match spec
+            .ids_of_mount_at(&stale.mount_point)
+            .ok_or(IdsError::NotInSpec)?
+        {
             BindIds::OfContainer => of_container(),
             BindIds::Own(ids) if are_those_of_container(ids, spec) => of_container(),
-            BindIds::Own(ids) => Ok(Some(Users::Own(user_namespace_of(ids).map_err(IdsError::Make)?))),
+            BindIds::Own(ids) => Ok(Some(Users::Own(
+                user_namespace_of(ids).map_err(IdsError::Make)?,
+            ))),
             BindIds::OfRuntime(option) => Err(IdsError::OfRuntime(option.clone())),
         }
     }

@@ -1,8 +1,9 @@
-//! Refreshes running containers: a container that uses a `subPath` gets the current file of its volume, and one that a container
-//! engine gave a single file gets the file that now has its name.
+//! Refreshes running containers: a container that uses a `subPath` gets the current file of its
+//! volume, and one that a container engine gave a single file gets the file that now has its name.
 //!
-//! In pods the host's subpaths are re-bound first: from then on every restart finds the current file, whatever shim starts it. Then
-//! the running containers of the pod follow, those that opted in.
+//! In pods the host's subpaths are re-bound first: from then on every restart finds the current
+//! file, whatever shim starts it. Then the running containers of the pod follow, those that opted
+//! in.
 
 mod container;
 mod current_files;
@@ -17,15 +18,20 @@ mod running;
 mod sandbox;
 mod volumes;
 
-pub use container::{MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within};
+pub use container::{
+    MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
+};
 pub use current_files::CurrentFiles;
 pub use files::{BoundFileError, BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use ids::IdsError;
-pub use outcome::{AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed};
+pub use outcome::{
+    AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
+};
 pub use records::{TuckRecordError, TuckRecords};
 pub use running::RunningContainers;
 pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 
-/// A container's init process, held so that no other process is taken for it; and a child that hangs in a container.
+/// A container's init process, held so that no other process is taken for it; and a child that
+/// hangs in a container.
 pub use bindguard_sys::enter::{Abandoned, HeldProcess, NamespaceError, ProcessError};

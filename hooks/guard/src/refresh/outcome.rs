@@ -165,12 +165,18 @@ impl RefreshOutcome {
             Self::Missing => MountResult::Missing,
             Self::NotReplaced(NotReplaced::Restless(_)) => MountResult::Restless,
             Self::NotReplaced(NotReplaced::Refused(Refused { reason, path })) => {
-                MountResult::Refused { reason: *reason, path: text(path) }
+                MountResult::Refused {
+                    reason: *reason,
+                    path: text(path),
+                }
             }
-            Self::NotReplaced(NotReplaced::Enter(EnterError::OtherType)) => {
-                MountResult::Refused { reason: RefusedReason::OtherType, path: text(source) }
-            }
-            Self::NotReplaced(why) => MountResult::Failed { error: error_chain(why) },
+            Self::NotReplaced(NotReplaced::Enter(EnterError::OtherType)) => MountResult::Refused {
+                reason: RefusedReason::OtherType,
+                path: text(source),
+            },
+            Self::NotReplaced(why) => MountResult::Failed {
+                error: error_chain(why),
+            },
         }
     }
 }
@@ -182,7 +188,12 @@ impl MountRefresh {
             (Some(directory), Some(name)) => (directory.to_owned(), name.into()),
             _ => (bind.source.clone(), PathBuf::new()),
         };
-        Self { destination: bind.destination.clone(), volume, sub_path, outcome: RefreshOutcome::Missing }
+        Self {
+            destination: bind.destination.clone(),
+            volume,
+            sub_path,
+            outcome: RefreshOutcome::Missing,
+        }
     }
 
     /// The result as a report has it.
@@ -204,7 +215,9 @@ impl From<&MountRefresh> for RefreshedMount {
 impl Refreshed {
     /// True if every stale mount was replaced.
     pub fn is_current(&self) -> bool {
-        self.mounts.iter().all(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)))
+        self.mounts
+            .iter()
+            .all(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)))
     }
 
     /// The notification that a pod requested, if there was a reason for one.
@@ -216,6 +229,9 @@ impl Refreshed {
 
     /// The number of mounts that were replaced.
     pub fn replaced(&self) -> usize {
-        self.mounts.iter().filter(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_))).count()
+        self.mounts
+            .iter()
+            .filter(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)))
+            .count()
     }
 }

@@ -1,8 +1,10 @@
-//! Records of tucks: the mounts of a container that become shared for a moment, as they were before.
+//! Records of tucks: the mounts of a container that become shared for a moment, as they were
+//! before.
 //!
-//! If the agent and its child are killed in that moment, the next refresh of the container restores the propagation from the record.
-//! A record lies in a directory of the host that no container reaches. It belongs to one process by its pid and its start time, and
-//! to one mount namespace by its number.
+//! If the agent and its child are killed in that moment, the next refresh of the container restores
+//! the propagation from the record. A record lies in a directory of the host that no container
+//! reaches. It belongs to one process by its pid and its start time, and to one mount namespace by
+//! its number.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -47,7 +49,9 @@ impl Default for TuckRecords {
 impl TuckRecords {
     /// The records in this directory, which is made when the first one is written.
     pub fn at(directory: &Path) -> Self {
-        Self { directory: directory.to_owned() }
+        Self {
+            directory: directory.to_owned(),
+        }
     }
 
     /// The directory.
@@ -60,8 +64,8 @@ impl TuckRecords {
         self.path(process).symlink_metadata().is_ok()
     }
 
-    /// Writes these mounts of a process, which are about to become shared. A mount that an earlier record has stays as it is there:
-    /// that one is of before the kill.
+    /// Writes these mounts of a process, which are about to become shared. A mount that an earlier
+    /// record has stays as it is there: that one is of before the kill.
     ///
     /// # Errors
     /// If the process ended, or the disk is full.
@@ -76,23 +80,36 @@ impl TuckRecords {
             let mut at_its_place = earlier.stack_at(&mount.mount_point);
             at_its_place.any(|known| known.device == mount.device)
         };
-        let new: Vec<MountEntry> = mounts.into_iter().filter(|mount| !is_recorded(mount)).collect();
+        let new: Vec<MountEntry> = mounts
+            .into_iter()
+            .filter(|mount| !is_recorded(mount))
+            .collect();
         if new.is_empty() {
             return Ok(());
         }
         let kept = MountTable::from_entries([earlier.entries(), &new].concat());
-        let (path, new) = (self.path(process), self.directory.join(format!(".{}", process.pid())));
+        let (path, new) = (
+            self.path(process),
+            self.directory.join(format!(".{}", process.pid())),
+        );
         let mut text = owner(process, namespace)?.into_bytes();
         text.extend(kept.to_mountinfo());
         self.forget_ended();
-        let make = || DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
+        let make = || {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.directory)
+        };
         // Renamed: a kill in the middle leaves no half record.
-        let written = make().and_then(|()| fs::write(&new, text)).and_then(|()| fs::rename(&new, &path));
+        let written = make()
+            .and_then(|()| fs::write(&new, text))
+            .and_then(|()| fs::rename(&new, &path));
         written.map_err(|source| TuckRecordError::Write { path, source })
     }
 
-    /// The mounts of a process that tucks made shared, as they were before. A record of an earlier process, or of another
-    /// namespace, is removed.
+    /// The mounts of a process that tucks made shared, as they were before. A record of an earlier
+    /// process, or of another namespace, is removed.
     ///
     /// # Errors
     /// If the process ended.
@@ -101,9 +118,13 @@ impl TuckRecords {
         process: &HeldProcess,
         namespace: &ContainerNamespace,
     ) -> Result<Option<MountTable>, ProcessError> {
-        let Ok(text) = fs::read(self.path(process)) else { return Ok(None) };
+        let Ok(text) = fs::read(self.path(process)) else {
+            return Ok(None);
+        };
         let owner = owner(process, namespace)?;
-        let table = text.strip_prefix(owner.as_bytes()).and_then(|rest| MountTable::from_mountinfo(rest).ok());
+        let table = text
+            .strip_prefix(owner.as_bytes())
+            .and_then(|rest| MountTable::from_mountinfo(rest).ok());
         if table.is_none() {
             self.forget(process);
         }
@@ -118,9 +139,15 @@ impl TuckRecords {
 
     /// Removes the records of processes that ended.
     fn forget_ended(&self) {
-        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let name = entry.file_name();
-            let pid = name.to_str().and_then(|name| name.trim_start_matches('.').parse().ok());
+            let pid = name
+                .to_str()
+                .and_then(|name| name.trim_start_matches('.').parse().ok());
             if pid.is_some_and(|pid| HeldProcess::open(pid).is_err()) {
                 let _ = fs::remove_file(entry.path());
             }
@@ -132,8 +159,17 @@ impl TuckRecords {
     }
 }
 
-/// The first line of a record: the start time of the process, and the number of its mount namespace.
+/// The first line of a record: the start time of the process, and the number of its mount
+/// namespace.
 fn owner(process: &HeldProcess, namespace: &ContainerNamespace) -> Result<String, ProcessError> {
-    let failed = |source| ProcessError::Read { pid: process.pid(), name: "ns/mnt", source };
-    Ok(format!("{} {}\n", process.start_time()?, namespace.number().map_err(failed)?))
+    let failed = |source| ProcessError::Read {
+        pid: process.pid(),
+        name: "ns/mnt",
+        source,
+    };
+    Ok(format!(
+        "{} {}\n",
+        process.start_time()?,
+        namespace.number().map_err(failed)?
+    ))
 }

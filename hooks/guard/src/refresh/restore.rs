@@ -7,13 +7,19 @@ use super::container::{ContainerRefresh, PATIENCE};
 use super::outcome::RefreshError;
 
 impl ContainerRefresh<'_> {
-    /// Sets every mount that a tuck left shared to its former propagation, and removes the record. What could not be restored is
-    /// left to the next refresh, with the record.
+    /// Sets every mount that a tuck left shared to its former propagation, and removes the record.
+    /// What could not be restored is left to the next refresh, with the record.
     pub(super) fn restore_propagation(&mut self) -> Result<(), RefreshError> {
-        let Some(before) = self.records.load(self.process, self.namespace)? else { return Ok(()) };
+        let Some(before) = self.records.load(self.process, self.namespace)? else {
+            return Ok(());
+        };
         let now = self.namespace.mounts()?;
         let left = left_shared(&before, &now, &self.shown_in(&now));
-        let mounts = left.iter().map(|stale| Replacement { stale, parent: None, new: None });
+        let mounts = left.iter().map(|stale| Replacement {
+            stale,
+            parent: None,
+            new: None,
+        });
         if left.is_empty() || self.restored(mounts.collect()) {
             self.records.forget(self.process);
         }
@@ -22,15 +28,26 @@ impl ContainerRefresh<'_> {
 
     fn restored(&mut self, mounts: Vec<Replacement<'_>>) -> bool {
         let all: Vec<usize> = (0..mounts.len()).collect();
-        let Ok(entered) = Entered::enter(self.namespace, mounts, PATIENCE, self.until) else { return false };
+        let Ok(entered) = Entered::enter(self.namespace, mounts, PATIENCE, self.until) else {
+            return false;
+        };
         // The walk to a mount point may hang, as in any refresh.
         let opened = entered.open_all(&all);
-        if opened.iter().any(|opened| opened.as_ref().is_err_and(|error| error.is_over())) {
+        if opened
+            .iter()
+            .any(|opened| opened.as_ref().is_err_and(|error| error.is_over()))
+        {
             self.abandoned = Some(entered.abandon());
             return false;
         }
-        let is_restored = |(index, opened): (usize, _)| matches!(opened, Ok(())) && entered.restore(index).is_ok();
+        let is_restored = |(index, opened): (usize, _)| {
+            matches!(opened, Ok(())) && entered.restore(index).is_ok()
+        };
         // Each of them, also after one that failed.
-        opened.into_iter().enumerate().map(is_restored).fold(true, |all, one| all & one)
+        opened
+            .into_iter()
+            .enumerate()
+            .map(is_restored)
+            .fold(true, |all, one| all & one)
     }
 }

@@ -1,4 +1,5 @@
-//! One visit of a child to a container: opens every stale mount, attaches every new one, then detaches the stale ones.
+//! One visit of a child to a container: opens every stale mount, attaches every new one, then
+//! detaches the stale ones.
 
 use std::sync::Arc;
 
@@ -36,21 +37,34 @@ impl Round<'_, '_, '_> {
         if is_silent {
             return Ok(true);
         }
-        // The mounts are open by now and keep their ids: what the table says of an id is said of the open mount.
+        // The mounts are open by now and keep their ids: what the table says of an id is said of
+        // the open mount.
         let table = self.refresh.namespace.mounts()?;
-        let (same, other): (Vec<usize>, Vec<usize>) =
-            open.into_iter().partition(|index| is_same_mount(self.subpaths[*index], &table));
-        other.into_iter().for_each(|index| self.fail(index, NotReplaced::Changed));
+        let (same, other): (Vec<usize>, Vec<usize>) = open
+            .into_iter()
+            .partition(|index| is_same_mount(self.subpaths[*index], &table));
+        other
+            .into_iter()
+            .for_each(|index| self.fail(index, NotReplaced::Changed));
         let attached = self.attach(&same, &table)?;
         self.detach(&attached);
         Ok(false)
     }
 
-    /// Attaches every new mount. Those of a volume that changed meanwhile are left to the next round.
-    fn attach(&mut self, indices: &[usize], table: &MountTable) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
-        let (finished, new): (Vec<usize>, Vec<usize>) =
-            indices.iter().partition(|index| matches!(self.subpaths[**index].state, SubpathState::Covering(_)));
-        let mut attached: Vec<_> = finished.into_iter().map(|index| (index, AttachMethod::Finished)).collect();
+    /// Attaches every new mount. Those of a volume that changed meanwhile are left to the next
+    /// round.
+    fn attach(
+        &mut self,
+        indices: &[usize],
+        table: &MountTable,
+    ) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
+        let (finished, new): (Vec<usize>, Vec<usize>) = indices
+            .iter()
+            .partition(|index| matches!(self.subpaths[**index].state, SubpathState::Covering(_)));
+        let mut attached: Vec<_> = finished
+            .into_iter()
+            .map(|index| (index, AttachMethod::Finished))
+            .collect();
         let mut impossible = Vec::new();
         for (index, result) in self.attach_beneath(&new) {
             match result {
@@ -64,27 +78,42 @@ impl Round<'_, '_, '_> {
         Ok(attached)
     }
 
-    /// The kernel's own method; which kernels have it is found by trying. It does not lock the flags of the new mount. The mounts of
-    /// a container with a user namespace of its own have locked flags, and root there could remove them from the new mount. The
-    /// other method locks them, because the new mount arrives from another user namespace.
+    /// The kernel's own method; which kernels have it is found by trying. It does not lock the
+    /// flags of the new mount. The mounts of a container with a user namespace of its own have
+    /// locked flags, and root there could remove them from the new mount. The other method locks
+    /// them, because the new mount arrives from another user namespace.
     fn attach_beneath(&self, indices: &[usize]) -> Vec<(usize, Result<(), EnterError>)> {
         let results = match fault::denies_beneath() || self.refresh.namespace.has_own_users() {
-            true => indices.iter().map(|_| Err(EnterError::no_such_method())).collect(),
+            true => indices
+                .iter()
+                .map(|_| Err(EnterError::no_such_method()))
+                .collect(),
             false => self.entered.attach_all_beneath(indices),
         };
         indices.iter().copied().zip(results).collect()
     }
 
-    /// The way for kernels before 6.5. Mounts become shared for a moment: the record of their propagation comes first.
-    fn tuck(&mut self, indices: &[usize], table: &MountTable) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
+    /// The way for kernels before 6.5. Mounts become shared for a moment: the record of their
+    /// propagation comes first.
+    fn tuck(
+        &mut self,
+        indices: &[usize],
+        table: &MountTable,
+    ) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
         if indices.is_empty() {
             return Ok(Vec::new());
         }
         let subpaths: Vec<_> = indices.iter().map(|index| self.subpaths[*index]).collect();
         let changed = changed_by_tuck(table, &subpaths);
-        if let Err(error) = self.refresh.records.keep(self.refresh.process, self.refresh.namespace, changed) {
+        if let Err(error) =
+            self.refresh
+                .records
+                .keep(self.refresh.process, self.refresh.namespace, changed)
+        {
             let error = Arc::new(error);
-            indices.iter().for_each(|index| self.fail(*index, NotReplaced::NotRecorded(Arc::clone(&error))));
+            indices
+                .iter()
+                .for_each(|index| self.fail(*index, NotReplaced::NotRecorded(Arc::clone(&error))));
             return Ok(Vec::new());
         }
         let mut attached = Vec::new();
@@ -106,10 +135,14 @@ impl Round<'_, '_, '_> {
             let stale = table.mount(subpath.mount.id);
             let parent = stale.and_then(|stale| table.mount(stale.parent));
             // A stale mount that is gone was detached by the kernel: the file beneath was removed.
-            stale.is_none() || parent.is_some_and(|parent| parent.mount_point == subpath.mount.mount_point)
+            stale.is_none()
+                || parent.is_some_and(|parent| parent.mount_point == subpath.mount.mount_point)
         };
-        let lost: Vec<_> = tucked.extract_if(.., |(index, _)| !arrived(self.subpaths[*index])).collect();
-        lost.into_iter().for_each(|(index, _)| self.fail(index, NotReplaced::DidNotArrive));
+        let lost: Vec<_> = tucked
+            .extract_if(.., |(index, _)| !arrived(self.subpaths[*index]))
+            .collect();
+        lost.into_iter()
+            .for_each(|(index, _)| self.fail(index, NotReplaced::DidNotArrive));
         Ok(())
     }
 
@@ -118,7 +151,9 @@ impl Round<'_, '_, '_> {
         for ((index, method), detached) in attached.iter().zip(self.entered.detach_all(&indices)) {
             match detached.and_then(|()| self.keep_propagation(*index, *method)) {
                 Ok(()) => {
-                    self.refresh.methods.insert(self.subpaths[*index].mount.mount_point.clone(), *method);
+                    self.refresh
+                        .methods
+                        .insert(self.subpaths[*index].mount.mount_point.clone(), *method);
                     self.touch(*index);
                 }
                 Err(error) => self.fail(*index, error.into()),
@@ -128,7 +163,10 @@ impl Round<'_, '_, '_> {
 
     /// A mount that is attached to a shared one becomes shared.
     fn keep_propagation(&self, index: usize, method: AttachMethod) -> Result<(), EnterError> {
-        let on_shared = self.subpaths[index].parent.as_ref().is_some_and(|it| it.propagation.peer_group.is_some());
+        let on_shared = self.subpaths[index]
+            .parent
+            .as_ref()
+            .is_some_and(|it| it.propagation.peer_group.is_some());
         match method {
             AttachMethod::Beneath if !on_shared => Ok(()),
             AttachMethod::Finished => Ok(()),
@@ -136,7 +174,8 @@ impl Round<'_, '_, '_> {
         }
     }
 
-    /// Only through a mount that the container can write: otherwise it would reach more than it may, through the agent.
+    /// Only through a mount that the container can write: otherwise it would reach more than it
+    /// may, through the agent.
     fn touch(&mut self, index: usize) {
         if self.refresh.notify != Notify::Touch {
             return;
@@ -150,7 +189,8 @@ impl Round<'_, '_, '_> {
     }
 
     fn fail(&mut self, index: usize, why: NotReplaced) {
-        self.refresh.fail(self.subpaths[index], Failure::NotReplaced(why));
+        self.refresh
+            .fail(self.subpaths[index], Failure::NotReplaced(why));
     }
 }
 
@@ -158,6 +198,8 @@ impl Round<'_, '_, '_> {
 fn is_same_mount(subpath: &SubpathInContainer, table: &MountTable) -> bool {
     table.mount(subpath.mount.id).is_some_and(|now| {
         let (was, now) = (&subpath.mount, now);
-        was.device == now.device && was.root.path == now.root.path && was.mount_point == now.mount_point
+        was.device == now.device
+            && was.root.path == now.root.path
+            && was.mount_point == now.mount_point
     })
 }

@@ -1,4 +1,5 @@
-//! Refuses the processes of sandboxes: their containers have mounts that the node's kernel does not show.
+//! Refuses the processes of sandboxes: their containers have mounts that the node's kernel does not
+//! show.
 
 use bindguard_sys::enter::{HeldProcess, MountNamespace};
 
@@ -7,11 +8,14 @@ use super::outcome::RefreshError;
 /// The name of gVisor's program and of its processes (`runsc/sandbox/sandbox.go`).
 const GVISOR: &[u8] = b"runsc";
 
-/// Kata names a process in the node's own namespace, gVisor its own kernel. A container that gives itself that name loses its own
-/// refresh, and nothing else.
+/// Kata names a process in the node's own namespace, gVisor its own kernel. A container that gives
+/// itself that name loses its own refresh, and nothing else.
 ///
 /// The command line would name gVisor's sandbox, too, but a container can block its readers.
-pub(super) fn refuse_sandbox(process: &HeldProcess, namespace: &MountNamespace) -> Result<(), RefreshError> {
+pub(super) fn refuse_sandbox(
+    process: &HeldProcess,
+    namespace: &MountNamespace,
+) -> Result<(), RefreshError> {
     if namespace.is_own()? {
         return Err(RefreshError::MountsOfNode(process.pid()));
     }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, Plugin, TimestampDirectory, VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{PodVolume, SpecBind, SubpathInContainer, missing_binds, subpaths_in_container};
+use bindguard_core::refresh::{
+    PodVolume, SpecBind, SubpathInContainer, missing_binds, subpaths_in_container,
+};
 use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, open_target};
 
 use super::current_files::CurrentFiles;
@@ -66,7 +68,8 @@ struct OpenVolume {
 }
 
 impl PodVolumes {
-    /// Opens the volumes of the pod with this folder, `<root>/pods/<uid>`. A volume without a payload is left out.
+    /// Opens the volumes of the pod with this folder, `<root>/pods/<uid>`. A volume without a
+    /// payload is left out.
     ///
     /// # Errors
     /// If the folders cannot be listed, or a volume cannot be opened.
@@ -85,13 +88,26 @@ impl PodVolumes {
 impl CurrentFiles for PodVolumes {
     /// `..data` of each volume is read again.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        let volumes: Vec<PodVolume> = self.volumes.iter().filter_map(OpenVolume::observe).collect();
+        let volumes: Vec<PodVolume> = self
+            .volumes
+            .iter()
+            .filter_map(OpenVolume::observe)
+            .collect();
         subpaths_in_container(table, &volumes)
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let volume = self.volumes.iter().find(|known| known.seen.directory == stale.volume)?;
-        Some(open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload).map_err(NotReplaced::from))
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+        let volume = self
+            .volumes
+            .iter()
+            .find(|known| known.seen.directory == stale.volume)?;
+        Some(
+            open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload)
+                .map_err(NotReplaced::from),
+        )
     }
 }
 
@@ -105,7 +121,10 @@ pub struct ContainerVolumes<'a> {
 impl PodVolumes {
     /// The same for the container with these binds in its spec; none if the spec is not known.
     pub fn for_container(&self, binds: Vec<SpecBind>) -> ContainerVolumes<'_> {
-        ContainerVolumes { volumes: self, binds }
+        ContainerVolumes {
+            volumes: self,
+            binds,
+        }
     }
 }
 
@@ -115,33 +134,59 @@ impl CurrentFiles for ContainerVolumes<'_> {
     }
 
     fn missing_in(&self, table: &MountTable) -> Vec<SpecBind> {
-        missing_binds(table, &self.shown_in(table), &self.binds).into_iter().cloned().collect()
+        missing_binds(table, &self.shown_in(table), &self.binds)
+            .into_iter()
+            .cloned()
+            .collect()
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Option<Result<OpenedTarget, NotReplaced>> {
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Option<Result<OpenedTarget, NotReplaced>> {
         self.volumes.open_current(stale)
     }
 }
 
 impl OpenVolume {
     fn open(directory: &Path) -> Result<Option<Self>, VolumesError> {
-        let Some(current) = current_payload(directory) else { return Ok(None) };
+        let Some(current) = current_payload(directory) else {
+            return Ok(None);
+        };
         let handle = Handle::of(directory)?;
         let found = Mounts::default().mount_of(&handle);
-        let mount = found.map_err(|source| VolumesError::Mount { volume: directory.to_owned(), source })?.entry;
+        let mount = found
+            .map_err(|source| VolumesError::Mount {
+                volume: directory.to_owned(),
+                source,
+            })?
+            .entry;
         let resolved = handle.resolved_path();
-        let resolved = resolved.map_err(|source| VolumesError::Resolve { volume: directory.to_owned(), source })?;
-        let place = mount.place_in_filesystem(&resolved).ok_or_else(|| VolumesError::NotBelow {
+        let resolved = resolved.map_err(|source| VolumesError::Resolve {
             volume: directory.to_owned(),
-            mount_point: mount.mount_point.clone(),
+            source,
         })?;
-        let seen = PodVolume { directory: directory.to_owned(), device: mount.device, place, current };
+        let place = mount
+            .place_in_filesystem(&resolved)
+            .ok_or_else(|| VolumesError::NotBelow {
+                volume: directory.to_owned(),
+                mount_point: mount.mount_point.clone(),
+            })?;
+        let seen = PodVolume {
+            directory: directory.to_owned(),
+            device: mount.device,
+            place,
+            current,
+        };
         Ok(Some(Self { handle, seen }))
     }
 
     fn observe(&self) -> Option<PodVolume> {
         let current = current_payload(&self.seen.directory)?;
-        Some(PodVolume { current, ..self.seen.clone() })
+        Some(PodVolume {
+            current,
+            ..self.seen.clone()
+        })
     }
 }
 
@@ -151,9 +196,14 @@ fn current_payload(volume: &Path) -> Option<TimestampDirectory> {
 
 /// The folders in a folder that may not exist.
 fn folders(path: &Path) -> Result<Vec<PathBuf>, VolumesError> {
-    let failed = |source| VolumesError::List { path: path.to_owned(), source };
+    let failed = |source| VolumesError::List {
+        path: path.to_owned(),
+        source,
+    };
     match fs::read_dir(path) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect(),
+        Ok(entries) => entries
+            .map(|entry| entry.map(|entry| entry.path()).map_err(failed))
+            .collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(failed(error)),
     }

@@ -1,4 +1,5 @@
-//! A spec that no bundle has yet: the host is repaired, and its writer decides which edits the spec gets.
+//! A spec that no bundle has yet: the host is repaired, and its writer decides which edits the spec
+//! gets.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,11 @@ use bindguard_guard::admit_spec;
 use bindguard_testing::{Pod, mount_of, own_namespace};
 
 fn outcomes(report: &Report) -> Vec<Option<Outcome>> {
-    report.binds.iter().map(|bind| bind.outcome.clone()).collect()
+    report
+        .binds
+        .iter()
+        .map(|bind| bind.outcome.clone())
+        .collect()
 }
 
 #[test]
@@ -39,9 +44,16 @@ fn a_subpath_is_rebound_and_an_edit_counts_only_if_the_writer_accepts_it() {
 
 #[test]
 fn bytes_that_are_no_spec_are_a_problem_and_refused_where_policy_refuses_anything() {
-    let admitted = |policy: &Policy| admit_spec(b"7", policy, &Default::default(), |_, edits| edits.to_vec());
+    let admitted =
+        |policy: &Policy| admit_spec(b"7", policy, &Default::default(), |_, edits| edits.to_vec());
     let admission = admitted(&Policy::default());
-    assert_eq!((admission.report.problems.len(), admission.refusal), (1, None));
-    let strict = Policy { dead_sources: Alarm::Refuse, ..Policy::default() };
+    assert_eq!(
+        (admission.report.problems.len(), admission.refusal),
+        (1, None)
+    );
+    let strict = Policy {
+        dead_sources: Alarm::Refuse,
+        ..Policy::default()
+    };
     assert!(admitted(&strict).refusal.is_some());
 }

@@ -1,5 +1,6 @@
-//! A re-bound subpath keeps the attributes of the mount that the kubelet binds from: read-only, nosuid, nodev, noexec,
-//! nosymfollow and how access times are kept. A filesystem has many mounts, and only one of them is the volume's.
+//! A re-bound subpath keeps the attributes of the mount that the kubelet binds from: read-only,
+//! nosuid, nodev, noexec, nosymfollow and how access times are kept. A filesystem has many mounts,
+//! and only one of them is the volume's.
 
 use std::fs;
 use std::path::Path;
@@ -9,19 +10,37 @@ use bindguard_testing::{bind, own_namespace};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 fn strict() -> MsFlags {
-    MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME
+    MsFlags::MS_RDONLY
+        | MsFlags::MS_NOSUID
+        | MsFlags::MS_NODEV
+        | MsFlags::MS_NOEXEC
+        | MsFlags::MS_NOATIME
 }
 
 /// `mount -o remount,bind,FLAGS`
 fn remount(at: &Path, flags: MsFlags) {
-    mount(None::<&str>, at, None::<&str>, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags, None::<&str>).unwrap();
+    mount(
+        None::<&str>,
+        at,
+        None::<&str>,
+        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags,
+        None::<&str>,
+    )
+    .unwrap();
 }
 
 /// The attributes of the topmost mount at a path, as mountinfo has them.
 fn attributes(at: &Path) -> String {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    let mut here = table.lines().filter(|line| line.split(' ').nth(4) == at.to_str());
-    here.next_back().unwrap().split(' ').nth(5).unwrap().to_owned()
+    let mut here = table
+        .lines()
+        .filter(|line| line.split(' ').nth(4) == at.to_str());
+    here.next_back()
+        .unwrap()
+        .split(' ')
+        .nth(5)
+        .unwrap()
+        .to_owned()
 }
 
 /// A new file in the place of the one that is bound, written where the volume can be written to.
@@ -36,7 +55,10 @@ fn rebound(scene: &Scene) -> (String, String) {
     let before = attributes(&scene.subpath());
     let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
-    assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("new", 1));
+    assert_eq!(
+        (scene.content().as_str(), scene.mounts_at_subpath()),
+        ("new", 1)
+    );
     (before, attributes(&scene.subpath()))
 }
 
@@ -82,7 +104,8 @@ fn a_host_path_bound_with_exec_from_a_disk_that_is_noexec_stays_executable() {
     assert!(!now.contains("noexec"), "{now}");
 }
 
-/// The mount that the kubelet binds from is unknown then: everything that was denied before stays denied.
+/// The mount that the kubelet binds from is unknown then: everything that was denied before stays
+/// denied.
 #[test]
 fn a_host_path_whose_own_mount_is_gone_is_not_bound_with_more_rights() {
     if !own_namespace() {
@@ -114,7 +137,10 @@ fn a_host_path_whose_filesystem_became_read_only_everywhere_is_not_bound_writabl
     replace(&scene.volume.join("deep"));
     remount(&scene.volume, MsFlags::MS_RDONLY);
     let (before, now) = rebound(&scene);
-    assert!(before.starts_with("rw,") && now.starts_with("ro,"), "{before} became {now}");
+    assert!(
+        before.starts_with("rw,") && now.starts_with("ro,"),
+        "{before} became {now}"
+    );
 }
 
 /// A sidecar that shares a folder of the volume read-only, and one that shares it as it is.

@@ -1,4 +1,5 @@
-//! An SMB volume with a real server and a real client: healthy, replaced on either side, hung, stopped, and not there.
+//! An SMB volume with a real server and a real client: healthy, replaced on either side, hung,
+//! stopped, and not there.
 //!
 //! Runs where the kernel's ksmbd and client are loaded: `make kernels` sees to it.
 
@@ -15,13 +16,14 @@ use nix::mount::{MntFlags, umount2};
 use crate::smb_server::{Server, forget};
 
 const PLUGIN: &str = "kubernetes.io~csi";
-/// Longer than the shim waits for a guard, because an emulated machine is slow; the client itself waits for 20 seconds.
+/// Longer than the shim waits for a guard, because an emulated machine is slow; the client itself
+/// waits for 20 seconds.
 const SOON: Duration = Duration::from_secs(5);
 /// The time for which the client trusts that a missing name is missing.
 const BELIEF: Duration = Duration::from_millis(1100);
 
-/// The default of mount.cifs(8), and the options in csi-driver-smb's examples: with those, the client invents a file's
-/// number.
+/// The default of mount.cifs(8), and the options in csi-driver-smb's examples: with those, the
+/// client invents a file's number.
 const BY_SERVERS_NUMBERS: &str = "serverino";
 const BY_OWN_NUMBERS: &str =
     "dir_mode=0777,file_mode=0777,uid=1001,gid=1001,noperm,mfsymlinks,cache=strict,noserverino";
@@ -42,7 +44,12 @@ fn volume_of(server: &Server, options: &str) -> Scene {
 }
 
 fn remove(path: &Path) {
-    if fs::metadata(path).unwrap().is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+    if fs::metadata(path).unwrap().is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    }
+    .unwrap();
 }
 
 fn make_anew(path: &Path) {
@@ -55,7 +62,8 @@ fn make_anew(path: &Path) {
     fs::write(file, "new").unwrap();
 }
 
-/// The guard's verdict on the only bind, once the server was fast enough: on a busy machine the guard takes it for dead.
+/// The guard's verdict on the only bind, once the server was fast enough: on a busy machine the
+/// guard takes it for dead.
 fn finding(scene: &Scene) -> (&'static str, String, Option<Outcome>) {
     let is_slow = |found: &(&str, String, Option<Outcome>)| {
         found.0 == "dead" || found.0 == "unknown" || matches!(found.2, Some(Outcome::Failed { .. }))
@@ -76,7 +84,11 @@ fn each(mut what: impl FnMut(&'static str, &'static str)) {
 
 /// The same, with what the client remembers and without.
 fn each_warm_and_cold(mut what: impl FnMut(&'static str, &'static str, bool)) {
-    each(|options, sub_path| [false, true].into_iter().for_each(|is_cold| what(options, sub_path, is_cold)));
+    each(|options, sub_path| {
+        [false, true]
+            .into_iter()
+            .for_each(|is_cold| what(options, sub_path, is_cold))
+    });
 }
 
 #[test]
@@ -84,7 +96,9 @@ fn a_healthy_share_is_current_warm_and_cold() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     each_warm_and_cold(|options, sub_path, is_cold| {
         let scene = volume_of(&server, options).bound(sub_path);
         for source in [scene.volume.clone(), scene.subpath()] {
@@ -109,7 +123,9 @@ fn a_share_that_was_staged_for_the_node_is_current() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     for (source, below) in [("share", "volume"), ("share/volume", "")] {
         let scene = volume_of(&server, BY_OWN_NUMBERS);
         umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
@@ -118,7 +134,11 @@ fn a_share_that_was_staged_for_the_node_is_current() {
         server.mount(source, &staged, BY_OWN_NUMBERS);
         bind(&staged.join(below), &scene.volume);
         let scene = scene.bound("db/state");
-        assert_eq!(finding(&scene), ("current", String::new(), None), "{source}");
+        assert_eq!(
+            finding(&scene),
+            ("current", String::new(), None),
+            "{source}"
+        );
         remove(&scene.volume.join("db/state"));
         make_anew(&scene.volume.join("db/state"));
         assert_eq!(finding(&scene).2, REBOUND, "{source}");
@@ -132,7 +152,9 @@ fn a_file_replaced_on_the_server_is_followed_or_bound_anew() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     each_warm_and_cold(|options, sub_path, is_cold| {
         let scene = volume_of(&server, options).bound(sub_path);
         assert_eq!(scene.content(), "old");
@@ -145,8 +167,11 @@ fn a_file_replaced_on_the_server_is_followed_or_bound_anew() {
         let what = format!("{sub_path}, cold: {is_cold}, {options}");
         let (verdict, reason, outcome) = finding(&scene);
         match options {
-            BY_SERVERS_NUMBERS => assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}"),
-            // A client that invents the numbers identifies files by their names, including the bound one.
+            BY_SERVERS_NUMBERS => {
+                assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}")
+            }
+            // A client that invents the numbers identifies files by their names, including the
+            // bound one.
             _ => assert_eq!((verdict, outcome), ("current", None), "{what}: {reason}"),
         }
         assert_eq!(scene.content(), "new", "{what}");
@@ -160,7 +185,9 @@ fn a_file_removed_on_the_server_is_reported_and_bound_when_it_is_back() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     each(|options, sub_path| {
         let scene = volume_of(&server, options).bound("db/state");
         let path = server.share().join(sub_path);
@@ -185,7 +212,9 @@ fn a_file_removed_or_replaced_on_this_node_is_reported_and_bound_anew() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     each(|options, sub_path| {
         let scene = volume_of(&server, options).bound(sub_path);
         let path = scene.volume.join(sub_path);
@@ -209,14 +238,20 @@ fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     for options in BOTH {
         let scene = volume_of(&server, options).bound("db/state");
         let (file, next) = (scene.volume.join("db/state"), scene.volume.join("db/next"));
         fs::write(&next, "new").unwrap();
         fs::rename(&next, &file).unwrap();
         let (verdict, reason, outcome) = finding(&scene);
-        assert_eq!((verdict, outcome), ("stale", REBOUND), "{options}: {reason}");
+        assert_eq!(
+            (verdict, outcome),
+            ("stale", REBOUND),
+            "{options}: {reason}"
+        );
         assert_eq!(scene.content(), "new", "{options}");
         assert_eq!(scene.mounts_at_subpath(), 1);
     }
@@ -228,19 +263,29 @@ fn an_unreachable_server_is_dead_in_time_and_until_it_returns() {
     if !own_namespace() {
         return;
     }
-    let Some(mut server) = Server::start() else { return };
+    let Some(mut server) = Server::start() else {
+        return;
+    };
     for (is_cut_off, is_cold) in [(true, false), (true, true), (false, false), (false, true)] {
         let scene = volume_of(&server, BY_SERVERS_NUMBERS).bound("db/state");
         let host_path = scene.folder.path().join("mnt");
         fs::create_dir(&host_path).unwrap();
         server.mount("share", &host_path, BY_OWN_NUMBERS);
-        let sources: Vec<PathBuf> =
-            vec![scene.volume.clone(), scene.subpath(), host_path.clone(), host_path.join("volume/db")];
+        let sources: Vec<PathBuf> = vec![
+            scene.volume.clone(),
+            scene.subpath(),
+            host_path.clone(),
+            host_path.join("volume/db"),
+        ];
         let probe = |source: &PathBuf| {
             scene.write_spec(&[source]);
             let began = Instant::now();
             let admission = scene.admitted(&scene.refusing());
-            (began.elapsed(), admission.report.binds.into_iter().next(), admission.refusal)
+            (
+                began.elapsed(),
+                admission.report.binds.into_iter().next(),
+                admission.refusal,
+            )
         };
         scene.write_spec(&[&scene.subpath()]);
         assert_eq!(finding(&scene), ("current", String::new(), None));
@@ -256,17 +301,32 @@ fn an_unreachable_server_is_dead_in_time_and_until_it_returns() {
             server.begin();
             answers
         };
-        for ((took, bind, refusal), source) in answers.into_iter().zip(sources.iter().chain(&sources)) {
-            let what = format!("{}, cut off: {is_cut_off}, cold: {is_cold}: {bind:?}", source.display());
+        for ((took, bind, refusal), source) in
+            answers.into_iter().zip(sources.iter().chain(&sources))
+        {
+            let what = format!(
+                "{}, cut off: {is_cut_off}, cold: {is_cold}: {bind:?}",
+                source.display()
+            );
             assert!(took < SOON, "{took:?}: {what}");
-            assert!(bind.is_some_and(|bind| bind.verdict().as_str() == "dead"), "{what}");
-            assert!(refusal.is_some_and(|why| why.contains("is dead") || why.contains("did not answer")), "{what}");
+            assert!(
+                bind.is_some_and(|bind| bind.verdict().as_str() == "dead"),
+                "{what}"
+            );
+            assert!(
+                refusal
+                    .is_some_and(|why| why.contains("is dead") || why.contains("did not answer")),
+                "{what}"
+            );
         }
         scene.write_spec(&[&scene.subpath()]);
         // The client must find its server again.
         let began = Instant::now();
         while fs::read_to_string(scene.volume.join("db/state")).is_err() {
-            assert!(began.elapsed() < Duration::from_secs(60), "the server does not come back");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "the server does not come back"
+            );
             thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(finding(&scene), ("current", String::new(), None));
@@ -279,7 +339,9 @@ fn an_smb_volume_without_its_mount_is_unmounted_and_one_mounted_anew_is_bound_an
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     let scene = volume_of(&server, BY_OWN_NUMBERS).bound("db");
     umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
     for source in [scene.volume.clone(), scene.subpath()] {
@@ -289,7 +351,11 @@ fn an_smb_volume_without_its_mount_is_unmounted_and_one_mounted_anew_is_bound_an
         assert!(scene.admitted(&scene.refusing()).refusal.is_some());
     }
     // Another connection, and so another filesystem for this node.
-    server.mount("share/volume", &scene.volume, &format!("{BY_OWN_NUMBERS},nosharesock"));
+    server.mount(
+        "share/volume",
+        &scene.volume,
+        &format!("{BY_OWN_NUMBERS},nosharesock"),
+    );
     let (verdict, reason, outcome) = finding(&scene);
     assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
     assert_eq!(finding(&scene), ("current", String::new(), None));

@@ -1,5 +1,5 @@
-//! Binds of the host's root, or of directories with the mounts of others: the guard makes them rslave, as far as policy and the
-//! requested propagation allow it.
+//! Binds of the host's root, or of directories with the mounts of others: the guard makes them
+//! rslave, as far as policy and the requested propagation allow it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,7 +25,14 @@ fn the_scope_says_which_binds_are_made_rslave() {
     let pod = Pod::with_keys(0);
     let holding = Folder::new();
     fs::create_dir(holding.path().join("disk")).unwrap();
-    mount(Some("tmpfs"), &holding.path().join("disk"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    mount(
+        Some("tmpfs"),
+        &holding.path().join("disk"),
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
     let made_rslave = |host_root_scope| {
         pod.write_spec(&[
             mount_of(Path::new("/"), "/host", "rprivate"),
@@ -33,7 +40,10 @@ fn the_scope_says_which_binds_are_made_rslave() {
             mount_of(holding.path(), "/holding", "rprivate"),
             mount_of(&holding.path().join("disk"), "/disk", "rprivate"),
         ]);
-        let policy = Policy { host_root_scope, ..pod.policy() };
+        let policy = Policy {
+            host_root_scope,
+            ..pod.policy()
+        };
         let rslave = |bind: &BindReport| bind.outcome == Some(Outcome::MadeRslave);
         admit(&pod.bundle(), &policy, &pod.places(), Attempt::First)
             .report
@@ -42,11 +52,24 @@ fn the_scope_says_which_binds_are_made_rslave() {
             .filter(|bind| rslave(bind))
             .count()
     };
-    assert_eq!([Scope::HostRoot, Scope::RuntimeDirectories, Scope::AnySubmounts].map(made_rslave), [1, 2, 3]);
-    nix::mount::umount2(&holding.path().join("disk"), nix::mount::MntFlags::MNT_DETACH).unwrap();
+    assert_eq!(
+        [
+            Scope::HostRoot,
+            Scope::RuntimeDirectories,
+            Scope::AnySubmounts
+        ]
+        .map(made_rslave),
+        [1, 2, 3]
+    );
+    nix::mount::umount2(
+        &holding.path().join("disk"),
+        nix::mount::MntFlags::MNT_DETACH,
+    )
+    .unwrap();
 }
 
-/// Issue 14: a log collector's `/var/lib/docker/containers` holds the `/dev/shm` of every container.
+/// Issue 14: a log collector's `/var/lib/docker/containers` holds the `/dev/shm` of every
+/// container.
 #[test]
 fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_containers() {
     if !own_namespace() {
@@ -56,17 +79,34 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
     let id = |name: &str| docker.path().join("containers").join(name);
     for shm in ["c1/mounts/shm", "c2/mounts/shm"].map(id) {
         fs::create_dir_all(&shm).unwrap();
-        mount(Some("tmpfs"), &shm, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+        mount(
+            Some("tmpfs"),
+            &shm,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            None::<&str>,
+        )
+        .unwrap();
     }
     let volume = docker.path().join("volumes/db/_data");
     fs::create_dir_all(volume.join("inner")).unwrap();
-    mount(Some("tmpfs"), &volume.join("inner"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    mount(
+        Some("tmpfs"),
+        &volume.join("inner"),
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
     fs::create_dir(docker.path().join("tmp")).unwrap();
     fs::write(docker.path().join("docker.sock"), "").unwrap();
     let links = Folder::new();
     symlink(docker.path(), links.path().join("docker")).unwrap();
 
-    let places = Places { runtime_directories: vec![docker.path().to_owned()], ..pod.places() };
+    let places = Places {
+        runtime_directories: vec![docker.path().to_owned()],
+        ..pod.places()
+    };
     let rslave = |policy: &Policy| {
         let below = [
             "containers",
@@ -77,22 +117,39 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
             "tmp",
             "docker.sock",
         ];
-        let mut mounts: Vec<_> =
-            below.iter().map(|path| mount_of(&docker.path().join(path), &format!("/{path}"), "rprivate")).collect();
-        mounts.push(mount_of(&links.path().join("docker/containers"), "/linked", "rprivate"));
+        let mut mounts: Vec<_> = below
+            .iter()
+            .map(|path| mount_of(&docker.path().join(path), &format!("/{path}"), "rprivate"))
+            .collect();
+        mounts.push(mount_of(
+            &links.path().join("docker/containers"),
+            "/linked",
+            "rprivate",
+        ));
         mounts.push(json!({"type": "bind", "source": docker.path().join("containers"), "destination": "/plain", "options": ["bind"]}));
         pod.write_spec(&mounts);
         let report = admit(&pod.bundle(), policy, &places, Attempt::First).report;
-        let made = report.binds.into_iter().filter(|bind| bind.outcome == Some(Outcome::MadeRslave));
-        made.map(|bind| bind.finding.destination.unwrap()).collect::<Vec<_>>()
+        let made = report
+            .binds
+            .into_iter()
+            .filter(|bind| bind.outcome == Some(Outcome::MadeRslave));
+        made.map(|bind| bind.finding.destination.unwrap())
+            .collect::<Vec<_>>()
     };
     let policy = pod.policy();
-    assert_eq!(rslave(&policy), ["/containers", "/volumes", "/linked"].map(Path::new));
-    let root_alone = Policy { host_root_scope: Scope::HostRoot, ..policy };
+    assert_eq!(
+        rslave(&policy),
+        ["/containers", "/volumes", "/linked"].map(Path::new)
+    );
+    let root_alone = Policy {
+        host_root_scope: Scope::HostRoot,
+        ..policy
+    };
     assert_eq!(rslave(&root_alone), Vec::<&Path>::new());
 }
 
-/// Whatever a bind requests: a private mount, or one that stays private, gets no umount from the host.
+/// Whatever a bind requests: a private mount, or one that stays private, gets no umount from the
+/// host.
 #[test]
 fn only_a_bind_that_requests_shared_is_not_made_rslave() {
     if !own_namespace() {
@@ -100,11 +157,16 @@ fn only_a_bind_that_requests_shared_is_not_made_rslave() {
     }
     let pod = Pod::with_keys(0);
     let outcome = |options: &[&str], source: &str| {
-        let mount = json!({"type": "bind", "source": source, "destination": "/host", "options": options});
+        let mount =
+            json!({"type": "bind", "source": source, "destination": "/host", "options": options});
         pod.write_spec(&[mount]);
         let admission = admitted(&pod);
         let again = admitted(&pod).report;
-        assert_eq!((again.binds[0].verdict().as_str(), &again.binds[0].outcome), ("current", &None), "{again:?}");
+        assert_eq!(
+            (again.binds[0].verdict().as_str(), &again.binds[0].outcome),
+            ("current", &None),
+            "{again:?}"
+        );
         admission.report.binds[0].outcome.clone()
     };
     // Every node has it; a virtual machine that runs this test need not.
@@ -120,16 +182,24 @@ fn only_a_bind_that_requests_shared_is_not_made_rslave() {
             &["unbindable"],
             &["ro", "runbindable", "rbind"],
         ] {
-            assert_eq!(outcome(options, source), Some(Outcome::MadeRslave), "{options:?} {source}");
+            assert_eq!(
+                outcome(options, source),
+                Some(Outcome::MadeRslave),
+                "{options:?} {source}"
+            );
         }
-        for options in [&["rslave", "rslave"][..], &["rshared"], &["rprivate", "shared"]] {
+        for options in [
+            &["rslave", "rslave"][..],
+            &["rshared"],
+            &["rprivate", "shared"],
+        ] {
             assert_eq!(outcome(options, source), None, "{options:?} {source}");
         }
     }
 }
 
-/// Issue 14: Kubernetes requires propagation None for recursive read-only mounts, and the runtime makes what is mounted below
-/// at that moment read-only, not what arrives later.
+/// Issue 14: Kubernetes requires propagation None for recursive read-only mounts, and the runtime
+/// makes what is mounted below at that moment read-only, not what arrives later.
 #[test]
 fn a_recursively_read_only_bind_is_reported_and_never_changed() {
     if !own_namespace() {
@@ -138,17 +208,30 @@ fn a_recursively_read_only_bind_is_reported_and_never_changed() {
     let pod = Pod::with_keys(0);
     let bind = |options: &[&str]| json!({"type": "bind", "source": "/", "destination": "/host", "options": options});
     let rrw = &["rbind", "rprivate", "rro", "rrw"];
-    for options in [&["rbind", "rprivate", "rro"][..], &["rbind", "ro", "rro"], &["rro", "rbind", "slave"], rrw] {
+    for options in [
+        &["rbind", "rprivate", "rro"][..],
+        &["rbind", "ro", "rro"],
+        &["rro", "rbind", "slave"],
+        rrw,
+    ] {
         pod.write_spec(&[bind(options)]);
         let spec = fs::read(pod.config()).unwrap();
         let report = admitted(&pod).report;
-        assert_eq!((report.binds[0].verdict().as_str(), &report.binds[0].outcome), ("pinning", &None), "{options:?}");
-        assert!(report.binds[0].reason().unwrap().contains("rro"), "{report:?}");
+        assert_eq!(
+            (report.binds[0].verdict().as_str(), &report.binds[0].outcome),
+            ("pinning", &None),
+            "{options:?}"
+        );
+        assert!(
+            report.binds[0].reason().unwrap().contains("rro"),
+            "{report:?}"
+        );
         assert_eq!(fs::read(pod.config()).unwrap(), spec, "{options:?}");
     }
 }
 
-/// Issue 14: rslave lets later mounts of the host into the container, where `ro` does not cover them.
+/// Issue 14: rslave lets later mounts of the host into the container, where `ro` does not cover
+/// them.
 #[test]
 fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
     if !own_namespace() {
@@ -156,21 +239,47 @@ fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
     }
     let pod = Pod::with_keys(0);
     let directory = pod.directory();
-    let mut writable = mount_of(directory.ancestors().nth(2).unwrap(), "/writable", "rprivate");
+    let mut writable = mount_of(
+        directory.ancestors().nth(2).unwrap(),
+        "/writable",
+        "rprivate",
+    );
     writable["options"] = json!(["rbind", "rprivate", "rw"]);
     let outcomes_with = |read_only_binds| {
-        pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate"), writable.clone()]);
-        let policy = Policy { read_only_binds, ..pod.policy() };
+        pod.write_spec(&[
+            mount_of(Path::new("/"), "/host", "rprivate"),
+            writable.clone(),
+        ]);
+        let policy = Policy {
+            read_only_binds,
+            ..pod.policy()
+        };
         let report = admit(&pod.bundle(), &policy, &pod.places(), Attempt::First).report;
-        report.binds.into_iter().map(|bind| bind.outcome).collect::<Vec<_>>()
+        report
+            .binds
+            .into_iter()
+            .map(|bind| bind.outcome)
+            .collect::<Vec<_>>()
     };
     let rslave = Some(Outcome::MadeRslave);
-    assert_eq!(outcomes_with(ReadOnlyBinds::MakeRslave), [rslave.clone(), rslave.clone()]);
+    assert_eq!(
+        outcomes_with(ReadOnlyBinds::MakeRslave),
+        [rslave.clone(), rslave.clone()]
+    );
     assert_eq!(outcomes_with(ReadOnlyBinds::Keep), [None, rslave]);
-    let kept =
-        check_bundle(&pod.bundle(), &Policy { read_only_binds: ReadOnlyBinds::Keep, ..pod.policy() }, &pod.places());
+    let kept = check_bundle(
+        &pod.bundle(),
+        &Policy {
+            read_only_binds: ReadOnlyBinds::Keep,
+            ..pod.policy()
+        },
+        &pod.places(),
+    );
     let (_, words) = kept.binds[0].log_message().unwrap();
-    assert!(words.contains("policy keeps read-only binds") && words.ends_with("left as it is"), "{words}");
+    assert!(
+        words.contains("policy keeps read-only binds") && words.ends_with("left as it is"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -180,14 +289,24 @@ fn a_host_root_behind_a_link_is_one() {
     }
     let pod = Pod::with_keys(0);
     let holding = tempfile::tempdir().unwrap();
-    symlink(pod.directory().join("../.."), holding.path().join("kubelet")).unwrap();
+    symlink(
+        pod.directory().join("../.."),
+        holding.path().join("kubelet"),
+    )
+    .unwrap();
     let binds = ["kubelet", "kubelet/pods", "kubelet/pods/uid-1", "."];
-    pod.write_spec(&binds.map(|path| mount_of(&holding.path().join(path), &format!("/{path}"), "rprivate")));
+    pod.write_spec(
+        &binds.map(|path| mount_of(&holding.path().join(path), &format!("/{path}"), "rprivate")),
+    );
     let report = admitted(&pod).report;
     let source_and_outcome = |bind: &BindReport| (bind.source().to_owned(), bind.outcome.clone());
     let expected = |path| (holding.path().join(path), Some(Outcome::MadeRslave));
     assert_eq!(
-        report.binds.iter().map(source_and_outcome).collect::<Vec<_>>(),
+        report
+            .binds
+            .iter()
+            .map(source_and_outcome)
+            .collect::<Vec<_>>(),
         ["kubelet", "kubelet/pods"].map(expected)
     );
 }

@@ -1,5 +1,6 @@
-//! A container that tries to have something else bound in its file's place (CVE-2017-1002101), or to confuse programs that
-//! read its mounts. It uses names, depth, and changes of its volume while it is admitted.
+//! A container that tries to have something else bound in its file's place (CVE-2017-1002101), or
+//! to confuse programs that read its mounts. It uses names, depth, and changes of its volume while
+//! it is admitted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -28,7 +29,9 @@ struct Scene {
 
 impl Scene {
     fn of(sub_path: &Path) -> Self {
-        let scene = Self { folder: Folder::new() };
+        let scene = Self {
+            folder: Folder::new(),
+        };
         let file = scene.volume().join(sub_path);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "start").unwrap();
@@ -36,7 +39,8 @@ impl Scene {
         fs::write(scene.subpath(), "").unwrap();
         bind(&file, &scene.subpath());
         fs::create_dir(scene.bundle()).unwrap();
-        let spec = json!({"mounts": [mount_of(&scene.subpath(), "/data", "rprivate")], "linux": {}});
+        let spec =
+            json!({"mounts": [mount_of(&scene.subpath(), "/data", "rprivate")], "linux": {}});
         fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
         scene
     }
@@ -46,24 +50,35 @@ impl Scene {
     }
 
     fn volume(&self) -> PathBuf {
-        self.folder.path().join("kubelet/pods/uid-1/volumes/kubernetes.io~empty-dir/data")
+        self.folder
+            .path()
+            .join("kubelet/pods/uid-1/volumes/kubernetes.io~empty-dir/data")
     }
 
     fn subpath(&self) -> PathBuf {
-        self.folder.path().join("kubelet/pods/uid-1/volume-subpaths/data/app/0")
+        self.folder
+            .path()
+            .join("kubelet/pods/uid-1/volume-subpaths/data/app/0")
     }
 
     fn admitted(&self) -> Report {
-        let places = Places { kubelet_roots: vec![self.folder.path().join("kubelet")], ..Places::default() };
+        let places = Places {
+            kubelet_roots: vec![self.folder.path().join("kubelet")],
+            ..Places::default()
+        };
         let report = admit(&self.bundle(), &Policy::default(), &places, Attempt::First).report;
         serde_json::to_string(&report).unwrap();
         report
     }
 
     fn mounts_at_subpath(&self) -> usize {
-        let table = String::from_utf8_lossy(&fs::read("/proc/thread-self/mountinfo").unwrap()).into_owned();
+        let table =
+            String::from_utf8_lossy(&fs::read("/proc/thread-self/mountinfo").unwrap()).into_owned();
         let path = self.subpath().to_str().unwrap().to_owned();
-        table.lines().filter(|line| line.split(' ').nth(4) == Some(&path)).count()
+        table
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == Some(&path))
+            .count()
     }
 }
 
@@ -97,7 +112,9 @@ fn odd_names() -> Vec<OsString> {
     .to_vec();
     names.push(OsString::from_vec(vec![b'x'; 255]));
     names.push(OsString::from_vec(b"not \xff\xfe text".to_vec()));
-    names.push(OsString::from_vec((1..=255).filter(|byte| *byte != b'/').collect()));
+    names.push(OsString::from_vec(
+        (1..=255).filter(|byte| *byte != b'/').collect(),
+    ));
     names
 }
 
@@ -107,12 +124,24 @@ fn a_file_of_any_name_is_bound_anew() {
         return;
     }
     for name in odd_names() {
-        for sub_path in [PathBuf::from(&name), Path::new("folder").join(&name), Path::new(&name).join("file")] {
+        for sub_path in [
+            PathBuf::from(&name),
+            Path::new("folder").join(&name),
+            Path::new(&name).join("file"),
+        ] {
             let scene = Scene::of(&sub_path);
             replace(&scene.volume().join(&sub_path), "current");
             let report = scene.admitted();
-            assert_eq!(report.binds[0].outcome, Some(Outcome::Rebound { tries: 1 }), "{sub_path:?}: {report:?}");
-            assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "current", "{sub_path:?}");
+            assert_eq!(
+                report.binds[0].outcome,
+                Some(Outcome::Rebound { tries: 1 }),
+                "{sub_path:?}: {report:?}"
+            );
+            assert_eq!(
+                fs::read_to_string(scene.subpath()).unwrap(),
+                "current",
+                "{sub_path:?}"
+            );
             assert_eq!(scene.mounts_at_subpath(), 1, "{sub_path:?}");
             let again = scene.admitted();
             assert_eq!(
@@ -132,16 +161,23 @@ fn a_path_as_long_as_paths_get_is_bound_anew() {
     // 4095 bytes with the volume's own path: what the kubelet can name
     let scene = Scene::of(Path::new("file"));
     let room = 4095 - scene.volume().as_os_str().len() - "/file".len();
-    let deep: PathBuf = vec![OsStr::from_bytes(&[b'd'; 200]); room / 201].iter().collect();
+    let deep: PathBuf = vec![OsStr::from_bytes(&[b'd'; 200]); room / 201]
+        .iter()
+        .collect();
     drop(scene);
     let scene = Scene::of(&deep.join("file"));
     replace(&scene.volume().join(&deep).join("file"), "current");
     let report = scene.admitted();
-    assert_eq!(report.binds[0].outcome, Some(Outcome::Rebound { tries: 1 }), "{report:?}");
+    assert_eq!(
+        report.binds[0].outcome,
+        Some(Outcome::Rebound { tries: 1 }),
+        "{report:?}"
+    );
     assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "current");
 }
 
-/// A container can move the bound file to a place that no path reaches. Then nothing is known of it, and nothing is done.
+/// A container can move the bound file to a place that no path reaches. Then nothing is known of
+/// it, and nothing is done.
 #[test]
 fn a_file_that_was_moved_deeper_than_paths_reach_is_left_alone() {
     if !own_namespace() {
@@ -162,7 +198,10 @@ fn a_file_that_was_moved_deeper_than_paths_reach_is_left_alone() {
     }
     rustix::fs::renameat(CWD, scene.volume().join("folder"), &directory, "folder").unwrap();
     let report = scene.admitted();
-    assert!(!matches!(report.binds[0].outcome, Some(Outcome::Rebound { .. })), "{report:?}");
+    assert!(
+        !matches!(report.binds[0].outcome, Some(Outcome::Rebound { .. })),
+        "{report:?}"
+    );
     assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "start");
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
@@ -192,7 +231,9 @@ fn attack(scene: &Scene, outside: &Path, over: &AtomicBool) {
         exchange(&folder, &link);
         exchange(&folder, &link);
         replaced(&file, &|new| symlink(outside.join("file"), new).unwrap());
-        replaced(&file, &|new| symlink("/proc/self/root/etc/passwd", new).unwrap());
+        replaced(&file, &|new| {
+            symlink("/proc/self/root/etc/passwd", new).unwrap()
+        });
         // A directory where a file was.
         exchange(&folder, &other);
         exchange(&folder, &other);
@@ -212,7 +253,9 @@ fn names_that_change_all_the_time_lead_nowhere_else() {
     let rebound = thread::scope(|scope| {
         scope.spawn(|| attack(&scene, outside.path(), &over));
         let admitted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            (0..400).filter(|_| is_still_a_file_of_the_volume(&scene)).count()
+            (0..400)
+                .filter(|_| is_still_a_file_of_the_volume(&scene))
+                .count()
         }));
         over.store(true, Ordering::Relaxed);
         admitted.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -231,8 +274,15 @@ fn names_that_change_all_the_time_lead_nowhere_else() {
 fn is_still_a_file_of_the_volume(scene: &Scene) -> bool {
     let report = scene.admitted();
     let shown = fs::symlink_metadata(scene.subpath()).unwrap();
-    assert!(shown.is_file(), "{:?} where a file was: {report:?}", shown.file_type());
+    assert!(
+        shown.is_file(),
+        "{:?} where a file was: {report:?}",
+        shown.file_type()
+    );
     let content = fs::read_to_string(scene.subpath()).unwrap();
-    assert!(["start", "inside"].contains(&content.as_str()), "it shows {content:?}: {report:?}");
+    assert!(
+        ["start", "inside"].contains(&content.as_str()),
+        "it shows {content:?}: {report:?}"
+    );
     matches!(report.binds[0].outcome, Some(Outcome::Rebound { .. }))
 }

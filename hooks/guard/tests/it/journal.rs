@@ -16,8 +16,17 @@ use serde_json::Value;
 
 fn bind(source: &str, verdict: Verdict) -> BindReport {
     let kind = SourceKind::from_path(source.as_ref(), &Places::default(), Scope::default());
-    let finding = Finding { bind: None, source: source.into(), destination: None, kind, verdict };
-    BindReport { finding, outcome: None }
+    let finding = Finding {
+        bind: None,
+        source: source.into(),
+        destination: None,
+        kind,
+        verdict,
+    };
+    BindReport {
+        finding,
+        outcome: None,
+    }
 }
 
 #[test]
@@ -28,10 +37,25 @@ fn a_line_is_as_documented() {
 
     let named = |text: &str| Some(text.to_owned());
     let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
-    let sub_path = PathInVolume { timestamp: None, path: "app.conf".into() };
+    let sub_path = PathInVolume {
+        timestamp: None,
+        path: "app.conf".into(),
+    };
     let (writer, layout, method) = (Writer::Kubelet, VolumeLayout::Payload, RepairMethod::Rebind);
-    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, method };
-    let mut bind = bind(source, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) });
+    let remedy = Remedy {
+        volume: "/volume".into(),
+        sub_path,
+        writer,
+        layout,
+        method,
+    };
+    let mut bind = bind(
+        source,
+        Verdict::Stale {
+            cause: StaleCause::DeletedRoot,
+            remedy: Ok(remedy),
+        },
+    );
     bind.finding.destination = Some("/etc/app/app.conf".into());
     bind.outcome = Some(Outcome::Rebound { tries: 1 });
     let report = Report {
@@ -50,7 +74,16 @@ fn a_line_is_as_documented() {
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(&journal, &JournalEntry { id: Some("bb344d713010"), attempt: 0, pid: None, report: &report }).unwrap();
+    record(
+        &journal,
+        &JournalEntry {
+            id: Some("bb344d713010"),
+            attempt: 0,
+            pid: None,
+            report: &report,
+        },
+    )
+    .unwrap();
 
     let line = fs::read_to_string(&journal).unwrap();
     assert_eq!(line.matches('\n').count(), 1);
@@ -65,29 +98,56 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
     let report = Report::about_bundle(Path::new(OsStr::from_bytes(b"/run/\xff")));
-    record(&journal, &JournalEntry { id: None, attempt: 0, pid: None, report: &report }).unwrap();
+    record(
+        &journal,
+        &JournalEntry {
+            id: None,
+            attempt: 0,
+            pid: None,
+            report: &report,
+        },
+    )
+    .unwrap();
     let written: Value = serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap();
     assert_eq!(written["bundle"], "/run/\u{fffd}");
 }
 
-/// The longest report from a spec of sixteen MiB: the journal is still bounded, and it has all findings.
+/// The longest report from a spec of sixteen MiB: the journal is still bounded, and it has all
+/// findings.
 #[test]
 fn a_line_has_an_end() {
-    let stale = || Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Err(NoRemedy::NoVolume) };
+    let stale = || Verdict::Stale {
+        cause: StaleCause::DeletedRoot,
+        remedy: Err(NoRemedy::NoVolume),
+    };
     let healthy = |n| bind(&format!("/{n}/{}", "x".repeat(500)), Verdict::Current);
     let mut binds: Vec<_> = (0..5_000).map(healthy).collect();
     binds.push(bind(&"/y".repeat(1 << 20), stale()));
     binds.push(bind("/found", stale()));
     let long = Some("\u{1}\u{e9}".repeat(1 << 16));
     let report = Report {
-        container: Container { name: long.clone(), pod: long.clone(), namespace: long.clone(), uid: long.clone() },
+        container: Container {
+            name: long.clone(),
+            pod: long.clone(),
+            namespace: long.clone(),
+            uid: long.clone(),
+        },
         binds,
         problems: vec![long.clone().unwrap(); 20],
         ..Report::default()
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(&journal, &JournalEntry { id: long.as_deref(), attempt: 0, pid: None, report: &report }).unwrap();
+    record(
+        &journal,
+        &JournalEntry {
+            id: long.as_deref(),
+            attempt: 0,
+            pid: None,
+            report: &report,
+        },
+    )
+    .unwrap();
     let line = fs::read_to_string(&journal).unwrap();
     assert!(line.len() < 1 << 20, "{} bytes", line.len());
     let written: Value = serde_json::from_str(&line).unwrap();

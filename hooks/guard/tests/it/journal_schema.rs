@@ -9,11 +9,13 @@ use bindguard_core::policy::Scope;
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::{
-    Actor, AttachMethod, BindReport, Container, MountResult, Notification, Outcome, PlannedAction, RebindLine,
-    RefreshLine, RefreshedMount, Report,
+    Actor, AttachMethod, BindReport, Container, MountResult, Notification, Outcome, PlannedAction,
+    RebindLine, RefreshLine, RefreshedMount, Report,
 };
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh};
+use bindguard_guard::{
+    JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
+};
 use serde_json::{Value, json};
 
 use crate::json_schema::Schema;
@@ -39,7 +41,13 @@ fn line_of(entry: &JournalEntry<'_>) -> Value {
 fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport {
     let source = PathBuf::from(source);
     let kind = SourceKind::from_path(&source, &Places::default(), Scope::default());
-    let finding = Finding { bind: Some(0), source, destination: Some("/in/container".into()), kind, verdict };
+    let finding = Finding {
+        bind: Some(0),
+        source,
+        destination: Some("/in/container".into()),
+        kind,
+        verdict,
+    };
     BindReport { finding, outcome }
 }
 
@@ -48,28 +56,66 @@ fn of_every_verdict() -> Vec<BindReport> {
     let subpath = format!("{POD}/volume-subpaths/conf/app/0");
     let stale = |outcome| {
         let remedy = Err(NoRemedy::NoVolume);
-        bind(&subpath, Verdict::Stale { cause: StaleCause::DeletedRoot, remedy }, outcome)
+        bind(
+            &subpath,
+            Verdict::Stale {
+                cause: StaleCause::DeletedRoot,
+                remedy,
+            },
+            outcome,
+        )
     };
-    let orphaned = Verdict::Orphaned { cause: StaleCause::DeletedRoot, lacks: Lack::Payload, remake: None };
+    let orphaned = Verdict::Orphaned {
+        cause: StaleCause::DeletedRoot,
+        lacks: Lack::Payload,
+        remake: None,
+    };
     let pinning = |private: Option<&str>| {
-        Verdict::Pinning(Pinning { bind: true, rootfs: true, private_mount: private.map(PathBuf::from), kept: None })
+        Verdict::Pinning(Pinning {
+            bind: true,
+            rootfs: true,
+            private_mount: private.map(PathBuf::from),
+            kept: None,
+        })
     };
     let dead = || Verdict::Dead("its daemon is gone".to_owned());
     vec![
         bind(&subpath, Verdict::Current, None),
         stale(Some(Outcome::Rebound { tries: 2 })),
         stale(Some(Outcome::AlreadyCurrent)),
-        stale(Some(Outcome::PointedAtVolume { source: "/volume/key".into() })),
-        stale(Some(Outcome::Failed { error: "move_mount: EINVAL".to_owned() })),
+        stale(Some(Outcome::PointedAtVolume {
+            source: "/volume/key".into(),
+        })),
+        stale(Some(Outcome::Failed {
+            error: "move_mount: EINVAL".to_owned(),
+        })),
         stale(Some(Outcome::Detached)),
-        stale(Some(Outcome::Planned { action: PlannedAction::Rebind })),
+        stale(Some(Outcome::Planned {
+            action: PlannedAction::Rebind,
+        })),
         bind(&subpath, orphaned, None),
-        bind(&subpath, Verdict::Unmounted(Unmounted::Subpath), Some(Outcome::Refused)),
-        bind(&format!("{POD}/volumes/kubernetes.io~nfs/share"), dead(), Some(Outcome::Refused)),
-        bind(&format!("{POD}/volumes/kubernetes.io~configmap/conf/app.conf"), Verdict::Current, None),
+        bind(
+            &subpath,
+            Verdict::Unmounted(Unmounted::Subpath),
+            Some(Outcome::Refused),
+        ),
+        bind(
+            &format!("{POD}/volumes/kubernetes.io~nfs/share"),
+            dead(),
+            Some(Outcome::Refused),
+        ),
+        bind(
+            &format!("{POD}/volumes/kubernetes.io~configmap/conf/app.conf"),
+            Verdict::Current,
+            None,
+        ),
         bind("/srv/share", dead(), None),
         bind("/", pinning(None), Some(Outcome::MadeRslave)),
-        bind("/", pinning(Some("/")), Some(Outcome::needs_shared(Path::new("/")))),
+        bind(
+            "/",
+            pinning(Some("/")),
+            Some(Outcome::needs_shared(Path::new("/"))),
+        ),
         bind("/", Verdict::WithoutMaster, None),
         bind("/", Verdict::Unknown("it did not answer".to_owned()), None),
     ]
@@ -88,20 +134,34 @@ fn full() -> Report {
         },
         binds: of_every_verdict(),
         foreign: 6,
-        problems: vec!["read /run/bundle/config.json: No such file or directory (os error 2)".to_owned()],
+        problems: vec![
+            "read /run/bundle/config.json: No such file or directory (os error 2)".to_owned(),
+        ],
         inspection_us: Some(287),
         duration_us: 412,
     }
 }
 
 fn created(report: &Report) -> Value {
-    line_of(&JournalEntry { id: Some("bb344d713010"), attempt: 1, pid: None, report })
+    line_of(&JournalEntry {
+        id: Some("bb344d713010"),
+        attempt: 1,
+        pid: None,
+        report,
+    })
 }
 
 /// Longer than a line may be.
 fn too_long() -> Report {
-    let long = bind(&format!("/{}", "x".repeat(500)), Verdict::Dead("why".to_owned()), None);
-    Report { binds: [of_every_verdict(), vec![long; 2_000]].concat(), ..full() }
+    let long = bind(
+        &format!("/{}", "x".repeat(500)),
+        Verdict::Dead("why".to_owned()),
+        None,
+    );
+    Report {
+        binds: [of_every_verdict(), vec![long; 2_000]].concat(),
+        ..full()
+    }
 }
 
 fn cut_off() -> Value {
@@ -111,24 +171,52 @@ fn cut_off() -> Value {
 /// The lines of the NRI plugin and of repairs between creates.
 fn of_version_2() -> Vec<Value> {
     let nri = |report: &Report| {
-        let report = Report { bundle: None, ..report.clone() };
-        let entry = JournalEntry { id: Some("bb344d713010"), attempt: 0, pid: None, report: &report };
+        let report = Report {
+            bundle: None,
+            ..report.clone()
+        };
+        let entry = JournalEntry {
+            id: Some("bb344d713010"),
+            attempt: 0,
+            pid: None,
+            report: &report,
+        };
         line_by(|journal| record_nri_create(journal, &entry))
     };
     let rebind = |by, report: &Report| {
         line_by(|journal| record_rebind(journal, RebindLine::new(by, "eea5c325", "conf", report)))
     };
     let refresh = |line: RefreshLine| line_by(|journal| record_refresh(journal, line));
-    let mut short = vec![nri(&full()), nri(&too_long()), rebind(Actor::Agent, &full())];
+    let mut short = vec![
+        nri(&full()),
+        nri(&too_long()),
+        rebind(Actor::Agent, &full()),
+    ];
     short.push(rebind(Actor::Operator, &too_long()));
     short.extend([refreshed(None), refreshed(Some("process 7 ended"))].map(refresh));
     let mut long = refreshed(None);
-    long.mounts = vec![RefreshedMount::new(Path::new(&"/x".repeat(300)), Path::new("/s"), MountResult::Hidden); 2_000];
+    long.mounts = vec![
+        RefreshedMount::new(
+            Path::new(&"/x".repeat(300)),
+            Path::new("/s"),
+            MountResult::Hidden
+        );
+        2_000
+    ];
     short.push(refresh(long));
-    let signals = [NotifySignal::Usr1, NotifySignal::Usr2, NotifySignal::Winch, NotifySignal::Hup].map(Notify::Signal);
+    let signals = [
+        NotifySignal::Usr1,
+        NotifySignal::Usr2,
+        NotifySignal::Winch,
+        NotifySignal::Hup,
+    ]
+    .map(Notify::Signal);
     short.extend(signals.map(|request| {
         let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Container::default());
-        line.notification = Some(Notification { request, error: None });
+        line.notification = Some(Notification {
+            request,
+            error: None,
+        });
         refresh(line)
     }));
     short
@@ -136,10 +224,19 @@ fn of_version_2() -> Vec<Value> {
 
 /// A refresh with every result.
 fn refreshed(error: Option<&str>) -> RefreshLine {
-    let methods = [AttachMethod::Beneath, AttachMethod::Tucked, AttachMethod::Finished];
+    let methods = [
+        AttachMethod::Beneath,
+        AttachMethod::Tucked,
+        AttachMethod::Finished,
+    ];
     let replaced = methods.map(|method| MountResult::Replaced { method });
-    let failed = MountResult::Failed { error: "move_mount: EINVAL".to_owned() };
-    let refuse = |reason| MountResult::Refused { reason, path: "/srv/data/conf".to_owned() };
+    let failed = MountResult::Failed {
+        error: "move_mount: EINVAL".to_owned(),
+    };
+    let refuse = |reason| MountResult::Refused {
+        reason,
+        path: "/srv/data/conf".to_owned(),
+    };
     let left = [
         MountResult::Stale,
         MountResult::KeyGone,
@@ -149,21 +246,54 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
         MountResult::Restless,
         failed,
     ];
-    let mount = |outcome| RefreshedMount::new("/etc/app.conf".as_ref(), "/volume/app.conf".as_ref(), outcome);
+    let mount = |outcome| {
+        RefreshedMount::new(
+            "/etc/app.conf".as_ref(),
+            "/volume/app.conf".as_ref(),
+            outcome,
+        )
+    };
     let mut line = RefreshLine::new(Actor::Agent, "bb344d713010", full().container);
-    line.mounts = replaced.into_iter().chain(left).chain(RefusedReason::ALL.map(refuse)).map(mount).collect();
-    line.notification = Some(Notification { request: Notify::Touch, error: error.map(str::to_owned) });
+    line.mounts = replaced
+        .into_iter()
+        .chain(left)
+        .chain(RefusedReason::ALL.map(refuse))
+        .map(mount)
+        .collect();
+    line.notification = Some(Notification {
+        request: Notify::Touch,
+        error: error.map(str::to_owned),
+    });
     line.problems.extend(error.map(str::to_owned));
     line
 }
 
 fn lines() -> Vec<Value> {
-    let clean = Report { binds: vec![bind("/", Verdict::Current, None)], ..Report::default() };
-    let verified = JournalEntry { id: None, attempt: 0, pid: Some(4242), report: &full() };
-    let each = of_every_verdict().into_iter().map(|bind| created(&Report { binds: vec![bind], ..Report::default() }));
-    each.chain([created(&Report::default()), created(&clean), created(&full()), line_of(&verified), cut_off()])
-        .chain(of_version_2())
-        .collect()
+    let clean = Report {
+        binds: vec![bind("/", Verdict::Current, None)],
+        ..Report::default()
+    };
+    let verified = JournalEntry {
+        id: None,
+        attempt: 0,
+        pid: Some(4242),
+        report: &full(),
+    };
+    let each = of_every_verdict().into_iter().map(|bind| {
+        created(&Report {
+            binds: vec![bind],
+            ..Report::default()
+        })
+    });
+    each.chain([
+        created(&Report::default()),
+        created(&clean),
+        created(&full()),
+        line_of(&verified),
+        cut_off(),
+    ])
+    .chain(of_version_2())
+    .collect()
 }
 
 #[test]
@@ -178,10 +308,17 @@ fn written_lines_obey_the_schema() {
 #[test]
 fn the_documented_lines_obey_the_schema() {
     let page = include_str!("../../../../docs/journal.md");
-    let shown: Vec<&str> = page.split("```json\n").skip(1).filter_map(|below| below.split("```").next()).collect();
+    let shown: Vec<&str> = page
+        .split("```json\n")
+        .skip(1)
+        .filter_map(|below| below.split("```").next())
+        .collect();
     assert!(!shown.is_empty());
     for block in shown {
-        assert_eq!(schema().faults_of(&serde_json::from_str(block).unwrap()), [""; 0]);
+        assert_eq!(
+            schema().faults_of(&serde_json::from_str(block).unwrap()),
+            [""; 0]
+        );
     }
 }
 
@@ -190,39 +327,91 @@ fn the_documented_lines_obey_the_schema() {
 fn the_schema_allows_only_what_is_written() {
     let Schema(schema) = schema();
     let lines = lines();
-    let all = |key: &str| lines.iter().filter_map(|line| line[key].as_array()).flatten().collect::<Vec<_>>();
+    let all = |key: &str| {
+        lines
+            .iter()
+            .filter_map(|line| line[key].as_array())
+            .flatten()
+            .collect::<Vec<_>>()
+    };
     let (binds, mounts) = (all("binds"), all("mounts"));
-    let keys = |of: &Value| of["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let keys = |of: &Value| {
+        of["properties"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     for kind in ["create", "nri-create", "rebind", "refresh"] {
-        let is_of_kind = |line: &&Value| line.get("kind").map_or("create", |kind| kind.as_str().unwrap()) == kind;
+        let is_of_kind = |line: &&Value| {
+            line.get("kind")
+                .map_or("create", |kind| kind.as_str().unwrap())
+                == kind
+        };
         for key in keys(&schema["$defs"][kind]) {
             assert!(
-                lines.iter().filter(is_of_kind).any(|line| line.get(&key).is_some()),
+                lines
+                    .iter()
+                    .filter(is_of_kind)
+                    .any(|line| line.get(&key).is_some()),
                 "no line of {kind} has {key}"
             );
         }
     }
     for way in schema["$defs"]["refreshed"]["oneOf"].as_array().unwrap() {
         let result = &way["properties"]["result"]["const"];
-        assert!(mounts.iter().any(|mount| &mount["outcome"]["result"] == result), "no result is {result}");
+        assert!(
+            mounts
+                .iter()
+                .any(|mount| &mount["outcome"]["result"] == result),
+            "no result is {result}"
+        );
     }
-    for request in schema["$defs"]["notification"]["properties"]["request"]["enum"].as_array().unwrap() {
-        assert!(lines.iter().any(|line| &line["notification"]["request"] == request), "no request is {request}");
+    for request in schema["$defs"]["notification"]["properties"]["request"]["enum"]
+        .as_array()
+        .unwrap()
+    {
+        assert!(
+            lines
+                .iter()
+                .any(|line| &line["notification"]["request"] == request),
+            "no request is {request}"
+        );
     }
     for key in keys(&schema["$defs"]["container"]) {
-        assert!(lines.iter().any(|line| line["container"].get(&key).is_some()), "no container has {key}");
+        assert!(
+            lines
+                .iter()
+                .any(|line| line["container"].get(&key).is_some()),
+            "no container has {key}"
+        );
     }
     for key in keys(&schema["$defs"]["bind"]) {
-        assert!(binds.iter().any(|bind| bind.get(&key).is_some()), "no bind has {key}");
+        assert!(
+            binds.iter().any(|bind| bind.get(&key).is_some()),
+            "no bind has {key}"
+        );
     }
     for key in ["kind", "verdict"] {
-        for word in schema["$defs"]["bind"]["properties"][key]["enum"].as_array().unwrap() {
-            assert!(binds.iter().any(|bind| &bind[key] == word), "no {key} is {word}");
+        for word in schema["$defs"]["bind"]["properties"][key]["enum"]
+            .as_array()
+            .unwrap()
+        {
+            assert!(
+                binds.iter().any(|bind| &bind[key] == word),
+                "no {key} is {word}"
+            );
         }
     }
     for way in schema["$defs"]["outcome"]["oneOf"].as_array().unwrap() {
         let result = &way["properties"]["result"]["const"];
-        assert!(binds.iter().any(|bind| &bind["outcome"]["result"] == result), "no outcome is {result}");
+        assert!(
+            binds
+                .iter()
+                .any(|bind| &bind["outcome"]["result"] == result),
+            "no outcome is {result}"
+        );
     }
 }
 
@@ -248,7 +437,12 @@ fn lines_that_are_never_written_do_not_obey_the_schema() {
     broken("/binds/1/outcome/result", json!("corrected"));
     broken("/binds/1/outcome/error", json!("no field of this outcome"));
     for line in of_version_2() {
-        for (key, value) in [("version", json!(1)), ("kind", json!("create")), ("time", json!(5)), ("more", json!(1))] {
+        for (key, value) in [
+            ("version", json!(1)),
+            ("kind", json!("create")),
+            ("time", json!(5)),
+            ("more", json!(1)),
+        ] {
             let mut line = line.clone();
             line[key] = value;
             assert_ne!(schema.faults_of(&line), [""; 0], "{key}");

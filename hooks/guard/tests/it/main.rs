@@ -1,6 +1,10 @@
 //! Whole admissions and refreshes in private mount namespaces, one module for each story.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod admit;
 mod admit_spec;

@@ -7,7 +7,8 @@ use bindguard_testing::own_namespace;
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
 use nix::mount::{MntFlags, umount2};
 
-/// A sidecar that mounts a folder of the volume which it shares: the subpath lies behind that mount.
+/// A sidecar that mounts a folder of the volume which it shares: the subpath lies behind that
+/// mount.
 #[test]
 fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
     if !own_namespace() {
@@ -22,10 +23,18 @@ fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
         tmpfs(&inner);
         fs::write(inner.join("state"), "old").unwrap();
         let scene = scene.bound("s3/state");
-        let strict =
-            Policy { unmounted_volumes: Alarm::Refuse, failed_repairs: FailedRepair::Refuse, ..scene.policy() };
+        let strict = Policy {
+            unmounted_volumes: Alarm::Refuse,
+            failed_repairs: FailedRepair::Refuse,
+            ..scene.policy()
+        };
         let found = scene.finding(&strict);
-        assert_eq!(found, ("current", String::new(), None), "{}", volume.display());
+        assert_eq!(
+            found,
+            ("current", String::new(), None),
+            "{}",
+            volume.display()
+        );
 
         fs::remove_file(inner.join("state")).unwrap();
         fs::write(inner.join("state"), "new").unwrap();
@@ -36,7 +45,8 @@ fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
     }
 }
 
-/// A tmpfs that a sidecar mounted within a volume of medium Memory, whose own mount has the same type and a root of the same name.
+/// A tmpfs that a sidecar mounted within a volume of medium Memory, whose own mount has the same
+/// type and a root of the same name.
 #[test]
 fn a_mount_within_the_volume_that_is_gone_is_not_taken_for_an_earlier_mount_of_the_volume() {
     if !own_namespace() {
@@ -55,5 +65,8 @@ fn a_mount_within_the_volume_that_is_gone_is_not_taken_for_an_earlier_mount_of_t
     umount2(&cache, MntFlags::MNT_DETACH).unwrap();
     let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", None), "{reason}");
-    assert_eq!((scene.content().as_str(), scene.mounts_at_subpath()), ("of the cache", 1));
+    assert_eq!(
+        (scene.content().as_str(), scene.mounts_at_subpath()),
+        ("of the cache", 1)
+    );
 }

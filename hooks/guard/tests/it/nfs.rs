@@ -1,4 +1,5 @@
-//! An NFS volume with a real server and a real client: healthy, replaced on the server, hung, and not there.
+//! An NFS volume with a real server and a real client: healthy, replaced on the server, hung, and
+//! not there.
 //!
 //! Runs where the kernel's nfsd and client are loaded: `make kernels` sees to it.
 
@@ -44,7 +45,11 @@ fn replace(server: &Server, path: &str) {
 
 fn verdicts(scene: &Scene, policy: &Policy) -> Vec<(&'static str, String)> {
     let report = scene.admitted(policy).report;
-    report.binds.into_iter().map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default())).collect()
+    report
+        .binds
+        .into_iter()
+        .map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default()))
+        .collect()
 }
 
 #[test]
@@ -52,7 +57,9 @@ fn a_healthy_share_is_current_warm_and_cold() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     for sub_path in ["db", "db/state"] {
         let scene = volume_of(&server, &["db/state"]).bound(sub_path);
         scene.write_spec(&[&scene.volume, &scene.subpath()]);
@@ -60,8 +67,18 @@ fn a_healthy_share_is_current_warm_and_cold() {
             let began = Instant::now();
             let admission = scene.admitted(&scene.refusing());
             assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
-            let verdicts: Vec<_> = admission.report.binds.iter().map(|bind| bind.verdict().as_str()).collect();
-            assert_eq!((verdicts, admission.refusal), (vec!["current"; 2], None), "{:?}", admission.report);
+            let verdicts: Vec<_> = admission
+                .report
+                .binds
+                .iter()
+                .map(|bind| bind.verdict().as_str())
+                .collect();
+            assert_eq!(
+                (verdicts, admission.refusal),
+                (vec!["current"; 2], None),
+                "{:?}",
+                admission.report
+            );
             forget();
         }
     }
@@ -72,8 +89,15 @@ fn a_file_replaced_on_the_server_is_bound_anew() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
-    for (sub_path, is_cold) in [("db", false), ("db", true), ("db/state", false), ("db/state", true)] {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    for (sub_path, is_cold) in [
+        ("db", false),
+        ("db", true),
+        ("db/state", false),
+        ("db/state", true),
+    ] {
         let scene = volume_of(&server, &["db/state"]).bound(sub_path);
         assert_eq!(scene.content(), "old");
         replace(&server, sub_path);
@@ -85,7 +109,11 @@ fn a_file_replaced_on_the_server_is_bound_anew() {
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}");
         assert_eq!(scene.content(), "new", "{what}");
         assert_eq!(scene.mounts_at_subpath(), 1);
-        assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None), "{what}");
+        assert_eq!(
+            scene.finding(&scene.policy()),
+            ("current", String::new(), None),
+            "{what}"
+        );
     }
 }
 
@@ -94,7 +122,9 @@ fn a_file_removed_on_the_server_is_orphaned() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     for is_cold in [false, true] {
         let scene = volume_of(&server, &["db/state"]).bound("db/state");
         fs::remove_file(server.share().join("db/state")).unwrap();
@@ -102,7 +132,11 @@ fn a_file_removed_on_the_server_is_orphaned() {
             forget();
         }
         let (verdict, reason, outcome) = scene.finding(&scene.policy());
-        assert_eq!((verdict, outcome), ("orphaned", None), "cold: {is_cold}: {reason}");
+        assert_eq!(
+            (verdict, outcome),
+            ("orphaned", None),
+            "cold: {is_cold}: {reason}"
+        );
         assert_eq!(scene.mounts_at_subpath(), 1);
     }
 }
@@ -112,7 +146,9 @@ fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     let scene = volume_of(&server, &["db/state"]).bound("db");
     scene.write_spec(&[&scene.volume, &scene.subpath()]);
     replace(&server, "");
@@ -124,7 +160,10 @@ fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
         assert!(reason.contains("Stale file handle"), "{reason}");
     }
     let refusal = scene.admitted(&scene.refusing()).refusal.unwrap();
-    assert!(refusal.contains("is dead") && refusal.contains("Stale file handle"), "{refusal}");
+    assert!(
+        refusal.contains("is dead") && refusal.contains("Stale file handle"),
+        "{refusal}"
+    );
 
     umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
     server.mount(&scene.volume);
@@ -139,13 +178,20 @@ fn a_stopped_server_is_reported_in_time() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     for is_cold in [false, true] {
         let scene = volume_of(&server, &["db/state"]).bound("db/state");
         let host_path = scene.folder.path().join("mnt");
         fs::create_dir(&host_path).unwrap();
         server.mount(&host_path);
-        for source in [scene.volume.clone(), scene.subpath(), host_path.clone(), host_path.join("db")] {
+        for source in [
+            scene.volume.clone(),
+            scene.subpath(),
+            host_path.clone(),
+            host_path.join("db"),
+        ] {
             scene.write_spec(&[&source]);
             assert_eq!(
                 check_bundle(&scene.bundle(), &scene.policy(), &scene.places())
@@ -161,14 +207,37 @@ fn a_stopped_server_is_reported_in_time() {
             let (took, admission, refused) = server.stopped_during(|| {
                 let began = Instant::now();
                 let admission = scene.admitted(&scene.policy());
-                (began.elapsed(), admission, scene.admitted(&scene.refusing()))
+                (
+                    began.elapsed(),
+                    admission,
+                    scene.admitted(&scene.refusing()),
+                )
             });
-            let what = format!("{}, cold: {is_cold}: {:?}", source.display(), admission.report);
+            let what = format!(
+                "{}, cold: {is_cold}: {:?}",
+                source.display(),
+                admission.report
+            );
             assert!(took < DEADLINE, "{took:?}: {what}");
             assert_eq!(admission.refusal, None, "{what}");
-            assert_eq!(admission.report.binds[0].verdict().as_str(), "dead", "{what}");
-            assert!(admission.report.binds[0].reason().unwrap().contains("did not answer within 700 ms"), "{what}");
-            assert!(refused.refusal.is_some_and(|why| why.contains("did not answer")), "{what}");
+            assert_eq!(
+                admission.report.binds[0].verdict().as_str(),
+                "dead",
+                "{what}"
+            );
+            assert!(
+                admission.report.binds[0]
+                    .reason()
+                    .unwrap()
+                    .contains("did not answer within 700 ms"),
+                "{what}"
+            );
+            assert!(
+                refused
+                    .refusal
+                    .is_some_and(|why| why.contains("did not answer")),
+                "{what}"
+            );
         }
         umount2(&host_path, MntFlags::MNT_DETACH).unwrap();
     }
@@ -179,7 +248,9 @@ fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     let scene = volume_of(&server, &["db/state"]).bound("db");
     umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
     for found in [None, Some("tmpfs")] {
@@ -189,21 +260,32 @@ fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
         for source in [scene.volume.clone(), scene.subpath()] {
             scene.write_spec(&[&source]);
             let (verdict, reason, _) = scene.finding(&scene.policy());
-            assert_eq!(verdict, "unmounted", "{}, {found:?}: {reason}", source.display());
-            assert!(reason.contains(PLUGIN) && reason.contains("mount.nfs"), "{reason}");
+            assert_eq!(
+                verdict,
+                "unmounted",
+                "{}, {found:?}: {reason}",
+                source.display()
+            );
+            assert!(
+                reason.contains(PLUGIN) && reason.contains("mount.nfs"),
+                "{reason}"
+            );
             assert!(found.is_none_or(|found| reason.contains(found)), "{reason}");
             assert!(scene.admitted(&scene.refusing()).refusal.is_some());
         }
     }
 }
 
-/// A container of the same node does it: the client keeps a file that is in use, under a name of its own.
+/// A container of the same node does it: the client keeps a file that is in use, under a name of
+/// its own.
 #[test]
 fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     for is_deleted_first in [true, false] {
         let scene = volume_of(&server, &["db/state"]).bound("db/state");
         let (file, next) = (scene.volume.join("db/state"), scene.volume.join("db/next"));
@@ -218,13 +300,16 @@ fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
     }
 }
 
-/// The kernel does not even open such a mount: open_tree(2) and open(2) with `O_PATH` return ESTALE.
+/// The kernel does not even open such a mount: open_tree(2) and open(2) with `O_PATH` return
+/// ESTALE.
 #[test]
 fn a_directory_that_was_replaced_on_this_node_is_dead() {
     if !own_namespace() {
         return;
     }
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start() else {
+        return;
+    };
     let scene = volume_of(&server, &["db/state"]).bound("db");
     fs::remove_dir_all(scene.volume.join("db")).unwrap();
     fs::create_dir(scene.volume.join("db")).unwrap();

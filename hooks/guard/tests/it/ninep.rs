@@ -1,5 +1,5 @@
-//! A 9p share with a real server: the emulator that runs this machine. It has the same directory under another tag, through
-//! which a second client changes it.
+//! A 9p share with a real server: the emulator that runs this machine. It has the same directory
+//! under another tag, through which a second client changes it.
 //!
 //! Runs in the virtual machine that `make kernels` starts for it.
 
@@ -15,7 +15,14 @@ const PLUGIN: &str = "kubernetes.io~csi";
 
 fn mount_tag(tag: &str, at: &Path, options: &str) {
     let options = format!("trans=virtio,version=9p2000.L,access=client,{options}");
-    mount(Some(tag), at, Some("9p"), MsFlags::empty(), Some(options.as_str())).unwrap();
+    mount(
+        Some(tag),
+        at,
+        Some("9p"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )
+    .unwrap();
 }
 
 /// The server's folder as another client of it sees it.
@@ -67,12 +74,18 @@ fn a_healthy_share_and_one_whose_file_was_replaced_elsewhere_are_current() {
     if !own_namespace() {
         return;
     }
-    let Some(elsewhere) = Elsewhere::mount() else { return };
+    let Some(elsewhere) = Elsewhere::mount() else {
+        return;
+    };
     for sub_path in ["db", "db/state"] {
         let scene = elsewhere.volume().bound(sub_path);
         for content in ["old", "new"] {
             fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-            assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None), "{sub_path}");
+            assert_eq!(
+                scene.finding(&scene.policy()),
+                ("current", String::new(), None),
+                "{sub_path}"
+            );
             assert_eq!(scene.content(), content, "{sub_path}");
             replace(&elsewhere.path().join("db/state"));
         }
@@ -84,7 +97,9 @@ fn a_file_removed_elsewhere_is_reported_and_not_repaired() {
     if !own_namespace() {
         return;
     }
-    let Some(elsewhere) = Elsewhere::mount() else { return };
+    let Some(elsewhere) = Elsewhere::mount() else {
+        return;
+    };
     let scene = elsewhere.volume().bound("db/state");
     fs::remove_file(elsewhere.path().join("db/state")).unwrap();
     for _ in 0..2 {
@@ -99,7 +114,9 @@ fn a_file_replaced_on_this_node_is_bound_anew() {
     if !own_namespace() {
         return;
     }
-    let Some(elsewhere) = Elsewhere::mount() else { return };
+    let Some(elsewhere) = Elsewhere::mount() else {
+        return;
+    };
     for is_removed_first in [true, false] {
         let scene = elsewhere.volume().bound("db/state");
         let path = scene.volume.join("db/state");
@@ -111,6 +128,9 @@ fn a_file_replaced_on_this_node_is_bound_anew() {
         assert_eq!((verdict, outcome), ("stale", REBOUND), "{reason}");
         assert_eq!(scene.content(), "new");
         assert_eq!(scene.mounts_at_subpath(), 1);
-        assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None));
+        assert_eq!(
+            scene.finding(&scene.policy()),
+            ("current", String::new(), None)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Live refresh: a running container gets the new file of its subPath, and no reader sees anything bad meanwhile.
+//! Live refresh: a running container gets the new file of its subPath, and no reader sees anything
+//! bad meanwhile.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +20,10 @@ fn a_running_container_gets_the_new_file_and_keeps_its_flags() {
     let container = scene.start(2);
     let (mounts, before) = (container.mounts(), container.mounts_at("/etc/app/0"));
     assert!(before[0].1.contains("ro,nosuid"), "{before:?}");
-    assert!(scene.refresh(&container).mounts.is_empty(), "nothing was stale");
+    assert!(
+        scene.refresh(&container).mounts.is_empty(),
+        "nothing was stale"
+    );
 
     scene.pod.update(1);
     let refreshed = scene.refresh(&container);
@@ -28,8 +32,14 @@ fn a_running_container_gets_the_new_file_and_keeps_its_flags() {
     assert_eq!(container.read("etc/app/0").as_deref(), Some("1"));
     let after = container.mounts_at("/etc/app/0");
     assert_eq!((after.len(), &after[0].1), (1, &before[0].1));
-    assert_eq!((container.mounts(), container.propagation_at("/etc/app/0")), (mounts, vec![]));
-    assert!(scene.refresh(&container).mounts.is_empty(), "a second refresh changes nothing");
+    assert_eq!(
+        (container.mounts(), container.propagation_at("/etc/app/0")),
+        (mounts, vec![])
+    );
+    assert!(
+        scene.refresh(&container).mounts.is_empty(),
+        "a second refresh changes nothing"
+    );
     assert_eq!((container.stop().failed, container_free(&scene)), (0, true));
 }
 
@@ -49,7 +59,11 @@ fn readers_never_see_anything_bad_while_the_volume_changes_at_full_speed() {
     }
     assert_eq!(container.mounts(), mounts);
     let seen = container.stop();
-    assert_eq!((seen.failed, seen.empty, seen.older, seen.last), (0, 0, 0, updates), "{seen:?}");
+    assert_eq!(
+        (seen.failed, seen.empty, seen.older, seen.last),
+        (0, 0, 0, updates),
+        "{seen:?}"
+    );
     assert!(seen.reads > updates, "{seen:?}");
 }
 
@@ -74,7 +88,10 @@ fn updates_while_the_refresh_works_lose_nothing() {
     });
     let last = scene.refresh(&container);
     assert!(last.is_current(), "{last:?}");
-    assert_eq!((container.read("etc/app/0").as_deref(), container.mounts()), (Some("500"), mounts));
+    assert_eq!(
+        (container.read("etc/app/0").as_deref(), container.mounts()),
+        (Some("500"), mounts)
+    );
     let seen = container.stop();
     assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
 }
@@ -90,8 +107,13 @@ fn a_signal_is_sent_once_and_only_after_a_replacement() {
         nix::sys::signal::SigSet::all().thread_block().unwrap();
     });
     let pending = || {
-        let status = fs::read_to_string(format!("/proc/{}/status", container.process.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("ShdPnd:\t")).unwrap().to_owned();
+        let status =
+            fs::read_to_string(format!("/proc/{}/status", container.process.pid())).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("ShdPnd:\t"))
+            .unwrap()
+            .to_owned();
         u64::from_str_radix(&line, 16).unwrap()
     };
     let act = RefreshAct::Replace(Notify::Signal(NotifySignal::Usr1));
@@ -111,7 +133,10 @@ fn looking_changes_nothing() {
     let container = scene.start(1);
     scene.pod.update(1);
     let refreshed = scene.refresh_only(&container, RefreshAct::Look);
-    assert!(matches!(refreshed.mounts[0].outcome, RefreshOutcome::Stale), "{refreshed:?}");
+    assert!(
+        matches!(refreshed.mounts[0].outcome, RefreshOutcome::Stale),
+        "{refreshed:?}"
+    );
     assert_eq!(refreshed.mounts[0].destination, Path::new("/etc/app/0"));
     assert_eq!(container.read("etc/app/0").as_deref(), Some("0"));
 }
@@ -124,23 +149,38 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
     let scene = Scene::with_keys(2);
     let container = scene.start(2);
     scene.pod.update(1);
-    let payload = scene.pod.volume().join(fs::read_link(scene.pod.volume().join("..data")).unwrap());
+    let payload = scene
+        .pod
+        .volume()
+        .join(fs::read_link(scene.pod.volume().join("..data")).unwrap());
     fs::remove_file(payload.join("0")).unwrap();
     // A refresh cannot help, and a report of the state must not recommend one.
     let seen = scene.refresh_only(&container, RefreshAct::Look);
-    let seen: Vec<_> = seen.mounts.iter().map(|mount| mount.result().as_str()).collect();
+    let seen: Vec<_> = seen
+        .mounts
+        .iter()
+        .map(|mount| mount.result().as_str())
+        .collect();
     assert_eq!(seen, ["key-gone", "stale"]);
     let refreshed = scene.refresh(&container);
     let of = |place: &str| {
-        let mount = refreshed.mounts.iter().find(|mount| mount.destination == Path::new(place)).unwrap();
+        let mount = refreshed
+            .mounts
+            .iter()
+            .find(|mount| mount.destination == Path::new(place))
+            .unwrap();
         format!("{:?}", mount.outcome)
     };
-    assert_eq!((of("/etc/app/0"), of("/etc/app/1")), ("KeyGone".to_owned(), format!("Replaced({:?})", method())));
+    assert_eq!(
+        (of("/etc/app/0"), of("/etc/app/1")),
+        ("KeyGone".to_owned(), format!("Replaced({:?})", method()))
+    );
     assert_eq!(container.read("etc/app/0").as_deref(), Some("0"));
     assert_eq!(container.read("etc/app/1").as_deref(), Some("1"));
 }
 
-/// A parent that is slave, as with `rootfsPropagation: rslave`, or shared; a mount that is a slave itself.
+/// A parent that is slave, as with `rootfsPropagation: rslave`, or shared; a mount that is a slave
+/// itself.
 #[test]
 fn the_propagation_of_the_mount_and_of_its_parent_stay() {
     if !can_run() {
@@ -152,11 +192,22 @@ fn the_propagation_of_the_mount_and_of_its_parent_stay() {
             change(Path::new("/"), MsFlags::MS_SHARED);
             change(Path::new("/"), parent);
         });
-        let before = (container.propagation_at("/"), container.propagation_at("/etc/app/0"), container.mounts());
+        let before = (
+            container.propagation_at("/"),
+            container.propagation_at("/etc/app/0"),
+            container.mounts(),
+        );
         scene.pod.update(1);
         assert!(scene.refresh(&container).is_current());
-        let after = (container.propagation_at("/"), container.propagation_at("/etc/app/0"), container.mounts());
-        assert_eq!((container.read("etc/app/0").as_deref(), after), (Some("1"), before));
+        let after = (
+            container.propagation_at("/"),
+            container.propagation_at("/etc/app/0"),
+            container.mounts(),
+        );
+        assert_eq!(
+            (container.read("etc/app/0").as_deref(), after),
+            (Some("1"), before)
+        );
     }
 }
 
@@ -168,7 +219,10 @@ fn a_folder_as_sub_path_is_refreshed_as_a_whole() {
     let scene = Scene::with_keys(1);
     // `subPath` of a nested path binds the folder below the payload.
     let folder = |number: u64| {
-        let payload = scene.pod.volume().join(format!("..2026_11_21_05_10_00.{number}/folder"));
+        let payload = scene
+            .pod
+            .volume()
+            .join(format!("..2026_11_21_05_10_00.{number}/folder"));
         fs::create_dir_all(&payload).unwrap();
         fs::write(payload.join("0"), number.to_string()).unwrap();
     };
@@ -191,16 +245,28 @@ fn a_file_beneath_a_read_only_mount_is_not_touched() {
     for is_read_only in [false, true] {
         let scene = Scene::with_keys(1);
         let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
-            let access = if is_read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+            let access = if is_read_only {
+                MsFlags::MS_RDONLY
+            } else {
+                MsFlags::empty()
+            };
             let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | access;
             nix::mount::mount(None::<&str>, "/", None::<&str>, flags, None::<&str>).unwrap();
         });
         let beneath = scene.root.path().join("etc/app/0");
         let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1);
-        fs::File::options().write(true).open(&beneath).unwrap().set_modified(long_ago).unwrap();
+        fs::File::options()
+            .write(true)
+            .open(&beneath)
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
         scene.pod.update(1);
         let refreshed = scene.refresh_only(&container, RefreshAct::Replace(Notify::Touch));
-        assert!(refreshed.is_current() && refreshed.not_notified.is_some() == is_read_only, "{refreshed:?}");
+        assert!(
+            refreshed.is_current() && refreshed.not_notified.is_some() == is_read_only,
+            "{refreshed:?}"
+        );
         let is_touched = fs::metadata(&beneath).unwrap().modified().unwrap() != long_ago;
         assert_eq!(is_touched, !is_read_only);
     }

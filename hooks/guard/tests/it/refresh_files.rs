@@ -1,5 +1,6 @@
-//! moby#15793: an editor replaces a file that a container binds, and the container keeps the old one. A refresh shows it the new
-//! one, whatever way the editor took, and never a file of another directory.
+//! moby#15793: an editor replaces a file that a container binds, and the container keeps the old
+//! one. A refresh shows it the new one, whatever way the editor took, and never a file of another
+//! directory.
 
 use std::fs;
 use std::io::Read;
@@ -13,8 +14,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed, TuckRecords,
-    refresh_container,
+    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed,
+    TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, own_namespace};
@@ -32,7 +33,9 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let scene = Self { folder: Folder::new() };
+        let scene = Self {
+            folder: Folder::new(),
+        };
         for name in ["conf", "root", "elsewhere"] {
             fs::create_dir(scene.folder.path().join(name)).unwrap();
         }
@@ -74,8 +77,12 @@ impl Scene {
 }
 
 fn spec(binds: &[(&Path, &str)]) -> Vec<u8> {
-    let mounts = binds.iter().map(|(source, place)| bindguard_testing::mount_of(source, place, "rprivate"));
-    serde_json::json!({"mounts": mounts.collect::<Vec<_>>()}).to_string().into_bytes()
+    let mounts = binds
+        .iter()
+        .map(|(source, place)| bindguard_testing::mount_of(source, place, "rprivate"));
+    serde_json::json!({"mounts": mounts.collect::<Vec<_>>()})
+        .to_string()
+        .into_bytes()
 }
 
 /// False, with a printed reason, without privilege.
@@ -125,22 +132,51 @@ fn each_way_of_replacing_a_file_reaches_the_container() {
     if !can_run() {
         return;
     }
-    let ways: [Replace; 5] = [rename_over, rename_away, keep_backup, remove_and_make, link_to_next];
+    let ways: [Replace; 5] = [
+        rename_over,
+        rename_away,
+        keep_backup,
+        remove_and_make,
+        link_to_next,
+    ];
     for (way, replace) in ways.iter().enumerate() {
         let scene = Scene::new();
         let container = scene.start();
-        let look = || (container.mounts(), container.mounts_at(PLACE)[0].1.clone(), container.propagation_at(PLACE));
+        let look = || {
+            (
+                container.mounts(),
+                container.mounts_at(PLACE)[0].1.clone(),
+                container.propagation_at(PLACE),
+            )
+        };
         let before = look();
-        assert_eq!((scene.refresh(&container).subpaths, scene.refresh(&container).mounts.len()), (1, 0));
+        assert_eq!(
+            (
+                scene.refresh(&container).subpaths,
+                scene.refresh(&container).mounts.len()
+            ),
+            (1, 0)
+        );
         for content in 1..=20 {
             replace(&scene, &content.to_string());
             let refreshed = scene.refresh(&container);
-            assert!(refreshed.is_current() && refreshed.replaced() == 1, "way {way}: {refreshed:?}");
-            assert_eq!(container.read("etc/app.conf"), Some(content.to_string()), "way {way}");
+            assert!(
+                refreshed.is_current() && refreshed.replaced() == 1,
+                "way {way}: {refreshed:?}"
+            );
+            assert_eq!(
+                container.read("etc/app.conf"),
+                Some(content.to_string()),
+                "way {way}"
+            );
         }
         assert_eq!(look(), before, "way {way}");
         let seen = container.stop();
-        assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "way {way}: {seen:?}");
+        assert_eq!(
+            (seen.failed, seen.empty, seen.older),
+            (0, 0, 0),
+            "way {way}: {seen:?}"
+        );
     }
 }
 
@@ -153,11 +189,15 @@ fn a_file_that_is_gone_keeps_its_old_content() {
     let container = scene.start();
     fs::remove_file(scene.at("app.conf")).unwrap();
     let refreshed = scene.refresh(&container);
-    assert!(matches!(refreshed.mounts[0].outcome, RefreshOutcome::KeyGone), "{refreshed:?}");
+    assert!(
+        matches!(refreshed.mounts[0].outcome, RefreshOutcome::KeyGone),
+        "{refreshed:?}"
+    );
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
 }
 
-/// A container may write the directory through another bind: it must not get a file that it was not given.
+/// A container may write the directory through another bind: it must not get a file that it was not
+/// given.
 #[test]
 fn a_symlink_out_of_the_directory_is_refused() {
     if !can_run() {
@@ -165,19 +205,26 @@ fn a_symlink_out_of_the_directory_is_refused() {
     }
     let scene = Scene::new();
     fs::write(scene.folder.path().join("elsewhere/secret"), "9").unwrap();
-    for target in [scene.folder.path().join("elsewhere/secret"), "../elsewhere/secret".into()] {
+    for target in [
+        scene.folder.path().join("elsewhere/secret"),
+        "../elsewhere/secret".into(),
+    ] {
         let container = scene.start();
         fs::remove_file(scene.at("app.conf")).unwrap();
         symlink(target, scene.at("app.conf")).unwrap();
         let refreshed = scene.refresh(&container);
-        assert!(matches!(refreshed.mounts[0].outcome, RefreshOutcome::NotReplaced(_)), "{refreshed:?}");
+        assert!(
+            matches!(refreshed.mounts[0].outcome, RefreshOutcome::NotReplaced(_)),
+            "{refreshed:?}"
+        );
         assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
         fs::remove_file(scene.at("app.conf")).unwrap();
         fs::write(scene.at("app.conf"), "0").unwrap();
     }
 }
 
-/// The directory's path leads elsewhere now, and anyone may have put it there: `/tmp` is writable for all.
+/// The directory's path leads elsewhere now, and anyone may have put it there: `/tmp` is writable
+/// for all.
 #[test]
 fn a_file_of_another_directory_is_never_shown() {
     if !can_run() {
@@ -185,7 +232,10 @@ fn a_file_of_another_directory_is_never_shown() {
     }
     let scene = Scene::new();
     let container = scene.start();
-    let (conf, moved) = (scene.folder.path().join("conf"), scene.folder.path().join("moved"));
+    let (conf, moved) = (
+        scene.folder.path().join("conf"),
+        scene.folder.path().join("moved"),
+    );
     fs::rename(&conf, moved).unwrap();
     symlink("elsewhere", &conf).unwrap();
     fs::write(scene.folder.path().join("elsewhere/app.conf"), "9").unwrap();
@@ -198,7 +248,8 @@ fn a_file_of_another_directory_is_never_shown() {
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
 }
 
-/// When the old file is removed, the kernel detaches what is mounted on it: here it stays as a backup.
+/// When the old file is removed, the kernel detaches what is mounted on it: here it stays as a
+/// backup.
 #[test]
 fn a_mount_of_the_container_over_it_stays() {
     if !can_run() {
@@ -207,13 +258,29 @@ fn a_mount_of_the_container_over_it_stays() {
     let scene = Scene::new();
     fs::write(scene.folder.path().join("root/own"), "7").unwrap();
     let container = scene.start_with(|| {
-        mount(Some("/own"), PLACE, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        mount(
+            Some("/own"),
+            PLACE,
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .unwrap();
     });
     let mounts = container.mounts();
     keep_backup(&scene, "1");
     let refreshed = scene.refresh(&container);
-    assert!(matches!(refreshed.mounts[0].outcome, RefreshOutcome::Hidden), "{refreshed:?}");
-    assert_eq!((container.read("etc/app.conf").as_deref(), container.mounts()), (Some("7"), mounts));
+    assert!(
+        matches!(refreshed.mounts[0].outcome, RefreshOutcome::Hidden),
+        "{refreshed:?}"
+    );
+    assert_eq!(
+        (
+            container.read("etc/app.conf").as_deref(),
+            container.mounts()
+        ),
+        (Some("7"), mounts)
+    );
 }
 
 #[test]
@@ -222,12 +289,30 @@ fn binds_of_directories_are_left_out() {
         return;
     }
     let scene = Scene::new();
-    let (directory, gone) = (scene.folder.path().join("conf"), scene.folder.path().join("gone/app.conf"));
-    let spec = spec(&[(&directory, "/etc/conf"), (&gone, "/etc/gone"), (&scene.at("app.conf"), PLACE)]);
-    let (files, errors) = BoundFiles::open(FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()), 1, &NO_OTHERS);
-    let destinations: Vec<_> = files.binds().map(|bind| bind.destination.as_path()).collect();
+    let (directory, gone) = (
+        scene.folder.path().join("conf"),
+        scene.folder.path().join("gone/app.conf"),
+    );
+    let spec = spec(&[
+        (&directory, "/etc/conf"),
+        (&gone, "/etc/gone"),
+        (&scene.at("app.conf"), PLACE),
+    ]);
+    let (files, errors) = BoundFiles::open(
+        FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
+        1,
+        &NO_OTHERS,
+    );
+    let destinations: Vec<_> = files
+        .binds()
+        .map(|bind| bind.destination.as_path())
+        .collect();
     // A file whose directory is gone may come back.
-    assert_eq!((destinations, errors.len()), (vec![Path::new("/etc/gone"), Path::new(PLACE)], 1), "{errors:?}");
+    assert_eq!(
+        (destinations, errors.len()),
+        (vec![Path::new("/etc/gone"), Path::new(PLACE)], 1),
+        "{errors:?}"
+    );
 }
 
 /// The program of a process that lasts until the test that started it ends.
@@ -237,7 +322,8 @@ fn waits() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// The process that Kata names for a container is the virtual machine's, with the node's own mounts; gVisor's is its kernel.
+/// The process that Kata names for a container is the virtual machine's, with the node's own
+/// mounts; gVisor's is its kernel.
 #[test]
 fn a_sandbox_is_never_entered() {
     if !can_run() {
@@ -261,18 +347,25 @@ fn a_sandbox_is_never_entered() {
     let mut kata = Command::new("sleep");
     kata.arg("1000");
     assert!(matches!(refused(kata), RefreshError::MountsOfNode(_)));
-    // gVisor executes its program through /proc/self/exe, so the process has another name than the program.
+    // gVisor executes its program through /proc/self/exe, so the process has another name than the
+    // program.
     let folder = tempfile::tempdir().unwrap();
-    let [program, link, other] = ["runsc", "exe", "runsc-sandbox"].map(|name| folder.path().join(name));
+    let [program, link, other] =
+        ["runsc", "exe", "runsc-sandbox"].map(|name| folder.path().join(name));
     // Not busybox, whose name must be that of an applet.
     fs::copy("/proc/self/exe", &program).unwrap();
     symlink(&program, &link).unwrap();
     symlink("/proc/self/exe", &other).unwrap();
     for start in [link, other] {
         let mut gvisor = Command::new(start);
-        gvisor.args(["--ignored", "--exact", "refresh_files::waits"]).stdin(Stdio::piped()).stdout(Stdio::null());
+        gvisor
+            .args(["--ignored", "--exact", "refresh_files::waits"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null());
         // SAFETY: one syscall, which uses neither the heap nor a lock.
-        unsafe { gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?)) };
+        unsafe {
+            gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?))
+        };
         assert!(matches!(refused(gvisor), RefreshError::Sandbox(_)));
     }
 }

@@ -1,4 +1,5 @@
-//! A container that can write a folder on the way to its file: it must not get a file of the host that no bind gives it.
+//! A container that can write a folder on the way to its file: it must not get a file of the host
+//! that no bind gives it.
 
 use std::fs;
 use std::io;
@@ -13,7 +14,9 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
-use bindguard_guard::refresh::{BoundFiles, FileBind, RefreshAct, Refreshed, TuckRecords, refresh_container};
+use bindguard_guard::refresh::{
+    BoundFiles, FileBind, RefreshAct, Refreshed, TuckRecords, refresh_container,
+};
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{bind, own_namespace};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
@@ -22,7 +25,8 @@ use nix::mount::{MsFlags, mount};
 const PLACE: &str = "/app/.env";
 const CONF: &str = "data/a/conf";
 
-/// `-v P/data:/data:rw -v P/data/a/conf/.env:/app/.env:ro`, where root alone may write P and every folder above.
+/// `-v P/data:/data:rw -v P/data/a/conf/.env:/app/.env:ro`, where root alone may write P and every
+/// folder above.
 struct Scene {
     folder: PathBuf,
     root: tempfile::TempDir,
@@ -31,8 +35,18 @@ struct Scene {
 impl Scene {
     /// In the namespace of the test, `/mnt` is a filesystem of its own.
     fn new() -> Self {
-        mount(Some("tmpfs"), "/mnt", Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
-        let scene = Self { folder: "/mnt/p".into(), root: tempfile::tempdir().unwrap() };
+        mount(
+            Some("tmpfs"),
+            "/mnt",
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=755"),
+        )
+        .unwrap();
+        let scene = Self {
+            folder: "/mnt/p".into(),
+            root: tempfile::tempdir().unwrap(),
+        };
         fs::create_dir_all(scene.at(CONF)).unwrap();
         fs::create_dir(scene.at("secret")).unwrap();
         scene.write("0");
@@ -57,7 +71,10 @@ impl Scene {
     }
 
     fn start(&self) -> Container {
-        Container::start(self.root.path(), &[self.file(), Inside::writable(self.at("data"), "data")])
+        Container::start(
+            self.root.path(),
+            &[self.file(), Inside::writable(self.at("data"), "data")],
+        )
     }
 
     fn refresh(&self, container: &Container) -> Refreshed {
@@ -85,9 +102,14 @@ impl Scene {
     /// The reason of the refusal, and its path below P.
     fn refused(&self, refreshed: &Refreshed) -> Option<(RefusedReason, String)> {
         match refreshed.mounts.first()?.result() {
-            MountResult::Refused { reason, path } => {
-                Some((reason, Path::new(&path).strip_prefix(&self.folder).unwrap().to_string_lossy().into_owned()))
-            }
+            MountResult::Refused { reason, path } => Some((
+                reason,
+                Path::new(&path)
+                    .strip_prefix(&self.folder)
+                    .unwrap()
+                    .to_string_lossy()
+                    .into_owned(),
+            )),
             _ => None,
         }
     }
@@ -107,7 +129,8 @@ fn a_link_of_the_container_never_leads_out_of_its_volume() {
     if !own_namespace() {
         return;
     }
-    // The file's folder; one and two levels above it; by `..`, by the whole path, and through a second link.
+    // The file's folder; one and two levels above it; by `..`, by the whole path, and through a
+    // second link.
     for (link, target) in [
         (CONF, "../../secret"),
         (CONF, "/mnt/p/secret"),
@@ -129,8 +152,14 @@ fn a_link_of_the_container_never_leads_out_of_its_volume() {
         symlink(target, within(link)).unwrap();
         let refreshed = scene.refresh(&container);
         assert_eq!(shown(&container), "0", "{link} {target}: {refreshed:?}");
-        let (reason, _) = scene.refused(&refreshed).unwrap_or_else(|| panic!("{link} {target}: {refreshed:?}"));
-        assert_eq!(reason, RefusedReason::LinkBelowWritableBind, "{link} {target}");
+        let (reason, _) = scene
+            .refused(&refreshed)
+            .unwrap_or_else(|| panic!("{link} {target}: {refreshed:?}"));
+        assert_eq!(
+            reason,
+            RefusedReason::LinkBelowWritableBind,
+            "{link} {target}"
+        );
     }
 }
 
@@ -142,14 +171,20 @@ fn a_link_of_another_container_is_refused() {
     let scene = Scene::new();
     let victim = Container::start(scene.root.path(), &[scene.file()]);
     let other_root = tempfile::tempdir().unwrap();
-    let attacker = Container::start(other_root.path(), &[Inside::writable(scene.at("data"), "data")]);
+    let attacker = Container::start(
+        other_root.path(),
+        &[Inside::writable(scene.at("data"), "data")],
+    );
     fs::rename(inside(&attacker, "data/a"), inside(&attacker, "data/b")).unwrap();
     symlink("/mnt/p/secret", inside(&attacker, "data/a")).unwrap();
     fs::create_dir(scene.at("secret/conf")).unwrap();
     fs::write(scene.at("secret/conf/.env"), "SECRET").unwrap();
     let refreshed = scene.refresh_beside(&victim, &[&victim, &attacker]);
     assert_eq!((shown(&victim).as_str(), scene.refused(&refreshed)), {
-        ("0", Some((RefusedReason::LinkBelowWritableBind, "data/a".to_owned())))
+        (
+            "0",
+            Some((RefusedReason::LinkBelowWritableBind, "data/a".to_owned())),
+        )
     });
 }
 
@@ -162,7 +197,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// renameat2(2) with RENAME_EXCHANGE, without a pause: the folder, a link to the secret, and a folder of the container's own.
+/// renameat2(2) with RENAME_EXCHANGE, without a pause: the folder, a link to the secret, and a
+/// folder of the container's own.
 #[test]
 fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
     if !own_namespace() {
@@ -183,7 +219,14 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
             nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
             while !is_over.load(Ordering::Relaxed) {
                 let link = scene.at("data/a/link");
-                renameat2(AT_FDCWD, &conf, AT_FDCWD, &link, RenameFlags::RENAME_EXCHANGE).unwrap();
+                renameat2(
+                    AT_FDCWD,
+                    &conf,
+                    AT_FDCWD,
+                    &link,
+                    RenameFlags::RENAME_EXCHANGE,
+                )
+                .unwrap();
             }
         });
         // A failed assertion must end the loop of the other thread, too.
@@ -198,11 +241,15 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
             }
             assert_ne!(shown(&container), "SECRET", "{refreshed:?}");
         }
-        assert!(outcomes.contains_key("replaced") && outcomes.contains_key("refused"), "{outcomes:?}");
+        assert!(
+            outcomes.contains_key("replaced") && outcomes.contains_key("refused"),
+            "{outcomes:?}"
+        );
     });
 }
 
-/// A host mount in the container's volume, which the container does not see: it can rename its mount point.
+/// A host mount in the container's volume, which the container does not see: it can rename its
+/// mount point.
 #[test]
 fn a_mount_point_that_the_container_renamed_is_refused() {
     if !own_namespace() {
@@ -221,10 +268,20 @@ fn a_mount_point_that_the_container_renamed_is_refused() {
         fs::rename("/data/a/vault", "/data/a/conf").unwrap();
     };
     thread::spawn(attack).join().unwrap();
-    assert_eq!(fs::read_to_string(scene.at(CONF).join(".env")).unwrap(), "SECRET", "the attack reaches the host");
+    assert_eq!(
+        fs::read_to_string(scene.at(CONF).join(".env")).unwrap(),
+        "SECRET",
+        "the attack reaches the host"
+    );
     let refreshed = scene.refresh(&container);
     assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), {
-        ("0", Some((RefusedReason::OtherFolderBelowWritableBind, "data/a".to_owned())))
+        (
+            "0",
+            Some((
+                RefusedReason::OtherFolderBelowWritableBind,
+                "data/a".to_owned(),
+            )),
+        )
     });
 }
 
@@ -239,11 +296,15 @@ fn a_file_mounted_on_the_name_is_refused() {
     bind(&scene.at("secret/.env"), &scene.at(CONF).join(".env"));
     let refreshed = scene.refresh(&container);
     assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), {
-        ("0", Some((RefusedReason::MountPoint, format!("{CONF}/.env"))))
+        (
+            "0",
+            Some((RefusedReason::MountPoint, format!("{CONF}/.env"))),
+        )
     });
 }
 
-/// A volume that the container may write and that contains the folder above the file's, with a part of it hidden by another volume.
+/// A volume that the container may write and that contains the folder above the file's, with a part
+/// of it hidden by another volume.
 #[test]
 fn a_hidden_part_of_a_volume_is_not_given() {
     if !own_namespace() {
@@ -260,13 +321,23 @@ fn a_hidden_part_of_a_volume_is_not_given() {
     let container = Container::start(scene.root.path(), &binds[..2]);
     drop(container);
     let container = Container::start_with(scene.root.path(), &binds[..2], || {
-        mount(Some("tmpfs"), "/data/hidden", Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+        mount(
+            Some("tmpfs"),
+            "/data/hidden",
+            Some("tmpfs"),
+            MsFlags::empty(),
+            None::<&str>,
+        )
+        .unwrap();
     });
     fs::rename(inside(&container, CONF), inside(&container, "data/a/old")).unwrap();
     symlink("../hidden", inside(&container, CONF)).unwrap();
     let refreshed = scene.refresh(&container);
     assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), {
-        ("0", Some((RefusedReason::LinkBelowWritableBind, CONF.to_owned())))
+        (
+            "0",
+            Some((RefusedReason::LinkBelowWritableBind, CONF.to_owned())),
+        )
     });
 }
 
@@ -283,18 +354,27 @@ fn a_container_that_has_the_file_anyway_gets_it() {
     fs::write(inside(&container, "data/a/v2/.env"), "2").unwrap();
     symlink("v2", inside(&container, CONF)).unwrap();
     let refreshed = scene.refresh(&container);
-    assert!(refreshed.is_current() && shown(&container) == "2", "{refreshed:?}");
+    assert!(
+        refreshed.is_current() && shown(&container) == "2",
+        "{refreshed:?}"
+    );
 
     let scene = Scene::new();
     let agent_root = tempfile::tempdir().unwrap();
-    let agent = Container::start(agent_root.path(), &[Inside::writable("/mnt".into(), "host")]);
+    let agent = Container::start(
+        agent_root.path(),
+        &[Inside::writable("/mnt".into(), "host")],
+    );
     let container = Container::start(scene.root.path(), &[scene.file()]);
     fs::rename(scene.at("data"), scene.at("old")).unwrap();
     symlink("new", scene.at("data")).unwrap();
     fs::create_dir_all(scene.at("new/a/conf")).unwrap();
     scene.write("3");
     let refreshed = scene.refresh_beside(&container, &[&agent, &container]);
-    assert!(refreshed.is_current() && shown(&container) == "3", "{refreshed:?}");
+    assert!(
+        refreshed.is_current() && shown(&container) == "3",
+        "{refreshed:?}"
+    );
 }
 
 /// systemd removes a RuntimeDirectory= and makes it anew: only root may write the folders above.
@@ -313,11 +393,15 @@ fn a_folder_that_root_made_anew_is_followed() {
         fs::create_dir(scene.at(CONF)).unwrap();
         scene.write("1");
         let refreshed = scene.refresh(&container);
-        assert!(refreshed.is_current() && shown(&container) == "1", "{refreshed:?}");
+        assert!(
+            refreshed.is_current() && shown(&container) == "1",
+            "{refreshed:?}"
+        );
     }
 }
 
-/// Others than root may have put the folder there: its owner, its group, and everyone, with a sticky bit or not.
+/// Others than root may have put the folder there: its owner, its group, and everyone, with a
+/// sticky bit or not.
 #[test]
 fn a_folder_that_a_user_may_have_made_is_refused() {
     if !own_namespace() {
@@ -343,7 +427,11 @@ fn a_folder_that_a_user_may_have_made_is_refused() {
             scene.write("SECRET");
             let refreshed = scene.refresh(&container);
             let refused = Some((RefusedReason::OtherFolderOfUser, CONF.to_owned()));
-            assert_eq!((shown(&container).as_str(), scene.refused(&refreshed)), ("1", refused), "{owner} {mode:o}");
+            assert_eq!(
+                (shown(&container).as_str(), scene.refused(&refreshed)),
+                ("1", refused),
+                "{owner} {mode:o}"
+            );
         }
     }
 }
@@ -387,22 +475,33 @@ fn a_file_of_another_type_is_refused() {
     fs::remove_file(scene.at(CONF).join(".env")).unwrap();
     let _socket = UnixListener::bind(scene.at(CONF).join(".env")).unwrap();
     let refreshed = scene.refresh(&container);
-    assert_eq!(scene.refused(&refreshed), Some((RefusedReason::OtherType, format!("{CONF}/.env"))), "{refreshed:?}");
+    assert_eq!(
+        scene.refused(&refreshed),
+        Some((RefusedReason::OtherType, format!("{CONF}/.env"))),
+        "{refreshed:?}"
+    );
     assert_eq!(shown(&container), "0");
 }
 
-/// link(2) works within one mount: a container has no name of a file that its binds do not give it. A hard link that root made is root's
-/// decision.
+/// link(2) works within one mount: a container has no name of a file that its binds do not give it.
+/// A hard link that root made is root's decision.
 #[test]
 fn a_hard_link_needs_no_rule() {
     if !own_namespace() {
         return;
     }
     let scene = Scene::new();
-    let binds = [scene.file(), Inside::writable(scene.at("data"), "data"), Inside::of(scene.at("secret"), "secret")];
+    let binds = [
+        scene.file(),
+        Inside::writable(scene.at("data"), "data"),
+        Inside::of(scene.at("secret"), "secret"),
+    ];
     let container = Container::start(scene.root.path(), &binds);
     // The same filesystem, and a name of the file in the container: yet another mount.
-    let linked = fs::hard_link(inside(&container, "secret/.env"), inside(&container, "data/a/conf/link"));
+    let linked = fs::hard_link(
+        inside(&container, "secret/.env"),
+        inside(&container, "data/a/conf/link"),
+    );
     assert_eq!(linked.unwrap_err().kind(), io::ErrorKind::CrossesDevices);
     fs::hard_link(scene.at("secret/.env"), scene.at("data/a/conf/new")).unwrap();
     fs::rename(scene.at("data/a/conf/new"), scene.at(CONF).join(".env")).unwrap();

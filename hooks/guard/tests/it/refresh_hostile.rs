@@ -13,8 +13,9 @@ use nix::mount::{MsFlags, mount};
 
 use crate::refresh_scene::{Scene, can_run, method, methods};
 
-/// The container mounted its own file over the subpath, or over the folder that it is in. (When the kubelet removes the old
-/// file, the kernel detaches what is mounted on it: here the old payload is still there.)
+/// The container mounted its own file over the subpath, or over the folder that it is in. (When the
+/// kubelet removes the old file, the kernel detaches what is mounted on it: here the old payload is
+/// still there.)
 #[test]
 fn a_mount_of_the_container_over_it_stays() {
     if !can_run() {
@@ -27,17 +28,32 @@ fn a_mount_of_the_container_over_it_stays() {
         fs::write(own.join("0"), "7").unwrap();
         let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
             let source = if over == "/etc/app" { "/own" } else { "/own/0" };
-            mount(Some(source), over, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+            mount(
+                Some(source),
+                over,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
+            .unwrap();
         });
         let mounts = container.mounts();
         scene.pod.update_keeping_old(1);
         let refreshed = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
-        assert!(!refreshed.is_current() && refreshed.replaced() == 0, "{over}: {refreshed:?}");
-        assert_eq!((container.read("etc/app/0").as_deref(), container.mounts()), (Some("7"), mounts), "{over}");
+        assert!(
+            !refreshed.is_current() && refreshed.replaced() == 0,
+            "{over}: {refreshed:?}"
+        );
+        assert_eq!(
+            (container.read("etc/app/0").as_deref(), container.mounts()),
+            (Some("7"), mounts),
+            "{over}"
+        );
     }
 }
 
-/// `mount --bind FILE FILE` and a remount give a file other flags: the mount of the container must stay, in front of the stale one.
+/// `mount --bind FILE FILE` and a remount give a file other flags: the mount of the container must
+/// stay, in front of the stale one.
 #[test]
 fn a_bind_of_the_file_over_itself_stays() {
     if !can_run() {
@@ -47,15 +63,31 @@ fn a_bind_of_the_file_over_itself_stays() {
         let scene = Scene::with_keys(2);
         let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
             let place = "/etc/app/0";
-            mount(Some(own), place, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-            let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC;
+            mount(
+                Some(own),
+                place,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
+            .unwrap();
+            let flags =
+                MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC;
             mount(None::<&str>, place, None::<&str>, flags, None::<&str>).unwrap();
         });
         let before = container.mounts_at("/etc/app/0");
         scene.pod.update_keeping_old(1);
         let refreshed = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
-        assert_eq!(container.mounts_at("/etc/app/0"), before, "{own}: {refreshed:?}");
-        let hidden = refreshed.mounts.iter().find(|mount| mount.destination == Path::new("/etc/app/0")).unwrap();
+        assert_eq!(
+            container.mounts_at("/etc/app/0"),
+            before,
+            "{own}: {refreshed:?}"
+        );
+        let hidden = refreshed
+            .mounts
+            .iter()
+            .find(|mount| mount.destination == Path::new("/etc/app/0"))
+            .unwrap();
         assert_eq!(hidden.result().as_str(), "hidden", "{own}");
         assert_eq!(container.read("etc/app/1").as_deref(), Some("1"));
     }
@@ -69,8 +101,10 @@ fn a_symlink_on_the_way_is_never_followed() {
     }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
-    // The container renames the parent folder of its mount, and puts a symlink to another folder in its place.
-    let inside = |path: &str| PathBuf::from(format!("/proc/{}/root/{path}", container.process.pid()));
+    // The container renames the parent folder of its mount, and puts a symlink to another folder in
+    // its place.
+    let inside =
+        |path: &str| PathBuf::from(format!("/proc/{}/root/{path}", container.process.pid()));
     fs::create_dir_all(inside("trap")).unwrap();
     fs::write(inside("trap/0"), "9").unwrap();
     fs::rename(inside("etc/app"), inside("etc/moved")).unwrap();
@@ -86,15 +120,22 @@ fn a_symlink_on_the_way_is_never_followed() {
     assert_eq!(container.mounts(), mounts);
 }
 
-/// A thread of the container's init holds the init's mmap_lock: a reader of its command line or its memory would hang.
+/// A thread of the container's init holds the init's mmap_lock: a reader of its command line or its
+/// memory would hang.
 #[test]
 fn a_container_that_holds_its_memory_is_refreshed() {
     if !can_run() {
         return;
     }
-    let Some(files) = Unwritable::mounted() else { return };
+    let Some(files) = Unwritable::mounted() else {
+        return;
+    };
     let scene = Scene::with_keys(1);
-    let file = File::options().read(true).write(true).open(files.file()).unwrap();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(files.file())
+        .unwrap();
     let (mut go, wait) = std::io::pipe().map(|(wait, go)| (go, wait)).unwrap();
     let kept = [file.as_fd(), wait.as_fd()];
     let container = Container::start_keeping(scene.root.path(), &scene.binds(1), &kept, || {
@@ -104,18 +145,25 @@ fn a_container_that_holds_its_memory_is_refreshed() {
             hold_memory(&file);
         });
     });
-    // Closed before the page is written: the kernel waits for the daemon when a written file is closed.
+    // Closed before the page is written: the kernel waits for the daemon when a written file is
+    // closed.
     drop(file);
     go.write_all(b"x").unwrap();
     // Dropped in this order: the container ends only after the daemon of its file is gone.
     let held = (files, container);
     let (files, container) = (&held.0, &held.1);
     files.wait_for_a_holder();
-    assert!(blocks_readers(container.process.pid()), "the container does not hold its memory");
+    assert!(
+        blocks_readers(container.process.pid()),
+        "the container does not hold its memory"
+    );
     let mounts = container.mounts();
     scene.pod.update(1);
     assert_eq!(methods(&scene.refresh(container)), [method()]);
-    assert_eq!((container.read("etc/app/0").as_deref(), container.mounts()), (Some("1"), mounts));
+    assert_eq!(
+        (container.read("etc/app/0").as_deref(), container.mounts()),
+        (Some("1"), mounts)
+    );
 }
 
 #[test]
@@ -129,6 +177,9 @@ fn a_container_that_unmounted_its_subpath_is_left_alone() {
     });
     let mounts = container.mounts();
     scene.pod.update(1);
-    assert_eq!((scene.refresh(&container).subpaths, container.mounts()), (0, mounts));
+    assert_eq!(
+        (scene.refresh(&container).subpaths, container.mounts()),
+        (0, mounts)
+    );
     assert_eq!(container.read("etc/app/0").as_deref(), Some(""));
 }

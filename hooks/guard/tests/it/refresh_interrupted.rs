@@ -1,4 +1,5 @@
-//! A refresh that is killed, meets another one, or whose container ends: nothing is left, and the next one finishes.
+//! A refresh that is killed, meets another one, or whose container ends: nothing is left, and the
+//! next one finishes.
 
 use std::fs;
 
@@ -10,8 +11,8 @@ use nix::mount::MsFlags;
 
 use crate::refresh_scene::{Scene, can_run, rounds, supervised};
 
-/// The agent and an operator at once: the second one waits for the lock. So does one whose container holds the lock of its own
-/// namespace: that costs a second, and its own refresh.
+/// The agent and an operator at once: the second one waits for the lock. So does one whose
+/// container holds the lock of its own namespace: that costs a second, and its own refresh.
 #[test]
 fn a_container_that_locks_itself_is_told() {
     if !can_run() {
@@ -26,7 +27,15 @@ fn a_container_that_locks_itself_is_told() {
     scene.pod.update(1);
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
     let act = RefreshAct::Replace(Notify::None);
-    let refresh = || refresh_container(&container.process, Some(container.spec()), &volumes, act, &scene.records());
+    let refresh = || {
+        refresh_container(
+            &container.process,
+            Some(container.spec()),
+            &volumes,
+            act,
+            &scene.records(),
+        )
+    };
     assert!(matches!(refresh(), Err(RefreshError::Locked(_))));
     drop(lock);
     assert!(refresh().unwrap().is_current());
@@ -43,7 +52,8 @@ fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
     let before = (container.mounts(), container.propagation_at("/"));
     for number in 1..=150 {
         scene.pod.update(number);
-        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+        // returning.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Parent { child } => {
                 std::thread::sleep(std::time::Duration::from_micros(number * 20));
@@ -53,23 +63,36 @@ fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
                 nix::sys::wait::waitpid(child, None).unwrap();
             }
             nix::unistd::ForkResult::Child => {
-                let _ = nix::unistd::setpgid(nix::unistd::Pid::from_raw(0), nix::unistd::Pid::from_raw(0));
+                let _ = nix::unistd::setpgid(
+                    nix::unistd::Pid::from_raw(0),
+                    nix::unistd::Pid::from_raw(0),
+                );
                 scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
-                // SAFETY: ends the process without running what its copy of this one has registered.
+                // SAFETY: ends the process without running what its copy of this one has
+                // registered.
                 unsafe { nix::libc::_exit(0) }
             }
         }
-        assert!(container.read("etc/app/0").is_some_and(|content| !content.is_empty()), "at {number}");
+        assert!(
+            container
+                .read("etc/app/0")
+                .is_some_and(|content| !content.is_empty()),
+            "at {number}"
+        );
     }
     let last = scene.refresh(&container);
     assert!(last.is_current(), "{last:?}");
     assert_eq!((container.mounts(), container.propagation_at("/")), before);
     let seen = container.stop();
-    assert_eq!((seen.failed, seen.empty, seen.older, seen.last), (0, 0, 0, 150), "{seen:?}");
+    assert_eq!(
+        (seen.failed, seen.empty, seen.older, seen.last),
+        (0, 0, 0, 150),
+        "{seen:?}"
+    );
 }
 
-/// Killed with its child before each of its mount calls, as by a cgroup's end, on a kernel that tucks: for a moment the container's
-/// root is shared, and then the new mount.
+/// Killed with its child before each of its mount calls, as by a cgroup's end, on a kernel that
+/// tucks: for a moment the container's root is shared, and then the new mount.
 #[test]
 fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propagation() {
     if !can_run() {
@@ -82,7 +105,8 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
             live::change("/".as_ref(), parent);
         });
         let look = || {
-            let propagation = ["/", "/etc/app/0", "/etc/app/1"].map(|place| container.propagation_at(place));
+            let propagation =
+                ["/", "/etc/app/0", "/etc/app/1"].map(|place| container.propagation_at(place));
             (container.mounts(), propagation)
         };
         let (before, mut left_changed) = (look(), 0);
@@ -91,10 +115,14 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
             version += 1;
             scene.pod.update(version);
             scene.rebind();
-            let refresh = || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
+            let refresh =
+                || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
             let has_ended = supervised::killed_after(calls, refresh);
             let content = container.read("etc/app/0");
-            assert!(content.is_some_and(|content| !content.is_empty()), "after {calls} calls");
+            assert!(
+                content.is_some_and(|content| !content.is_empty()),
+                "after {calls} calls"
+            );
             left_changed += u32::from(look().1 != before.1);
             let next = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
             assert!(next.is_current(), "after {calls} calls: {next:?}");
@@ -104,7 +132,10 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
                 break;
             }
         }
-        assert!(parent == MsFlags::MS_SHARED || left_changed > 2, "no kill was in a tuck: {left_changed}");
+        assert!(
+            parent == MsFlags::MS_SHARED || left_changed > 2,
+            "no kill was in a tuck: {left_changed}"
+        );
         let left = fs::read_dir(scene.records().directory()).map_or(0, Iterator::count);
         assert_eq!(left, 0, "records are left");
         let seen = container.stop();
@@ -112,19 +143,25 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
     }
 }
 
-/// The record has the mounts that a tuck changes, not the container's table: 2,000 mounts were 440 kB in /run.
+/// The record has the mounts that a tuck changes, not the container's table: 2,000 mounts were 440
+/// kB in /run.
 #[test]
 fn the_record_of_a_tuck_does_not_grow_with_the_mount_table() {
     if !can_run() {
         return;
     }
     let scene = Scene::with_keys(2);
-    let container = Container::start_with(scene.root.path(), &scene.binds(2), || live::make_mounts(2000));
+    let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
+        live::make_mounts(2000)
+    });
     let before = (container.mounts(), container.propagation_at("/"));
     assert!(before.0 > 2000);
     scene.pod.update(1);
     scene.rebind();
-    let record = scene.records().directory().join(container.process.pid().to_string());
+    let record = scene
+        .records()
+        .directory()
+        .join(container.process.pid().to_string());
     let mut longest = 0;
     for calls in 0..100 {
         let refresh = || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
@@ -149,7 +186,12 @@ fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {
     }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
-    let look = || (container.mounts(), ["/", "/etc/app/0"].map(|place| container.propagation_at(place)));
+    let look = || {
+        (
+            container.mounts(),
+            ["/", "/etc/app/0"].map(|place| container.propagation_at(place)),
+        )
+    };
     let before = look();
     for calls in 0..40 {
         scene.pod.update(2 * calls + 1);
@@ -165,7 +207,8 @@ fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {
     }
 }
 
-/// The pid of a container that ended belongs to another one now, and a container shares its root itself.
+/// The pid of a container that ended belongs to another one now, and a container shares its root
+/// itself.
 #[test]
 fn a_record_changes_no_mount_that_the_refresh_did_not_share() {
     if !can_run() {
@@ -177,9 +220,15 @@ fn a_record_changes_no_mount_that_the_refresh_did_not_share() {
     });
     let before = (container.mounts(), container.propagation_at("/"));
     let table = String::from_utf8(container.process.read("mountinfo").unwrap()).unwrap();
-    let private: String = table.lines().map(|line| without_peers(line) + "\n").collect();
+    let private: String = table
+        .lines()
+        .map(|line| without_peers(line) + "\n")
+        .collect();
     assert_ne!(private, table);
-    let record = scene.records().directory().join(container.process.pid().to_string());
+    let record = scene
+        .records()
+        .directory()
+        .join(container.process.pid().to_string());
     fs::create_dir_all(record.parent().unwrap()).unwrap();
     fs::write(
         &record,
@@ -193,11 +242,17 @@ fn a_record_changes_no_mount_that_the_refresh_did_not_share() {
     scene.pod.update(1);
     assert!(scene.refresh(&container).is_current());
     assert_eq!((container.mounts(), container.propagation_at("/")), before);
-    assert!(record.symlink_metadata().is_err(), "the record of another process is kept");
+    assert!(
+        record.symlink_metadata().is_err(),
+        "the record of another process is kept"
+    );
 }
 
 fn without_peers(line: &str) -> String {
-    line.split(' ').filter(|field| !field.starts_with("shared:")).collect::<Vec<_>>().join(" ")
+    line.split(' ')
+        .filter(|field| !field.starts_with("shared:"))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Containers that end at the very moment of their refresh.
@@ -209,8 +264,18 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
     let scene = Scene::with_keys(1);
     // Mounts of other tests on this machine come and go.
     let (pod, root) = (scene.pod.directory(), scene.root.path().to_owned());
-    let is_ours = |line: &&str| [&pod, &root].iter().any(|path| line.contains(path.to_str().unwrap()));
-    let mounts = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap().lines().filter(is_ours).count();
+    let is_ours = |line: &&str| {
+        [&pod, &root]
+            .iter()
+            .any(|path| line.contains(path.to_str().unwrap()))
+    };
+    let mounts = || {
+        fs::read_to_string("/proc/thread-self/mountinfo")
+            .unwrap()
+            .lines()
+            .filter(is_ours)
+            .count()
+    };
     let before = mounts();
     for number in 1..=rounds(100, 1000) {
         let container = scene.start(1);
@@ -224,7 +289,13 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
             });
             // Either it was in time, or the reason is typed.
             let act = RefreshAct::Replace(Notify::None);
-            let _ = refresh_container(&container.process, Some(container.spec()), &volumes, act, &scene.records());
+            let _ = refresh_container(
+                &container.process,
+                Some(container.spec()),
+                &volumes,
+                act,
+                &scene.records(),
+            );
         });
         drop(container);
         scene.rebind();
@@ -240,12 +311,24 @@ fn a_container_that_ended_is_an_error_and_nothing_more() {
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
     scene.pod.update(1);
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(container.process.pid() as i32), nix::sys::signal::SIGKILL)
-        .unwrap();
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(container.process.pid() as i32),
+        nix::sys::signal::SIGKILL,
+    )
+    .unwrap();
     while container.process.is_alive() {}
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
     let act = RefreshAct::Replace(Notify::None);
-    let error =
-        refresh_container(&container.process, Some(container.spec()), &volumes, act, &scene.records()).unwrap_err();
-    assert_eq!(error.to_string(), format!("process {} ended", container.process.pid()));
+    let error = refresh_container(
+        &container.process,
+        Some(container.spec()),
+        &volumes,
+        act,
+        &scene.records(),
+    )
+    .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("process {} ended", container.process.pid())
+    );
 }

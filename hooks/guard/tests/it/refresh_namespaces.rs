@@ -1,5 +1,6 @@
-//! A container whose init is in namespaces of its own, or changes them during a refresh: nothing is mounted in a namespace that the
-//! container's runtime did not make, and no refreshed mount allows more than the stale one did.
+//! A container whose init is in namespaces of its own, or changes them during a refresh: nothing is
+//! mounted in a namespace that the container's runtime did not make, and no refreshed mount allows
+//! more than the stale one did.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,11 +26,15 @@ use crate::refresh_scene::{Scene, can_run};
 
 const PLACE: &str = "/etc/app/0";
 
-/// Another place, to which the process may bind the file in namespaces of its own. The mount there is not locked.
+/// Another place, to which the process may bind the file in namespaces of its own. The mount there
+/// is not locked.
 const COPY: &str = "/copy";
 
 /// The flags that every stale mount of these tests has.
-const FLAGS: MsFlags = MsFlags::MS_RDONLY.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
+const FLAGS: MsFlags = MsFlags::MS_RDONLY
+    .union(MsFlags::MS_NOSUID)
+    .union(MsFlags::MS_NODEV)
+    .union(MsFlags::MS_NOEXEC);
 
 /// Attempts to widen what the mount at the place allows. The numbers of [`STEPS`].
 const ATTEMPTS: std::ops::Range<usize> = 0..6;
@@ -51,11 +56,22 @@ const STEPS: [Step; 17] = [
     || append_to(COPY),
     || errno(umount2(PLACE, MntFlags::MNT_DETACH)),
     || {
-        let (own, user) = (CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS, nix::unistd::getuid().as_raw());
+        let (own, user) = (
+            CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS,
+            nix::unistd::getuid().as_raw(),
+        );
         errno(unshare(own)) | hostile_process::map_to_root(user)
     },
     || remount(PLACE, FLAGS),
-    || errno(mount(Some(PLACE), COPY, None::<&str>, MsFlags::MS_BIND, None::<&str>)),
+    || {
+        errno(mount(
+            Some(PLACE),
+            COPY,
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        ))
+    },
     become_user,
     || read(COPY),
     || read(PLACE),
@@ -83,7 +99,9 @@ fn make_other_namespace() -> i32 {
             child.as_raw()
         }
         ForkResult::Child => {
-            let ends = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+            let ends = rustix::process::set_parent_process_death_signal(Some(
+                rustix::process::Signal::KILL,
+            ));
             let done = [ENTER_OWN, BIND_COPY].map(|step| STEPS[step]());
             if done == [0, 0] && ends.is_ok() {
                 let _ = nix::unistd::write(&write, &[1]);
@@ -96,13 +114,18 @@ fn make_other_namespace() -> i32 {
     }
 }
 
-/// Two threads enter one namespace after the other; the first is the one whose namespace `/proc/PID/ns/mnt` is.
+/// Two threads enter one namespace after the other; the first is the one whose namespace
+/// `/proc/PID/ns/mnt` is.
 fn flip_for_ever() -> i32 {
     let flip = |order: [i32; 2]| {
         unshare(CloneFlags::CLONE_FS).unwrap();
         for namespace in order.into_iter().cycle() {
             // SAFETY: both descriptors stay open until the process ends.
-            setns(unsafe { BorrowedFd::borrow_raw(namespace) }, CloneFlags::CLONE_NEWNS).unwrap();
+            setns(
+                unsafe { BorrowedFd::borrow_raw(namespace) },
+                CloneFlags::CLONE_NEWNS,
+            )
+            .unwrap();
         }
     };
     std::thread::spawn(move || flip([FIRST, OTHER]));
@@ -129,25 +152,47 @@ fn become_user() -> i32 {
 }
 
 fn read(path: &str) -> i32 {
-    fs::read(path).err().map_or(0, |error| error.raw_os_error().unwrap())
+    fs::read(path)
+        .err()
+        .map_or(0, |error| error.raw_os_error().unwrap())
 }
 
 fn append_to(path: &str) -> i32 {
-    fs::OpenOptions::new().append(true).open(path).err().map_or(0, |error| error.raw_os_error().unwrap())
+    fs::OpenOptions::new()
+        .append(true)
+        .open(path)
+        .err()
+        .map_or(0, |error| error.raw_os_error().unwrap())
 }
 
 fn remount(place: &str, flags: MsFlags) -> i32 {
-    errno(mount(None::<&str>, place, None::<&str>, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags, None::<&str>))
+    errno(mount(
+        None::<&str>,
+        place,
+        None::<&str>,
+        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags,
+        None::<&str>,
+    ))
 }
 
-fn refresh(scene: &Scene, process: &HeldProcess, spec: &SpecUsers) -> Result<Refreshed, RefreshError> {
+fn refresh(
+    scene: &Scene,
+    process: &HeldProcess,
+    spec: &SpecUsers,
+) -> Result<Refreshed, RefreshError> {
     scene.rebind();
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
-    refresh_container(process, Some(spec), &volumes, RefreshAct::Replace(Notify::None), &scene.records())
+    refresh_container(
+        process,
+        Some(spec),
+        &volumes,
+        RefreshAct::Replace(Notify::None),
+        &scene.records(),
+    )
 }
 
-/// The kernel locks the flags of mounts that it copies to another user namespace. A mount that is attached there later has none
-/// locked.
+/// The kernel locks the flags of mounts that it copies to another user namespace. A mount that is
+/// attached there later has none locked.
 #[test]
 fn a_container_in_namespaces_of_its_own_gets_no_mount_that_it_can_make_writable() {
     if !can_run() {
@@ -156,18 +201,29 @@ fn a_container_in_namespaces_of_its_own_gets_no_mount_that_it_can_make_writable(
     let scene = Scene::with_keys(1);
     fs::write(scene.root.path().join("copy"), "").unwrap();
     let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), None, &STEPS);
-    assert_eq!([RESTRICT, ENTER_OWN, BIND_COPY].map(|step| container.does(step)), [0; 3]);
-    let attempts = |container: &mut HostileProcess| ATTEMPTS.map(|step| container.does(step)).collect::<Vec<_>>();
+    assert_eq!(
+        [RESTRICT, ENTER_OWN, BIND_COPY].map(|step| container.does(step)),
+        [0; 3]
+    );
+    let attempts = |container: &mut HostileProcess| {
+        ATTEMPTS
+            .map(|step| container.does(step))
+            .collect::<Vec<_>>()
+    };
     let before = attempts(&mut container);
     assert!(before.iter().all(|errno| *errno != 0), "{before:?}");
     scene.pod.update(1);
     let refreshed = refresh(&scene, &container.process, &live::spec_of(None));
     assert_eq!(attempts(&mut container), before, "after {refreshed:?}");
     let refused = RefreshError::Namespace(NamespaceError::OtherOwner(container.process.pid()));
-    assert_eq!(format!("{:?}", refreshed.unwrap_err()), format!("{refused:?}"));
+    assert_eq!(
+        format!("{:?}", refreshed.unwrap_err()),
+        format!("{refused:?}")
+    );
 }
 
-/// Root of a user namespace may remount what the runtime made there. What the kernel locked for it stays locked.
+/// Root of a user namespace may remount what the runtime made there. What the kernel locked for it
+/// stays locked.
 #[test]
 fn a_refreshed_mount_keeps_the_locked_flags_of_a_container_with_a_user_namespace() {
     if !can_run() {
@@ -176,13 +232,28 @@ fn a_refreshed_mount_keeps_the_locked_flags_of_a_container_with_a_user_namespace
     let scene = Scene::with_keys(1);
     // The flags of the host's mount are those that the kernel locks.
     let locked = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
-    mount(None::<&str>, &scene.pod.subpath(0), None::<&str>, locked, None::<&str>).unwrap();
-    let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS);
+    mount(
+        None::<&str>,
+        &scene.pod.subpath(0),
+        None::<&str>,
+        locked,
+        None::<&str>,
+    )
+    .unwrap();
+    let mut container =
+        HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS);
     for version in 1..=3 {
-        assert_eq!(WIDEN.map(|step| container.does(step)), [libc::EPERM; 2], "before update {version}");
+        assert_eq!(
+            WIDEN.map(|step| container.does(step)),
+            [libc::EPERM; 2],
+            "before update {version}"
+        );
         scene.pod.update(version);
         let refreshed = refresh(&scene, &container.process, &live::spec_of(Some(IDS))).unwrap();
-        assert!(refreshed.is_current() && refreshed.replaced() == 1, "{refreshed:?}");
+        assert!(
+            refreshed.is_current() && refreshed.replaced() == 1,
+            "{refreshed:?}"
+        );
     }
     assert_eq!(WIDEN.map(|step| container.does(step)), [libc::EPERM; 2]);
 }
@@ -196,17 +267,27 @@ fn a_container_with_other_ids_than_its_spec_is_refused() {
     let container = HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS);
     scene.pod.update(1);
     for (ids, refused) in [
-        (Some("0 100000 65535"), NamespaceError::OtherIds(container.process.pid())),
+        (
+            Some("0 100000 65535"),
+            NamespaceError::OtherIds(container.process.pid()),
+        ),
         (None, NamespaceError::OtherOwner(container.process.pid())),
     ] {
         let error = refresh(&scene, &container.process, &live::spec_of(ids)).unwrap_err();
-        assert_eq!(format!("{error:?}"), format!("{:?}", RefreshError::Namespace(refused)));
+        assert_eq!(
+            format!("{error:?}"),
+            format!("{:?}", RefreshError::Namespace(refused))
+        );
     }
     let plain = scene.start(1);
     let error = refresh(&scene, &plain.process, &live::spec_of(Some(IDS))).unwrap_err();
     let refused = RefreshError::Namespace(NamespaceError::OtherOwner(plain.process.pid()));
     assert_eq!(format!("{error:?}"), format!("{refused:?}"));
-    assert!(refresh(&scene, &container.process, &live::spec_of(Some(IDS))).unwrap().is_current());
+    assert!(
+        refresh(&scene, &container.process, &live::spec_of(Some(IDS)))
+            .unwrap()
+            .is_current()
+    );
 }
 
 /// The spec of a container of another one's user namespace names that by a path.
@@ -216,7 +297,8 @@ fn a_user_namespace_at_a_path_is_compared() {
         return;
     }
     let scene = Scene::with_keys(1);
-    let containers = [1, 2].map(|_| HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS));
+    let containers = [1, 2]
+        .map(|_| HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS));
     let spec = |container: &HostileProcess| {
         let path = format!("/proc/{}/ns/user", container.process.pid());
         let linux = format!(r#"{{"namespaces":[{{"type":"user","path":"{path}"}}]}}"#);
@@ -224,11 +306,22 @@ fn a_user_namespace_at_a_path_is_compared() {
     };
     scene.pod.update(1);
     let other = refresh(&scene, &containers[0].process, &spec(&containers[1])).unwrap_err();
-    assert!(matches!(&other, RefreshError::Namespace(NamespaceError::OtherPath { .. })), "{other:?}");
-    assert!(refresh(&scene, &containers[0].process, &spec(&containers[0])).unwrap().is_current());
+    assert!(
+        matches!(
+            &other,
+            RefreshError::Namespace(NamespaceError::OtherPath { .. })
+        ),
+        "{other:?}"
+    );
+    assert!(
+        refresh(&scene, &containers[0].process, &spec(&containers[0]))
+            .unwrap()
+            .is_current()
+    );
 }
 
-/// The process enters another namespace at any moment of a refresh: the refresh checks, reads and enters one of the two, never both.
+/// The process enters another namespace at any moment of a refresh: the refresh checks, reads and
+/// enters one of the two, never both.
 #[test]
 fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() {
     if !can_run() {
@@ -241,7 +334,10 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() 
     let mounts = || {
         let table = fs::read_to_string(format!("/proc/{other}/mountinfo")).unwrap();
         // The roots of its mounts change by themselves: the kubelet removes the old file.
-        table.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>()
+        table
+            .lines()
+            .map(|line| line.split(' ').next().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     let before = mounts();
     container.begins(FLIP);
@@ -255,13 +351,18 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() 
         }
         assert_eq!(mounts(), before, "after update {version}");
     }
-    assert!(refreshed > 10 && refused > 10, "{refreshed} refreshed, {refused} refused");
+    assert!(
+        refreshed > 10 && refused > 10,
+        "{refreshed} refreshed, {refused} refused"
+    );
 }
 
-/// As with `hostUsers: false`: the volume's files belong to root of the container's user namespace, by an idmapped mount.
+/// As with `hostUsers: false`: the volume's files belong to root of the container's user namespace,
+/// by an idmapped mount.
 const IDS: &str = "0 100000 65536";
 
-/// A user namespace that the process makes maps its own id to root: a mount with that mapping shows it root's files as its own.
+/// A user namespace that the process makes maps its own id to root: a mount with that mapping shows
+/// it root's files as its own.
 #[test]
 fn a_process_in_a_nested_user_namespace_gets_no_file_that_it_may_not_read() {
     if !can_run() {
@@ -269,46 +370,66 @@ fn a_process_in_a_nested_user_namespace_gets_no_file_that_it_may_not_read() {
     }
     let scene = Scene::with_keys(1);
     fs::write(scene.root.path().join("copy"), "").unwrap();
-    let secret =
-        || fs::set_permissions(scene.pod.volume().join("..data/0"), fs::Permissions::from_mode(0o400)).unwrap();
+    let secret = || {
+        fs::set_permissions(
+            scene.pod.volume().join("..data/0"),
+            fs::Permissions::from_mode(0o400),
+        )
+        .unwrap()
+    };
     secret();
-    let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS);
+    let mut container =
+        HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS);
     if let Err(error) = idmap_stale(&scene, &container.process) {
         return live_skipped(&error);
     }
     assert_eq!(container.does(READ), 0, "root of the container reads it");
-    assert_eq!([DROP_PRIVILEGES, ENTER_OWN, BIND_COPY].map(|step| container.does(step)), [0; 3]);
-    assert_eq!([READ, READ_COPY].map(|step| container.does(step)), [libc::EACCES; 2]);
+    assert_eq!(
+        [DROP_PRIVILEGES, ENTER_OWN, BIND_COPY].map(|step| container.does(step)),
+        [0; 3]
+    );
+    assert_eq!(
+        [READ, READ_COPY].map(|step| container.does(step)),
+        [libc::EACCES; 2]
+    );
     scene.pod.update(1);
     secret();
     let refreshed = refresh(&scene, &container.process, &live::spec_of(Some(IDS)));
     let reads = [READ, READ_COPY].map(|step| container.does(step));
     assert_eq!(reads, [libc::EACCES; 2], "after {refreshed:?}");
     let refused = RefreshError::Namespace(NamespaceError::OtherOwner(container.process.pid()));
-    assert_eq!(format!("{:?}", refreshed.unwrap_err()), format!("{refused:?}"));
+    assert_eq!(
+        format!("{:?}", refreshed.unwrap_err()),
+        format!("{refused:?}")
+    );
 }
 
 fn live_skipped(why: &io::Error) {
     eprintln!("SKIPPED: no idmapped mount: {why}");
 }
 
-/// Replaces the stale mount by one that is idmapped with the process's user namespace, as a runtime makes it.
+/// Replaces the stale mount by one that is idmapped with the process's user namespace, as a runtime
+/// makes it.
 fn idmap_stale(scene: &Scene, process: &HeldProcess) -> io::Result<()> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let mount = rustix::mount::open_tree(rustix::fs::CWD, scene.pod.volume().join("..data/0"), flags)?;
+    let mount =
+        rustix::mount::open_tree(rustix::fs::CWD, scene.pod.volume().join("..data/0"), flags)?;
     let users = File::open(format!("/proc/{}/ns/user", process.pid()))?;
     idmap(&mount, &users)?;
     let namespace = File::open(format!("/proc/{}/ns/mnt", process.pid()))?;
     // SAFETY: the child makes plain syscalls, and ends without returning.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
-            assert_eq!(nix::sys::wait::waitpid(child, None)?, nix::sys::wait::WaitStatus::Exited(child, 0));
+            assert_eq!(
+                nix::sys::wait::waitpid(child, None)?,
+                nix::sys::wait::WaitStatus::Exited(child, 0)
+            );
             Ok(())
         }
         ForkResult::Child => {
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-            let entered =
-                setns(&namespace, CloneFlags::CLONE_NEWNS).and_then(|()| umount2(PLACE, MntFlags::MNT_DETACH));
+            let entered = setns(&namespace, CloneFlags::CLONE_NEWNS)
+                .and_then(|()| umount2(PLACE, MntFlags::MNT_DETACH));
             let moved = rustix::mount::move_mount(&mount, c"", rustix::fs::CWD, PLACE, flags);
             // SAFETY: ends the process without running what its copy of this one has registered.
             unsafe { libc::_exit(i32::from(entered.is_err() || moved.is_err())) }
@@ -324,7 +445,8 @@ fn idmap(mount: &OwnedFd, users: &File) -> io::Result<()> {
         propagation: libc::MS_PRIVATE,
         userns_fd: users.as_raw_fd() as u64,
     };
-    // SAFETY: the request is of the size that is passed with it and the path ends with a zero; the kernel keeps neither.
+    // SAFETY: the request is of the size that is passed with it and the path ends with a zero; the
+    // kernel keeps neither.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -335,7 +457,11 @@ fn idmap(mount: &OwnedFd, users: &File) -> io::Result<()> {
             size_of::<libc::mount_attr>(),
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The mount table is that of the namespace, not that of the process's root.
@@ -349,7 +475,10 @@ fn a_process_that_changed_its_root_is_refreshed() {
     assert_eq!(container.does(CHANGE_ROOT), 0);
     scene.pod.update(1);
     let refreshed = refresh(&scene, &container.process, &live::spec_of(None)).unwrap();
-    assert!(refreshed.is_current() && refreshed.replaced() == 1, "{refreshed:?}");
+    assert!(
+        refreshed.is_current() && refreshed.replaced() == 1,
+        "{refreshed:?}"
+    );
     let inside = format!("/proc/{}/root/app/0", container.process.pid());
     assert_eq!(fs::read_to_string(inside).unwrap(), "1");
 }

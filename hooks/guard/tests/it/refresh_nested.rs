@@ -18,14 +18,21 @@ struct Nested {
 
 impl Nested {
     fn new() -> Self {
-        let nested = Self { scene: Scene::with_keys(1), inner: tempfile::tempdir().unwrap() };
+        let nested = Self {
+            scene: Scene::with_keys(1),
+            inner: tempfile::tempdir().unwrap(),
+        };
         fs::write(nested.inner.path().join("b.conf"), "inner").unwrap();
         nested.fill(0);
         nested
     }
 
     fn fill(&self, number: u64) {
-        let directory = self.scene.pod.volume().join(format!("..2026_11_21_05_10_00.{number}/d"));
+        let directory = self
+            .scene
+            .pod
+            .volume()
+            .join(format!("..2026_11_21_05_10_00.{number}/d"));
         fs::create_dir_all(&directory).unwrap();
         for name in ["0", "b.conf"] {
             fs::write(directory.join(name), number.to_string()).unwrap();
@@ -39,18 +46,37 @@ impl Nested {
     }
 
     fn refresh(&self, container: &Container, act: RefreshAct) -> Refreshed {
-        let bind = |destination: &str| SpecBind { destination: destination.into(), source: "/host/file".into() };
+        let bind = |destination: &str| SpecBind {
+            destination: destination.into(),
+            source: "/host/file".into(),
+        };
         let volumes = PodVolumes::open(&self.scene.pod.directory()).unwrap();
-        let volumes = volumes.for_container(vec![bind("/etc/d"), bind("/etc/d/b.conf"), bind("/etc/other")]);
-        refresh_container(&container.process, Some(container.spec()), &volumes, act, &self.scene.records()).unwrap()
+        let volumes = volumes.for_container(vec![
+            bind("/etc/d"),
+            bind("/etc/d/b.conf"),
+            bind("/etc/other"),
+        ]);
+        refresh_container(
+            &container.process,
+            Some(container.spec()),
+            &volumes,
+            act,
+            &self.scene.records(),
+        )
+        .unwrap()
     }
 }
 
 fn results(refreshed: &Refreshed) -> Vec<(&Path, &'static str)> {
-    refreshed.mounts.iter().map(|mount| (mount.destination.as_path(), mount.result().as_str())).collect()
+    refreshed
+        .mounts
+        .iter()
+        .map(|mount| (mount.destination.as_path(), mount.result().as_str()))
+        .collect()
 }
 
-/// Since Linux 3.18 the kernel detaches a mount when its mount point is removed, in every mount namespace.
+/// Since Linux 3.18 the kernel detaches a mount when its mount point is removed, in every mount
+/// namespace.
 #[test]
 fn a_nested_bind_that_the_update_detached_is_reported() {
     if !can_run() {
@@ -58,13 +84,28 @@ fn a_nested_bind_that_the_update_detached_is_reported() {
     }
     let nested = Nested::new();
     let container = nested.start();
-    assert!(nested.refresh(&container, RefreshAct::Look).mounts.is_empty());
+    assert!(
+        nested
+            .refresh(&container, RefreshAct::Look)
+            .mounts
+            .is_empty()
+    );
     assert_eq!(container.read("etc/d/b.conf").as_deref(), Some("inner"));
     nested.scene.pod.update(1);
     nested.fill(1);
     let refreshed = nested.refresh(&container, RefreshAct::Replace(Notify::None));
-    assert_eq!(results(&refreshed), [(Path::new("/etc/d"), "replaced"), (Path::new("/etc/d/b.conf"), "missing")]);
-    assert_eq!(container.read("etc/d/b.conf").as_deref(), Some("1"), "the wrong file, without an error");
+    assert_eq!(
+        results(&refreshed),
+        [
+            (Path::new("/etc/d"), "replaced"),
+            (Path::new("/etc/d/b.conf"), "missing")
+        ]
+    );
+    assert_eq!(
+        container.read("etc/d/b.conf").as_deref(),
+        Some("1"),
+        "the wrong file, without an error"
+    );
     // Also later, and by a command that changes nothing.
     let later = nested.refresh(&container, RefreshAct::Look);
     assert_eq!(results(&later), [(Path::new("/etc/d/b.conf"), "missing")]);
@@ -83,5 +124,11 @@ fn a_directory_with_another_mount_in_it_is_not_detached() {
     nested.fill(1);
     let refreshed = nested.refresh(&container, RefreshAct::Replace(Notify::None));
     assert_eq!(results(&refreshed), [(Path::new("/etc/d"), "occupied")]);
-    assert_eq!((container.read("etc/d/b.conf").as_deref(), container.mounts()), (Some("inner"), mounts));
+    assert_eq!(
+        (
+            container.read("etc/d/b.conf").as_deref(),
+            container.mounts()
+        ),
+        (Some("inner"), mounts)
+    );
 }

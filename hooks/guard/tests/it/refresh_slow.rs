@@ -1,4 +1,5 @@
-//! A container that answers slowly, or has thousands of mounts: its refresh ends in time, and is finished later.
+//! A container that answers slowly, or has thousands of mounts: its refresh ends in time, and is
+//! finished later.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    MAX_MOUNTS_OF_FILE, PodVolumes, RefreshAct, Refreshed, refresh_container, refresh_container_within,
+    MAX_MOUNTS_OF_FILE, PodVolumes, RefreshAct, Refreshed, refresh_container,
+    refresh_container_within,
 };
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno, slow_fuse};
 use nix::libc;
@@ -27,7 +29,13 @@ const STEPS: [Step; 2] = [
     || {
         fs::create_dir("/slow").unwrap();
         let options = format!("fd={DEVICE},rootmode=40000,user_id=0,group_id=0");
-        let mounted = mount(Some("slow"), "/slow", Some("fuse"), MsFlags::empty(), Some(options.as_str()));
+        let mounted = mount(
+            Some("slow"),
+            "/slow",
+            Some("fuse"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        );
         errno(mounted.and_then(|()| bind_to("/slow/file")))
     },
     || {
@@ -42,7 +50,13 @@ const STEPS: [Step; 2] = [
 ];
 
 fn bind_to(place: &str) -> nix::Result<()> {
-    mount(Some("/etc/app/0"), place, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+    mount(
+        Some("/etc/app/0"),
+        place,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
 }
 
 fn refresh(scene: &Scene, container: &HostileProcess, within: Option<Duration>) -> Refreshed {
@@ -52,7 +66,9 @@ fn refresh(scene: &Scene, container: &HostileProcess, within: Option<Duration>) 
     let act = RefreshAct::Replace(Notify::None);
     let (process, records) = (&container.process, scene.records());
     match within {
-        Some(time) => refresh_container_within(time, process, Some(&spec), &volumes, act, &records).unwrap(),
+        Some(time) => {
+            refresh_container_within(time, process, Some(&spec), &volumes, act, &records).unwrap()
+        }
         None => refresh_container(process, Some(&spec), &volumes, act, &records).unwrap(),
     }
 }
@@ -106,7 +122,14 @@ fn of_thousands_of_mounts_of_a_file_those_of_the_runtime_are_refreshed() {
         scene.pod.update_keeping_old(version);
         let refreshed = refresh(&scene, &container, None);
         let expected = (MAX_MOUNTS_OF_FILE, 5001 - MAX_MOUNTS_OF_FILE, true);
-        assert_eq!((refreshed.replaced(), refreshed.overlooked, refreshed.is_current()), expected);
+        assert_eq!(
+            (
+                refreshed.replaced(),
+                refreshed.overlooked,
+                refreshed.is_current()
+            ),
+            expected
+        );
         let inside = format!("/proc/{}/root/etc/app/0", container.process.pid());
         assert_eq!(fs::read_to_string(inside).unwrap(), version.to_string());
     }

@@ -1,6 +1,8 @@
-//! Several repairers of one subpath at the same moment: a create, `bindguard repair`, a create that is tried again.
+//! Several repairers of one subpath at the same moment: a create, `bindguard repair`, a create that
+//! is tried again.
 //!
-//! No lock separates them, because a container could hold it. Each leaves one current mount, whatever the others did.
+//! No lock separates them, because a container could hold it. Each leaves one current mount,
+//! whatever the others did.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -31,20 +33,30 @@ fn one_current_mount_is_left_where_mounts_are_private() {
         return;
     }
     if !kernel_features().beneath {
-        println!("SKIPPED: before Linux 6.5 nothing can be mounted below a mount with a private parent");
+        println!(
+            "SKIPPED: before Linux 6.5 nothing can be mounted below a mount with a private parent"
+        );
         return;
     }
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_PRIVATE | MsFlags::MS_REC, None::<&str>).unwrap();
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_PRIVATE | MsFlags::MS_REC,
+        None::<&str>,
+    )
+    .unwrap();
     all_repair(&Pod::with_keys(2));
 }
 
-/// The volume changes while the repairers of every other round work, so that they open different payloads.
+/// The volume changes while the repairers of every other round work, so that they open different
+/// payloads.
 fn all_repair(pod: &Pod) {
     let (turn, stop) = (Barrier::new(REPAIRERS + 1), AtomicBool::new(false));
     let mut wrong = Vec::new();
     thread::scope(|scope| {
-        let repairers =
-            [(); REPAIRERS].map(|()| scope.spawn(|| (0..ROUNDS).flat_map(|_| repair(pod, &turn)).collect()));
+        let repairers = [(); REPAIRERS]
+            .map(|()| scope.spawn(|| (0..ROUNDS).flat_map(|_| repair(pod, &turn)).collect()));
         let reader = scope.spawn(|| read(pod, &stop));
         for round in 1..=ROUNDS {
             let changes = round % 2 == 0;
@@ -69,7 +81,9 @@ fn all_repair(pod: &Pod) {
     });
     assert_eq!(wrong, Vec::<String>::new());
     let is_payload = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with("..2"));
-    let entries = fs::read_dir(pod.volume()).unwrap().filter(|entry| is_payload(&entry.as_ref().unwrap().file_name()));
+    let entries = fs::read_dir(pod.volume())
+        .unwrap()
+        .filter(|entry| is_payload(&entry.as_ref().unwrap().file_name()));
     assert_eq!(entries.count(), 1, "a payload was stranded");
 }
 
@@ -78,12 +92,22 @@ fn repair(pod: &Pod, turn: &Barrier) -> Vec<String> {
     turn.wait();
     let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
     turn.wait();
-    let is_repaired =
-        |bind: &BindReport| matches!(bind.outcome, None | Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent));
-    report.binds.iter().filter(|bind| !is_repaired(bind)).map(|bind| format!("{bind:?}")).collect()
+    let is_repaired = |bind: &BindReport| {
+        matches!(
+            bind.outcome,
+            None | Some(Outcome::Rebound { .. } | Outcome::AlreadyCurrent)
+        )
+    };
+    report
+        .binds
+        .iter()
+        .filter(|bind| !is_repaired(bind))
+        .map(|bind| format!("{bind:?}"))
+        .collect()
 }
 
-/// Reads the subpath until `stop` is set; returns every content that was missing, empty, or older than before.
+/// Reads the subpath until `stop` is set; returns every content that was missing, empty, or older
+/// than before.
 fn read(pod: &Pod, stop: &AtomicBool) -> Vec<String> {
     let (mut newest, mut wrong) = (Some(0), Vec::new());
     while !stop.load(Ordering::Relaxed) {
@@ -101,5 +125,9 @@ fn content(pod: &Pod) -> Option<u64> {
 
 fn mounts_below(folder: &Path) -> Vec<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    table.lines().filter(|line| line.contains(folder.to_str().unwrap())).map(str::to_owned).collect()
+    table
+        .lines()
+        .filter(|line| line.contains(folder.to_str().unwrap()))
+        .map(str::to_owned)
+        .collect()
 }

@@ -1,4 +1,5 @@
-//! Sources that never answer (containerd#10828): the guard reports them in time, and no file on one delays it: journal or config.
+//! Sources that never answer (containerd#10828): the guard reports them in time, and no file on one
+//! delays it: journal or config.
 
 use std::fs;
 use std::sync::mpsc;
@@ -20,9 +21,15 @@ fn a_source_for_which_no_time_is_left_is_unknown() {
         return;
     }
     let Some(first) = Fuse::mounted() else { return };
-    let silent: Vec<Fuse> = [first].into_iter().chain((1..40).filter_map(|_| Fuse::mounted())).collect();
+    let silent: Vec<Fuse> = [first]
+        .into_iter()
+        .chain((1..40).filter_map(|_| Fuse::mounted()))
+        .collect();
     let pod = Pod::with_keys(1);
-    let binds: Vec<_> = silent.iter().map(|fuse| mount_of(&fuse.path(), "/data", "rprivate")).collect();
+    let binds: Vec<_> = silent
+        .iter()
+        .map(|fuse| mount_of(&fuse.path(), "/data", "rprivate"))
+        .collect();
     pod.write_spec(&binds);
     let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
     let reason = report.binds[40].reason().unwrap_or_default();
@@ -35,17 +42,21 @@ fn a_source_that_never_answers_is_reported_in_time_and_the_others_are_repaired()
     if !own_namespace() {
         return;
     }
-    let Some(mut fuse) = Fuse::mounted() else { return };
+    let Some(mut fuse) = Fuse::mounted() else {
+        return;
+    };
     let pod = Pod::with_keys(1);
     pod.write_spec(&[
         mount_of(&fuse.path(), "/root", "rprivate"),
         mount_of(&fuse.path().join("below"), "/below", "rprivate"),
     ]);
     pod.update(1);
-    // A request that the daemon took and never answers: from here on SIGKILL does not reach a process that waits for it.
+    // A request that the daemon took and never answers: from here on SIGKILL does not reach a
+    // process that waits for it.
     fuse.take_request();
 
-    // A waiting process gets another answer in the end, instead of none: then the test fails and does not hang.
+    // A waiting process gets another answer in the end, instead of none: then the test fails and
+    // does not hang.
     let device = fuse.device.take();
     let (over, wait) = mpsc::channel::<()>();
     let daemon = thread::spawn(move || {
@@ -55,11 +66,29 @@ fn a_source_that_never_answers_is_reported_in_time_and_the_others_are_repaired()
     let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
     drop(over);
     daemon.join().unwrap();
-    let verdicts: Vec<_> = report.binds.iter().map(|bind| bind.verdict().as_str()).collect();
-    assert_eq!(verdicts, ["stale", "dead", "dead"], "one that is silent hides no other: {report:?}");
+    let verdicts: Vec<_> = report
+        .binds
+        .iter()
+        .map(|bind| bind.verdict().as_str())
+        .collect();
+    assert_eq!(
+        verdicts,
+        ["stale", "dead", "dead"],
+        "one that is silent hides no other: {report:?}"
+    );
     assert_eq!(report.binds[0].outcome, Some(Outcome::Rebound { tries: 1 }));
-    assert!(report.binds[1].reason().unwrap().contains("did not answer within 700 ms"));
-    assert!(report.binds[2].reason().unwrap().contains("did not answer within "));
+    assert!(
+        report.binds[1]
+            .reason()
+            .unwrap()
+            .contains("did not answer within 700 ms")
+    );
+    assert!(
+        report.binds[2]
+            .reason()
+            .unwrap()
+            .contains("did not answer within ")
+    );
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1");
 }
 
@@ -68,21 +97,42 @@ fn after_a_source_that_never_answers_the_others_are_probed() {
     if !own_namespace() {
         return;
     }
-    let (Some(one), Some(other), Some(mut dead)) = (Fuse::mounted(), Fuse::mounted(), Fuse::mounted()) else { return };
+    let (Some(one), Some(other), Some(mut dead)) =
+        (Fuse::mounted(), Fuse::mounted(), Fuse::mounted())
+    else {
+        return;
+    };
     dead.device = None;
     let pod = Pod::with_keys(1);
-    pod.write_spec(&[&one, &other, &dead].map(|fuse| mount_of(&fuse.path().join("below"), "/data", "rprivate")));
+    pod.write_spec(
+        &[&one, &other, &dead]
+            .map(|fuse| mount_of(&fuse.path().join("below"), "/data", "rprivate")),
+    );
     let verdicts = || -> Vec<_> {
         let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;
-        report.binds.into_iter().map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default())).collect()
+        report
+            .binds
+            .into_iter()
+            .map(|bind| (bind.verdict().as_str(), bind.reason().unwrap_or_default()))
+            .collect()
     };
     let expected = |found: &[(&str, String)]| {
-        let words = ["did not answer within 700 ms", "did not answer within", "it answers: "];
+        let words = [
+            "did not answer within 700 ms",
+            "did not answer within",
+            "it answers: ",
+        ];
         found.len() == 4
-            && found[1..].iter().zip(words).all(|((verdict, why), words)| *verdict == "dead" && why.contains(words))
+            && found[1..]
+                .iter()
+                .zip(words)
+                .all(|((verdict, why), words)| *verdict == "dead" && why.contains(words))
     };
     // A machine may be too slow to probe all of them in the time of one create.
-    let tries: Vec<_> = (0..5).map(|_| verdicts()).take_while(|found| !expected(found)).collect();
+    let tries: Vec<_> = (0..5)
+        .map(|_| verdicts())
+        .take_while(|found| !expected(found))
+        .collect();
     assert!(tries.len() < 5, "{tries:?}");
 }
 
@@ -93,18 +143,40 @@ fn a_kubelet_root_that_never_answers_is_reported_in_time() {
         return;
     }
     let bundle = tempfile::tempdir().unwrap();
-    let Some(mut fuse) = Fuse::mounted() else { return };
+    let Some(mut fuse) = Fuse::mounted() else {
+        return;
+    };
     fuse.take_request();
-    let places = Places { kubelet_roots: vec![fuse.path()], ..Places::default() };
-    let policy = Policy { dead_sources: Alarm::Refuse, ..Policy::default() };
+    let places = Places {
+        kubelet_roots: vec![fuse.path()],
+        ..Places::default()
+    };
+    let policy = Policy {
+        dead_sources: Alarm::Refuse,
+        ..Policy::default()
+    };
     let source = fuse.path().join("pods/uid-1/volume-subpaths/conf/app/0");
     let spec = serde_json::json!({"mounts": [mount_of(&source, "/data", "rprivate")]});
     fs::write(bundle.path().join("config.json"), spec.to_string()).unwrap();
 
     let admission = admit(bundle.path(), &policy, &places, Attempt::First);
-    assert_eq!(admission.report.binds[0].verdict().as_str(), "dead", "{:?}", admission.report);
-    assert!(admission.refusal.is_some_and(|why| why.contains("did not answer")));
-    assert_eq!(check_bundle(bundle.path(), &policy, &places).binds[0].verdict().as_str(), "dead");
+    assert_eq!(
+        admission.report.binds[0].verdict().as_str(),
+        "dead",
+        "{:?}",
+        admission.report
+    );
+    assert!(
+        admission
+            .refusal
+            .is_some_and(|why| why.contains("did not answer"))
+    );
+    assert_eq!(
+        check_bundle(bundle.path(), &policy, &places).binds[0]
+            .verdict()
+            .as_str(),
+        "dead"
+    );
 }
 
 #[test]
@@ -112,9 +184,16 @@ fn a_journal_that_never_answers_is_not_waited_for() {
     if !own_namespace() {
         return;
     }
-    let Some(mut fuse) = Fuse::mounted() else { return };
+    let Some(mut fuse) = Fuse::mounted() else {
+        return;
+    };
     fuse.take_request();
-    let entry = JournalEntry { id: None, attempt: 0, pid: None, report: &Report::default() };
+    let entry = JournalEntry {
+        id: None,
+        attempt: 0,
+        pid: None,
+        report: &Report::default(),
+    };
     for name in ["journal.jsonl", "new/journal.jsonl"] {
         let why = record(&fuse.path().join(name), &entry).unwrap_err();
         let why = error_chain(&why);
@@ -129,17 +208,27 @@ fn a_config_that_never_answers_is_not_waited_for() {
         return;
     }
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let version: Vec<u32> = release.split(['.', '-']).map_while(|number| number.parse().ok()).collect();
+    let version: Vec<u32> = release
+        .split(['.', '-'])
+        .map_while(|number| number.parse().ok())
+        .collect();
     if version < vec![6, 8] {
-        return bindguard_testing::skipped("before Linux 6.8 it is read as it is: docs/decisions/0017");
+        return bindguard_testing::skipped(
+            "before Linux 6.8 it is read as it is: docs/decisions/0017",
+        );
     }
-    let Some(mut fuse) = Fuse::mounted() else { return };
+    let Some(mut fuse) = Fuse::mounted() else {
+        return;
+    };
     fuse.take_request();
     let elsewhere = tempfile::tempdir().unwrap();
     let link = elsewhere.path().join("config.toml");
     std::os::unix::fs::symlink(fuse.path().join("config.toml"), &link).unwrap();
     for path in [fuse.path().join("config.toml"), link] {
         let error = read_file(&path, 1000).unwrap_err();
-        assert!(error.to_string().contains("did not answer within 700 ms"), "{error}");
+        assert!(
+            error.to_string().contains("did not answer within 700 ms"),
+            "{error}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Subpaths of volumes whose own mount went away or was replaced: a claim, a FUSE daemon, a CSI volume, a local disk.
+//! Subpaths of volumes whose own mount went away or was replaced: a claim, a FUSE daemon, a CSI
+//! volume, a local disk.
 
 use std::fs;
 
@@ -12,17 +13,31 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
     if !own_namespace() {
         return;
     }
-    for plugin in ["kubernetes.io~local-volume", "kubernetes.io~empty-dir", "vendor~driver"] {
+    for plugin in [
+        "kubernetes.io~local-volume",
+        "kubernetes.io~empty-dir",
+        "vendor~driver",
+    ] {
         let scene = Scene::of_plugin(plugin);
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "old").unwrap();
         let scene = scene.bound("state");
         umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
 
-        let strict = Policy { unmounted_volumes: Alarm::Refuse, ..scene.policy() };
+        let strict = Policy {
+            unmounted_volumes: Alarm::Refuse,
+            ..scene.policy()
+        };
         let refusal = scene.admitted(&strict).refusal.unwrap();
-        let kind = if plugin == "vendor~driver" { "flexVolume" } else { plugin };
-        assert!(refusal.contains(kind) && refusal.contains("of pod uid-1 is not mounted"), "{refusal}");
+        let kind = if plugin == "vendor~driver" {
+            "flexVolume"
+        } else {
+            plugin
+        };
+        assert!(
+            refusal.contains(kind) && refusal.contains("of pod uid-1 is not mounted"),
+            "{refusal}"
+        );
 
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "new").unwrap();
@@ -34,8 +49,8 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
     }
 }
 
-/// A claim's volume has the name of its PersistentVolume. The kubelet does not check that no other volume of the pod has that
-/// name.
+/// A claim's volume has the name of its PersistentVolume. The kubelet does not check that no other
+/// volume of the pod has that name.
 #[test]
 fn a_claim_is_distinguished_from_a_volume_of_the_same_name() {
     if !own_namespace() {
@@ -51,7 +66,11 @@ fn a_claim_is_distinguished_from_a_volume_of_the_same_name() {
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "old").unwrap();
         let scene = scene.bound("state");
-        assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None), "{plugin}");
+        assert_eq!(
+            scene.finding(&scene.policy()),
+            ("current", String::new(), None),
+            "{plugin}"
+        );
 
         fs::remove_file(scene.volume.join("state")).unwrap();
         fs::write(scene.volume.join("state"), "replaced").unwrap();
@@ -60,11 +79,18 @@ fn a_claim_is_distinguished_from_a_volume_of_the_same_name() {
 
         umount2(&scene.volume, MntFlags::MNT_DETACH).unwrap();
         let (verdict, reason, outcome) = scene.finding(&scene.policy());
-        assert!(verdict != "current" && outcome.is_none(), "{plugin}: {verdict} {reason}");
+        assert!(
+            verdict != "current" && outcome.is_none(),
+            "{plugin}: {verdict} {reason}"
+        );
         tmpfs(&scene.volume);
         fs::write(scene.volume.join("state"), "mounted anew").unwrap();
         let (_, reason, outcome) = scene.finding(&scene.policy());
-        assert_eq!((outcome, scene.content().as_str()), (REBOUND, "mounted anew"), "{plugin}: {reason}");
+        assert_eq!(
+            (outcome, scene.content().as_str()),
+            (REBOUND, "mounted anew"),
+            "{plugin}: {reason}"
+        );
     }
 }
 
@@ -79,10 +105,15 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
     let mut scene = Scene::of_plugin("kubernetes.io~csi");
     let mount_point = scene.volume.join("mount");
     fs::create_dir(&mount_point).unwrap();
-    let Some(first) = Daemon::showing(old.path(), &mount_point) else { return };
+    let Some(first) = Daemon::showing(old.path(), &mount_point) else {
+        return;
+    };
     scene.volume = mount_point.clone();
     let scene = scene.bound("state");
-    assert_eq!(scene.finding(&scene.policy()), ("current", String::new(), None));
+    assert_eq!(
+        scene.finding(&scene.policy()),
+        ("current", String::new(), None)
+    );
 
     drop(first);
     let (verdict, reason, outcome) = scene.finding(&scene.policy());
@@ -117,10 +148,14 @@ fn a_subpath_of_an_unpublished_csi_volume_is_unmounted() {
     fs::remove_dir(&mount_point).unwrap();
     let (verdict, reason, _) = scene.finding(&scene.policy());
     assert_eq!(verdict, "unmounted", "{reason}");
-    assert!(reason.contains("kubernetes.io~csi") && reason.contains("is not mounted"), "{reason}");
+    assert!(
+        reason.contains("kubernetes.io~csi") && reason.contains("is not mounted"),
+        "{reason}"
+    );
 }
 
-/// A driver that binds its own directory, which was removed since: mount(2) returns ENOENT, as for a subpath.
+/// A driver that binds its own directory, which was removed since: mount(2) returns ENOENT, as for
+/// a subpath.
 #[test]
 fn a_volume_whose_own_source_was_deleted_is_stale() {
     if !own_namespace() {
@@ -136,6 +171,9 @@ fn a_volume_whose_own_source_was_deleted_is_stale() {
     let (verdict, reason, outcome) = scene.finding(&scene.policy());
     assert_eq!((verdict, outcome), ("stale", None), "{reason}");
     assert!(reason.contains("is deleted"), "{reason}");
-    let strict = Policy { failed_repairs: FailedRepair::Refuse, ..scene.policy() };
+    let strict = Policy {
+        failed_repairs: FailedRepair::Refuse,
+        ..scene.policy()
+    };
     assert!(scene.admitted(&strict).refusal.is_some());
 }

@@ -11,19 +11,28 @@ const NAME: &str = "agent";
 pub fn agent(state: &AgentState, is_unit: bool) -> Point {
     let logs = match is_unit {
         true => "journalctl --unit bindguard-agent --since -1h",
-        false => "kubectl get pods --all-namespaces --selector app.kubernetes.io/name=bindguard-agent --output wide",
+        false => {
+            "kubectl get pods --all-namespaces --selector app.kubernetes.io/name=bindguard-agent --output wide"
+        }
     };
     match state {
         AgentState::Absent => Point::ok(NAME, "no node agent runs; it is optional"),
-        AgentState::Silent { problem } => {
-            Point::failed(NAME, format!("the node agent does not answer, or ended: {problem}"), logs)
-        }
-        AgentState::Running(status) if status.nri == NriState::Disconnected => {
-            Point::failed(NAME, "the node agent is enabled as an NRI plugin, and no runtime accepts it", logs)
-        }
+        AgentState::Silent { problem } => Point::failed(
+            NAME,
+            format!("the node agent does not answer, or ended: {problem}"),
+            logs,
+        ),
+        AgentState::Running(status) if status.nri == NriState::Disconnected => Point::failed(
+            NAME,
+            "the node agent is enabled as an NRI plugin, and no runtime accepts it",
+            logs,
+        ),
         AgentState::Running(status) if status.silent_roots > 0 => Point::failed(
             NAME,
-            format!("{} kubelet roots do not answer the node agent", status.silent_roots),
+            format!(
+                "{} kubelet roots do not answer the node agent",
+                status.silent_roots
+            ),
             "bindguard diagnose",
         ),
         AgentState::Running(status) => Point::ok(NAME, describe(status)),
@@ -47,8 +56,16 @@ pub fn describe(status: &AgentStatus) -> String {
         NriState::Connected => ", NRI plugin",
         NriState::Disconnected => ", NRI plugin without a runtime",
     };
-    let kubediag = if status.kubediag { ", kubediag processors" } else { "" };
-    format!("{} since {}{survey}, {refresh}{nri}{kubediag}", status.version, seconds(&status.since))
+    let kubediag = if status.kubediag {
+        ", kubediag processors"
+    } else {
+        ""
+    };
+    format!(
+        "{} since {}{survey}, {refresh}{nri}{kubediag}",
+        status.version,
+        seconds(&status.since)
+    )
 }
 
 fn seconds(time: &str) -> &str {
@@ -79,7 +96,9 @@ mod tests {
 
     #[test]
     fn a_node_without_an_agent_has_no_fault_and_one_with_a_dead_agent_has() {
-        let silent = AgentState::Silent { problem: "Connection refused".to_owned() };
+        let silent = AgentState::Silent {
+            problem: "Connection refused".to_owned(),
+        };
         for (state, status) in [
             (AgentState::Absent, Status::Ok),
             (silent, Status::Failed),
@@ -91,16 +110,20 @@ mod tests {
             assert_eq!(agent(&state, true).status, status, "{state:?}");
         }
         let message = agent(&running(NriState::Connected, 0), true).message;
-        let expected =
-            "0.1.0 since 2026-11-21T05:00:00, last survey 2026-11-21T05:10:00, refreshes annotated pods, NRI plugin";
+        let expected = "0.1.0 since 2026-11-21T05:00:00, last survey 2026-11-21T05:10:00, refreshes annotated pods, NRI plugin";
         assert_eq!(message, expected);
     }
 
     #[test]
     fn a_newer_agent_may_report_more() {
-        let AgentState::Running(status) = running(NriState::Off, 0) else { panic!("it runs") };
+        let AgentState::Running(status) = running(NriState::Off, 0) else {
+            panic!("it runs")
+        };
         let mut json = serde_json::to_value(&*status).unwrap();
         json["events"] = "on".into();
-        assert_eq!(serde_json::from_value::<AgentStatus>(json).unwrap(), *status);
+        assert_eq!(
+            serde_json::from_value::<AgentStatus>(json).unwrap(),
+            *status
+        );
     }
 }

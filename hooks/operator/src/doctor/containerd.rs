@@ -1,4 +1,5 @@
-//! Checks containerd's effective runtimes: one must use bindguard, and this containerd must support its settings.
+//! Checks containerd's effective runtimes: one must use bindguard, and this containerd must support
+//! its settings.
 
 use super::Point;
 
@@ -15,7 +16,8 @@ pub struct ContainerdSeen {
     pub default_runtime: String,
     /// The pods that run now.
     pub pods: RunningPods,
-    /// Programs of bindguard's that the configuration names and that cannot be run, with the reasons.
+    /// Programs of bindguard's that the configuration names and that cannot be run, with the
+    /// reasons.
     pub unusable: Vec<String>,
 }
 
@@ -79,25 +81,33 @@ enum GuardSetting {
     BinaryName,
 }
 
-/// The point for containerd. `Ok(None)`: none runs here; `Err`: why containerd could not be queried.
+/// The point for containerd. `Ok(None)`: none runs here; `Err`: why containerd could not be
+/// queried.
 pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     let seen = match seen {
         Ok(Some(seen)) => seen,
         Ok(None) => return Point::ok(NAME, "none runs here"),
         Err(why) => return Point::unknown(NAME, why),
     };
-    let guarded: Vec<(&RuntimeEntry, GuardSetting)> =
-        seen.runtimes.iter().filter_map(|entry| Some((entry, entry.guard_setting()?))).collect();
+    let guarded: Vec<(&RuntimeEntry, GuardSetting)> = seen
+        .runtimes
+        .iter()
+        .filter_map(|entry| Some((entry, entry.guard_setting()?)))
+        .collect();
     let version = &seen.version;
     if guarded.is_empty() {
-        let message = format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
+        let message =
+            format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
     if let Some(program) = seen.unusable.first() {
-        let message = format!("containerd {version} cannot start containers through bindguard: {program}");
+        let message =
+            format!("containerd {version} cannot start containers through bindguard: {program}");
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
-    let ignored = guarded.iter().find(|(_, setting)| *setting == GuardSetting::Path && version.starts_with("1.6"));
+    let ignored = guarded
+        .iter()
+        .find(|(_, setting)| *setting == GuardSetting::Path && version.starts_with("1.6"));
     if let Some((entry, _)) = ignored {
         let message = format!(
             "containerd {version} runs its own shim for {}: 1.6 reads runtime_path and passes over it",
@@ -108,7 +118,10 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     if let Some(message) = other_cgroup_driver(seen, &guarded) {
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
-    let names: Vec<&str> = guarded.iter().map(|(entry, _)| entry.name.as_str()).collect();
+    let names: Vec<&str> = guarded
+        .iter()
+        .map(|(entry, _)| entry.name.as_str())
+        .collect();
     let default = if names.contains(&seen.default_runtime.as_str()) {
         ", for every new pod"
     } else {
@@ -116,19 +129,41 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     };
     let not_reached = seen.pods.not_reached();
     let names = names.join(", ");
-    Point::ok(NAME, format!("containerd {version}: bindguard is the runtime {names}{default}{not_reached}"))
+    Point::ok(
+        NAME,
+        format!("containerd {version}: bindguard is the runtime {names}{default}{not_reached}"),
+    )
 }
 
-/// Finds a bindguard runtime with another cgroup driver than every other runtime of runc's kind: `install` makes it from one of
-/// them. A runtime of bindguard's own type needs no check: the shim detects the driver from the form of the cgroup's path.
-fn other_cgroup_driver(seen: &ContainerdSeen, guarded: &[(&RuntimeEntry, GuardSetting)]) -> Option<String> {
-    let is_guarded = |entry: &RuntimeEntry| guarded.iter().any(|(guarded, _)| guarded.name == entry.name);
-    let is_other =
-        |entry: &&RuntimeEntry| !is_guarded(entry) && matches!(&*entry.runtime_type, "" | "io.containerd.runc.v2");
+/// Finds a bindguard runtime with another cgroup driver than every other runtime of runc's kind:
+/// `install` makes it from one of them. A runtime of bindguard's own type needs no check: the shim
+/// detects the driver from the form of the cgroup's path.
+fn other_cgroup_driver(
+    seen: &ContainerdSeen,
+    guarded: &[(&RuntimeEntry, GuardSetting)],
+) -> Option<String> {
+    let is_guarded = |entry: &RuntimeEntry| {
+        guarded
+            .iter()
+            .any(|(guarded, _)| guarded.name == entry.name)
+    };
+    let is_other = |entry: &&RuntimeEntry| {
+        !is_guarded(entry) && matches!(&*entry.runtime_type, "" | "io.containerd.runc.v2")
+    };
     let others: Vec<&RuntimeEntry> = seen.runtimes.iter().filter(is_other).collect();
-    let usual = others.iter().find(|entry| entry.name == "runc").or(others.first())?;
-    let mut by_option = guarded.iter().filter(|(_, setting)| *setting != GuardSetting::Type).map(|(entry, _)| *entry);
-    let has_other = |entry: &&RuntimeEntry| others.iter().all(|other| other.systemd_cgroup != entry.systemd_cgroup);
+    let usual = others
+        .iter()
+        .find(|entry| entry.name == "runc")
+        .or(others.first())?;
+    let mut by_option = guarded
+        .iter()
+        .filter(|(_, setting)| *setting != GuardSetting::Type)
+        .map(|(entry, _)| *entry);
+    let has_other = |entry: &&RuntimeEntry| {
+        others
+            .iter()
+            .all(|other| other.systemd_cgroup != entry.systemd_cgroup)
+    };
     let entry = by_option.find(has_other)?;
     Some(format!(
         "SystemdCgroup is {} for {} and {} for {}: its pods get another cgroup driver than the kubelet expects",
@@ -160,34 +195,71 @@ mod tests {
             binary_name: String::new(),
             systemd_cgroup: false,
         };
-        for (version, state) in [("1.6.20", Status::Failed), ("1.7.24", Status::Ok), ("2.1.9", Status::Ok)] {
-            assert_eq!(containerd(Ok(Some(&seen(version, entry.clone())))).status, state, "{version}");
+        for (version, state) in [
+            ("1.6.20", Status::Failed),
+            ("1.7.24", Status::Ok),
+            ("2.1.9", Status::Ok),
+        ] {
+            assert_eq!(
+                containerd(Ok(Some(&seen(version, entry.clone())))).status,
+                state,
+                "{version}"
+            );
         }
-        let noexec =
-            ContainerdSeen { unusable: vec!["/opt/x: Permission denied".to_owned()], ..seen("2.1.9", entry.clone()) };
+        let noexec = ContainerdSeen {
+            unusable: vec!["/opt/x: Permission denied".to_owned()],
+            ..seen("2.1.9", entry.clone())
+        };
         assert_eq!(containerd(Ok(Some(&noexec))).status, Status::Failed);
-        let plain = RuntimeEntry { runtime_path: String::new(), ..entry };
-        assert_eq!(containerd(Ok(Some(&seen("2.1.9", plain.clone())))).status, Status::Failed);
-        let wrapper = RuntimeEntry { binary_name: "/opt/bindguard-runtime".to_owned(), ..plain };
-        assert_eq!(containerd(Ok(Some(&seen("1.6.20", wrapper)))).status, Status::Ok);
+        let plain = RuntimeEntry {
+            runtime_path: String::new(),
+            ..entry
+        };
+        assert_eq!(
+            containerd(Ok(Some(&seen("2.1.9", plain.clone())))).status,
+            Status::Failed
+        );
+        let wrapper = RuntimeEntry {
+            binary_name: "/opt/bindguard-runtime".to_owned(),
+            ..plain
+        };
+        assert_eq!(
+            containerd(Ok(Some(&seen("1.6.20", wrapper)))).status,
+            Status::Ok
+        );
         assert_eq!(containerd(Err("no")).status, Status::Unknown);
     }
 
     #[test]
     fn the_cgroup_driver_is_runcs() {
-        let runc = RuntimeEntry { name: "runc".to_owned(), systemd_cgroup: true, ..RuntimeEntry::default() };
+        let runc = RuntimeEntry {
+            name: "runc".to_owned(),
+            systemd_cgroup: true,
+            ..RuntimeEntry::default()
+        };
         let entry = |systemd_cgroup| RuntimeEntry {
             name: "bindguard".to_owned(),
             runtime_path: "/bin/containerd-shim-bindguard-v2".to_owned(),
             systemd_cgroup,
             ..RuntimeEntry::default()
         };
-        let gpu = RuntimeEntry { name: "nvidia".to_owned(), ..RuntimeEntry::default() };
-        for (systemd_cgroup, more, state) in
-            [(true, None, Status::Ok), (false, None, Status::Failed), (false, Some(gpu), Status::Ok)]
-        {
-            let runtimes = [runc.clone(), entry(systemd_cgroup)].into_iter().chain(more).collect();
-            let seen = ContainerdSeen { runtimes, ..seen("2.1.9", runc.clone()) };
+        let gpu = RuntimeEntry {
+            name: "nvidia".to_owned(),
+            ..RuntimeEntry::default()
+        };
+        for (systemd_cgroup, more, state) in [
+            (true, None, Status::Ok),
+            (false, None, Status::Failed),
+            (false, Some(gpu), Status::Ok),
+        ] {
+            let runtimes = [runc.clone(), entry(systemd_cgroup)]
+                .into_iter()
+                .chain(more)
+                .collect();
+            let seen = ContainerdSeen {
+                runtimes,
+                ..seen("2.1.9", runc.clone())
+            };
             assert_eq!(containerd(Ok(Some(&seen))).status, state);
         }
     }

@@ -1,5 +1,5 @@
-//! `fs.may_detach_mounts`: on RHEL 7 a mount point that has a mount in another namespace can be removed only if this is 1.
-//! Every kernel since 3.18 allows it by default and has no such key.
+//! `fs.may_detach_mounts`: on RHEL 7 a mount point that has a mount in another namespace can be
+//! removed only if this is 1. Every kernel since 3.18 allows it by default and has no such key.
 
 use bindguard_core::evidence::Observed;
 
@@ -10,7 +10,10 @@ const NAME: &str = "detach-mounts";
 /// The point for it; `setting` is the text of `/proc/sys/fs/may_detach_mounts`.
 pub fn detach_mounts(setting: &Observed<String>) -> Point {
     match setting {
-        Observed::Absent => Point::ok(NAME, "this kernel lets mount points be removed that are in use elsewhere"),
+        Observed::Absent => Point::ok(
+            NAME,
+            "this kernel lets mount points be removed that are in use elsewhere",
+        ),
         Observed::Seen(text) if text.trim() == "1" => Point::ok(NAME, "fs.may_detach_mounts is 1"),
         Observed::Seen(text) => Point::failed(
             NAME,
@@ -34,6 +37,9 @@ mod tests {
         let of = |text: &str| detach_mounts(&Observed::Seen(text.to_owned())).status;
         assert_eq!((of("1\n"), of("0\n")), (Status::Ok, Status::Failed));
         assert_eq!(detach_mounts(&Observed::Absent).status, Status::Ok);
-        assert_eq!(detach_mounts(&Observed::Unreadable("no".to_owned())).status, Status::Unknown);
+        assert_eq!(
+            detach_mounts(&Observed::Unreadable("no".to_owned())).status,
+            Status::Unknown
+        );
     }
 }

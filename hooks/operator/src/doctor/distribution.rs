@@ -14,7 +14,8 @@ pub struct LinuxDistribution {
 pub enum Packages {
     /// Debian, Ubuntu and their relatives.
     Apt,
-    /// Red Hat, Fedora, CentOS, Rocky, Amazon and their relatives. All have `yum`, not all have `dnf`.
+    /// Red Hat, Fedora, CentOS, Rocky, Amazon and their relatives. All have `yum`, not all have
+    /// `dnf`.
     Yum,
     /// SUSE.
     Zypper,
@@ -60,8 +61,11 @@ impl LinuxDistribution {
     /// Reads the text of os-release.
     pub fn from_os_release(text: &str) -> Self {
         let id = value(text, "ID").unwrap_or_default();
-        let name = value(text, "PRETTY_NAME").or_else(|| value(text, "NAME")).filter(|name| !name.is_empty());
-        let is_image = value(text, "VARIANT_ID").is_some_and(|variant| IMAGES.contains(&variant.as_str()));
+        let name = value(text, "PRETTY_NAME")
+            .or_else(|| value(text, "NAME"))
+            .filter(|name| !name.is_empty());
+        let is_image =
+            value(text, "VARIANT_ID").is_some_and(|variant| IMAGES.contains(&variant.as_str()));
         let like = value(text, "ID_LIKE").unwrap_or_default();
         let mut ids = [id.as_str()].into_iter().chain(like.split_whitespace());
         let family = ids.find_map(|id| FAMILIES.iter().find(|(known, _)| *known == id));
@@ -85,10 +89,15 @@ impl LinuxDistribution {
     }
 }
 
-/// The value of a variable, without its quotes. None of the values that are read here has an escape.
+/// The value of a variable, without its quotes. None of the values that are read here has an
+/// escape.
 fn value(text: &str, name: &str) -> Option<String> {
-    let mut values = text.lines().filter_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
-    values.next_back().map(|value| value.trim_matches(['"', '\'']).to_owned())
+    let mut values = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
+    values
+        .next_back()
+        .map(|value| value.trim_matches(['"', '\'']).to_owned())
 }
 
 #[cfg(test)]
@@ -98,12 +107,24 @@ mod tests {
     #[test]
     fn a_distribution_is_known_by_its_id_or_by_a_relative() {
         for (text, packages) in [
-            ("PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\n", Packages::Apt),
+            (
+                "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\n",
+                Packages::Apt,
+            ),
             ("ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n", Packages::Apt),
             ("ID=\"amzn\"\nID_LIKE=\"fedora\"\n", Packages::Yum),
-            ("ID='almalinux'\nID_LIKE=\"rhel centos fedora\"\n", Packages::Yum),
-            ("ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"\n", Packages::Zypper),
-            ("ID=\"opensuse-microos\"\nID_LIKE=\"suse opensuse\"\n", Packages::Image),
+            (
+                "ID='almalinux'\nID_LIKE=\"rhel centos fedora\"\n",
+                Packages::Yum,
+            ),
+            (
+                "ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"\n",
+                Packages::Zypper,
+            ),
+            (
+                "ID=\"opensuse-microos\"\nID_LIKE=\"suse opensuse\"\n",
+                Packages::Image,
+            ),
             ("ID=alpine\n", Packages::Apk),
             ("ID=arch\n", Packages::Pacman),
             ("ID=flatcar\nID_LIKE=coreos\n", Packages::Image),
@@ -113,9 +134,15 @@ mod tests {
             ("ID=nixos\n", Packages::Unknown),
             ("", Packages::Unknown),
         ] {
-            assert_eq!(LinuxDistribution::from_os_release(text).packages, packages, "{text}");
+            assert_eq!(
+                LinuxDistribution::from_os_release(text).packages,
+                packages,
+                "{text}"
+            );
         }
-        let named = LinuxDistribution::from_os_release("NAME=\"Talos\"\nID=talos\nPRETTY_NAME=\"Talos (v1.8.0)\"\n");
+        let named = LinuxDistribution::from_os_release(
+            "NAME=\"Talos\"\nID=talos\nPRETTY_NAME=\"Talos (v1.8.0)\"\n",
+        );
         assert_eq!(named.name, "Talos (v1.8.0)");
     }
 }

@@ -1,4 +1,5 @@
-//! Checks that the host's `/` is shared: rslave needs that to receive umounts, and older kernels need it for a re-bind.
+//! Checks that the host's `/` is shared: rslave needs that to receive umounts, and older kernels
+//! need it for a re-bind.
 
 use std::path::Path;
 
@@ -11,9 +12,10 @@ const NAME: &str = "host-root";
 /// The point for the host's `/`.
 pub fn host_root(table: &MountTable) -> Point {
     match table.stack_at(Path::new("/")).last() {
-        Some(root) if root.propagation.passes_umounts_on() => {
-            Point::ok(NAME, "/ is shared: umounts reach containers that follow them")
-        }
+        Some(root) if root.propagation.passes_umounts_on() => Point::ok(
+            NAME,
+            "/ is shared: umounts reach containers that follow them",
+        ),
         Some(_) => Point::failed(
             NAME,
             "/ is private: no container can follow the host's umounts, whatever its mountPropagation",
@@ -34,7 +36,10 @@ mod tests {
             let line = format!("1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n");
             host_root(&MountTable::from_mountinfo(line.as_bytes()).unwrap()).status
         };
-        assert_eq!((of(" shared:1"), of(" master:1"), of("")), (Status::Ok, Status::Ok, Status::Failed));
+        assert_eq!(
+            (of(" shared:1"), of(" master:1"), of("")),
+            (Status::Ok, Status::Ok, Status::Failed)
+        );
         assert_eq!(host_root(&MountTable::default()).status, Status::Unknown);
     }
 }

@@ -4,14 +4,15 @@ use bindguard_sys::KernelFeatures;
 
 use super::Point;
 
-/// The point for the kernel. `kubelet_is_shared`: the mount of the kubelet's folders is shared, which re-binds on older
-/// kernels require.
+/// The point for the kernel. `kubelet_is_shared`: the mount of the kubelet's folders is shared,
+/// which re-binds on older kernels require.
 pub fn kernel(features: &KernelFeatures, kubelet_is_shared: bool) -> Point {
     const NAME: &str = "kernel";
     let release = &features.release;
     if !features.openat2 || !features.mount_ids {
-        let message =
-            format!("Linux {release} cannot report the mount of a path: nothing is judged; 5.8 is the oldest that can");
+        let message = format!(
+            "Linux {release} cannot report the mount of a path: nothing is judged; 5.8 is the oldest that can"
+        );
         return Point::failed(NAME, message, "uname -r");
     }
     let swap = match (features.beneath, kubelet_is_shared) {
@@ -25,7 +26,11 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: bool) -> Point {
             return Point::failed(NAME, message, "mount --make-rshared /");
         }
     };
-    let look = if features.statmount { "statmount" } else { "the mount table (before 6.8)" };
+    let look = if features.statmount {
+        "statmount"
+    } else {
+        "the mount table (before 6.8)"
+    };
     Point::ok(NAME, format!("Linux {release}: {swap}, read by {look}"))
 }
 
@@ -35,14 +40,23 @@ mod tests {
     use super::*;
 
     fn features(beneath: bool, mount_ids: bool) -> KernelFeatures {
-        KernelFeatures { release: "6.1".to_owned(), openat2: true, mount_ids, beneath, statmount: beneath }
+        KernelFeatures {
+            release: "6.1".to_owned(),
+            openat2: true,
+            mount_ids,
+            beneath,
+            statmount: beneath,
+        }
     }
 
     #[test]
     fn an_older_kernel_needs_a_shared_mount() {
         assert_eq!(kernel(&features(true, true), false).status, Status::Ok);
         assert_eq!(kernel(&features(false, true), true).status, Status::Ok);
-        assert_eq!(kernel(&features(false, true), false).command.as_deref(), Some("mount --make-rshared /"));
+        assert_eq!(
+            kernel(&features(false, true), false).command.as_deref(),
+            Some("mount --make-rshared /")
+        );
         assert_eq!(kernel(&features(true, false), true).status, Status::Failed);
     }
 }

@@ -1,5 +1,6 @@
-//! The programs that the kubelet needs to mount the volumes in use. If one is missing, the kubelet reports
-//! `MountVolume.SetUp failed ... wrong fs type ... need a /sbin/mount.<type> helper program`.
+//! The programs that the kubelet needs to mount the volumes in use. If one is missing, the kubelet
+//! reports `MountVolume.SetUp failed ... wrong fs type ... need a /sbin/mount.<type> helper
+//! program`.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,8 @@ struct Helper {
     apt: &'static str,
     yum: &'static str,
     zypper: &'static str,
-    /// None where a package of that name is not known for certain: Alpine's ceph has its version in the name.
+    /// None where a package of that name is not known for certain: Alpine's ceph has its version in
+    /// the name.
     apk: Option<&'static str>,
     pacman: Option<&'static str>,
 }
@@ -92,43 +94,72 @@ impl Helper {
 
 /// The program that a plugin's volumes need.
 pub fn helper_of(plugin_folder: &str) -> Option<&'static str> {
-    HELPERS.iter().find(|helper| helper.plugin_folder == plugin_folder).map(|helper| helper.program)
+    HELPERS
+        .iter()
+        .find(|helper| helper.plugin_folder == plugin_folder)
+        .map(|helper| helper.program)
 }
 
-/// The point for them. `in_use`: the folders of plugins that have a volume on this node; `is_there`: true if the node has a
-/// program of that name.
+/// The point for them. `in_use`: the folders of plugins that have a volume on this node;
+/// `is_there`: true if the node has a program of that name.
 pub fn mount_helpers(
     in_use: &BTreeSet<String>,
     is_there: impl Fn(&str) -> bool,
     distribution: &LinuxDistribution,
 ) -> Point {
-    let needed: Vec<&Helper> = HELPERS.iter().filter(|helper| in_use.contains(helper.plugin_folder)).collect();
-    let missing: Vec<&Helper> = needed.iter().copied().filter(|helper| !is_there(helper.program)).collect();
+    let needed: Vec<&Helper> = HELPERS
+        .iter()
+        .filter(|helper| in_use.contains(helper.plugin_folder))
+        .collect();
+    let missing: Vec<&Helper> = needed
+        .iter()
+        .copied()
+        .filter(|helper| !is_there(helper.program))
+        .collect();
     if needed.is_empty() {
         return Point::ok(NAME, "no volume of this node needs a mount helper");
     }
     if missing.is_empty() {
         return Point::ok(NAME, format!("{} found", programs(&needed)));
     }
-    let packages: Option<BTreeSet<&str>> = missing.iter().map(|helper| helper.package(distribution.packages)).collect();
-    let run = distribution.install().zip(packages).map(|(install, packages)| {
-        let packages: Vec<&str> = packages.into_iter().collect();
-        format!("{install} {}", packages.join(" "))
-    });
+    let packages: Option<BTreeSet<&str>> = missing
+        .iter()
+        .map(|helper| helper.package(distribution.packages))
+        .collect();
+    let run = distribution
+        .install()
+        .zip(packages)
+        .map(|(install, packages)| {
+            let packages: Vec<&str> = packages.into_iter().collect();
+            format!("{install} {}", packages.join(" "))
+        });
     let programs = programs(&missing);
     let rest = match (&run, distribution.packages) {
         (Some(_), _) => String::new(),
         (None, Packages::Image) => {
-            format!("; the image of {} must bring it: no package can be added", distribution.name)
+            format!(
+                "; the image of {} must bring it: no package can be added",
+                distribution.name
+            )
         }
         (None, _) => format!("; install the package of {} that has it", distribution.name),
     };
-    let message = format!("{programs} not found: the kubelet cannot mount volumes of this node{rest}");
-    Point { name: NAME, status: Status::Failed, message, command: run }
+    let message =
+        format!("{programs} not found: the kubelet cannot mount volumes of this node{rest}");
+    Point {
+        name: NAME,
+        status: Status::Failed,
+        message,
+        command: run,
+    }
 }
 
 fn programs(helpers: &[&Helper]) -> String {
-    helpers.iter().map(|helper| helper.program).collect::<Vec<_>>().join(", ")
+    helpers
+        .iter()
+        .map(|helper| helper.program)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[cfg(test)]
@@ -136,22 +167,40 @@ mod tests {
     use super::*;
 
     fn of(os_release: &str, plugins: &[&str], is_there: bool) -> Point {
-        let in_use = plugins.iter().map(|plugin| format!("kubernetes.io~{plugin}")).collect();
-        mount_helpers(&in_use, |_| is_there, &LinuxDistribution::from_os_release(os_release))
+        let in_use = plugins
+            .iter()
+            .map(|plugin| format!("kubernetes.io~{plugin}"))
+            .collect();
+        mount_helpers(
+            &in_use,
+            |_| is_there,
+            &LinuxDistribution::from_os_release(os_release),
+        )
     }
 
     #[test]
     fn only_roots_in_use_are_missed() {
         assert_eq!(of("ID=debian", &["nfs", "csi"], true).status, Status::Ok);
         assert_eq!(of("ID=debian", &[], false).status, Status::Ok);
-        assert_eq!(of("ID=debian", &["nfs", "csi"], false).status, Status::Failed);
+        assert_eq!(
+            of("ID=debian", &["nfs", "csi"], false).status,
+            Status::Failed
+        );
     }
 
     #[test]
     fn the_package_is_that_of_the_nodes_distribution() {
         for (os_release, plugins, run) in [
-            ("ID=ubuntu", &["nfs", "rbd", "cephfs"][..], "apt-get install ceph-common nfs-common"),
-            ("ID=amzn", &["nfs", "iscsi"], "yum install iscsi-initiator-utils nfs-utils"),
+            (
+                "ID=ubuntu",
+                &["nfs", "rbd", "cephfs"][..],
+                "apt-get install ceph-common nfs-common",
+            ),
+            (
+                "ID=amzn",
+                &["nfs", "iscsi"],
+                "yum install iscsi-initiator-utils nfs-utils",
+            ),
             ("ID=sles", &["nfs"], "zypper install nfs-client"),
             ("ID=alpine", &["nfs"], "apk add nfs-utils"),
             ("ID=arch", &["azure-file"], "pacman -S cifs-utils"),
@@ -159,12 +208,27 @@ mod tests {
             assert_eq!(of(os_release, plugins, false).command.as_deref(), Some(run));
         }
         for (os_release, plugin, said) in [
-            ("ID=talos\nPRETTY_NAME=Talos", "nfs", "the image of Talos must bring it"),
-            ("ID=nixos", "nfs", "the package of this distribution that has it"),
-            ("ID=alpine\nNAME=Alpine", "cephfs", "the package of Alpine that has it"),
+            (
+                "ID=talos\nPRETTY_NAME=Talos",
+                "nfs",
+                "the image of Talos must bring it",
+            ),
+            (
+                "ID=nixos",
+                "nfs",
+                "the package of this distribution that has it",
+            ),
+            (
+                "ID=alpine\nNAME=Alpine",
+                "cephfs",
+                "the package of Alpine that has it",
+            ),
         ] {
             let point = of(os_release, &[plugin], false);
-            assert!(point.command.is_none() && point.message.contains(said), "{point:?}");
+            assert!(
+                point.command.is_none() && point.message.contains(said),
+                "{point:?}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or resource busy".
+//! Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or
+//! resource busy".
 
 use crate::holders::MountNamespace;
 use crate::host_mounts::HostMounts;
@@ -13,26 +14,48 @@ const NAME: &str = "pinned";
 const NAMED: usize = 3;
 
 /// The point for them. `problems`: namespaces that could not be read.
-pub fn pinned(own: &MountTable, others: &[MountNamespace], problems: &[String], places: &Places) -> Point {
+pub fn pinned(
+    own: &MountTable,
+    others: &[MountNamespace],
+    problems: &[String],
+    places: &Places,
+) -> Point {
     let host = HostMounts::of(own, places);
-    let tables = others.iter().filter_map(|namespace| namespace.table.as_ref().ok());
+    let tables = others
+        .iter()
+        .filter_map(|namespace| namespace.table.as_ref().ok());
     let mut found: Vec<_> = tables.flat_map(|table| host.pinned_by(table)).collect();
     found.sort();
     found.dedup();
     if let Some(first) = found.first() {
-        let places: Vec<String> = found.iter().take(NAMED).map(|place| place.display().to_string()).collect();
+        let places: Vec<String> = found
+            .iter()
+            .take(NAMED)
+            .map(|place| place.display().to_string())
+            .collect();
         let more = found.len().checked_sub(NAMED).filter(|more| *more > 0);
-        let more = more.map(|more| format!(" and {more} more")).unwrap_or_default();
-        let message =
-            format!("the host unmounted these, and other mount namespaces keep them: {}{more}", places.join(", "));
-        return Point::failed(NAME, message, format!("bindguard holders {}", shell_word(first)));
+        let more = more
+            .map(|more| format!(" and {more} more"))
+            .unwrap_or_default();
+        let message = format!(
+            "the host unmounted these, and other mount namespaces keep them: {}{more}",
+            places.join(", ")
+        );
+        return Point::failed(
+            NAME,
+            message,
+            format!("bindguard holders {}", shell_word(first)),
+        );
     }
     let unread = || others.iter().find_map(MountNamespace::unread);
     match problems.first().cloned().or_else(unread) {
         Some(why) => Point::unknown(NAME, why),
         None => Point::ok(
             NAME,
-            format!("{} other mount namespaces keep no filesystem that the host has unmounted", others.len()),
+            format!(
+                "{} other mount namespaces keep no filesystem that the host has unmounted",
+                others.len()
+            ),
         ),
     }
 }
@@ -48,12 +71,26 @@ mod tests {
     }
 
     fn container(table: MountTable) -> Vec<MountNamespace> {
-        let held_by = HeldBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
-        vec![MountNamespace { id: 9, held_by, processes: 1, table: Ok(table) }]
+        let held_by = HeldBy::Process {
+            pid: 7,
+            command: "exporter".to_owned(),
+            cgroup: String::new(),
+        };
+        vec![MountNamespace {
+            id: 9,
+            held_by,
+            processes: 1,
+            table: Ok(table),
+        }]
     }
 
     fn of(host: &str, copy: &str) -> Point {
-        pinned(&table(host), &container(table(copy)), &[], &Places::default())
+        pinned(
+            &table(host),
+            &container(table(copy)),
+            &[],
+            &Places::default(),
+        )
     }
 
     const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 0:20 / /run rw shared:2 - tmpfs tmpfs rw\n";
@@ -63,18 +100,36 @@ mod tests {
     #[test]
     fn a_private_copy_of_a_removed_mount_is_pinned() {
         assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).status, Status::Ok);
-        assert_eq!(of(HOST, COPY).command.as_deref(), Some("bindguard holders /run/netns/cni-1"));
-        let another = NETNS.replace("net:[1]", "net:[2]").replace("cni-1", "cni-2");
-        assert_eq!(of(&format!("{HOST}{another}"), COPY).status, Status::Failed, "all namespaces have one device");
+        assert_eq!(
+            of(HOST, COPY).command.as_deref(),
+            Some("bindguard holders /run/netns/cni-1")
+        );
+        let another = NETNS
+            .replace("net:[1]", "net:[2]")
+            .replace("cni-1", "cni-2");
+        assert_eq!(
+            of(&format!("{HOST}{another}"), COPY).status,
+            Status::Failed,
+            "all namespaces have one device"
+        );
         let problems = ["no".to_owned()];
-        assert_eq!(pinned(&table(HOST), &[], &problems, &Places::default()).status, Status::Unknown);
+        assert_eq!(
+            pinned(&table(HOST), &[], &problems, &Places::default()).status,
+            Status::Unknown
+        );
     }
 
     #[test]
     fn a_umount_arrives_by_the_mount_below() {
         let receiving = |line: &str| COPY.replace(line, &line.replace("rw -", "rw master:2 -"));
-        assert_eq!(of(HOST, &receiving("0:20 / /host/run rw -")).status, Status::Ok);
-        assert_eq!(of(HOST, &receiving("net:[1] /host/run/netns/cni-1 rw -")).status, Status::Failed);
+        assert_eq!(
+            of(HOST, &receiving("0:20 / /host/run rw -")).status,
+            Status::Ok
+        );
+        assert_eq!(
+            of(HOST, &receiving("net:[1] /host/run/netns/cni-1 rw -")).status,
+            Status::Failed
+        );
         let peer = COPY.replace("0:20 / /host/run rw -", "0:20 / /host/run rw shared:2 -");
         assert_eq!(of(HOST, &peer).status, Status::Ok);
     }
@@ -85,7 +140,11 @@ mod tests {
         let point = of(&format!("{HOST}{NETNS}"), &kept);
         assert_eq!(point.command.as_deref(), Some("bindguard holders /mnt/a"));
         let elsewhere = format!("{HOST}{NETNS}4 1 0:77 / /mnt/b rw shared:4 - tmpfs a rw\n");
-        assert_eq!(of(&elsewhere, &kept).status, Status::Ok, "the host has it at another place");
+        assert_eq!(
+            of(&elsewhere, &kept).status,
+            Status::Ok,
+            "the host has it at another place"
+        );
     }
 
     fn with_a_task() -> String {
@@ -113,7 +172,11 @@ mod tests {
                  17 16 0:77 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw\n",
             ),
         ] {
-            assert_eq!(of(&host, &format!("{COPY}{lines}")).status, Status::Ok, "{what}");
+            assert_eq!(
+                of(&host, &format!("{COPY}{lines}")).status,
+                Status::Ok,
+                "{what}"
+            );
         }
     }
 

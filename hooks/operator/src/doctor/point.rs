@@ -31,17 +31,36 @@ pub struct Point {
 impl Point {
     /// A point without a problem.
     pub fn ok(name: &'static str, message: impl Into<String>) -> Self {
-        Self { name, status: Status::Ok, message: message.into(), command: None }
+        Self {
+            name,
+            status: Status::Ok,
+            message: message.into(),
+            command: None,
+        }
     }
 
     /// A point with a problem, and the command that helps.
-    pub fn failed(name: &'static str, message: impl Into<String>, command: impl Into<String>) -> Self {
-        Self { name, status: Status::Failed, message: message.into(), command: Some(command.into()) }
+    pub fn failed(
+        name: &'static str,
+        message: impl Into<String>,
+        command: impl Into<String>,
+    ) -> Self {
+        Self {
+            name,
+            status: Status::Failed,
+            message: message.into(),
+            command: Some(command.into()),
+        }
     }
 
     /// A point that could not be checked.
     pub fn unknown(name: &'static str, why: impl Into<String>) -> Self {
-        Self { name, status: Status::Unknown, message: why.into(), command: None }
+        Self {
+            name,
+            status: Status::Unknown,
+            message: why.into(),
+            command: None,
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Checks that the programs of bindguard and the OCI runtime exist, and that bindguard's have one version.
+//! Checks that the programs of bindguard and the OCI runtime exist, and that bindguard's have one
+//! version.
 
 use super::Point;
 
@@ -13,20 +14,33 @@ pub struct ProgramSeen {
     pub found: Option<(String, String)>,
 }
 
-/// The point for them. `ours`: the programs of bindguard, all expected to have `version`; `runtime`: runc, or the runtime
-/// that the config names.
+/// The point for them. `ours`: the programs of bindguard, all expected to have `version`;
+/// `runtime`: runc, or the runtime that the config names.
 pub fn programs(version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen) -> Point {
     if runtime.found.is_none() {
-        let message = format!("the OCI runtime {} is not found: no container can be created", runtime.name);
+        let message = format!(
+            "the OCI runtime {} is not found: no container can be created",
+            runtime.name
+        );
         return Point::failed(NAME, message, "bindguard config show");
     }
-    let missing: Vec<&str> = ours.iter().filter(|it| it.found.is_none()).map(|it| it.name.as_str()).collect();
+    let missing: Vec<&str> = ours
+        .iter()
+        .filter(|it| it.found.is_none())
+        .map(|it| it.name.as_str())
+        .collect();
     if !missing.is_empty() {
-        let words = format!("{} not found beside bindguard nor on PATH", missing.join(", "));
+        let words = format!(
+            "{} not found beside bindguard nor on PATH",
+            missing.join(", ")
+        );
         return Point::failed(NAME, words, "bindguard install --dry-run");
     }
-    let is_other =
-        |it: &&ProgramSeen| it.found.as_ref().is_some_and(|(_, found)| !found.is_empty() && !found.contains(version));
+    let is_other = |it: &&ProgramSeen| {
+        it.found
+            .as_ref()
+            .is_some_and(|(_, found)| !found.is_empty() && !found.contains(version))
+    };
     if let Some(other) = ours.iter().find(is_other) {
         let (path, found) = other.found.clone().unwrap_or_default();
         let words = format!("{path} is {found}, and this bindguard is {version}");
@@ -42,15 +56,31 @@ mod tests {
     use super::*;
 
     fn seen(name: &str, found: Option<&str>) -> ProgramSeen {
-        ProgramSeen { name: name.to_owned(), found: found.map(|message| (format!("/bin/{name}"), message.to_owned())) }
+        ProgramSeen {
+            name: name.to_owned(),
+            found: found.map(|message| (format!("/bin/{name}"), message.to_owned())),
+        }
     }
 
     #[test]
     fn a_missing_program_or_another_version_is_bad() {
         let runc = seen("runc", Some("runc version 1.1.5"));
-        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status, Status::Ok);
-        assert_eq!(programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status, Status::Failed);
-        assert_eq!(programs("0.1.0", &[seen("shim", None)], &runc).status, Status::Failed);
-        assert!(programs("0.1.0", &[], &seen("runc", None)).message.contains("runc is not found"));
+        assert_eq!(
+            programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status,
+            Status::Ok
+        );
+        assert_eq!(
+            programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status,
+            Status::Failed
+        );
+        assert_eq!(
+            programs("0.1.0", &[seen("shim", None)], &runc).status,
+            Status::Failed
+        );
+        assert!(
+            programs("0.1.0", &[], &seen("runc", None))
+                .message
+                .contains("runc is not found")
+        );
     }
 }

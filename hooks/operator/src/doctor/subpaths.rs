@@ -1,7 +1,7 @@
 //! Subpaths that are stale now, and volumes that are not mounted now.
 //!
-//! A configMap that changes makes the subpaths of running containers stale. The node is not at fault if the guard runs
-//! before the pod's next create: then the point is good, with a note.
+//! A configMap that changes makes the subpaths of running containers stale. The node is not at
+//! fault if the guard runs before the pod's next create: then the point is good, with a note.
 
 use crate::node_report::{NodeBind, NodeReport};
 use bindguard_core::policy::{Mode, Policy};
@@ -16,21 +16,39 @@ pub fn subpaths(report: &NodeReport, policy: &Policy) -> Point {
     let found = || report.binds.iter().filter(|bind| bind.is_finding());
     let care = |bind: &&NodeBind, wanted: Care| Care::of(bind, policy) == wanted;
     if let Some(first) = found().find(|bind| care(bind, Care::Operator)) {
-        let message = format!("{} of {} have findings: {}", found().count(), report.checked, describe(first, policy));
+        let message = format!(
+            "{} of {} have findings: {}",
+            found().count(),
+            report.checked,
+            describe(first, policy)
+        );
         return Point::failed(NAME, message, NEXT);
     }
     if let Some(first) = found().find(|bind| care(bind, Care::Unknown)) {
-        let message = format!("{}, and no process shows whether its pod runs under the guard", describe(first, policy));
-        return Point { name: NAME, status: Status::Unknown, message, command: Some(NEXT.to_owned()) };
+        let message = format!(
+            "{}, and no process shows whether its pod runs under the guard",
+            describe(first, policy)
+        );
+        return Point {
+            name: NAME,
+            status: Status::Unknown,
+            message,
+            command: Some(NEXT.to_owned()),
+        };
     }
     if let Some(problem) = report.problems.first() {
         return Point::unknown(NAME, problem.clone());
     }
     let stale = match found().count() {
         0 => String::new(),
-        count => format!("; {count} stale, the guard repairs each when its container is created next"),
+        count => {
+            format!("; {count} stale, the guard repairs each when its container is created next")
+        }
     };
-    Point::ok(NAME, format!("{} subpaths and volumes checked{stale}", report.checked))
+    Point::ok(
+        NAME,
+        format!("{} subpaths and volumes checked{stale}", report.checked),
+    )
 }
 
 /// The party that repairs a finding.
@@ -47,7 +65,9 @@ enum Care {
 impl Care {
     fn of(bind: &NodeBind, policy: &Policy) -> Self {
         match bind.guarded {
-            _ if !bind.would_be_repaired() || policy.stale_subpaths != Mode::Repair => Self::Operator,
+            _ if !bind.would_be_repaired() || policy.stale_subpaths != Mode::Repair => {
+                Self::Operator
+            }
             Some(true) => Self::Guard,
             Some(false) => Self::Operator,
             None => Self::Unknown,
@@ -64,7 +84,11 @@ fn describe(bind: &NodeBind, policy: &Policy) -> String {
         Some(false) => ", and its pod runs under another shim: no guard repairs it",
         Some(true) | None => "",
     };
-    format!("{} is {}{why}", bind.bind.source().display(), bind.bind.verdict())
+    format!(
+        "{} is {}{why}",
+        bind.bind.source().display(),
+        bind.bind.verdict()
+    )
 }
 
 #[cfg(test)]
@@ -91,31 +115,68 @@ mod tests {
             },
         };
         let bind = BindReport { finding, outcome };
-        let bind =
-            NodeBind { bind, pod: None, container: None, origin: None, guarded, notes: Vec::new(), command: None };
-        NodeReport { binds: vec![bind], checked: 1, ..NodeReport::default() }
+        let bind = NodeBind {
+            bind,
+            pod: None,
+            container: None,
+            origin: None,
+            guarded,
+            notes: Vec::new(),
+            command: None,
+        };
+        NodeReport {
+            binds: vec![bind],
+            checked: 1,
+            ..NodeReport::default()
+        }
     }
 
     #[test]
     fn an_unchecked_subpath_is_not_good() {
         let of = |report: &NodeReport| subpaths(report, &Policy::default()).status;
         let problems = vec!["list /x: no".to_owned()];
-        assert_eq!(of(&NodeReport { problems, ..NodeReport::default() }), Status::Unknown);
+        assert_eq!(
+            of(&NodeReport {
+                problems,
+                ..NodeReport::default()
+            }),
+            Status::Unknown
+        );
         assert_eq!(of(&NodeReport::default()), Status::Ok);
     }
 
     #[test]
     fn a_repairable_bind_is_no_fault_of_the_node() {
-        let planned = || Some(Outcome::Planned { action: PlannedAction::Rebind });
+        let planned = || {
+            Some(Outcome::Planned {
+                action: PlannedAction::Rebind,
+            })
+        };
         let of = |report: &NodeReport| subpaths(report, &Policy::default());
         let guarded = of(&stale(Some(true), planned()));
         assert_eq!(guarded.status, Status::Ok);
-        assert!(guarded.message.contains("1 stale, the guard repairs"), "{guarded:?}");
+        assert!(
+            guarded.message.contains("1 stale, the guard repairs"),
+            "{guarded:?}"
+        );
         let stock = of(&stale(Some(false), planned()));
-        assert!(stock.status == Status::Failed && stock.message.contains("another shim"), "{stock:?}");
+        assert!(
+            stock.status == Status::Failed && stock.message.contains("another shim"),
+            "{stock:?}"
+        );
         assert_eq!(of(&stale(None, planned())).status, Status::Unknown);
-        assert_eq!(of(&stale(Some(true), None)).status, Status::Failed, "the guard cannot repair it");
-        let report_only = Policy { stale_subpaths: Mode::Report, ..Policy::default() };
-        assert_eq!(subpaths(&stale(Some(true), planned()), &report_only).status, Status::Failed);
+        assert_eq!(
+            of(&stale(Some(true), None)).status,
+            Status::Failed,
+            "the guard cannot repair it"
+        );
+        let report_only = Policy {
+            stale_subpaths: Mode::Report,
+            ..Policy::default()
+        };
+        assert_eq!(
+            subpaths(&stale(Some(true), planned()), &report_only).status,
+            Status::Failed
+        );
     }
 }

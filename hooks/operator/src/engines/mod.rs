@@ -1,7 +1,8 @@
 //! The running containers of Docker and Podman on this node.
 //!
-//! The state folders of containerd and of the OCI runtimes name them, with the spec that each was started with. They are root's,
-//! and they are right while no engine runs: Podman has no daemon, and containers outlive dockerd (docs/decisions/0028).
+//! The state folders of containerd and of the OCI runtimes name them, with the spec that each was
+//! started with. They are root's, and they are right while no engine runs: Podman has no daemon,
+//! and containers outlive dockerd (docs/decisions/0028).
 //!
 //! | engine | folder | spec | init process |
 //! |---|---|---|---|
@@ -18,7 +19,8 @@ use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::RunningContainers;
 use bindguard_sys::bundle::read_spec;
 
-/// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own, as a snap.
+/// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own,
+/// as a snap.
 const MOBY: [&str; 3] = [
     "run/containerd/io.containerd.runtime.v2.task/moby",
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
@@ -73,7 +75,8 @@ impl Engine {
     }
 }
 
-/// The folders in which running containers have a folder, on a node whose `/` is at `root`. Not all of them exist.
+/// The folders in which running containers have a folder, on a node whose `/` is at `root`. Not all
+/// of them exist.
 pub fn state_folders(root: &Path) -> Vec<(Engine, PathBuf)> {
     let docker = MOBY.map(|folder| (Engine::Docker, root.join(folder)));
     let podman = STATES.map(|folder| (Engine::Podman, root.join(folder)));
@@ -84,27 +87,48 @@ pub fn state_folders(root: &Path) -> Vec<(Engine, PathBuf)> {
 pub fn engine_containers(folders: &[(Engine, PathBuf)]) -> Vec<EngineContainer> {
     folders
         .iter()
-        .flat_map(|(engine, folder)| entries(folder).into_iter().filter_map(|it| container(*engine, &it)))
+        .flat_map(|(engine, folder)| {
+            entries(folder)
+                .into_iter()
+                .filter_map(|it| container(*engine, &it))
+        })
         .collect()
 }
 
-/// The container with this state folder. `None` if it is not started yet, ended meanwhile, or is no container of the engine.
+/// The container with this state folder. `None` if it is not started yet, ended meanwhile, or is no
+/// container of the engine.
 pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
     let id = state.file_name()?.to_str()?.to_owned();
     let (bundle, pid) = match engine {
-        Engine::Docker => (state.to_owned(), fs::read_to_string(state.join("init.pid")).ok()?.trim().parse().ok()?),
+        Engine::Docker => (
+            state.to_owned(),
+            fs::read_to_string(state.join("init.pid"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?,
+        ),
         Engine::Podman => oci_state::bundle_and_pid(state)?,
     };
-    let container = EngineContainer { id, engine, bundle, pid };
+    let container = EngineContainer {
+        id,
+        engine,
+        bundle,
+        pid,
+    };
     container.is_of_its_engine().then_some(container)
 }
 
 /// The bundle of a container that crun or runc started as root, of Podman or of CRI-O.
 pub fn bundle_of(root: &Path, id: &str) -> Option<PathBuf> {
-    STATES.iter().find_map(|folder| oci_state::bundle_and_pid(&root.join(folder).join(id))).map(|(bundle, _)| bundle)
+    STATES
+        .iter()
+        .find_map(|folder| oci_state::bundle_and_pid(&root.join(folder).join(id)))
+        .map(|(bundle, _)| bundle)
 }
 
-/// The containers that may be able to write a folder of the host: those of Docker and Podman, and those of pods.
+/// The containers that may be able to write a folder of the host: those of Docker and Podman, and
+/// those of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainersOfNode {
     root: PathBuf,
@@ -113,31 +137,52 @@ pub struct ContainersOfNode {
 impl ContainersOfNode {
     /// The containers on a node whose `/` is at `root`.
     pub fn at(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self {
+            root: root.to_owned(),
+        }
     }
 }
 
 impl RunningContainers for ContainersOfNode {
     fn inits(&self) -> Vec<u32> {
-        let namespaces = TASKS.iter().flat_map(|folder| entries(&self.root.join(folder)));
+        let namespaces = TASKS
+            .iter()
+            .flat_map(|folder| entries(&self.root.join(folder)));
         let tasks = namespaces.flat_map(|namespace| entries(&namespace));
-        let of_task = |task: PathBuf| fs::read_to_string(task.join("init.pid")).ok()?.trim().parse().ok();
-        let states = STATES.iter().flat_map(|folder| entries(&self.root.join(folder)));
+        let of_task = |task: PathBuf| {
+            fs::read_to_string(task.join("init.pid"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
+        let states = STATES
+            .iter()
+            .flat_map(|folder| entries(&self.root.join(folder)));
         let of_state = |state: PathBuf| oci_state::bundle_and_pid(&state).map(|(_, pid)| pid);
-        let mut inits: Vec<u32> = tasks.filter_map(of_task).chain(states.filter_map(of_state)).collect();
+        let mut inits: Vec<u32> = tasks
+            .filter_map(of_task)
+            .chain(states.filter_map(of_state))
+            .collect();
         inits.sort_unstable();
         inits.dedup();
         inits
     }
 }
 
-/// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is not found.
+/// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is
+/// not found.
 pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
     let namespaces = TASKS.iter().flat_map(|folder| entries(&root.join(folder)));
     let bundles = namespaces.map(|namespace| namespace.join(id));
-    let bytes = bundles.chain(bundle_of(root, id)).find_map(|bundle| read_spec(&bundle).ok());
-    let spec = bytes.as_ref().and_then(|bytes| SpecView::from_bytes(bytes).ok());
-    spec.map(|spec| SpecBind::of_spec(&spec)).unwrap_or_default()
+    let bytes = bundles
+        .chain(bundle_of(root, id))
+        .find_map(|bundle| read_spec(&bundle).ok());
+    let spec = bytes
+        .as_ref()
+        .and_then(|bytes| SpecView::from_bytes(bytes).ok());
+    spec.map(|spec| SpecBind::of_spec(&spec))
+        .unwrap_or_default()
 }
 
 /// The init process that crun or runc has recorded in a state folder.
@@ -145,9 +190,15 @@ pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
     oci_state::bundle_and_pid(state).map(|(_, pid)| pid)
 }
 
-/// The user whose rootless container this is. The host paths of such a container belong to a mount namespace of the user.
+/// The user whose rootless container this is. The host paths of such a container belong to a mount
+/// namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
-    let is_there = |user: &Path, folder: &str| user.join(folder.trim_start_matches("run/")).join(id).metadata().is_ok();
+    let is_there = |user: &Path, folder: &str| {
+        user.join(folder.trim_start_matches("run/"))
+            .join(id)
+            .metadata()
+            .is_ok()
+    };
     let has_it = |user: &PathBuf| STATES.iter().any(|folder| is_there(user, folder));
     let user = entries(&root.join("run/user")).into_iter().find(has_it)?;
     Some(user.file_name()?.to_string_lossy().into_owned())
@@ -160,7 +211,9 @@ impl EngineContainer {
             Engine::Docker => true,
             Engine::Podman => {
                 let spec = read_spec(&self.bundle).ok();
-                let spec = spec.as_ref().and_then(|bytes| SpecView::from_bytes(bytes).ok());
+                let spec = spec
+                    .as_ref()
+                    .and_then(|bytes| SpecView::from_bytes(bytes).ok());
                 spec.is_some_and(|spec| spec.annotation(MANAGER) == Some("libpod"))
             }
         }
@@ -168,7 +221,12 @@ impl EngineContainer {
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 #[cfg(test)]
@@ -182,35 +240,75 @@ mod tests {
         fs::write(path, text).unwrap();
     }
 
-    /// The files as dockerd 20.10 with containerd 1.6, Podman 4.3 with crun 1.8 and runc 1.1, and CRI-O leave them.
+    /// The files as dockerd 20.10 with containerd 1.6, Podman 4.3 with crun 1.8 and runc 1.1, and
+    /// CRI-O leave them.
     #[test]
     fn containers_are_found_by_the_state_of_their_runtimes() {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
-        write(at("run/containerd/io.containerd.runtime.v2.task/moby/d1/init.pid"), "11");
-        write(at("run/containerd/io.containerd.runtime.v2.task/moby/created/config.json"), "{}");
-        write(at("run/containerd/io.containerd.runtime.v2.task/k8s.io/k1/init.pid"), "12");
+        write(
+            at("run/containerd/io.containerd.runtime.v2.task/moby/d1/init.pid"),
+            "11",
+        );
+        write(
+            at("run/containerd/io.containerd.runtime.v2.task/moby/created/config.json"),
+            "{}",
+        );
+        write(
+            at("run/containerd/io.containerd.runtime.v2.task/k8s.io/k1/init.pid"),
+            "12",
+        );
         for (id, manager) in [("p1", "libpod"), ("p2", "libpod"), ("c1", "cri-o")] {
-            write(at(&format!("b/{id}/config.json")), &format!(r#"{{"annotations":{{"{MANAGER}":"{manager}"}}}}"#));
+            write(
+                at(&format!("b/{id}/config.json")),
+                &format!(r#"{{"annotations":{{"{MANAGER}":"{manager}"}}}}"#),
+            );
         }
         let bundle = |id: &str| at(&format!("b/{id}")).display().to_string();
-        let crun = |id: &str, pid: u32| format!(r#"{{"pid":{pid},"process-start-time":1,"bundle":"{}"}}"#, bundle(id));
+        let crun = |id: &str, pid: u32| {
+            format!(
+                r#"{{"pid":{pid},"process-start-time":1,"bundle":"{}"}}"#,
+                bundle(id)
+            )
+        };
         write(at("run/crun/p1/status"), &crun("p1", 13));
         write(at("run/crun/c1/status"), &crun("c1", 14));
-        let runc = format!(r#"{{"init_process_pid":15,"config":{{"labels":["a=b","bundle={}"]}}}}"#, bundle("p2"));
+        let runc = format!(
+            r#"{{"init_process_pid":15,"config":{{"labels":["a=b","bundle={}"]}}}}"#,
+            bundle("p2")
+        );
         write(at("run/runc/p2/state.json"), &runc);
         write(at("run/user/1000/crun/r1/status"), "{}");
         let mut found = engine_containers(&state_folders(root.path()));
         found.sort_by_key(|container| container.pid);
-        let found: Vec<_> = found.iter().map(|it| (it.engine, it.id.as_str(), it.pid)).collect();
-        assert_eq!(found, [(Engine::Docker, "d1", 11), (Engine::Podman, "p1", 13), (Engine::Podman, "p2", 15)]);
-        write(at("b/c1/config.json"), r#"{"mounts":[{"type":"bind","source":"/s","destination":"/d"}]}"#);
-        let bind = SpecBind { destination: "/d".into(), source: "/s".into() };
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (it.engine, it.id.as_str(), it.pid))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (Engine::Docker, "d1", 11),
+                (Engine::Podman, "p1", 13),
+                (Engine::Podman, "p2", 15)
+            ]
+        );
+        write(
+            at("b/c1/config.json"),
+            r#"{"mounts":[{"type":"bind","source":"/s","destination":"/d"}]}"#,
+        );
+        let bind = SpecBind {
+            destination: "/d".into(),
+            source: "/s".into(),
+        };
         assert_eq!(binds_of_container(root.path(), "c1"), [bind]);
         assert_eq!(binds_of_container(root.path(), "created"), []);
         assert_eq!(binds_of_container(root.path(), "gone"), []);
         // Also those of pods: any container may be able to write a folder of the host.
-        assert_eq!(ContainersOfNode::at(root.path()).inits(), [11, 12, 13, 14, 15]);
+        assert_eq!(
+            ContainersOfNode::at(root.path()).inits(),
+            [11, 12, 13, 14, 15]
+        );
         assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));
         assert_eq!(rootless_owner(root.path(), "p1"), None);
     }

@@ -26,7 +26,9 @@ struct RuncConfig {
 
 /// The bundle and the init process of a container with this state folder.
 pub(super) fn bundle_and_pid(state: &Path) -> Option<(PathBuf, u32)> {
-    of_crun(state).or_else(|| of_runc(state)).filter(|(_, pid)| *pid > 0)
+    of_crun(state)
+        .or_else(|| of_runc(state))
+        .filter(|(_, pid)| *pid > 0)
 }
 
 fn of_crun(state: &Path) -> Option<(PathBuf, u32)> {
@@ -35,7 +37,12 @@ fn of_crun(state: &Path) -> Option<(PathBuf, u32)> {
 }
 
 fn of_runc(state: &Path) -> Option<(PathBuf, u32)> {
-    let state: RuncState = serde_json::from_slice(&fs::read(state.join("state.json")).ok()?).ok()?;
-    let bundle = state.config.labels.iter().find_map(|label| label.strip_prefix("bundle="))?;
+    let state: RuncState =
+        serde_json::from_slice(&fs::read(state.join("state.json")).ok()?).ok()?;
+    let bundle = state
+        .config
+        .labels
+        .iter()
+        .find_map(|label| label.strip_prefix("bundle="))?;
     Some((bundle.into(), state.init_process_pid))
 }

@@ -10,8 +10,10 @@
 /// Possible ids of the process's container: names of its cgroups, innermost first.
 pub fn container_ids(cgroup: &str) -> Vec<&str> {
     let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let mut names: Vec<&str> =
-        paths.flat_map(|path| path.rsplit('/').filter(|name| !name.is_empty())).map(id).collect();
+    let mut names: Vec<&str> = paths
+        .flat_map(|path| path.rsplit('/').filter(|name| !name.is_empty()))
+        .map(id)
+        .collect();
     let mut seen = std::collections::BTreeSet::new();
     names.retain(|name| seen.insert(*name));
     names
@@ -37,7 +39,9 @@ pub fn pod_uid(cgroup: &str) -> Option<String> {
     names
         .filter_map(|name| {
             let name = name.strip_suffix(".slice").unwrap_or(name);
-            let uid = name.strip_prefix("pod").or_else(|| name.rsplit_once("-pod").map(|(_, uid)| uid))?;
+            let uid = name
+                .strip_prefix("pod")
+                .or_else(|| name.rsplit_once("-pod").map(|(_, uid)| uid))?;
             (uid.len() >= 32).then(|| uid.replace('_', "-"))
         })
         .next()
@@ -51,15 +55,22 @@ mod tests {
 
     #[test]
     fn ids_and_uids_are_found_under_both_drivers() {
-        let cgroupfs = format!("4:memory:/kubepods/besteffort/podd3ddcaaf-0088-4d72-b57b-f31f05314446/{ID}\n");
+        let cgroupfs =
+            format!("4:memory:/kubepods/besteffort/podd3ddcaaf-0088-4d72-b57b-f31f05314446/{ID}\n");
         let systemd = format!(
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podd3ddcaaf_0088_4d72_b57b_f31f05314446.slice/cri-containerd-{ID}.scope\n"
         );
         for text in [cgroupfs, systemd] {
             assert_eq!(container_ids(&text)[0], ID);
-            assert_eq!(pod_uid(&text).unwrap(), "d3ddcaaf-0088-4d72-b57b-f31f05314446");
+            assert_eq!(
+                pod_uid(&text).unwrap(),
+                "d3ddcaaf-0088-4d72-b57b-f31f05314446"
+            );
         }
-        assert_eq!(container_ids("0::/default/web/init.scope\n"), ["init", "web", "default"]);
+        assert_eq!(
+            container_ids("0::/default/web/init.scope\n"),
+            ["init", "web", "default"]
+        );
         assert_eq!(pod_uid("0::/system.slice/podman.service\n"), None);
     }
 }

@@ -1,14 +1,15 @@
 //! Finds the holders of the mounts at or below a path: the cause of "device or resource busy".
 //!
-//! A mount namespace is a copy of another one's mounts, so a mount that is gone here can still exist there. Two rules find
-//! related mounts. Neither needs equal paths in both namespaces:
+//! A mount namespace is a copy of another one's mounts, so a mount that is gone here can still
+//! exist there. Two rules find related mounts. Neither needs equal paths in both namespaces:
 //!
 //! ```text
 //! it shows the same           its device and root are those of a mount at or below the path
 //! it covers the same place    its parent shows the very directory of the filesystem that the path names
 //! ```
 //!
-//! The second rule finds mounts that no mount here shows: after a lazy umount, and on a mount point that cannot be removed.
+//! The second rule finds mounts that no mount here shows: after a lazy umount, and on a mount point
+//! that cannot be removed.
 
 mod cgroup;
 mod release;
@@ -45,8 +46,12 @@ impl MountNamespace {
     pub(crate) fn unread(&self) -> Option<String> {
         let why = error_chain(self.table.as_ref().err()?);
         Some(match &self.held_by {
-            HeldBy::Process { pid, .. } => format!("mount namespace {} of process {pid}: {why}", self.id),
-            HeldBy::Descriptor { .. } | HeldBy::BindMount(_) => format!("mount namespace {}: {why}", self.id),
+            HeldBy::Process { pid, .. } => {
+                format!("mount namespace {} of process {pid}: {why}", self.id)
+            }
+            HeldBy::Descriptor { .. } | HeldBy::BindMount(_) => {
+                format!("mount namespace {}: {why}", self.id)
+            }
         })
     }
 }

@@ -17,8 +17,9 @@ pub struct Release {
     pub command: String,
 }
 
-/// A umount in another namespace with this one's umount(8): most images have none. The root directory stays this one's,
-/// and the path leads through the process's own root. `umount --namespace` requires a /proc in there that shows itself.
+/// A umount in another namespace with this one's umount(8): most images have none. The root
+/// directory stays this one's, and the path leads through the process's own root. `umount
+/// --namespace` requires a /proc in there that shows itself.
 fn from_outside(pid: u32, mount: &MountEntry) -> String {
     let path = format!("/proc/{pid}/root{}", mount.mount_point.display());
     format!(
@@ -27,8 +28,8 @@ fn from_outside(pid: u32, mount: &MountEntry) -> String {
     )
 }
 
-/// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must stay; `goes_with`: the
-/// mount here whose umount also unmounts it.
+/// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must
+/// stay; `goes_with`: the mount here whose umount also unmounts it.
 pub(super) fn releases(
     held_by: &HeldBy,
     pod: Option<&PodName>,
@@ -38,7 +39,10 @@ pub(super) fn releases(
     let mut releases = Vec::new();
     if let Some(own) = goes_with {
         let run = format!("umount {}", shell_word(&own.mount_point));
-        releases.push(Release { effect: "an unmount here reaches it", command: run });
+        releases.push(Release {
+            effect: "an unmount here reaches it",
+            command: run,
+        });
         return releases;
     }
     match held_by {
@@ -47,7 +51,9 @@ pub(super) fn releases(
                 effect: "unmount it in that namespace only",
                 command: from_outside(*pid, mount),
             }));
-            if let Some((namespace, name)) = pod.and_then(|pod| Some((pod.namespace.as_ref()?, pod.name.as_ref()?))) {
+            if let Some((namespace, name)) =
+                pod.and_then(|pod| Some((pod.namespace.as_ref()?, pod.name.as_ref()?)))
+            {
                 let run = format!("kubectl -n {namespace} delete pod {name}");
                 releases.push(Release {
                     effect: "or delete the pod, so that its controller creates a new one",
@@ -62,7 +68,10 @@ pub(super) fn releases(
             });
         }
         HeldBy::BindMount(path) => {
-            releases.push(Release { effect: "release the namespace", command: format!("umount {}", shell_word(path)) });
+            releases.push(Release {
+                effect: "release the namespace",
+                command: format!("umount {}", shell_word(path)),
+            });
         }
     }
     releases

@@ -115,7 +115,11 @@ impl HeldMount {
 }
 
 fn in_words(propagation: &Propagation) -> &'static str {
-    match (propagation.peer_group.is_some(), propagation.master.is_some(), propagation.unbindable) {
+    match (
+        propagation.peer_group.is_some(),
+        propagation.master.is_some(),
+        propagation.unbindable,
+    ) {
         (_, _, true) => "unbindable",
         (true, true, false) => "shared,slave",
         (true, false, false) => "shared",
@@ -136,8 +140,9 @@ struct Own<'t> {
 }
 
 impl HoldersReport {
-    /// Finds the holders of the wanted mounts. `own`: the reader's own namespace; `places`: the directories in which the kubelet
-    /// and the runtimes mount. No command is advised for a path whose mounts the node needs.
+    /// Finds the holders of the wanted mounts. `own`: the reader's own namespace; `places`: the
+    /// directories in which the kubelet and the runtimes mount. No command is advised for a path
+    /// whose mounts the node needs.
     pub fn find(
         path: &Path,
         wanted: &Wanted,
@@ -147,24 +152,45 @@ impl HoldersReport {
         places: &Places,
     ) -> Self {
         let index = MountIndex::of(own);
-        let here: Vec<&MountEntry> = own.entries().iter().filter(|it| it.mount_point.starts_with(path)).collect();
-        let tables = others.iter().filter_map(|namespace| namespace.table.as_ref().ok());
+        let here: Vec<&MountEntry> = own
+            .entries()
+            .iter()
+            .filter(|it| it.mount_point.starts_with(path))
+            .collect();
+        let tables = others
+            .iter()
+            .filter_map(|namespace| namespace.table.as_ref().ok());
         let spread = Spread::of(&here, &index, tables.chain([own]));
-        let own = Own { table: own, index, here, spread, system: SystemMounts::of(own, places) };
+        let own = Own {
+            table: own,
+            index,
+            here,
+            spread,
+            system: SystemMounts::of(own, places),
+        };
         let mut report = Self {
             path: path.to_owned(),
-            mounts: own.here.iter().map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread)).collect(),
+            mounts: own
+                .here
+                .iter()
+                .map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread))
+                .collect(),
             ..Self::default()
         };
         report.holders.extend(in_own_namespace(path, wanted, &own));
         for namespace in others {
             match &namespace.table {
-                Ok(table) => report.holders.extend(holder(namespace, table, wanted, &own, pods)),
+                Ok(table) => report
+                    .holders
+                    .extend(holder(namespace, table, wanted, &own, pods)),
                 Err(_) => report.problems.extend(namespace.unread()),
             }
         }
         if !own.here.is_empty() && own.system.is_at(path) {
-            report.holders.iter_mut().for_each(|holder| holder.release.clear());
+            report
+                .holders
+                .iter_mut()
+                .for_each(|holder| holder.release.clear());
             let words = "holds system mounts, which must stay: run bindguard holders with the mount point that is busy";
             report.note = Some(format!("{} {words}", path.display()));
         }
@@ -174,15 +200,24 @@ impl HoldersReport {
 
 /// The same filesystem at another place of the reader's own namespace.
 fn in_own_namespace(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holder> {
-    let elsewhere = own.table.entries().iter().filter(|entry| !entry.mount_point.starts_with(path));
-    let others: Vec<&MountEntry> = elsewhere.filter(|entry| wanted.is(entry, &own.index)).collect();
+    let elsewhere = own
+        .table
+        .entries()
+        .iter()
+        .filter(|entry| !entry.mount_point.starts_with(path));
+    let others: Vec<&MountEntry> = elsewhere
+        .filter(|entry| wanted.is(entry, &own.index))
+        .collect();
     let first = others.iter().find(|entry| !own.system.must_stay(entry));
     let release = |entry: &&MountEntry| Release {
         effect: "unmount this other mount of it",
         command: format!("umount {}", shell_word(&entry.mount_point)),
     };
     let free = first.map(release).into_iter().collect();
-    let mounts: Vec<_> = others.iter().map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread)).collect();
+    let mounts: Vec<_> = others
+        .iter()
+        .map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread))
+        .collect();
     (!mounts.is_empty()).then(|| Holder {
         held_by: HolderKind::OwnNamespace,
         mounts,
@@ -199,15 +234,35 @@ fn holder(
     pods: &Pods,
 ) -> Option<Holder> {
     let index = MountIndex::of(table);
-    let found: Vec<&MountEntry> = table.entries().iter().filter(|entry| wanted.is(entry, &index)).collect();
+    let found: Vec<&MountEntry> = table
+        .entries()
+        .iter()
+        .filter(|entry| wanted.is(entry, &index))
+        .collect();
     let reaching = |entry: &MountEntry| own.spread.reaching(entry, &index);
-    let may_go = || found.iter().copied().filter(|entry| !own.system.must_stay(entry));
-    let first = may_go().find(|entry| reaching(entry).is_none()).or_else(|| may_go().next());
-    let goes_with = first.and_then(reaching).filter(|here| !own.system.must_stay(here));
-    let mut holder = Holder { namespace: namespace.id, processes: namespace.processes, ..Holder::unknown() };
+    let may_go = || {
+        found
+            .iter()
+            .copied()
+            .filter(|entry| !own.system.must_stay(entry))
+    };
+    let first = may_go()
+        .find(|entry| reaching(entry).is_none())
+        .or_else(|| may_go().next());
+    let goes_with = first
+        .and_then(reaching)
+        .filter(|here| !own.system.must_stay(here));
+    let mut holder = Holder {
+        namespace: namespace.id,
+        processes: namespace.processes,
+        ..Holder::unknown()
+    };
     holder.keep(&namespace.held_by, pods);
     holder.release = releases(&namespace.held_by, holder.pod.as_ref(), first, goes_with);
-    holder.mounts = found.iter().map(|entry| HeldMount::from_entry(entry, &index, &own.spread)).collect();
+    holder.mounts = found
+        .iter()
+        .map(|entry| HeldMount::from_entry(entry, &index, &own.spread))
+        .collect();
     (!holder.mounts.is_empty()).then_some(holder)
 }
 
@@ -228,14 +283,22 @@ impl Holder {
 
     fn keep(&mut self, held_by: &HeldBy, pods: &Pods) {
         match held_by {
-            HeldBy::Process { pid, command, cgroup } => {
-                (self.held_by, self.pid, self.process_name) = (HolderKind::Process, Some(*pid), Some(command.clone()));
+            HeldBy::Process {
+                pid,
+                command,
+                cgroup,
+            } => {
+                (self.held_by, self.pid, self.process_name) =
+                    (HolderKind::Process, Some(*pid), Some(command.clone()));
                 let ids = container_ids(cgroup);
                 let known = ids.iter().find_map(|id| pods.with_id(id));
-                let id =
-                    known.map(|known| known.id.as_str()).or_else(|| ids.into_iter().find(|id| looks_like_an_id(id)));
+                let id = known
+                    .map(|known| known.id.as_str())
+                    .or_else(|| ids.into_iter().find(|id| looks_like_an_id(id)));
                 self.container = id.map(str::to_owned);
-                let named = known.map(|known| known.pod.clone()).filter(|pod| *pod != PodName::default());
+                let named = known
+                    .map(|known| known.pod.clone())
+                    .filter(|pod| *pod != PodName::default());
                 self.pod = named.or_else(|| pod_uid(cgroup).map(|uid| pods.of_uid(&uid)));
             }
             HeldBy::Descriptor { pid, command } => {
@@ -258,44 +321,109 @@ mod tests {
 
     fn ways_for(path: &str, device: Option<(u32, u32)>) -> (Vec<String>, Option<String>) {
         let table = |lines: &str| MountTable::from_mountinfo(lines.as_bytes()).unwrap();
-        let held_by = HeldBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
-        let others = [MountNamespace { id: 9, held_by, processes: 1, table: Ok(table(CONTAINER)) }];
+        let held_by = HeldBy::Process {
+            pid: 7,
+            command: "exporter".to_owned(),
+            cgroup: String::new(),
+        };
+        let others = [MountNamespace {
+            id: 9,
+            held_by,
+            processes: 1,
+            table: Ok(table(CONTAINER)),
+        }];
         let own = table(HOST);
         let wanted = match device {
-            Some((major, minor)) => Wanted::of_device(bindguard_core::mount_table::Device { major, minor }),
+            Some((major, minor)) => {
+                Wanted::of_device(bindguard_core::mount_table::Device { major, minor })
+            }
             None => Wanted::at_or_below(Path::new(path), &own),
         };
-        let report = HoldersReport::find(Path::new(path), &wanted, &own, &others, &Pods::default(), &Places::default());
+        let report = HoldersReport::find(
+            Path::new(path),
+            &wanted,
+            &own,
+            &others,
+            &Pods::default(),
+            &Places::default(),
+        );
         assert!(!report.holders.is_empty(), "{path}");
-        (report.holders.into_iter().flat_map(|holder| holder.release).map(|way| way.command).collect(), report.note)
+        (
+            report
+                .holders
+                .into_iter()
+                .flat_map(|holder| holder.release)
+                .map(|way| way.command)
+                .collect(),
+            report.note,
+        )
     }
 
     /// A pod chooses its mountPath.
     #[test]
     fn a_mount_point_that_a_pod_named_ends_no_command() {
         let table = |lines: &str| {
-            MountTable::from_mountinfo(lines.replace("/mnt/disk", "/mnt/disk;reboot").as_bytes()).unwrap()
+            MountTable::from_mountinfo(lines.replace("/mnt/disk", "/mnt/disk;reboot").as_bytes())
+                .unwrap()
         };
-        let held_by = HeldBy::Process { pid: 7, command: "exporter".to_owned(), cgroup: String::new() };
-        let others = [MountNamespace { id: 9, held_by, processes: 1, table: Ok(table(CONTAINER)) }];
+        let held_by = HeldBy::Process {
+            pid: 7,
+            command: "exporter".to_owned(),
+            cgroup: String::new(),
+        };
+        let others = [MountNamespace {
+            id: 9,
+            held_by,
+            processes: 1,
+            table: Ok(table(CONTAINER)),
+        }];
         let wanted = Wanted::of_device(bindguard_core::mount_table::Device { major: 8, minor: 2 });
         let (path, places) = (Path::new("/dev/sdb"), Places::default());
-        let report = HoldersReport::find(path, &wanted, &table(HOST), &others, &Pods::default(), &places);
-        let ways: Vec<_> =
-            report.holders.iter().flat_map(|holder| &holder.release).map(|way| way.command.as_str()).collect();
+        let report = HoldersReport::find(
+            path,
+            &wanted,
+            &table(HOST),
+            &others,
+            &Pods::default(),
+            &places,
+        );
+        let ways: Vec<_> = report
+            .holders
+            .iter()
+            .flat_map(|holder| &holder.release)
+            .map(|way| way.command.as_str())
+            .collect();
         assert_eq!(ways[0], "umount '/mnt/disk;reboot'");
-        assert!(ways[1].ends_with(" --lazy '/proc/7/root/host/mnt/disk;reboot'"), "{ways:?}");
+        assert!(
+            ways[1].ends_with(" --lazy '/proc/7/root/host/mnt/disk;reboot'"),
+            "{ways:?}"
+        );
     }
 
     #[test]
     fn no_root_and_no_system_mount_is_ever_unmounted() {
         let (ways, note) = ways_for("/mnt/disk", None);
-        assert!(ways.len() == 1 && ways[0].ends_with("/proc/7/root/host/mnt/disk") && note.is_none(), "{ways:?}");
+        assert!(
+            ways.len() == 1 && ways[0].ends_with("/proc/7/root/host/mnt/disk") && note.is_none(),
+            "{ways:?}"
+        );
         let (ways, note) = ways_for("/", None);
         assert!(ways.is_empty() && note.is_some(), "{ways:?}");
         let of_a_task = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs";
-        assert_eq!(ways_for(of_a_task, None), (Vec::new(), None), "it is the root of the container");
-        assert_eq!(ways_for("/dev/sda1", Some((8, 1))), (Vec::new(), None), "it is the root of the host");
-        assert_eq!(ways_for("/dev/sdb", Some((8, 2))).0.len(), 2, "here, and in the container");
+        assert_eq!(
+            ways_for(of_a_task, None),
+            (Vec::new(), None),
+            "it is the root of the container"
+        );
+        assert_eq!(
+            ways_for("/dev/sda1", Some((8, 1))),
+            (Vec::new(), None),
+            "it is the root of the host"
+        );
+        assert_eq!(
+            ways_for("/dev/sdb", Some((8, 2))).0.len(),
+            2,
+            "here, and in the container"
+        );
     }
 }

@@ -9,8 +9,18 @@ use bindguard_core::mount_table::{Device, MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 
-/// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the node needs.
-const DIRECTORIES: [&str; 8] = ["/boot", "/boot/efi", "/etc", "/run/lock", "/tmp", "/usr", "/var/log", "/var/tmp"];
+/// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the
+/// node needs.
+const DIRECTORIES: [&str; 8] = [
+    "/boot",
+    "/boot/efi",
+    "/etc",
+    "/run/lock",
+    "/tmp",
+    "/usr",
+    "/var/log",
+    "/var/tmp",
+];
 /// Every namespace needs the mounts of the kernel and of container runtimes in these directories.
 const OF_THE_KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
 
@@ -24,29 +34,46 @@ pub(super) struct SystemMounts<'p> {
 impl<'p> SystemMounts<'p> {
     /// Finds them among the reader's own mounts.
     pub fn of(own: &MountTable, places: &'p Places) -> Self {
-        let found = own.entries().iter().filter(|entry| is_system(&entry.mount_point, places));
-        let shown = found.map(|entry| (entry.device, entry.root.path.clone())).collect();
+        let found = own
+            .entries()
+            .iter()
+            .filter(|entry| is_system(&entry.mount_point, places));
+        let shown = found
+            .map(|entry| (entry.device, entry.root.path.clone()))
+            .collect();
         Self { places, shown }
     }
 
-    /// True for the path of a system mount, or of a directory in or below which the kubelet or a runtime mounts things.
+    /// True for the path of a system mount, or of a directory in or below which the kubelet or a
+    /// runtime mounts things.
     pub fn is_at(&self, path: &Path) -> bool {
         is_system(path, self.places)
     }
 
-    /// True if a mount of any namespace is its root, a kernel mount, or shows the same as a system mount.
+    /// True if a mount of any namespace is its root, a kernel mount, or shows the same as a system
+    /// mount.
     pub fn must_stay(&self, entry: &MountEntry) -> bool {
         entry.mount_point == Path::new("/")
             || is_of_the_kernel(&entry.mount_point)
-            || self.shown.contains(&(entry.device, entry.root.path.clone()))
+            || self
+                .shown
+                .contains(&(entry.device, entry.root.path.clone()))
     }
 }
 
 fn is_system(path: &Path, places: &Places) -> bool {
-    let is_above = places.directories().any(|directory| lies_in(directory, path));
-    is_above || DIRECTORIES.iter().any(|directory| path == Path::new(directory)) || is_of_the_kernel(path)
+    let is_above = places
+        .directories()
+        .any(|directory| lies_in(directory, path));
+    is_above
+        || DIRECTORIES
+            .iter()
+            .any(|directory| path == Path::new(directory))
+        || is_of_the_kernel(path)
 }
 
 fn is_of_the_kernel(path: &Path) -> bool {
-    OF_THE_KERNEL.iter().any(|directory| path.starts_with(directory))
+    OF_THE_KERNEL
+        .iter()
+        .any(|directory| path.starts_with(directory))
 }

@@ -34,11 +34,20 @@ pub enum ReadMountsError {
 /// The mounts of the namespace that a file refers to, read by a thread that enters it.
 pub(super) fn mounts_of_namespace(file: &Path) -> Result<MountTable, UnreadTable> {
     let panicked = || Err(ReadMountsError::Panic(file.to_owned()).into());
-    thread::scope(|scope| scope.spawn(|| enter(file)).join().unwrap_or_else(|_| panicked()))
+    thread::scope(|scope| {
+        scope
+            .spawn(|| enter(file))
+            .join()
+            .unwrap_or_else(|_| panicked())
+    })
 }
 
 fn enter(file: &Path) -> Result<MountTable, UnreadTable> {
-    let failed = |call: &'static str, source: io::Error| ReadMountsError::Call { call, file: file.to_owned(), source };
+    let failed = |call: &'static str, source: io::Error| ReadMountsError::Call {
+        call,
+        file: file.to_owned(),
+        source,
+    };
     let namespace = File::open(file).map_err(|error| failed("open", error))?;
     // Open the thread's own directory before: inside, there may be no /proc.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -47,7 +56,12 @@ fn enter(file: &Path) -> Result<MountTable, UnreadTable> {
     // setns(2) refuses a thread that shares its root directory with others.
     unshare(CloneFlags::CLONE_FS).map_err(|errno| failed("enter", errno.into()))?;
     setns(&namespace, CloneFlags::CLONE_NEWNS).map_err(|errno| failed("enter", errno.into()))?;
-    let mountinfo = rustix::fs::openat(&own, "mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let mountinfo = rustix::fs::openat(
+        &own,
+        "mountinfo",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
     let mountinfo = mountinfo.map_err(|errno| failed("read the mounts of", errno.into()))?;
     read_container_table(File::from(mountinfo)).map_err(|error| match error {
         ReadTableError::Read(source) => failed("read the mounts of", source).into(),

@@ -1,8 +1,10 @@
 //! The mount namespaces of a machine, each read once.
 //!
-//! A process's namespace costs one stat(2) of `/proc/PID/ns/mnt` in a separate process, which a hostile process can block; the table is read for the first process of each. So five
-//! hundred containers with ten processes each are five thousand stats and five hundred reads, whatever they mount.
-//! A namespace can exist without processes: bind-mounted, as `mnt:[...]` of an nsfs, or as an open descriptor of a process.
+//! A process's namespace costs one stat(2) of `/proc/PID/ns/mnt` in a separate process, which a
+//! hostile process can block; the table is read for the first process of each. So five hundred
+//! containers with ten processes each are five thousand stats and five hundred reads, whatever they
+//! mount. A namespace can exist without processes: bind-mounted, as `mnt:[...]` of an nsfs, or as
+//! an open descriptor of a process.
 
 mod enter;
 
@@ -82,8 +84,8 @@ pub enum UnreadTable {
     NoMemory,
 }
 
-/// Limit of the memory for the tables of all other namespaces. Twenty services with namespaces of their own, on a node with 30,000
-/// mounts, need 240 MiB; so do twenty containers that fill theirs.
+/// Limit of the memory for the tables of all other namespaces. Twenty services with namespaces of
+/// their own, on a node with 30,000 mounts, need 240 MiB; so do twenty containers that fill theirs.
 const MAX_MEMORY: usize = 256 << 20;
 
 /// The mount namespaces of a machine.
@@ -102,12 +104,16 @@ pub struct Namespaces {
 impl Default for Proc {
     /// `/proc`, and the calling thread's own mounts.
     fn default() -> Self {
-        Self { folder: "/proc".into(), own: "thread-self" }
+        Self {
+            folder: "/proc".into(),
+            own: "thread-self",
+        }
     }
 }
 
 impl Proc {
-    /// Another `/proc`, such as the node's in a pod: the mounts of its process 1 are the reader's own.
+    /// Another `/proc`, such as the node's in a pod: the mounts of its process 1 are the reader's
+    /// own.
     pub fn at(folder: PathBuf) -> Self {
         Self { folder, own: "1" }
     }
@@ -117,12 +123,22 @@ impl Proc {
     /// # Errors
     /// If it is no `/proc`, or the reader's own mounts cannot be read.
     pub fn namespaces(&self) -> Result<Namespaces, NamespacesError> {
-        let unreadable = |source| NamespacesError::Read { path: self.file(self.own, "ns/mnt"), source };
+        let unreadable = |source| NamespacesError::Read {
+            path: self.file(self.own, "ns/mnt"),
+            source,
+        };
         let own_id = self.id_of(self.own).map_err(unreadable)?;
-        let (mut by_id, mut problems, mut checked) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new(), Checked::default());
+        let (mut by_id, mut problems, mut checked) = (
+            BTreeMap::<u64, Vec<u32>>::new(),
+            Vec::new(),
+            Checked::default(),
+        );
         let pids = self.pids()?;
         checked.processes = pids.len();
-        let files: Vec<ProcessFile> = pids.iter().map(|pid| self.file_of(*pid, "ns/mnt")).collect();
+        let files: Vec<ProcessFile> = pids
+            .iter()
+            .map(|pid| self.file_of(*pid, "ns/mnt"))
+            .collect();
         for (pid, id) in pids.into_iter().zip(inodes(&files)) {
             match id {
                 Ok(id) => by_id.entry(id).or_default().push(pid),
@@ -133,33 +149,58 @@ impl Proc {
         summed_up(&mut problems);
         let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
         let mut memory = Memory::default();
-        let mut others: Vec<MountNamespace> =
-            lived_in.filter_map(|(id, pids)| self.lived_in(*id, pids, &mut memory)).collect();
-        // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would look like one that the host
-        // unmounted.
+        let mut others: Vec<MountNamespace> = lived_in
+            .filter_map(|(id, pids)| self.lived_in(*id, pids, &mut memory))
+            .collect();
+        // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would
+        // look like one that the host unmounted.
         let own = self.table_of(self.own)?;
-        let empty = self.without_processes(&own, &mut memory, |id| id == own_id || by_id.contains_key(&id));
+        let empty = self.without_processes(&own, &mut memory, |id| {
+            id == own_id || by_id.contains_key(&id)
+        });
         others.extend(empty);
         checked.namespaces = others.len() + 1;
-        Ok(Namespaces { own, others, checked, problems })
+        Ok(Namespaces {
+            own,
+            others,
+            checked,
+            problems,
+        })
     }
 
     /// `None` if all of its processes ended meanwhile.
     fn lived_in(&self, id: u64, pids: &[u32], memory: &mut Memory) -> Option<MountNamespace> {
         for pid in pids {
-            let text = |name: &str| fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default();
+            let text = |name: &str| {
+                fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default()
+            };
             let path = self.file(&pid.to_string(), "mountinfo");
-            let read = File::open(&path).map_err(ReadTableError::from).and_then(read_container_table);
+            let read = File::open(&path)
+                .map_err(ReadTableError::from)
+                .and_then(read_container_table);
             let table = match read {
                 Ok(table) => Ok(table),
-                Err(ReadTableError::Read(error)) if is_gone(&error) || error.raw_os_error() == Some(EINVAL) => continue,
+                Err(ReadTableError::Read(error))
+                    if is_gone(&error) || error.raw_os_error() == Some(EINVAL) =>
+                {
+                    continue;
+                }
                 Err(ReadTableError::Read(source)) => Err(UnreadTable::Read { path, source }),
                 Err(ReadTableError::Table(error)) => Err(error.into()),
             };
             let table = table.and_then(|table| memory.add(table));
             let command = text("comm").trim_end().to_owned();
-            let held_by = HeldBy::Process { pid: *pid, command, cgroup: text("cgroup") };
-            return Some(MountNamespace { id, held_by, processes: pids.len(), table });
+            let held_by = HeldBy::Process {
+                pid: *pid,
+                command,
+                cgroup: text("cgroup"),
+            };
+            return Some(MountNamespace {
+                id,
+                held_by,
+                processes: pids.len(),
+                table,
+            });
         }
         None
     }
@@ -172,62 +213,115 @@ impl Proc {
         is_known: impl Fn(u64) -> bool,
     ) -> Vec<MountNamespace> {
         let mut found = BTreeMap::new();
-        for entry in own.entries().iter().filter(|entry| entry.fs_type.0 == "nsfs") {
-            if let Some(id) = entry.root.path.to_str().and_then(namespace_id).filter(|id| !is_known(*id)) {
+        for entry in own
+            .entries()
+            .iter()
+            .filter(|entry| entry.fs_type.0 == "nsfs")
+        {
+            if let Some(id) = entry
+                .root
+                .path
+                .to_str()
+                .and_then(namespace_id)
+                .filter(|id| !is_known(*id))
+            {
                 let held_by = HeldBy::BindMount(entry.mount_point.clone());
-                found.entry(id).or_insert((held_by, entry.mount_point.clone()));
+                found
+                    .entry(id)
+                    .or_insert((held_by, entry.mount_point.clone()));
             }
         }
         let descriptors = self.descriptors();
         let targets = links(&descriptors);
-        for (ProcessFile { pid, path: descriptor }, link) in descriptors.into_iter().zip(targets) {
+        for (
+            ProcessFile {
+                pid,
+                path: descriptor,
+            },
+            link,
+        ) in descriptors.into_iter().zip(targets)
+        {
             let link = link.ok();
-            let id = link.as_deref().and_then(Path::to_str).and_then(namespace_id);
+            let id = link
+                .as_deref()
+                .and_then(Path::to_str)
+                .and_then(namespace_id);
             if let Some(id) = id.filter(|id| !is_known(*id)) {
-                let comm = fs::read_to_string(self.file(&pid.to_string(), "comm")).unwrap_or_default();
-                let held_by = HeldBy::Descriptor { pid, command: comm.trim_end().to_owned() };
+                let comm =
+                    fs::read_to_string(self.file(&pid.to_string(), "comm")).unwrap_or_default();
+                let held_by = HeldBy::Descriptor {
+                    pid,
+                    command: comm.trim_end().to_owned(),
+                };
                 found.entry(id).or_insert((held_by, descriptor));
             }
         }
         let seen = found.into_iter().map(|(id, (held_by, file))| {
             let table = mounts_of_namespace(&file).and_then(|table| memory.add(table));
-            MountNamespace { id, held_by, processes: 0, table }
+            MountNamespace {
+                id,
+                held_by,
+                processes: 0,
+                table,
+            }
         });
         seen.collect()
     }
 
     fn file_of(&self, pid: u32, name: &str) -> ProcessFile {
-        ProcessFile { pid, path: self.file(&pid.to_string(), name) }
+        ProcessFile {
+            pid,
+            path: self.file(&pid.to_string(), name),
+        }
     }
 
     fn descriptors(&self) -> Vec<ProcessFile> {
         let pids = self.pids().unwrap_or_default();
         let of = |pid: &u32| {
-            let entries = fs::read_dir(self.file(&pid.to_string(), "fd")).into_iter().flatten().flatten();
-            entries.map(|entry| ProcessFile { pid: *pid, path: entry.path() }).collect::<Vec<_>>()
+            let entries = fs::read_dir(self.file(&pid.to_string(), "fd"))
+                .into_iter()
+                .flatten()
+                .flatten();
+            entries
+                .map(|entry| ProcessFile {
+                    pid: *pid,
+                    path: entry.path(),
+                })
+                .collect::<Vec<_>>()
         };
         pids.iter().flat_map(of).collect()
     }
 
     fn pids(&self) -> Result<Vec<u32>, NamespacesError> {
-        let unreadable = |source| NamespacesError::List { path: self.folder.clone(), source };
+        let unreadable = |source| NamespacesError::List {
+            path: self.folder.clone(),
+            source,
+        };
         let entries = fs::read_dir(&self.folder).map_err(unreadable)?;
         let mut pids: Vec<u32> = entries
             .flatten()
-            .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
+            .filter_map(|entry| {
+                entry
+                    .file_name()
+                    .to_str()
+                    .and_then(|name| name.parse().ok())
+            })
             .collect();
         pids.sort_unstable();
         Ok(pids)
     }
 
-    /// The number of the namespace that a process is in: the inode of what its link leads to, namespaces(7).
+    /// The number of the namespace that a process is in: the inode of what its link leads to,
+    /// namespaces(7).
     fn id_of(&self, pid: &str) -> io::Result<u64> {
         fs::metadata(self.file(pid, "ns/mnt")).map(|metadata| metadata.ino())
     }
 
     fn table_of(&self, pid: &str) -> Result<MountTable, NamespacesError> {
         let path = self.file(pid, "mountinfo");
-        let read = File::open(&path).map_err(ReadTableError::from).and_then(read_host_table);
+        let read = File::open(&path)
+            .map_err(ReadTableError::from)
+            .and_then(read_host_table);
         read.map_err(|error| match error {
             ReadTableError::Read(source) => NamespacesError::Read { path, source },
             ReadTableError::Table(source) => NamespacesError::Table { path, source },
@@ -277,7 +371,11 @@ impl Memory {
 
 /// `mnt:[4026531841]`
 fn namespace_id(link: &str) -> Option<u64> {
-    link.trim_start_matches('/').strip_prefix("mnt:[")?.strip_suffix(']')?.parse().ok()
+    link.trim_start_matches('/')
+        .strip_prefix("mnt:[")?
+        .strip_suffix(']')?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -304,29 +402,50 @@ mod tests {
             let namespace = proc.path().join(format!("namespace-{container}"));
             fs::write(&namespace, "").unwrap();
             for process_of_it in 0..3 {
-                // Only the first of each has a table to read: reading another would leave the namespace without one.
+                // Only the first of each has a table to read: reading another would leave the
+                // namespace without one.
                 let mountinfo = (process_of_it == 0).then_some(LINE);
-                process(proc.path(), 1 + container * 3 + process_of_it, &namespace, mountinfo);
+                process(
+                    proc.path(),
+                    1 + container * 3 + process_of_it,
+                    &namespace,
+                    mountinfo,
+                );
             }
         }
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
-        assert_eq!(seen.checked, Checked { processes: 1503, namespaces: 501 });
-        assert!(seen.others.iter().all(|other| other.table.is_ok() && other.processes == 3));
+        assert_eq!(
+            seen.checked,
+            Checked {
+                processes: 1503,
+                namespaces: 501
+            }
+        );
+        assert!(
+            seen.others
+                .iter()
+                .all(|other| other.table.is_ok() && other.processes == 3)
+        );
         assert_eq!((seen.others.len(), seen.problems.len()), (500, 0));
     }
 
     #[test]
     fn a_process_that_went_away_leaves_its_namespace_to_the_next() {
         let proc = tempfile::tempdir().unwrap();
-        for (name, pids) in
-            [("own", &[(1, Some(LINE))][..]), ("left", &[(2, None), (3, Some(LINE))]), ("gone", &[(4, None)])]
-        {
+        for (name, pids) in [
+            ("own", &[(1, Some(LINE))][..]),
+            ("left", &[(2, None), (3, Some(LINE))]),
+            ("gone", &[(4, None)]),
+        ] {
             let namespace = proc.path().join(name);
             fs::write(&namespace, "").unwrap();
-            pids.iter().for_each(|(pid, mountinfo)| process(proc.path(), *pid, &namespace, *mountinfo));
+            pids.iter()
+                .for_each(|(pid, mountinfo)| process(proc.path(), *pid, &namespace, *mountinfo));
         }
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
-        let HeldBy::Process { pid, .. } = seen.others[0].held_by else { panic!("{seen:?}") };
+        let HeldBy::Process { pid, .. } = seen.others[0].held_by else {
+            panic!("{seen:?}")
+        };
         assert_eq!((seen.others.len(), pid, seen.problems.len()), (1, 3, 0));
     }
 
@@ -341,6 +460,12 @@ mod tests {
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
         assert!(seen.others.iter().all(|other| other.table.is_err()));
         fs::write(proc.path().join("1/mountinfo"), &LINE[..20]).unwrap();
-        assert!(Proc::at(proc.path().to_owned()).namespaces().unwrap_err().to_string().contains("1/mountinfo"));
+        assert!(
+            Proc::at(proc.path().to_owned())
+                .namespaces()
+                .unwrap_err()
+                .to_string()
+                .contains("1/mountinfo")
+        );
     }
 }

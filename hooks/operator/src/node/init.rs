@@ -1,8 +1,9 @@
 //! The init process of a container, by the container's id: the one check for all programs.
 //!
-//! Two things must agree: the process is in a cgroup with the container's id, and the runtime has recorded its pid. The cgroup alone
-//! proves nothing: a user of the node with a delegated cgroup can name a cgroup after any container. The pid alone proves nothing
-//! either: the kernel may have given it to another process. Only where no record is found, the oldest process counts.
+//! Two things must agree: the process is in a cgroup with the container's id, and the runtime has
+//! recorded its pid. The cgroup alone proves nothing: a user of the node with a delegated cgroup
+//! can name a cgroup after any container. The pid alone proves nothing either: the kernel may have
+//! given it to another process. Only where no record is found, the oldest process counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,7 +31,9 @@ pub enum NotInit {
         container: String,
     },
     /// The runtime has recorded another process.
-    #[error("process {pid} is not the init of container {container}: its runtime recorded process {recorded}")]
+    #[error(
+        "process {pid} is not the init of container {container}: its runtime recorded process {recorded}"
+    )]
     Record {
         /// The process.
         pid: u32,
@@ -41,7 +44,8 @@ pub enum NotInit {
     },
 }
 
-/// Opens the init of a container. `pid` is from the CRI or from the runtime's record, and may belong to another process by now.
+/// Opens the init of a container. `pid` is from the CRI or from the runtime's record, and may
+/// belong to another process by now.
 ///
 /// # Errors
 /// If the process ended, or is not the container's init.
@@ -52,11 +56,23 @@ pub fn hold_init(container: &str, pid: u32) -> Result<HeldProcess, NotInit> {
 fn hold_init_at(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, NotInit> {
     let process = HeldProcess::open(pid)?;
     let cgroup = process.read("cgroup")?;
-    if container_of(&String::from_utf8_lossy(&cgroup), &BTreeSet::from([container])).is_none() {
-        return Err(NotInit::Cgroup { pid, container: container.to_owned() });
+    if container_of(
+        &String::from_utf8_lossy(&cgroup),
+        &BTreeSet::from([container]),
+    )
+    .is_none()
+    {
+        return Err(NotInit::Cgroup {
+            pid,
+            container: container.to_owned(),
+        });
     }
     match recorded_pid(root, container) {
-        Some(recorded) if recorded != pid => Err(NotInit::Record { pid, container: container.to_owned(), recorded }),
+        Some(recorded) if recorded != pid => Err(NotInit::Record {
+            pid,
+            container: container.to_owned(),
+            recorded,
+        }),
         Some(_) | None => Ok(process),
     }
 }
@@ -71,11 +87,19 @@ pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&
     inits_at(Path::new("/"), containers)
 }
 
-fn inits_at<'c>(root: &Path, containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&'c str, u32> {
+fn inits_at<'c>(
+    root: &Path,
+    containers: impl IntoIterator<Item = &'c str>,
+) -> BTreeMap<&'c str, u32> {
     let (mut inits, mut unrecorded) = (BTreeMap::new(), BTreeSet::new());
-    for container in containers.into_iter().filter(|container| !container.is_empty()) {
+    for container in containers
+        .into_iter()
+        .filter(|container| !container.is_empty())
+    {
         match recorded_pid(root, container) {
-            Some(pid) if hold_init_at(root, container, pid).is_ok() => drop(inits.insert(container, pid)),
+            Some(pid) if hold_init_at(root, container, pid).is_ok() => {
+                drop(inits.insert(container, pid))
+            }
             // The container ended, and its record is still there.
             Some(_) => {}
             None => drop(unrecorded.insert(container)),
@@ -85,14 +109,33 @@ fn inits_at<'c>(root: &Path, containers: impl IntoIterator<Item = &'c str>) -> B
     inits
 }
 
-/// The pid that the container's runtime has recorded, on a node whose `/` is at `root`. Only root writes into these folders.
+/// The pid that the container's runtime has recorded, on a node whose `/` is at `root`. Only root
+/// writes into these folders.
 fn recorded_pid(root: &Path, container: &str) -> Option<u32> {
-    let is_name = !container.is_empty() && !container.contains('/') && ![".", ".."].contains(&container);
-    let tasks = TASKS.iter().filter(|_| is_name).flat_map(|tasks| entries(&root.join(tasks)));
-    let of_task = |task: PathBuf| fs::read_to_string(task.join("init.pid")).ok()?.trim().parse().ok();
-    let mut of_containerd = tasks.map(|namespace| namespace.join(container)).filter_map(of_task);
-    let mut states = STATES.iter().filter(|_| is_name).map(|state| root.join(state).join(container));
-    of_containerd.next().or_else(|| states.find_map(|state| recorded_init(&state))).filter(|pid| *pid > 0)
+    let is_name =
+        !container.is_empty() && !container.contains('/') && ![".", ".."].contains(&container);
+    let tasks = TASKS
+        .iter()
+        .filter(|_| is_name)
+        .flat_map(|tasks| entries(&root.join(tasks)));
+    let of_task = |task: PathBuf| {
+        fs::read_to_string(task.join("init.pid"))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    };
+    let mut of_containerd = tasks
+        .map(|namespace| namespace.join(container))
+        .filter_map(of_task);
+    let mut states = STATES
+        .iter()
+        .filter(|_| is_name)
+        .map(|state| root.join(state).join(container));
+    of_containerd
+        .next()
+        .or_else(|| states.find_map(|state| recorded_init(&state)))
+        .filter(|pid| *pid > 0)
 }
 
 /// For each container the process that started first of those in its cgroups.
@@ -105,34 +148,55 @@ fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
         Some((pid, container_of(&cgroup, containers)?))
     };
     let found: Vec<(u32, &str)> = pids().into_iter().filter_map(in_container).collect();
-    let files: Vec<ProcessFile> = found.iter().map(|(pid, _)| ProcessFile::of(*pid, "stat")).collect();
+    let files: Vec<ProcessFile> = found
+        .iter()
+        .map(|(pid, _)| ProcessFile::of(*pid, "stat"))
+        .collect();
     let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
     for ((pid, container), stat) in found.into_iter().zip(contents(&files)) {
-        if let Some(started) = stat.ok().and_then(|stat| started(&String::from_utf8_lossy(&stat))) {
+        if let Some(started) = stat
+            .ok()
+            .and_then(|stat| started(&String::from_utf8_lossy(&stat)))
+        {
             let first = oldest.entry(container).or_insert((started, pid));
             *first = (*first).min((started, pid));
         }
     }
-    oldest.into_iter().map(|(container, (_, pid))| (container, pid)).collect()
+    oldest
+        .into_iter()
+        .map(|(container, (_, pid))| (container, pid))
+        .collect()
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// The outermost of these containers in whose cgroup a process is, by its `/proc/PID/cgroup`.
 ///
-/// A part of the path is the id, or ends with it: `/kubepods/podUID/ID`, `/kubepods.slice/cri-containerd-ID.scope`. A container may
-/// make cgroups of its own below, and name them after another container.
+/// A part of the path is the id, or ends with it: `/kubepods/podUID/ID`,
+/// `/kubepods.slice/cri-containerd-ID.scope`. A container may make cgroups of its own below, and
+/// name them after another container.
 fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c str> {
-    cgroup.lines().flat_map(|line| line.split(['/', ':'])).find_map(|part| {
-        let part = part.strip_suffix(".scope").unwrap_or(part);
-        let after_dashes = part.match_indices('-').map(|(dash, _)| &part[dash + 1..]);
-        iter::once(part).chain(after_dashes).find_map(|id| containers.get(id).copied())
-    })
+    cgroup
+        .lines()
+        .flat_map(|line| line.split(['/', ':']))
+        .find_map(|part| {
+            let part = part.strip_suffix(".scope").unwrap_or(part);
+            let after_dashes = part.match_indices('-').map(|(dash, _)| &part[dash + 1..]);
+            iter::once(part)
+                .chain(after_dashes)
+                .find_map(|id| containers.get(id).copied())
+        })
 }
 
-/// The time at which a process started, in the kernel's ticks since boot: field 22 of proc_pid_stat(5).
+/// The time at which a process started, in the kernel's ticks since boot: field 22 of
+/// proc_pid_stat(5).
 fn started(stat: &str) -> Option<u64> {
     // The name in parentheses may have spaces and parentheses itself.
     let (_, after_name) = stat.rsplit_once(") ")?;
@@ -152,7 +216,10 @@ mod tests {
         let containers = BTreeSet::from(["abc", "my-app", "outer"]);
         for (cgroup, expected) in [
             ("0::/kubepods/besteffort/podu-1/abc", Some("abc")),
-            ("0::/kubepods.slice/kubepods-podu.slice/cri-containerd-abc.scope", Some("abc")),
+            (
+                "0::/kubepods.slice/kubepods-podu.slice/cri-containerd-abc.scope",
+                Some("abc"),
+            ),
             ("12:pids:/system.slice/docker-abc.scope/init", Some("abc")),
             ("0::/machine.slice/libpod-abc.scope/container", Some("abc")),
             ("2:cpu:/\n1:name=systemd:/default/my-app\n", Some("my-app")),
@@ -198,8 +265,10 @@ mod tests {
     impl InCgroup {
         /// `None` without the right to make cgroups.
         fn start(path: &str) -> Option<Self> {
-            let hierarchies = ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
-            let has_processes = |folder: &&PathBuf| folder.join("cgroup.procs").symlink_metadata().is_ok();
+            let hierarchies =
+                ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
+            let has_processes =
+                |folder: &&PathBuf| folder.join("cgroup.procs").symlink_metadata().is_ok();
             let cgroup = hierarchies.iter().find(has_processes)?.join(path);
             if fs::create_dir_all(&cgroup).is_err() {
                 eprintln!("SKIPPED: no right to make a cgroup");
@@ -221,18 +290,26 @@ mod tests {
         }
     }
 
-    /// A user of the node has a delegated cgroup, and names a cgroup in it after a container. The process is older than the container.
+    /// A user of the node has a delegated cgroup, and names a cgroup in it after a container. The
+    /// process is older than the container.
     #[test]
     fn a_process_in_a_cgroup_with_the_containers_name_is_not_its_init() {
         let id = format!("c{}", std::process::id());
-        let Some(user) = InCgroup::start(&format!("bindguard-{id}-user/{id}")) else { return };
-        let Some(init) = InCgroup::start(&format!("bindguard-{id}-pods/{id}")) else { return };
+        let Some(user) = InCgroup::start(&format!("bindguard-{id}-user/{id}")) else {
+            return;
+        };
+        let Some(init) = InCgroup::start(&format!("bindguard-{id}-pods/{id}")) else {
+            return;
+        };
         let root = tempfile::tempdir().unwrap();
         let task = root.path().join(TASKS[0]).join("k8s.io").join(&id);
         fs::create_dir_all(&task).unwrap();
         fs::write(task.join("init.pid"), init.process.id().to_string()).unwrap();
 
-        assert_eq!(inits_at(root.path(), [id.as_str()]), BTreeMap::from([(id.as_str(), init.process.id())]));
+        assert_eq!(
+            inits_at(root.path(), [id.as_str()]),
+            BTreeMap::from([(id.as_str(), init.process.id())])
+        );
         assert!(hold_init_at(root.path(), &id, init.process.id()).is_ok());
         let refused = hold_init_at(root.path(), &id, user.process.id()).unwrap_err();
         assert!(matches!(refused, NotInit::Record { .. }), "{refused}");
@@ -244,7 +321,9 @@ mod tests {
     #[test]
     fn a_cgroup_whose_name_only_contains_the_id_is_another_containers() {
         let id = format!("c{}", std::process::id());
-        let Some(other) = InCgroup::start(&format!("bindguard-{id}-other/x{id}x")) else { return };
+        let Some(other) = InCgroup::start(&format!("bindguard-{id}-other/x{id}x")) else {
+            return;
+        };
         let root = tempfile::tempdir().unwrap();
         let refused = hold_init_at(root.path(), &id, other.process.id()).unwrap_err();
         assert!(matches!(refused, NotInit::Cgroup { .. }), "{refused}");

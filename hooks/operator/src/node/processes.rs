@@ -26,38 +26,61 @@ impl Process {
 
     fn of(pid: u32) -> Option<Self> {
         let text = |name| fs::read_to_string(file(pid, name)).ok();
-        Some(Self { pid, command: text("comm")?.trim_end().to_owned(), cgroup: text("cgroup")? })
+        Some(Self {
+            pid,
+            command: text("comm")?.trim_end().to_owned(),
+            cgroup: text("cgroup")?,
+        })
     }
 }
 
 /// The processes with this name.
 pub fn processes_named(name: &str) -> Vec<Process> {
-    let is_named = |pid: &u32| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name);
+    let is_named = |pid: &u32| {
+        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
     let named: Vec<u32> = pids().into_iter().filter(is_named).collect();
     let own = [namespace("mnt"), namespace("user")];
     let [mounts, users] = ["ns/mnt", "ns/user"].map(|link| inodes(&of_each(&named, link)));
-    let is_ours =
-        |(mounts, users): (io::Result<u64>, io::Result<u64>)| own == [mounts.ok(), users.ok()] && own[0].is_some();
+    let is_ours = |(mounts, users): (io::Result<u64>, io::Result<u64>)| {
+        own == [mounts.ok(), users.ok()] && own[0].is_some()
+    };
     let ours = mounts.into_iter().zip(users).map(is_ours);
-    named.iter().zip(ours).filter(|(_, is_ours)| *is_ours).filter_map(|(pid, _)| Process::of(*pid)).collect()
+    named
+        .iter()
+        .zip(ours)
+        .filter(|(_, is_ours)| *is_ours)
+        .filter_map(|(pid, _)| Process::of(*pid))
+        .collect()
 }
 
-/// The arguments that each process with this name was started with. A process that gives no answer is left out.
+/// The arguments that each process with this name was started with. A process that gives no answer
+/// is left out.
 pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
-    let pids: Vec<u32> = processes_named(name).iter().map(|process| process.pid).collect();
+    let pids: Vec<u32> = processes_named(name)
+        .iter()
+        .map(|process| process.pid)
+        .collect();
     arguments_of(&pids).into_iter().flatten().collect()
 }
 
 /// The processes, of containers too, that have this file open.
 pub fn with_open(path: &Path) -> Vec<Process> {
     let descriptors = |pid: u32| {
-        let entries = fs::read_dir(file(pid, "fd")).into_iter().flatten().flatten();
-        entries.map(move |entry| ProcessFile { pid, path: entry.path() })
+        let entries = fs::read_dir(file(pid, "fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries.map(move |entry| ProcessFile {
+            pid,
+            path: entry.path(),
+        })
     };
     let files: Vec<ProcessFile> = pids().into_iter().flat_map(descriptors).collect();
     let links = links(&files);
-    let has_it =
-        |(file, link): (&ProcessFile, io::Result<PathBuf>)| link.is_ok_and(|open| open == path).then_some(file.pid);
+    let has_it = |(file, link): (&ProcessFile, io::Result<PathBuf>)| {
+        link.is_ok_and(|open| open == path).then_some(file.pid)
+    };
     let mut found: Vec<u32> = files.iter().zip(links).filter_map(has_it).collect();
     found.dedup();
     found.into_iter().filter_map(Process::of).collect()
@@ -65,7 +88,9 @@ pub fn with_open(path: &Path) -> Vec<Process> {
 
 /// The caller's own namespace.
 fn namespace(kind: &str) -> Option<u64> {
-    fs::metadata(format!("/proc/thread-self/ns/{kind}")).ok().map(|metadata| metadata.ino())
+    fs::metadata(format!("/proc/thread-self/ns/{kind}"))
+        .ok()
+        .map(|metadata| metadata.ino())
 }
 
 fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
@@ -74,7 +99,14 @@ fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
 
 pub(super) fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok())).collect()
+    entries
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+        })
+        .collect()
 }
 
 fn file(pid: u32, name: &str) -> PathBuf {

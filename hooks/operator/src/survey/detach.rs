@@ -1,7 +1,9 @@
-//! Detaches a stale subpath's mount, and nothing more: the kubelet binds it again when it next starts the container.
+//! Detaches a stale subpath's mount, and nothing more: the kubelet binds it again when it next
+//! starts the container.
 //!
-//! An operator wants this on a node whose kubelet has the fix of 1.19 and where a re-bind is not possible; kubediag's
-//! recoverer does the same. Until the kubelet binds again, the path shows the empty file underneath.
+//! An operator wants this on a node whose kubelet has the fix of 1.19 and where a re-bind is not
+//! possible; kubediag's recoverer does the same. Until the kubelet binds again, the path shows the
+//! empty file underneath.
 
 use std::time::Instant;
 
@@ -24,7 +26,8 @@ pub(crate) enum NotDetached {
     Failed(String),
 }
 
-/// Detaches the mount of a subpath that is still stale: the very mount that was judged, whatever a guard attaches meanwhile.
+/// Detaches the mount of a subpath that is still stale: the very mount that was judged, whatever a
+/// guard attaches meanwhile.
 pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
     let held = HeldSubpath::hold(subpath.clone());
     let probes = Probes::for_repairs(Instant::now());
@@ -32,6 +35,8 @@ pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
         Verdict::Stale { .. } => {}
         verdict => return Err(NotDetached::NoLongerStale(verdict.name())),
     }
-    let stale = held.handle().ok_or_else(|| NotDetached::Failed("it went away".to_owned()))?;
+    let stale = held
+        .handle()
+        .ok_or_else(|| NotDetached::Failed("it went away".to_owned()))?;
     detach(stale).map_err(|error| NotDetached::Failed(error_chain(&error)))
 }

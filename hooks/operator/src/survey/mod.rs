@@ -42,23 +42,34 @@ pub enum Act {
     Detach,
 }
 
-/// Judges the volumes and subpaths of this node whose paths are `wanted`, and finds the running containers of these pods that
-/// read old files.
-pub fn survey_node(policy: &Policy, places: &Places, pods: &Pods, wanted: impl Fn(&Path) -> bool) -> NodeReport {
+/// Judges the volumes and subpaths of this node whose paths are `wanted`, and finds the running
+/// containers of these pods that read old files.
+pub fn survey_node(
+    policy: &Policy,
+    places: &Places,
+    pods: &Pods,
+    wanted: impl Fn(&Path) -> bool,
+) -> NodeReport {
     let start = Instant::now();
     let probes = Probes::for_operator();
     let roots = Roots::of(places);
-    let mut report = diagnose_subpaths(&for_operators(policy), &roots, &probes, |subpath| wanted(&subpath.path()));
+    let mut report = diagnose_subpaths(&for_operators(policy), &roots, &probes, |subpath| {
+        wanted(&subpath.path())
+    });
     let mut volumes = diagnose_volumes(&roots, &probes, &wanted);
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
     let (old_files, mut unchecked) = old_files(roots.names(), pods, &wanted);
     report.problems.append(&mut unchecked);
     report.set_duration(start.elapsed());
-    NodeReport { old_files, ..with_table(report, read_mount_table(), roots, places, pods) }
+    NodeReport {
+        old_files,
+        ..with_table(report, read_mount_table(), roots, places, pods)
+    }
 }
 
-/// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired from here.
+/// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired
+/// from here.
 pub fn repair_node(
     policy: &Policy,
     places: &Places,
@@ -70,16 +81,25 @@ pub fn repair_node(
     let table = read_mount_table();
     let roots = Roots::of(places);
     let report = match act {
-        Act::Check => diagnose_subpaths(&for_operators(policy), &roots, &Probes::for_operator(), wanted),
+        Act::Check => diagnose_subpaths(
+            &for_operators(policy),
+            &roots,
+            &Probes::for_operator(),
+            wanted,
+        ),
         Act::Rebind => rebind_subpaths(policy, &roots, wanted),
         Act::Detach => detach_subpaths(&roots, wanted),
     };
     with_table(report, table, roots, places, pods)
 }
 
-/// Overrides the policy of admissions: an operator's request is always inspected, and can be repaired.
+/// Overrides the policy of admissions: an operator's request is always inspected, and can be
+/// repaired.
 fn for_operators(policy: &Policy) -> Policy {
-    Policy { stale_subpaths: Mode::Repair, ..*policy }
+    Policy {
+        stale_subpaths: Mode::Repair,
+        ..*policy
+    }
 }
 
 fn with_table(
@@ -110,13 +130,30 @@ fn diagnose_volumes(roots: &Roots, probes: &Probes, wanted: impl Fn(&Path) -> bo
             Err(error) => report.problems.push(error_chain(&error)),
         }
     }
-    volumes.mounted.retain(|volume| wanted(volume.mount_point()));
+    volumes
+        .mounted
+        .retain(|volume| wanted(volume.mount_point()));
     volumes.plain.retain(|directory| wanted(directory));
-    let findings = judged(&volumes.mounted, probes, MountedVolume::mount_point, judge_volume).into_iter();
+    let findings = judged(
+        &volumes.mounted,
+        probes,
+        MountedVolume::mount_point,
+        judge_volume,
+    )
+    .into_iter();
     let findings: Vec<Finding> = findings.zip(volumes.mounted).map(finding).collect();
     report.add(findings, |_| None);
-    let plain = judged(&volumes.plain, probes, PathBuf::as_path, |_, mount| judge_plain_volume(mount));
-    report.add(plain.into_iter().zip(volumes.plain).map(plain_volume).collect(), |_| None);
+    let plain = judged(&volumes.plain, probes, PathBuf::as_path, |_, mount| {
+        judge_plain_volume(mount)
+    });
+    report.add(
+        plain
+            .into_iter()
+            .zip(volumes.plain)
+            .map(plain_volume)
+            .collect(),
+        |_| None,
+    );
     report
 }
 
@@ -129,25 +166,57 @@ fn judged<V>(
 ) -> Vec<Verdict> {
     let some = |volumes: &[V]| {
         let mounts = Mounts::default();
-        let held: Vec<_> = volumes.iter().map(|volume| HeldVolume::hold(place(volume))).collect();
-        let on_server: Vec<bool> = held.iter().map(|held| held.is_on_a_server(&mounts)).collect();
-        let paths_to_probe = volumes.iter().zip(&on_server).filter(|(_, on_server)| **on_server);
-        let paths_to_probe: Vec<PathBuf> = paths_to_probe.map(|(volume, _)| place(volume).to_owned()).collect();
+        let held: Vec<_> = volumes
+            .iter()
+            .map(|volume| HeldVolume::hold(place(volume)))
+            .collect();
+        let on_server: Vec<bool> = held
+            .iter()
+            .map(|held| held.is_on_a_server(&mounts))
+            .collect();
+        let paths_to_probe = volumes
+            .iter()
+            .zip(&on_server)
+            .filter(|(_, on_server)| **on_server);
+        let paths_to_probe: Vec<PathBuf> = paths_to_probe
+            .map(|(volume, _)| place(volume).to_owned())
+            .collect();
         let mut answers = probes.reaches(&paths_to_probe).into_iter();
         let mut verdict = |((volume, held), on_server): ((&V, &HeldVolume), &bool)| {
-            let dead = on_server.then(|| answers.next()).flatten().as_ref().and_then(judge_reach);
+            let dead = on_server
+                .then(|| answers.next())
+                .flatten()
+                .as_ref()
+                .and_then(judge_reach);
             dead.unwrap_or_else(|| judge(volume, &held.observe(&mounts)))
         };
-        volumes.iter().zip(&held).zip(&on_server).map(&mut verdict).collect::<Vec<_>>()
+        volumes
+            .iter()
+            .zip(&held)
+            .zip(&on_server)
+            .map(&mut verdict)
+            .collect::<Vec<_>>()
     };
     volumes.chunks(AT_A_TIME).flat_map(some).collect()
 }
 
 fn finding((verdict, volume): (Verdict, MountedVolume)) -> Finding {
     let source = volume.mount_point().to_owned();
-    Finding { bind: None, source, destination: None, kind: SourceKind::MountedVolume(volume), verdict }
+    Finding {
+        bind: None,
+        source,
+        destination: None,
+        kind: SourceKind::MountedVolume(volume),
+        verdict,
+    }
 }
 
 fn plain_volume((verdict, source): (Verdict, PathBuf)) -> Finding {
-    Finding { bind: None, source, destination: None, kind: SourceKind::PlainVolume, verdict }
+    Finding {
+        bind: None,
+        source,
+        destination: None,
+        kind: SourceKind::PlainVolume,
+        verdict,
+    }
 }

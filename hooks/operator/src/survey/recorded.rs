@@ -20,7 +20,8 @@ use bindguard_sys::observe::{list_subpaths, list_volumes};
 
 use crate::support_bundle::Recorded;
 
-/// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files below `root`.
+/// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files
+/// below `root`.
 pub fn survey_recorded(
     policy: &Policy,
     places: &Places,
@@ -30,7 +31,10 @@ pub fn survey_recorded(
     wanted: impl Fn(&Path) -> bool,
 ) -> NodeReport {
     let start = Instant::now();
-    let policy = Policy { stale_subpaths: Mode::Repair, ..*policy };
+    let policy = Policy {
+        stale_subpaths: Mode::Repair,
+        ..*policy
+    };
     let (recorded, mut report) = (Recorded::new(table, root), Report::default());
     let mut findings = subpaths(places, table, &recorded, &mut report);
     let (mounted, mut plain) = volumes(places, root, &recorded, &mut report);
@@ -39,16 +43,27 @@ pub fn survey_recorded(
     plain.retain(|directory| wanted(directory));
     findings.extend(plain.into_iter().map(plain_volume));
     report.add(findings, |finding| {
-        planned_outcome(finding, &Plan::from_findings(slice::from_ref(finding), &policy), &policy)
+        planned_outcome(
+            finding,
+            &Plan::from_findings(slice::from_ref(finding), &policy),
+            &policy,
+        )
     });
     report.set_duration(start.elapsed());
     NodeReport::from_report(report, table, pods, places)
 }
 
 /// The mounted subpaths, and those of which only the directory is left.
-fn subpaths(places: &Places, table: &MountTable, recorded: &Recorded<'_>, report: &mut Report) -> Vec<Finding> {
-    let mounted =
-        table.entries().iter().filter_map(|e| VolumeSubpath::from_path(&e.mount_point, places.kubelet_roots()));
+fn subpaths(
+    places: &Places,
+    table: &MountTable,
+    recorded: &Recorded<'_>,
+    report: &mut Report,
+) -> Vec<Finding> {
+    let mounted = table
+        .entries()
+        .iter()
+        .filter_map(|e| VolumeSubpath::from_path(&e.mount_point, places.kubelet_roots()));
     let mut found: Vec<VolumeSubpath> = mounted.collect();
     for root in places.kubelet_roots() {
         match list_subpaths(&recorded.copy_of(root)) {
@@ -70,17 +85,36 @@ fn subpaths(places: &Places, table: &MountTable, recorded: &Recorded<'_>, report
 
 /// A server cannot be probed from here.
 fn plain_volume(source: PathBuf) -> Finding {
-    Finding { bind: None, source, destination: None, kind: SourceKind::PlainVolume, verdict: Verdict::Current }
+    Finding {
+        bind: None,
+        source,
+        destination: None,
+        kind: SourceKind::PlainVolume,
+        verdict: Verdict::Current,
+    }
 }
 
 /// The volumes that must be mounted, judged by the mount table, and the directories of the others.
-fn volumes(places: &Places, root: &Path, recorded: &Recorded<'_>, report: &mut Report) -> (Vec<Finding>, Vec<PathBuf>) {
+fn volumes(
+    places: &Places,
+    root: &Path,
+    recorded: &Recorded<'_>,
+    report: &mut Report,
+) -> (Vec<Finding>, Vec<PathBuf>) {
     let (mut mounted, mut plain) = (Vec::new(), Vec::new());
     for kubelet_root in places.kubelet_roots() {
         match list_volumes(&recorded.copy_of(kubelet_root)) {
             Ok(copies) => {
-                mounted.extend(copies.mounted.iter().filter_map(|copy| copy.without_prefix(root)));
-                let below = copies.plain.iter().filter_map(|copy| copy.strip_prefix(root).ok());
+                mounted.extend(
+                    copies
+                        .mounted
+                        .iter()
+                        .filter_map(|copy| copy.without_prefix(root)),
+                );
+                let below = copies
+                    .plain
+                    .iter()
+                    .filter_map(|copy| copy.strip_prefix(root).ok());
                 plain.extend(below.map(|path| Path::new("/").join(path)));
             }
             Err(error) => report.problems.push(error_chain(&error)),

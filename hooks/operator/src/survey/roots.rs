@@ -38,16 +38,26 @@ impl Roots {
         let mut roots = Self::default();
         // If no process can be started, the configured names are used unchecked.
         let Ok(answers) = probe_side_by_side(&names, PATIENCE) else {
-            roots.known = names.into_iter().map(|name| Root { real: name.clone(), named: name }).collect();
+            roots.known = names
+                .into_iter()
+                .map(|name| Root {
+                    real: name.clone(),
+                    named: name,
+                })
+                .collect();
             return roots;
         };
         let mut seen = BTreeSet::new();
         for (named, answer) in names.into_iter().zip(answers) {
             match answer {
-                Answer::Reached(real) if seen.insert(real.clone()) => roots.known.push(Root { named, real }),
+                Answer::Reached(real) if seen.insert(real.clone()) => {
+                    roots.known.push(Root { named, real })
+                }
                 Answer::Reached(_) => {}
                 Answer::Refused(error) if error.kind() == ErrorKind::NotFound => {}
-                Answer::Refused(error) => roots.problems.push(format!("probe {}: {error}", named.display())),
+                Answer::Refused(error) => roots
+                    .problems
+                    .push(format!("probe {}: {error}", named.display())),
                 Answer::Silent(_) | Answer::NotProbed => roots.problems.push(format!(
                     "{} did not answer within {} ms: its pods are not checked",
                     named.display(),
@@ -98,26 +108,35 @@ pub enum NotASubpath {
     Other(PathBuf),
 }
 
-/// The volume-subpath at a path that is written as the kubelet or the mount table writes it: below a kubelet's root, without
-/// symlinks, `..`, `.` or doubled slashes.
+/// The volume-subpath at a path that is written as the kubelet or the mount table writes it: below
+/// a kubelet's root, without symlinks, `..`, `.` or doubled slashes.
 ///
 /// # Errors
 /// If the path is another one, or if the kubelet's directories do not answer.
 pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
     let roots = Roots::of(places);
     let normal: PathBuf = path.components().collect();
-    let is_exact = |_: &VolumeSubpath| normal.as_os_str() == path.as_os_str() && !is_below_a_link(path);
+    let is_exact =
+        |_: &VolumeSubpath| normal.as_os_str() == path.as_os_str() && !is_below_a_link(path);
     let found = roots.subpath(path).filter(is_exact);
-    let problem = roots.problems.into_iter().next().map(NotASubpath::Unchecked);
+    let problem = roots
+        .problems
+        .into_iter()
+        .next()
+        .map(NotASubpath::Unchecked);
     found.ok_or_else(|| problem.unwrap_or_else(|| NotASubpath::Other(path.to_owned())))
 }
 
-/// True if a folder between a kubelet's root and the subpath is a symlink. The subpath itself may be on a server that does not
-/// answer; where it is a symlink, no mount is at its path.
+/// True if a folder between a kubelet's root and the subpath is a symlink. The subpath itself may
+/// be on a server that does not answer; where it is a symlink, no mount is at its path.
 fn is_below_a_link(subpath: &Path) -> bool {
     /// `pods/UID/volume-subpaths/VOLUME/CONTAINER`
     const FOLDERS: usize = 5;
-    let is_link = |folder: &Path| folder.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink());
+    let is_link = |folder: &Path| {
+        folder
+            .symlink_metadata()
+            .is_ok_and(|metadata| metadata.is_symlink())
+    };
     subpath.ancestors().skip(1).take(FOLDERS).any(is_link)
 }
 
@@ -127,7 +146,13 @@ fn is_below_a_link(subpath: &Path) -> bool {
 /// If the path is no volume-subpath, or if the kubelet's directories do not answer.
 pub fn named_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
     let roots = Roots::of(places);
-    let found = roots.subpath(path).or_else(|| roots.subpath(&in_real_folder(path, &Probes::for_create())?));
-    let problem = roots.problems.into_iter().next().map(NotASubpath::Unchecked);
+    let found = roots
+        .subpath(path)
+        .or_else(|| roots.subpath(&in_real_folder(path, &Probes::for_create())?));
+    let problem = roots
+        .problems
+        .into_iter()
+        .next()
+        .map(NotASubpath::Unchecked);
     found.ok_or_else(|| problem.unwrap_or_else(|| NotASubpath::Other(path.to_owned())))
 }

@@ -1,4 +1,5 @@
-//! All volume-subpaths of a node: judged, or repaired without waiting for a container's next create.
+//! All volume-subpaths of a node: judged, or repaired without waiting for a container's next
+//! create.
 
 use std::slice;
 use std::time::Instant;
@@ -25,14 +26,25 @@ pub(crate) fn diagnose_subpaths(
     wanted: impl Fn(&VolumeSubpath) -> bool,
 ) -> Report {
     judge_subpaths(roots, probes, wanted, |finding| {
-        planned_outcome(finding, &Plan::from_findings(slice::from_ref(finding), policy), policy)
+        planned_outcome(
+            finding,
+            &Plan::from_findings(slice::from_ref(finding), policy),
+            policy,
+        )
     })
 }
 
-/// Re-binds every stale subpath that is `wanted`, whatever policy says of admissions: an operator requested it. Other
-/// subpaths are not inspected.
-pub(crate) fn rebind_subpaths(policy: &Policy, roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    let policy = Policy { stale_subpaths: Mode::Repair, ..*policy };
+/// Re-binds every stale subpath that is `wanted`, whatever policy says of admissions: an operator
+/// requested it. Other subpaths are not inspected.
+pub(crate) fn rebind_subpaths(
+    policy: &Policy,
+    roots: &Roots,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+) -> Report {
+    let policy = Policy {
+        stale_subpaths: Mode::Repair,
+        ..*policy
+    };
     let probes = Probes::for_operator();
     judge_subpaths(roots, &probes, wanted, |finding| {
         Rebind::from_finding(finding, &policy).map(|order| repaired(&order))
@@ -41,12 +53,18 @@ pub(crate) fn rebind_subpaths(policy: &Policy, roots: &Roots, wanted: impl Fn(&V
 
 /// Detaches the stale mount of every subpath that is `wanted`. Only stale subpaths are detached.
 pub(crate) fn detach_subpaths(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    judge_subpaths(roots, &Probes::for_operator(), wanted, |finding| match (&finding.kind, &finding.verdict) {
-        (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => Some(match detach_stale(subpath) {
-            Ok(()) => Outcome::Detached,
-            Err(error) => Outcome::Failed { error: error.to_string() },
-        }),
-        _ => None,
+    judge_subpaths(roots, &Probes::for_operator(), wanted, |finding| {
+        match (&finding.kind, &finding.verdict) {
+            (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => {
+                Some(match detach_stale(subpath) {
+                    Ok(()) => Outcome::Detached,
+                    Err(error) => Outcome::Failed {
+                        error: error.to_string(),
+                    },
+                })
+            }
+            _ => None,
+        }
     })
 }
 
@@ -54,7 +72,9 @@ fn repaired(order: &Rebind) -> Outcome {
     match rebind(order, &Probes::for_repairs(Instant::now())) {
         Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
         Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
-        Err(error) => Outcome::Failed { error: error.to_string() },
+        Err(error) => Outcome::Failed {
+            error: error.to_string(),
+        },
     }
 }
 
@@ -79,19 +99,28 @@ fn judge_subpaths(
     report
 }
 
-/// Limit of sources that are open at a time, with at most three descriptors each: a shell's limit is 1024, and a node may
-/// have thousands.
+/// Limit of sources that are open at a time, with at most three descriptors each: a shell's limit
+/// is 1024, and a node may have thousands.
 pub(crate) const AT_A_TIME: usize = 100;
 
 fn judged(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
-    subpaths.chunks(AT_A_TIME).flat_map(|some| judged_at_once(some, probes)).collect()
+    subpaths
+        .chunks(AT_A_TIME)
+        .flat_map(|some| judged_at_once(some, probes))
+        .collect()
 }
 
 fn judged_at_once(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let held: Vec<_> = subpaths.iter().map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories)).collect();
+    let held: Vec<_> = subpaths
+        .iter()
+        .map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories))
+        .collect();
     let evidence = probes.observe(&held, &Mounts::default());
-    let judged = subpaths.iter().zip(evidence).map(|(subpath, evidence)| (subpath, judge_subpath(subpath, &evidence)));
+    let judged = subpaths
+        .iter()
+        .zip(evidence)
+        .map(|(subpath, evidence)| (subpath, judge_subpath(subpath, &evidence)));
     let judged = judged.filter(|(subpath, verdict)| !may_be_gone(verdict) || is_listed(subpath));
     let finding = |(subpath, verdict): (&VolumeSubpath, Verdict)| Finding {
         bind: None,
@@ -105,5 +134,8 @@ fn judged_at_once(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
 
 /// The verdicts on a subpath that the kubelet removed after it was listed.
 fn may_be_gone(verdict: &Verdict) -> bool {
-    matches!(verdict, Verdict::Unmounted(Unmounted::Subpath) | Verdict::Unknown(_))
+    matches!(
+        verdict,
+        Verdict::Unmounted(Unmounted::Subpath) | Verdict::Unknown(_)
+    )
 }

@@ -1,4 +1,5 @@
-//! Containers that fill their own mount tables: they cost the reader little memory, and are reported.
+//! Containers that fill their own mount tables: they cost the reader little memory, and are
+//! reported.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -24,14 +25,33 @@ fn a_table_of_78_mb_is_unread_and_costs_less_than_16_mib() {
     let proc = proc_with(&container);
     let peak = peak_of(|| {
         let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
-        assert!(matches!(seen.others[0].table, Err(UnreadTable::Table(TableError::TooLarge(_)))), "{seen:?}");
+        assert!(
+            matches!(
+                seen.others[0].table,
+                Err(UnreadTable::Table(TableError::TooLarge(_)))
+            ),
+            "{seen:?}"
+        );
     });
     assert!(peak < 16 << 10, "{peak} KiB");
-    let Namespaces { own, others, problems, .. } = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+    let Namespaces {
+        own,
+        others,
+        problems,
+        ..
+    } = Proc::at(proc.path().to_owned()).namespaces().unwrap();
     let point = pinned(&own, &others, &problems, &Places::default());
-    assert_eq!(point.status, Status::Unknown, "an unread table keeps nothing, as far as the point shows");
+    assert_eq!(
+        point.status,
+        Status::Unknown,
+        "an unread table keeps nothing, as far as the point shows"
+    );
     let process = format!("of process {}: ", container.process.pid());
-    assert!(point.message.contains(&process) && point.message.contains("too large"), "{}", point.message);
+    assert!(
+        point.message.contains(&process) && point.message.contains("too large"),
+        "{}",
+        point.message
+    );
 }
 
 /// A container that binds the host's root has as many mounts as the host.
@@ -53,7 +73,11 @@ fn ten_thousand_mounts_are_read() {
 /// A `/proc` with the test's own process as the first one, and the container.
 fn proc_with(container: &Container) -> tempfile::TempDir {
     let proc = tempfile::tempdir().unwrap();
-    symlink(Path::new("/proc").join(std::process::id().to_string()), proc.path().join("1")).unwrap();
+    symlink(
+        Path::new("/proc").join(std::process::id().to_string()),
+        proc.path().join("1"),
+    )
+    .unwrap();
     let pid = container.process.pid().to_string();
     symlink(Path::new("/proc").join(&pid), proc.path().join(&pid)).unwrap();
     proc
@@ -62,7 +86,8 @@ fn proc_with(container: &Container) -> tempfile::TempDir {
 /// The memory in KiB that `work` needs at most, beyond what its process had before.
 fn peak_of(work: impl FnOnce()) -> u64 {
     let (read, write) = nix::unistd::pipe().unwrap();
-    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+    // returning.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -71,7 +96,9 @@ fn peak_of(work: impl FnOnce()) -> u64 {
                 let before = peak();
                 work();
                 let needed = peak() - before;
-                fs::File::from(write).write_all(&needed.to_ne_bytes()).unwrap();
+                fs::File::from(write)
+                    .write_all(&needed.to_ne_bytes())
+                    .unwrap();
             }));
             // SAFETY: ends the process without running what its copy of this one has registered.
             unsafe { nix::libc::_exit(i32::from(done.is_err())) }
@@ -79,7 +106,9 @@ fn peak_of(work: impl FnOnce()) -> u64 {
         ForkResult::Parent { child } => {
             drop(write);
             let mut needed = [0; 8];
-            fs::File::from(read).read_exact(&mut needed).expect("the work failed");
+            fs::File::from(read)
+                .read_exact(&mut needed)
+                .expect("the work failed");
             nix::sys::wait::waitpid(child, None).unwrap();
             u64::from_ne_bytes(needed)
         }
@@ -88,7 +117,10 @@ fn peak_of(work: impl FnOnce()) -> u64 {
 
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 

@@ -1,4 +1,5 @@
-//! Programs get exactly what docs/json.md and docs/journal.md show: a key or a value that is renamed fails here.
+//! Programs get exactly what docs/json.md and docs/journal.md show: a key or a value that is
+//! renamed fails here.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,9 @@ use bindguard_core::kubelet::{PathInVolume, VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_core::report::{BindReport, Container, MountResult, Outcome, PlannedAction, RefreshedMount, Report};
+use bindguard_core::report::{
+    BindReport, Container, MountResult, Outcome, PlannedAction, RefreshedMount, Report,
+};
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
 use bindguard_operator::holders::{Checked, HeldMount, Holder, HolderKind, HoldersReport, Release};
@@ -28,22 +31,47 @@ fn shown(heading: &str) -> String {
 
 fn pod(namespace: &str, name: &str) -> PodName {
     let some = |word: &str| Some(word.to_owned());
-    PodName { uid: some("eea5c325"), namespace: some(namespace), name: some(name) }
+    PodName {
+        uid: some("eea5c325"),
+        namespace: some(namespace),
+        name: some(name),
+    }
 }
 
 fn stale() -> NodeReport {
     let source = "/var/lib/kubelet/pods/eea5c325/volume-subpaths/conf/app/0";
-    let sub_path = PathInVolume { timestamp: None, path: "app.conf".into() };
-    let (writer, layout, method) = (Writer::Kubelet, VolumeLayout::Payload, judge::RepairMethod::Rebind);
-    let remedy = Remedy { volume: "/volume".into(), sub_path, writer, layout, method };
+    let sub_path = PathInVolume {
+        timestamp: None,
+        path: "app.conf".into(),
+    };
+    let (writer, layout, method) = (
+        Writer::Kubelet,
+        VolumeLayout::Payload,
+        judge::RepairMethod::Rebind,
+    );
+    let remedy = Remedy {
+        volume: "/volume".into(),
+        sub_path,
+        writer,
+        layout,
+        method,
+    };
     let finding = Finding {
         bind: None,
         source: source.into(),
         destination: None,
         kind: SourceKind::from_path(source.as_ref(), &Places::default(), Scope::default()),
-        verdict: Verdict::Stale { cause: StaleCause::DeletedRoot, remedy: Ok(remedy) },
+        verdict: Verdict::Stale {
+            cause: StaleCause::DeletedRoot,
+            remedy: Ok(remedy),
+        },
     };
-    let bind = BindReport { finding, outcome: Some(Outcome::Planned { action: PlannedAction::Rebind }) };
+    let bind = BindReport {
+        finding,
+        outcome: Some(Outcome::Planned {
+            action: PlannedAction::Rebind,
+        }),
+    };
     let container = PodContainer {
         id: "bb344d713010".to_owned(),
         name: Some("app".to_owned()),
@@ -68,7 +96,13 @@ fn stale() -> NodeReport {
         notes: vec![Note::Guarded],
         command: Some(format!("bindguard repair {source}")),
     };
-    NodeReport { binds: vec![bind], old_files: vec![old_files()], checked: 12, problems: Vec::new(), duration_us: 812 }
+    NodeReport {
+        binds: vec![bind],
+        old_files: vec![old_files()],
+        checked: 12,
+        problems: Vec::new(),
+        duration_us: 812,
+    }
 }
 
 fn old_files() -> OldFiles {
@@ -82,10 +116,17 @@ fn old_files() -> OldFiles {
         guarded: None,
     };
     OldFiles {
-        pod: PodName { uid: Some("0d63f1a2".to_owned()), ..pod("default", "cache") },
+        pod: PodName {
+            uid: Some("0d63f1a2".to_owned()),
+            ..pod("default", "cache")
+        },
         container,
         opted_in: Some(false),
-        files: vec![RefreshedMount::new("/etc/app/app.conf".as_ref(), source.as_ref(), MountResult::Stale)],
+        files: vec![RefreshedMount::new(
+            "/etc/app/app.conf".as_ref(),
+            source.as_ref(),
+            MountResult::Stale,
+        )],
         command: Some("bindguard refresh --pod default/cache".to_owned()),
     }
 }
@@ -109,25 +150,38 @@ fn held() -> HoldersReport {
         container: Some("bb344d713010".to_owned()),
         pod: Some(pod("monitoring", "exporter-x7k2p")),
         mounts: vec![mount("/host/mnt/disk", "private", false)],
-        release: vec![Release { effect: "or delete the pod, so that its controller creates a new one", command: run }],
+        release: vec![Release {
+            effect: "or delete the pod, so that its controller creates a new one",
+            command: run,
+        }],
     };
     HoldersReport {
         path: "/mnt/disk".into(),
         mounts: vec![mount("/mnt/disk", "shared", true)],
         holders: vec![holder],
         note: None,
-        checked: Checked { processes: 512, namespaces: 31 },
+        checked: Checked {
+            processes: 512,
+            namespaces: 31,
+        },
         problems: Vec::new(),
     }
 }
 
 fn checked() -> Report {
     let some = |word: &str| Some(word.to_owned());
-    let [mut bind] = <[NodeBind; 1]>::try_from(stale().binds).unwrap().map(|bind| bind.bind);
+    let [mut bind] = <[NodeBind; 1]>::try_from(stale().binds)
+        .unwrap()
+        .map(|bind| bind.bind);
     bind.finding.destination = Some("/etc/app/app.conf".into());
     Report {
         bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
-        container: Container { name: some("app"), pod: some("web"), namespace: some("default"), uid: some("eea5c325") },
+        container: Container {
+            name: some("app"),
+            pod: some("web"),
+            namespace: some("default"),
+            uid: some("eea5c325"),
+        },
         binds: vec![bind],
         foreign: 6,
         duration_us: 287,
@@ -138,7 +192,9 @@ fn checked() -> Report {
 #[test]
 fn matches_the_document() {
     let table = MountTable::from_mountinfo(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n").unwrap();
-    let doctor = DoctorReport { points: vec![host_root(&table)] };
+    let doctor = DoctorReport {
+        points: vec![host_root(&table)],
+    };
     // The tests of the other verbs check their output.
     assert_eq!(shown("`diagnose`, `repair`"), pretty(&stale()));
     assert_eq!(shown("`holders`"), pretty(&held()));
@@ -154,7 +210,11 @@ fn pretty(report: &impl Serialize) -> String {
 /// The JSON form of a value without fields, or its `result`.
 fn name(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).unwrap();
-    value.as_str().or(value["result"].as_str()).unwrap().to_owned()
+    value
+        .as_str()
+        .or(value["result"].as_str())
+        .unwrap()
+        .to_owned()
 }
 
 #[test]
@@ -162,15 +222,25 @@ fn every_value_is_in_a_table_of_the_document() {
     use PlannedAction::{MakeRslave, PointAtVolume, Rebind, Refuse, Remake};
     use VerdictName::{Current, Dead, Foreign, Orphaned, Pinning, Stale, Unknown, Unmounted};
     let verdicts = [Current, Stale, Orphaned, Unmounted, Dead, Pinning, Unknown];
-    let kinds = [KindName::Subpath, KindName::Volume, KindName::InVolume, KindName::HostRoot, KindName::Foreign];
+    let kinds = [
+        KindName::Subpath,
+        KindName::Volume,
+        KindName::InVolume,
+        KindName::HostRoot,
+        KindName::Foreign,
+    ];
     let why = "why".to_owned();
     let outcomes = [
         Outcome::Rebound { tries: 1 },
         Outcome::AlreadyCurrent,
         Outcome::Detached,
-        Outcome::PointedAtVolume { source: "/volume".into() },
+        Outcome::PointedAtVolume {
+            source: "/volume".into(),
+        },
         Outcome::MadeRslave,
-        Outcome::NeedsSharedMount { command: why.clone() },
+        Outcome::NeedsSharedMount {
+            command: why.clone(),
+        },
         Outcome::Planned { action: Rebind },
         Outcome::Refused,
         Outcome::Failed { error: why },
@@ -178,22 +248,45 @@ fn every_value_is_in_a_table_of_the_document() {
     let actions = [Rebind, Remake, PointAtVolume, MakeRslave, Refuse];
     use ContainerState::{Created, Exited, Running};
     let states = [Created, Running, Exited, ContainerState::Unknown];
-    let holders = [HolderKind::Process, HolderKind::Descriptor, HolderKind::BindMount, HolderKind::OwnNamespace];
+    let holders = [
+        HolderKind::Process,
+        HolderKind::Descriptor,
+        HolderKind::BindMount,
+        HolderKind::OwnNamespace,
+    ];
     let statuses = [Status::Ok, Status::Failed, Status::Unknown];
 
     let journal = include_str!("../../../../docs/journal.md");
     for row in verdicts.iter().map(name).chain(kinds.iter().map(name)) {
-        assert!(journal.contains(&format!("\n| `{row}` | ")), "docs/journal.md has no row {row}");
+        assert!(
+            journal.contains(&format!("\n| `{row}` | ")),
+            "docs/journal.md has no row {row}"
+        );
     }
     for word in outcomes.iter().map(name).chain(actions.iter().map(name)) {
-        assert!(journal.contains(&format!("`{word}`")), "docs/journal.md has no {word}");
+        assert!(
+            journal.contains(&format!("`{word}`")),
+            "docs/journal.md has no {word}"
+        );
     }
     let json = include_str!("../../../../docs/json.md");
-    for word in states.iter().map(name).chain(holders.iter().map(name)).chain(statuses.iter().map(name)) {
-        assert!(json.contains(&format!("`{word}`")), "docs/json.md has no {word}");
+    for word in states
+        .iter()
+        .map(name)
+        .chain(holders.iter().map(name))
+        .chain(statuses.iter().map(name))
+    {
+        assert!(
+            json.contains(&format!("`{word}`")),
+            "docs/json.md has no {word}"
+        );
     }
     for verdict in verdicts.into_iter().chain([Foreign]) {
-        assert_eq!(name(&verdict), verdict.as_str(), "the text names it as JSON does");
+        assert_eq!(
+            name(&verdict),
+            verdict.as_str(),
+            "the text names it as JSON does"
+        );
     }
     for kind in kinds {
         assert_eq!(name(&kind), kind.as_str(), "the text names it as JSON does");

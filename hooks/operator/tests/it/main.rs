@@ -1,6 +1,10 @@
 //! Surveys and reports of recorded and of real mount tables.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod dead_kubelet_root;
 mod hostile_mount_tables;

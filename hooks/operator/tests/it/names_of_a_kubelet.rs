@@ -17,22 +17,57 @@ fn a_node_is_surveyed_once_and_repaired_by_any_of_its_names() {
         return;
     }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
-    let (real, link) = (scene.folder.path().join("kubelet"), scene.folder.path().join("link"));
+    let (real, link) = (
+        scene.folder.path().join("kubelet"),
+        scene.folder.path().join("link"),
+    );
     symlink(&real, &link).unwrap();
     let under = |root: &Path| root.join("pods/uid-1/volume-subpaths/data/app/0");
-    for roots in [vec![link.clone(), real.clone()], vec![link.clone()], vec![real.clone(), link.clone()]] {
-        let places = Places { kubelet_roots: roots.clone(), ..Places::default() };
+    for roots in [
+        vec![link.clone(), real.clone()],
+        vec![link.clone()],
+        vec![real.clone(), link.clone()],
+    ] {
+        let places = Places {
+            kubelet_roots: roots.clone(),
+            ..Places::default()
+        };
         let report = survey_node(&Policy::default(), &places, &Default::default(), |_| true);
-        let stale: Vec<_> = report.binds.iter().filter(|bind| bind.bind.verdict().as_str() == "stale").collect();
-        let [stale] = &stale[..] else { panic!("{roots:?}: {report:?}") };
+        let stale: Vec<_> = report
+            .binds
+            .iter()
+            .filter(|bind| bind.bind.verdict().as_str() == "stale")
+            .collect();
+        let [stale] = &stale[..] else {
+            panic!("{roots:?}: {report:?}")
+        };
         assert_eq!(stale.bind.source(), under(&roots[0]));
         assert!(stale.origin.is_some(), "{roots:?}: {report:?}");
-        assert!(report.problems.iter().all(|problem| !problem.contains("not checked")), "{:?}", report.problems);
+        assert!(
+            report
+                .problems
+                .iter()
+                .all(|problem| !problem.contains("not checked")),
+            "{:?}",
+            report.problems
+        );
     }
-    let places = Places { kubelet_roots: vec![link], ..Places::default() };
+    let places = Places {
+        kubelet_roots: vec![link],
+        ..Places::default()
+    };
     let named = named_subpath(&under(&real), &places).unwrap();
-    let report =
-        repair_node(&Policy::default(), &places, &Default::default(), Act::Rebind, |subpath| *subpath == named);
-    assert_eq!(report.binds[0].bind.outcome, Some(Outcome::Rebound { tries: 1 }), "{report:?}");
+    let report = repair_node(
+        &Policy::default(),
+        &places,
+        &Default::default(),
+        Act::Rebind,
+        |subpath| *subpath == named,
+    );
+    assert_eq!(
+        report.binds[0].bind.outcome,
+        Some(Outcome::Rebound { tries: 1 }),
+        "{report:?}"
+    );
     assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
 }

@@ -1,5 +1,5 @@
-//! Mount tables captured from real kubelets, as a support bundle without any other file: deleted sources are certainly stale,
-//! and the others cannot be judged.
+//! Mount tables captured from real kubelets, as a support bundle without any other file: deleted
+//! sources are certainly stale, and the others cannot be judged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,20 @@ use bindguard_operator::survey_recorded;
 
 fn captured() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/tests/fixtures");
-    let nodes = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    let files = nodes.flat_map(|node| fs::read_dir(node).unwrap().map(|entry| entry.unwrap().path()));
+    let nodes = fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
+    let files = nodes.flat_map(|node| {
+        fs::read_dir(node)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+    });
     let mut tables: Vec<_> = files
         .filter(|path| {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            name.starts_with("mountinfo-") && (name.ends_with("-after.txt") || name.ends_with("-before.txt"))
+            name.starts_with("mountinfo-")
+                && (name.ends_with("-after.txt") || name.ends_with("-before.txt"))
         })
         .collect();
     tables.sort();
@@ -30,11 +38,21 @@ fn deleted_roots_are_found_in_a_mount_table_alone() {
     let mut stale = 0;
     for path in captured() {
         let table = MountTable::from_mountinfo(&fs::read(&path).unwrap()).unwrap();
-        let report =
-            survey_recorded(&Policy::default(), &Places::default(), &Pods::default(), &table, nothing.path(), |_| true);
+        let report = survey_recorded(
+            &Policy::default(),
+            &Places::default(),
+            &Pods::default(),
+            &table,
+            nothing.path(),
+            |_| true,
+        );
         for bind in &report.binds {
             let entry = table.stack_at(bind.bind.source()).last().unwrap();
-            let expected = if entry.root.deleted { "stale" } else { "unknown" };
+            let expected = if entry.root.deleted {
+                "stale"
+            } else {
+                "unknown"
+            };
             assert_eq!(
                 bind.bind.verdict().as_str(),
                 expected,

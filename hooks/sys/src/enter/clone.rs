@@ -19,7 +19,8 @@ use crate::swap::remount_flags;
 #[derive(Debug)]
 pub struct NewMount {
     pub(super) mount: OwnedFd,
-    /// The attributes that it has yet to get by a remount: Linux 5.10 and 5.11 give them only to an attached mount.
+    /// The attributes that it has yet to get by a remount: Linux 5.10 and 5.11 give them only to an
+    /// attached mount.
     pub(super) lacks: Option<MountFlags>,
 }
 
@@ -49,7 +50,8 @@ pub enum CloneError {
     },
 }
 
-/// A mount of `target` with the attributes and the propagation of `stale`, a mount of this namespace, and the ids of `users`.
+/// A mount of `target` with the attributes and the propagation of `stale`, a mount of this
+/// namespace, and the ids of `users`.
 ///
 /// # Errors
 /// If the target is gone, or the kernel refuses.
@@ -59,18 +61,30 @@ pub fn clone_like(
     namespace: &ContainerNamespace,
     users: Option<&File>,
 ) -> Result<NewMount, CloneError> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
     let new = rustix::mount::open_tree(target, c"", flags).map_err(|errno| match errno {
         Errno::NOENT => CloneError::TargetGone,
-        errno => CloneError::Clone { path: target.path().to_owned(), source: errno.into() },
+        errno => CloneError::Clone {
+            path: target.path().to_owned(),
+            source: errno.into(),
+        },
     })?;
-    let failed = |source| CloneError::Attributes { attributes: stale.options.clone(), source };
+    let failed = |source| CloneError::Attributes {
+        attributes: stale.options.clone(),
+        source,
+    };
     let propagation = u64::from(type_of(&stale.propagation).bits());
     match set_attributes(&new, stale, propagation, users.map(AsFd::as_fd)) {
-        Ok(()) => Ok(NewMount { mount: new, lacks: None }),
-        Err(error) if can_remount(&error, stale, namespace) => {
-            Ok(NewMount { mount: new, lacks: Some(remount_flags(stale.attributes)) })
-        }
+        Ok(()) => Ok(NewMount {
+            mount: new,
+            lacks: None,
+        }),
+        Err(error) if can_remount(&error, stale, namespace) => Ok(NewMount {
+            mount: new,
+            lacks: Some(remount_flags(stale.attributes)),
+        }),
         Err(error) => Err(failed(error)),
     }
 }
@@ -87,8 +101,9 @@ fn set_attributes(
     mount_setattr_in_full(new, stale.attributes, propagation, idmap)
 }
 
-/// Without mount_setattr(2) the mount can get its attributes in a helper namespace. A mount that arrives from there in another
-/// user namespace is locked, and the stale one on it cannot be detached.
+/// Without mount_setattr(2) the mount can get its attributes in a helper namespace. A mount that
+/// arrives from there in another user namespace is locked, and the stale one on it cannot be
+/// detached.
 fn can_remount(error: &io::Error, stale: &MountEntry, namespace: &ContainerNamespace) -> bool {
     let is_missing = Errno::from_io_error(error) == Some(Errno::NOSYS);
     is_missing && !stale.attributes.is_idmapped() && !namespace.has_own_users()

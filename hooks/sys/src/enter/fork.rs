@@ -1,8 +1,9 @@
 //! The fork of the child, its end, and its calls that Rust cannot check.
 //!
-//! The process that forks has threads. So the child uses neither the heap nor a lock, and never returns to the caller's code. It is
-//! forked once, without SIGCHLD: a second fork would copy the agent's page tables twice, and every copy makes all threads of
-//! the agent fault on the pages that they write next.
+//! The process that forks has threads. So the child uses neither the heap nor a lock, and never
+//! returns to the caller's code. It is forked once, without SIGCHLD: a second fork would copy the
+//! agent's page tables twice, and every copy makes all threads of the agent fault on the pages that
+//! they write next.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,7 +23,8 @@ use super::is_readable;
 /// Limit of children of this process. Each may wait for a server or a daemon of its container.
 const MAX_CHILDREN: usize = 32;
 
-/// Limit of the wait for a child that was killed, or whose socket is closed. After it, a thread waits.
+/// Limit of the wait for a child that was killed, or whose socket is closed. After it, a thread
+/// waits.
 const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Bytes of the stack of a thread that waits for the end of a child.
@@ -49,16 +51,22 @@ struct Counted;
 
 impl ChildProcess {
     /// Runs `work` in a child, in new namespaces by the flags of clone(2).
-    pub(super) fn start(namespaces: libc::c_int, kept: &[RawFd], work: impl FnOnce()) -> io::Result<Self> {
+    pub(super) fn start(
+        namespaces: libc::c_int,
+        kept: &[RawFd],
+        work: impl FnOnce(),
+    ) -> io::Result<Self> {
         let counted = Counted::one().ok_or_else(|| io::Error::other(TooManyChildren))?;
         let (mut pidfd, parent): (RawFd, _) = (-1, getpid());
         let flags = libc::CLONE_PIDFD | namespaces;
-        // SAFETY: without a stack of its own the child goes on with a copy of this one, as after fork(2). It makes plain syscalls,
-        // uses neither the heap nor a lock, and never returns to the caller's code. The kernel writes the pidfd before it returns.
+        // SAFETY: without a stack of its own the child goes on with a copy of this one, as after
+        // fork(2). It makes plain syscalls, uses neither the heap nor a lock, and never returns to
+        // the caller's code. The kernel writes the pidfd before it returns.
         match unsafe { libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0) } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                // SAFETY: plain syscalls. Nothing of the container may look into this copy of the agent.
+                // SAFETY: plain syscalls. Nothing of the container may look into this copy of the
+                // agent.
                 unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
                 end_with_parent(true);
                 close_others(kept);
@@ -66,13 +74,18 @@ impl ChildProcess {
                 if getppid() == Some(parent) {
                     work();
                 }
-                // SAFETY: ends the process without running what its copy of this one has registered.
+                // SAFETY: ends the process without running what its copy of this one has
+                // registered.
                 unsafe { libc::_exit(0) }
             }
             pid => {
                 // SAFETY: the descriptor is new, and no other value owns it.
                 let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-                Ok(Self(Some(Unreaped { pid: pid as i32, pidfd, _counted: counted })))
+                Ok(Self(Some(Unreaped {
+                    pid: pid as i32,
+                    pidfd,
+                    _counted: counted,
+                })))
             }
         }
     }
@@ -103,7 +116,10 @@ struct TooManyChildren;
 impl Counted {
     fn one() -> Option<Self> {
         let more = |count: usize| (count < MAX_CHILDREN).then_some(count + 1);
-        CHILDREN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
+        CHILDREN
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .ok()
+            .map(|_| Self)
     }
 }
 
@@ -115,11 +131,17 @@ impl Drop for Counted {
 
 impl Unreaped {
     fn reap(self) {
-        // SAFETY: the kernel fills the structure, which nothing reads. `__WALL`: a child without SIGCHLD is not waited for otherwise.
+        // SAFETY: the kernel fills the structure, which nothing reads. `__WALL`: a child without
+        // SIGCHLD is not waited for otherwise.
         unsafe {
             let mut info: libc::siginfo_t = mem::zeroed();
             let pidfd = self.pidfd.as_raw_fd().unsigned_abs();
-            libc::waitid(libc::P_PIDFD, pidfd, &raw mut info, libc::WEXITED | libc::__WALL);
+            libc::waitid(
+                libc::P_PIDFD,
+                pidfd,
+                &raw mut info,
+                libc::WEXITED | libc::__WALL,
+            );
         }
     }
 }
@@ -130,7 +152,9 @@ impl Drop for ChildProcess {
         if is_readable(child.pidfd.as_fd(), END_TIMEOUT) {
             return child.reap();
         }
-        let reaper = thread::Builder::new().name("reap-child".to_owned()).stack_size(REAPER_STACK);
+        let reaper = thread::Builder::new()
+            .name("reap-child".to_owned())
+            .stack_size(REAPER_STACK);
         // Without a thread the child is reaped when the agent ends.
         let _ = reaper.spawn(|| child.reap());
     }
@@ -143,7 +167,8 @@ pub(super) fn end_with_parent(ends: bool) {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) };
 }
 
-/// Closes every descriptor that is not `kept`: the child must not keep a pipe of anyone open while it hangs.
+/// Closes every descriptor that is not `kept`: the child must not keep a pipe of anyone open while
+/// it hangs.
 fn close_others(kept: &[RawFd]) {
     let mut next = 0;
     for descriptor in kept.iter().map(|descriptor| descriptor.unsigned_abs()) {
@@ -162,6 +187,7 @@ fn close_range(first: libc::c_uint, last: libc::c_uint) {
 
 /// Moves the calling process into a copy of its mount namespace.
 pub(super) fn unshare_mounts() -> Result<(), Errno> {
-    // SAFETY: of the flags, only `FILES` makes descriptors of other threads unusable; it is not among these.
+    // SAFETY: of the flags, only `FILES` makes descriptors of other threads unusable; it is not
+    // among these.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
 }

@@ -9,7 +9,8 @@ use rustix::mount::MountPropagationFlags;
 
 use super::clone::NewMount;
 
-/// A stale mount of a container, by the lines of its mount table, and the mount to put in its place.
+/// A stale mount of a container, by the lines of its mount table, and the mount to put in its
+/// place.
 #[derive(Debug)]
 pub struct Replacement<'a> {
     /// The stale mount.
@@ -73,9 +74,16 @@ impl Parent {
 /// The propagation type that mount(2) sets: mount_namespaces(7).
 pub(super) fn type_of(propagation: &Propagation) -> MountPropagationFlags {
     match propagation {
-        Propagation { unbindable: true, .. } => MountPropagationFlags::UNBINDABLE,
-        Propagation { peer_group: Some(_), .. } => MountPropagationFlags::SHARED,
-        Propagation { master: Some(_), .. } => MountPropagationFlags::DOWNSTREAM,
+        Propagation {
+            unbindable: true, ..
+        } => MountPropagationFlags::UNBINDABLE,
+        Propagation {
+            peer_group: Some(_),
+            ..
+        } => MountPropagationFlags::SHARED,
+        Propagation {
+            master: Some(_), ..
+        } => MountPropagationFlags::DOWNSTREAM,
         _ => MountPropagationFlags::PRIVATE,
     }
 }

@@ -1,4 +1,5 @@
-//! The messages between the agent and the child in a container's mount namespace: fixed sizes, no heap.
+//! The messages between the agent and the child in a container's mount namespace: fixed sizes, no
+//! heap.
 
 use rustix::io::Errno;
 
@@ -142,7 +143,9 @@ impl Reply {
             3 => Self::OtherType,
             2 => {
                 let number = i32::from_le_bytes([a, b, c, d]);
-                let errno = (1..4096).contains(&number).then(|| Errno::from_raw_os_error(number))?;
+                let errno = (1..4096)
+                    .contains(&number)
+                    .then(|| Errno::from_raw_os_error(number))?;
                 Self::Failed(*EnterStep::ALL.get(usize::from(step))?, errno)
             }
             _ => return None,

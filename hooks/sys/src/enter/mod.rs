@@ -5,10 +5,12 @@
 //!     └ checks the namespace, reads its mount table, decides
 //! ```
 //!
-//! The namespace is opened once: the checks, the entry and the reading of its mount table use this descriptor.
+//! The namespace is opened once: the checks, the entry and the reading of its mount table use this
+//! descriptor.
 //!
-//! The child makes a few syscalls and decides nothing. A container can make its walk to a mount point hang, for example with
-//! a FUSE mount above it: then the child is abandoned. When the agent dies, the child reads the end of the socket and ends.
+//! The child makes a few syscalls and decides nothing. A container can make its walk to a mount
+//! point hang, for example with a FUSE mount above it: then the child is abandoned. When the agent
+//! dies, the child reads the end of the socket and ends.
 
 mod child;
 mod clone;
@@ -42,7 +44,8 @@ pub use self::namespace::{ContainerNamespace, MountNamespace, MountsLock, Namesp
 pub use self::process::{HeldProcess, ProcessError};
 pub use self::user_namespace::user_namespace_of;
 
-/// Limit of requests that wait for the child. They and their replies fit into the buffers of the socket.
+/// Limit of requests that wait for the child. They and their replies fit into the buffers of the
+/// socket.
 const AHEAD: usize = 32;
 
 /// Limit of replacements of one child.
@@ -79,8 +82,13 @@ impl EnterError {
 
     /// True if the kernel, or this mount, does not allow the step.
     pub fn is_not_possible(&self) -> bool {
-        let Self::Failed(_, source) = self else { return false };
-        matches!(Errno::from_io_error(source), Some(Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP))
+        let Self::Failed(_, source) = self else {
+            return false;
+        };
+        matches!(
+            Errno::from_io_error(source),
+            Some(Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP)
+        )
     }
 
     /// True if the child serves no further request.
@@ -90,7 +98,9 @@ impl EnterError {
 
     /// True if the new file was removed before it was attached: the volume changed again.
     pub fn is_target_gone(&self) -> bool {
-        let Self::Failed(step, source) = self else { return false };
+        let Self::Failed(step, source) = self else {
+            return false;
+        };
         let attaches = matches!(step, EnterStep::AttachBeneath | EnterStep::AttachNew);
         attaches && Errno::from_io_error(source) == Some(Errno::NOENT)
     }
@@ -111,8 +121,8 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// Starts a child that enters a container's mount namespace. Each later step may take as long as `patience`, and all of them
-    /// until this time.
+    /// Starts a child that enters a container's mount namespace. Each later step may take as long
+    /// as `patience`, and all of them until this time.
     ///
     /// # Errors
     /// If there is no child, or it may not enter.
@@ -125,17 +135,34 @@ impl Entered {
         let jobs: Option<Vec<Job>> = replacements.into_iter().map(Job::of).collect();
         let jobs = jobs.filter(|jobs| jobs.len() <= AT_A_TIME);
         let jobs = jobs.ok_or_else(|| EnterError::NoChild(io::ErrorKind::InvalidInput.into()))?;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|errno| EnterError::NoChild(errno.into()))?;
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|errno| EnterError::NoChild(errno.into()))?;
         let mut opened: Vec<Opened> = jobs.iter().map(|_| Opened::default()).collect();
         let kept = kept(&theirs, namespace, &jobs);
         let child = ChildProcess::start(0, &kept, || {
             let (socket, namespace) = (theirs.as_fd(), namespace.as_fd());
-            Child { socket, namespace, jobs: &jobs, opened: &mut opened }.serve();
+            Child {
+                socket,
+                namespace,
+                jobs: &jobs,
+                opened: &mut opened,
+            }
+            .serve();
         })
         .map_err(EnterError::NoChild)?;
         drop(theirs);
-        let entered = Self { socket: ours, child: Some(child), patience, until, is_tucking: Cell::new(false) };
+        let entered = Self {
+            socket: ours,
+            child: Some(child),
+            patience,
+            until,
+            is_tucking: Cell::new(false),
+        };
         entered.reply()?;
         Ok(entered)
     }
@@ -166,14 +193,16 @@ impl Entered {
         self.call_all(Request::AttachBeneath, indices)
     }
 
-    /// Attaches the new mount beneath the stale one through propagation. Success does not mean that it arrived.
+    /// Attaches the new mount beneath the stale one through propagation. Success does not mean that
+    /// it arrived.
     ///
     /// # Errors
     /// If a step fails. The propagation of the parent mount is restored in any case.
     pub fn tuck(&self, index: usize) -> Result<(), EnterError> {
         self.is_tucking.set(true);
         let tucked = self.call(Request::Tuck, index);
-        self.is_tucking.set(matches!(tucked, Err(EnterError::Silent(_))));
+        self.is_tucking
+            .set(matches!(tucked, Err(EnterError::Silent(_))));
         tucked
     }
 
@@ -190,7 +219,8 @@ impl Entered {
         self.call_all(Request::Detach, indices)
     }
 
-    /// Gives a tucked mount the propagation of the mount that it replaced, after that one was detached.
+    /// Gives a tucked mount the propagation of the mount that it replaced, after that one was
+    /// detached.
     ///
     /// # Errors
     /// The kernel's.
@@ -206,7 +236,8 @@ impl Entered {
         self.call(Request::Restore, index)
     }
 
-    /// Sets the times of the file beneath the mount, so that programs that watch its folder get an event.
+    /// Sets the times of the file beneath the mount, so that programs that watch its folder get an
+    /// event.
     ///
     /// # Errors
     /// If the folder is on a read-only filesystem, or is no longer the parent of the mount point.
@@ -217,11 +248,13 @@ impl Entered {
     /// Gives it up. The value shows if the child still waits for something in the container.
     pub fn abandon(mut self) -> Abandoned {
         self.kill();
-        Abandoned { child: self.child.take().and_then(|child| child.pidfd()) }
+        Abandoned {
+            child: self.child.take().and_then(|child| child.pidfd()),
+        }
     }
 
-    /// A child that waits for a server of the container ends by the signal, or when the server answers. A child that has yet
-    /// to restore a propagation ends by itself: the socket closes.
+    /// A child that waits for a server of the container ends by the signal, or when the server
+    /// answers. A child that has yet to restore a propagation ends by itself: the socket closes.
     fn kill(&self) {
         if let Some(child) = self.child.as_ref().filter(|_| !self.is_tucking.get()) {
             child.kill();
@@ -233,15 +266,27 @@ impl Entered {
         self.reply()
     }
 
-    /// Sends requests ahead of their replies: the child and the caller need not take turns on a busy processor.
-    fn call_all(&self, request: impl Fn(u16) -> Request + Copy, indices: &[usize]) -> Vec<Result<(), EnterError>> {
+    /// Sends requests ahead of their replies: the child and the caller need not take turns on a
+    /// busy processor.
+    fn call_all(
+        &self,
+        request: impl Fn(u16) -> Request + Copy,
+        indices: &[usize],
+    ) -> Vec<Result<(), EnterError>> {
         let mut results = Vec::with_capacity(indices.len());
         let mut is_over = false;
         for some in indices.chunks(AHEAD) {
-            let sent: Vec<_> = some.iter().map(|index| self.send(request, *index)).collect();
+            let sent: Vec<_> = some
+                .iter()
+                .map(|index| self.send(request, *index))
+                .collect();
             for sent in sent {
                 // A child that gave one reply too late is not waited for a second time.
-                let result = if is_over { Err(EnterError::Ended) } else { sent.and_then(|()| self.reply()) };
+                let result = if is_over {
+                    Err(EnterError::Ended)
+                } else {
+                    sent.and_then(|()| self.reply())
+                };
                 is_over |= result.as_ref().is_err_and(EnterError::is_over);
                 results.push(result);
             }
@@ -251,19 +296,28 @@ impl Entered {
 
     fn send(&self, request: impl Fn(u16) -> Request, index: usize) -> Result<(), EnterError> {
         let index = u16::try_from(index).map_err(|_| EnterError::Ended)?;
-        rustix::net::send(&self.socket, &request(index).to_bytes(), rustix::net::SendFlags::NOSIGNAL)
-            .map_err(|_| EnterError::Ended)?;
+        rustix::net::send(
+            &self.socket,
+            &request(index).to_bytes(),
+            rustix::net::SendFlags::NOSIGNAL,
+        )
+        .map_err(|_| EnterError::Ended)?;
         Ok(())
     }
 
     fn reply(&self) -> Result<(), EnterError> {
-        let patience = self.patience.min(self.until.saturating_duration_since(Instant::now()));
+        let patience = self
+            .patience
+            .min(self.until.saturating_duration_since(Instant::now()));
         if !is_readable(self.socket.as_fd(), patience) {
             return Err(EnterError::Silent(patience));
         }
         let mut bytes = [0; Reply::SIZE];
         let read = rustix::io::read(&self.socket, &mut bytes).map_err(|_| EnterError::Ended)?;
-        match Reply::from_bytes(bytes).filter(|_| read == Reply::SIZE).ok_or(EnterError::Ended)? {
+        match Reply::from_bytes(bytes)
+            .filter(|_| read == Reply::SIZE)
+            .ok_or(EnterError::Ended)?
+        {
             Reply::Done => Ok(()),
             Reply::OtherMount => Err(EnterError::OtherMount),
             Reply::OtherType => Err(EnterError::OtherType),
@@ -287,7 +341,9 @@ pub struct Abandoned {
 impl Abandoned {
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
-        self.child.as_ref().is_some_and(|child| !is_readable(child.as_fd(), Duration::ZERO))
+        self.child
+            .as_ref()
+            .is_some_and(|child| !is_readable(child.as_fd(), Duration::ZERO))
     }
 }
 
@@ -296,7 +352,10 @@ fn is_readable(socket: BorrowedFd<'_>, patience: Duration) -> bool {
     let until = Instant::now() + patience;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        };
         match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
             Err(Errno::INTR) => {}
             ready => return ready.is_ok_and(|ready| ready > 0),
@@ -306,8 +365,13 @@ fn is_readable(socket: BorrowedFd<'_>, patience: Duration) -> bool {
 
 /// The descriptors that the child needs, sorted.
 fn kept(socket: &OwnedFd, namespace: &ContainerNamespace, jobs: &[Job]) -> Vec<RawFd> {
-    let new = jobs.iter().filter_map(|job| job.new.as_ref()).map(|new| new.mount.as_raw_fd());
-    let mut kept: Vec<RawFd> = new.chain([socket.as_raw_fd(), namespace.as_fd().as_raw_fd()]).collect();
+    let new = jobs
+        .iter()
+        .filter_map(|job| job.new.as_ref())
+        .map(|new| new.mount.as_raw_fd());
+    let mut kept: Vec<RawFd> = new
+        .chain([socket.as_raw_fd(), namespace.as_fd().as_raw_fd()])
+        .collect();
     kept.sort_unstable();
     kept
 }

@@ -1,8 +1,10 @@
-//! The mount namespace of a container, by one descriptor: it is checked, entered and read by this descriptor alone.
+//! The mount namespace of a container, by one descriptor: it is checked, entered and read by this
+//! descriptor alone.
 //!
-//! A container's init may enter other namespaces at any moment: unshare(CLONE_NEWUSER | CLONE_NEWNS) needs no privilege. In a
-//! namespace of its own the kernel has locked the flags of its mounts, but not those of a mount that is attached later. So a
-//! namespace is accepted only if its owner is the user namespace that the container's spec requests.
+//! A container's init may enter other namespaces at any moment: unshare(CLONE_NEWUSER |
+//! CLONE_NEWNS) needs no privilege. In a namespace of its own the kernel has locked the flags of
+//! its mounts, but not those of a mount that is attached later. So a namespace is accepted only if
+//! its owner is the user namespace that the container's spec requests.
 
 use std::fs::{self, File};
 use std::io::{self, Seek};
@@ -35,7 +37,8 @@ pub struct ContainerNamespace {
     /// The user namespace that owns it.
     owner: File,
     has_own_users: bool,
-    /// Opened inside; it shows the mounts of this namespace whatever namespace the process enters later.
+    /// Opened inside; it shows the mounts of this namespace whatever namespace the process enters
+    /// later.
     table: File,
 }
 
@@ -49,9 +52,12 @@ pub enum NamespaceError {
     )]
     OtherOwner(u32),
     /// Its owner maps other ids than the spec requests.
-    #[error("the user namespace that owns the mounts of process {0} maps other ids than the container's spec")]
+    #[error(
+        "the user namespace that owns the mounts of process {0} maps other ids than the container's spec"
+    )]
     OtherIds(u32),
-    /// The process left the user namespace of its mounts, so the ids of that namespace cannot be read.
+    /// The process left the user namespace of its mounts, so the ids of that namespace cannot be
+    /// read.
     #[error("process {0} is in another user namespace than the one that owns its mounts")]
     OtherUsers(u32),
     /// The user namespace that the spec names is another one.
@@ -83,8 +89,8 @@ impl MountNamespace {
         Self { file, process }
     }
 
-    /// True if it is that of the calling thread. No container of runc or crun is in that namespace; the virtual machine of a sandbox
-    /// such as Kata is.
+    /// True if it is that of the calling thread. No container of runc or crun is in that namespace;
+    /// the virtual machine of a sandbox such as Kata is.
     ///
     /// # Errors
     /// If it cannot be compared.
@@ -93,7 +99,8 @@ impl MountNamespace {
         own.map_err(|source| self.failed("compare the mount namespace", source))
     }
 
-    /// The namespace, if its owner is the user namespace that the container's spec requests. The process is one of the container.
+    /// The namespace, if its owner is the user namespace that the container's spec requests. The
+    /// process is one of the container.
     ///
     /// # Errors
     /// If the owner is another one, or cannot be read.
@@ -117,15 +124,26 @@ impl MountNamespace {
             }
             RequestedUserNamespace::AtPath(path) => {
                 self.require_child(&owner, &own_users)?;
-                let is_same = fs::metadata(path).and_then(|named| Ok(identity(&named) == identity(&owner.metadata()?)));
+                let is_same = fs::metadata(path)
+                    .and_then(|named| Ok(identity(&named) == identity(&owner.metadata()?)));
                 if !is_same.unwrap_or(false) {
-                    return Err(NamespaceError::OtherPath { process: self.process, path: path.clone() });
+                    return Err(NamespaceError::OtherPath {
+                        process: self.process,
+                        path: path.clone(),
+                    });
                 }
                 true
             }
         };
-        let table = self.open_table().map_err(|source| self.failed("open the mount table", source))?;
-        Ok(ContainerNamespace { namespace: self, owner, has_own_users, table })
+        let table = self
+            .open_table()
+            .map_err(|source| self.failed("open the mount table", source))?;
+        Ok(ContainerNamespace {
+            namespace: self,
+            owner,
+            has_own_users,
+            table,
+        })
     }
 
     /// The user namespace that owns it, and that of the calling thread.
@@ -141,7 +159,9 @@ impl MountNamespace {
     }
 
     fn require_same(&self, owner: &File, own: &File) -> Result<(), NamespaceError> {
-        match is_same(owner, own).map_err(|source| self.failed("compare the user namespace", source))? {
+        match is_same(owner, own)
+            .map_err(|source| self.failed("compare the user namespace", source))?
+        {
             true => Ok(()),
             false => Err(NamespaceError::OtherOwner(self.process)),
         }
@@ -159,8 +179,9 @@ impl MountNamespace {
         }
     }
 
-    /// The ids of its owner, read from a process that is in the owner before and after. No process returns to a user namespace that
-    /// it left: that needs a privilege there, which a descendant does not have.
+    /// The ids of its owner, read from a process that is in the owner before and after. No process
+    /// returns to a user namespace that it left: that needs a privilege there, which a descendant
+    /// does not have.
     fn ids(&self, owner: &File, process: &HeldProcess) -> Result<IdMaps, NamespaceError> {
         let map = |name| -> Result<IdMap, NamespaceError> {
             let text = process.read(name)?;
@@ -169,15 +190,23 @@ impl MountNamespace {
         };
         let is_inside = || -> Result<bool, NamespaceError> {
             let theirs = process.user_namespace()?;
-            is_same(&theirs, owner).map_err(|source| self.failed("compare the user namespace", source))
+            is_same(&theirs, owner)
+                .map_err(|source| self.failed("compare the user namespace", source))
         };
         let before = is_inside()?;
-        let ids = IdMaps { users: map("uid_map")?, groups: map("gid_map")? };
-        if before && is_inside()? { Ok(ids) } else { Err(NamespaceError::OtherUsers(self.process)) }
+        let ids = IdMaps {
+            users: map("uid_map")?,
+            groups: map("gid_map")?,
+        };
+        if before && is_inside()? {
+            Ok(ids)
+        } else {
+            Err(NamespaceError::OtherUsers(self.process))
+        }
     }
 
-    /// A thread enters it and opens the table through the host's procfs: the container may have no `/proc`, or one of its own making.
-    /// It walks on no filesystem of the container.
+    /// A thread enters it and opens the table through the host's procfs: the container may have no
+    /// `/proc`, or one of its own making. It walks on no filesystem of the container.
     fn open_table(&self) -> io::Result<File> {
         let open = || -> io::Result<File> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -188,13 +217,21 @@ impl MountNamespace {
             Ok(rustix::fs::openat(&proc, "thread-self/mountinfo", flags, Mode::empty())?.into())
         };
         thread::scope(|scope| {
-            let thread = thread::Builder::new().name("mount-table".to_owned()).spawn_scoped(scope, open)?;
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+            let thread = thread::Builder::new()
+                .name("mount-table".to_owned())
+                .spawn_scoped(scope, open)?;
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
         })
     }
 
     fn failed(&self, step: &'static str, source: io::Error) -> NamespaceError {
-        NamespaceError::Failed { step, process: self.process, source }
+        NamespaceError::Failed {
+            step,
+            process: self.process,
+            source,
+        }
     }
 }
 
@@ -206,7 +243,10 @@ impl ContainerNamespace {
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
         let (pid, name) = (self.namespace.process, "mountinfo");
         let mut table = &self.table;
-        let read = table.rewind().map_err(ReadTableError::from).and_then(|()| read_container_table(table));
+        let read = table
+            .rewind()
+            .map_err(ReadTableError::from)
+            .and_then(|()| read_container_table(table));
         read.map_err(|error| match error {
             ReadTableError::Read(source) => ProcessError::Read { pid, name, source },
             ReadTableError::Table(source) => ProcessError::Table { pid, source },
@@ -231,16 +271,23 @@ impl ContainerNamespace {
         Ok(self.namespace.file.metadata()?.ino())
     }
 
-    /// Locks it against other refreshes: flock(2). `None` if another process has the lock. A container can lock itself, and only
-    /// itself.
+    /// Locks it against other refreshes: flock(2). `None` if another process has the lock. A
+    /// container can lock itself, and only itself.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn try_lock(&self) -> Result<Option<MountsLock<'_>>, ProcessError> {
-        match flock(&self.namespace.file, FlockOperation::NonBlockingLockExclusive) {
+        match flock(
+            &self.namespace.file,
+            FlockOperation::NonBlockingLockExclusive,
+        ) {
             Ok(()) => Ok(Some(MountsLock(&self.namespace.file))),
             Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(errno) => Err(ProcessError::Read { pid: self.namespace.process, name: "ns/mnt", source: errno.into() }),
+            Err(errno) => Err(ProcessError::Read {
+                pid: self.namespace.process,
+                name: "ns/mnt",
+                source: errno.into(),
+            }),
         }
     }
 }
@@ -251,7 +298,8 @@ impl AsFd for ContainerNamespace {
     }
 }
 
-/// A lock that ends with this value, also if a process that was forked meanwhile has a copy of the descriptor.
+/// A lock that ends with this value, also if a process that was forked meanwhile has a copy of the
+/// descriptor.
 #[derive(Debug)]
 pub struct MountsLock<'a>(&'a File);
 

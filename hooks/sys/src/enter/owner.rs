@@ -30,7 +30,8 @@ pub(super) fn parent_of(users: &File) -> io::Result<File> {
 }
 
 fn related(namespace: &File, request: libc::Ioctl) -> io::Result<File> {
-    // SAFETY: the request has no argument. The descriptor that it returns is new, and no other value owns it.
+    // SAFETY: the request has no argument. The descriptor that it returns is new, and no other
+    // value owns it.
     unsafe {
         match libc::ioctl(namespace.as_raw_fd(), request) {
             -1 => Err(io::Error::last_os_error()),

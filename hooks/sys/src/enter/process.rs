@@ -1,4 +1,5 @@
-//! A container's init process, held by a pidfd: what is read of it belongs to it and to no later process of the same pid.
+//! A container's init process, held by a pidfd: what is read of it belongs to it and to no later
+//! process of the same pid.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -64,8 +65,12 @@ impl HeldProcess {
     /// # Errors
     /// [`ProcessError::Ended`] if there is none.
     pub fn open(pid: u32) -> Result<Self, ProcessError> {
-        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ProcessError::Ended(pid))?;
-        let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(|_| ProcessError::Ended(pid))?;
+        let number = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or(ProcessError::Ended(pid))?;
+        let pidfd =
+            pidfd_open(number, PidfdFlags::empty()).map_err(|_| ProcessError::Ended(pid))?;
         Ok(Self { pid, pidfd })
     }
 
@@ -76,8 +81,12 @@ impl HeldProcess {
 
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready == 0)
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now))
+            .is_ok_and(|ready| ready == 0)
     }
 
     /// The text of a file below `/proc/PID`.
@@ -90,10 +99,15 @@ impl HeldProcess {
         if !self.is_alive() {
             return Err(ProcessError::Ended(self.pid));
         }
-        text.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
+        text.map_err(|source| ProcessError::Read {
+            pid: self.pid,
+            name,
+            source,
+        })
     }
 
-    /// The file name of its program, by the link `exe` alone: the program's filesystem is not queried.
+    /// The file name of its program, by the link `exe` alone: the program's filesystem is not
+    /// queried.
     ///
     /// # Errors
     /// As [`HeldProcess::read`].
@@ -103,7 +117,11 @@ impl HeldProcess {
         if !self.is_alive() {
             return Err(ProcessError::Ended(self.pid));
         }
-        let link = link.map_err(|source| ProcessError::Read { pid: self.pid, name, source })?;
+        let link = link.map_err(|source| ProcessError::Read {
+            pid: self.pid,
+            name,
+            source,
+        })?;
         Ok(link.file_name().unwrap_or_default().as_bytes().to_vec())
     }
 
@@ -115,8 +133,15 @@ impl HeldProcess {
         let name = "stat";
         let text = String::from_utf8_lossy(&self.read(name)?).into_owned();
         // The name of the program may have spaces and parentheses.
-        let field = text.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
-        let invalid = || ProcessError::Read { pid: self.pid, name, source: io::ErrorKind::InvalidData.into() };
+        let field = text
+            .rsplit(')')
+            .next()
+            .and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
+        let invalid = || ProcessError::Read {
+            pid: self.pid,
+            name,
+            source: io::ErrorKind::InvalidData.into(),
+        };
         field.ok_or_else(invalid)
     }
 
@@ -127,7 +152,9 @@ impl HeldProcess {
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
         let (pid, name) = (self.pid, "mountinfo");
         let file = File::open(format!("/proc/{pid}/{name}"));
-        let table = file.map_err(ReadTableError::from).and_then(read_container_table);
+        let table = file
+            .map_err(ReadTableError::from)
+            .and_then(read_container_table);
         if !self.is_alive() {
             return Err(ProcessError::Ended(pid));
         }
@@ -158,7 +185,11 @@ impl HeldProcess {
         if !self.is_alive() {
             return Err(ProcessError::Ended(self.pid));
         }
-        file.map_err(|source| ProcessError::Read { pid: self.pid, name, source })
+        file.map_err(|source| ProcessError::Read {
+            pid: self.pid,
+            name,
+            source,
+        })
     }
 
     /// Sends it a signal: pidfd_send_signal(2).
@@ -174,7 +205,8 @@ impl HeldProcess {
     }
 }
 
-/// The content of a file of procfs, which has no size: a buffer that holds most of them saves a dozen short reads.
+/// The content of a file of procfs, which has no size: a buffer that holds most of them saves a
+/// dozen short reads.
 fn read_at_once(path: String) -> io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(16 * 1024);
     File::open(path)?.read_to_end(&mut text)?;

@@ -1,6 +1,7 @@
 //! A user namespace for an idmapped mount whose bind has ids of its own.
 //!
-//! A child is forked into it, and waits until the agent has written its ids and opened it. The namespace lives on by its descriptor.
+//! A child is forked into it, and waits until the agent has written its ids and opened it. The
+//! namespace lives on by its descriptor.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,7 +18,12 @@ use super::fork::ChildProcess;
 /// # Errors
 /// If the kernel refuses.
 pub fn user_namespace_of(ids: &IdMaps) -> io::Result<File> {
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     // Until the other end closes.
     let wait = || _ = rustix::io::read(&theirs, &mut [0; 1]);
     let child = ChildProcess::start(libc::CLONE_NEWUSER, &[theirs.as_raw_fd()], wait)?;

@@ -50,5 +50,8 @@ impl HandleError {
 }
 
 pub(super) fn open_error(path: &Path, errno: Errno) -> HandleError {
-    HandleError::Open { path: path.to_owned(), source: errno.into() }
+    HandleError::Open {
+        path: path.to_owned(),
+        source: errno.into(),
+    }
 }

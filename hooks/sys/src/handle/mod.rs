@@ -12,7 +12,9 @@ use std::sync::OnceLock;
 use bindguard_core::evidence::{FileIdentity, FileKind};
 use bindguard_core::mount_table::MountId;
 use bindguard_core::paths::climbs;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
+};
 use rustix::io::Errno;
 
 pub use error::HandleError;
@@ -22,7 +24,9 @@ use error::open_error;
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
 /// The fields of [`Lasting`].
-const LASTING: StatxFlags = UNIQUE_MOUNT_ID.union(StatxFlags::TYPE).union(StatxFlags::INO);
+const LASTING: StatxFlags = UNIQUE_MOUNT_ID
+    .union(StatxFlags::TYPE)
+    .union(StatxFlags::INO);
 
 /// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
 #[derive(Debug)]
@@ -62,23 +66,26 @@ impl Handle {
         Self::open(path, OFlags::NOFOLLOW)
     }
 
-    /// Opens `path` itself, and records if it has no symlink: then its [`resolved_path`](Handle::resolved_path) needs no
-    /// readlink(2). `path` has no `..` in it.
+    /// Opens `path` itself, and records if it has no symlink: then its
+    /// [`resolved_path`](Handle::resolved_path) needs no readlink(2). `path` has no `..` in it.
     ///
     /// # Errors
     /// open(2)'s.
     pub(crate) fn as_written(path: &Path) -> Result<Self, HandleError> {
         match openat2(path, OFlags::NOFOLLOW, ResolveFlags::NO_SYMLINKS) {
-            Ok(fd) => Ok(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) }),
+            Ok(fd) => Ok(Self {
+                is_as_written: true,
+                ..Self::from_fd(fd, path.to_owned())
+            }),
             Err(Errno::NOENT) => Err(open_error(path, Errno::NOENT)),
             // A symlink, or a kernel or a seccomp filter that does not know the call.
             Err(_) => Self::of(path),
         }
     }
 
-    /// Opens the file that an absolute path leads to, a final symlink followed, if the kernel has the whole path in its
-    /// cache: openat2(2), `RESOLVE_CACHED`. `None` if a disk, a server or a daemon would have to answer, and before Linux
-    /// 5.12.
+    /// Opens the file that an absolute path leads to, a final symlink followed, if the kernel has
+    /// the whole path in its cache: openat2(2), `RESOLVE_CACHED`. `None` if a disk, a server or a
+    /// daemon would have to answer, and before Linux 5.12.
     pub fn cached(path: &Path) -> Option<Self> {
         Self::try_cached(path).ok()
     }
@@ -86,13 +93,20 @@ impl Handle {
     /// As [`Handle::cached`], with the error.
     ///
     /// # Errors
-    /// `WouldBlock` if a disk, a server or a daemon would have to answer; otherwise the kernel's error, which is certain.
+    /// `WouldBlock` if a disk, a server or a daemon would have to answer; otherwise the kernel's
+    /// error, which is certain.
     pub fn try_cached(path: &Path) -> io::Result<Self> {
         let open = |resolve| openat2(path, OFlags::empty(), ResolveFlags::CACHED | resolve);
-        // Most paths have no link in them. Then readlink(2) is not needed for the kernel's own path.
+        // Most paths have no link in them. Then readlink(2) is not needed for the kernel's own
+        // path.
         if !climbs(path) {
             match open(ResolveFlags::NO_SYMLINKS) {
-                Ok(fd) => return Ok(Self { is_as_written: true, ..Self::from_fd(fd, path.to_owned()) }),
+                Ok(fd) => {
+                    return Ok(Self {
+                        is_as_written: true,
+                        ..Self::from_fd(fd, path.to_owned())
+                    });
+                }
                 Err(Errno::NOENT) => return Err(Errno::NOENT.into()),
                 Err(_) => {}
             }
@@ -100,9 +114,14 @@ impl Handle {
         Ok(Self::from_fd(open(ResolveFlags::empty())?, path.to_owned()))
     }
 
-    /// True if the kernel's cache shows that no symlink is on the way to `path`, or that `path` does not exist.
+    /// True if the kernel's cache shows that no symlink is on the way to `path`, or that `path`
+    /// does not exist.
     pub fn has_one_name(path: &Path) -> bool {
-        match openat2(path, OFlags::empty(), ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS) {
+        match openat2(
+            path,
+            OFlags::empty(),
+            ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS,
+        ) {
             Ok(_) => !climbs(path),
             Err(errno) => errno == Errno::NOENT,
         }
@@ -116,7 +135,13 @@ impl Handle {
     }
 
     pub(crate) fn from_fd(fd: OwnedFd, path: PathBuf) -> Self {
-        Self { fd, path, is_as_written: false, is_unqueried: false, lasting: OnceLock::new() }
+        Self {
+            fd,
+            path,
+            is_as_written: false,
+            is_unqueried: false,
+            lasting: OnceLock::new(),
+        }
     }
 
     /// The path that it was opened by.
@@ -133,7 +158,9 @@ impl Handle {
             return self.mount_id_of_descriptor();
         }
         let stat = self.statx(StatxFlags::MNT_ID)?;
-        let id = u32::try_from(stat.stx_mnt_id).ok().filter(|_| has(&stat, StatxFlags::MNT_ID));
+        let id = u32::try_from(stat.stx_mnt_id)
+            .ok()
+            .filter(|_| has(&stat, StatxFlags::MNT_ID));
         id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
@@ -150,7 +177,9 @@ impl Handle {
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
     pub fn is_mount_root(&self) -> Result<bool, HandleError> {
-        self.lasting()?.is_mount_root.ok_or_else(|| self.too_old("roots of mounts"))
+        self.lasting()?
+            .is_mount_root
+            .ok_or_else(|| self.too_old("roots of mounts"))
     }
 
     /// The identity of the file. Uses cached attributes instead of waiting for a server.
@@ -161,9 +190,13 @@ impl Handle {
         Ok(self.lasting()?.identity)
     }
 
-    /// The identity of a name in a directory, if it is no symlink and is on the same mount as this handle. `None` otherwise,
-    /// if statx(2) fails, and before Linux 6.8.
-    pub(crate) fn identity_on_same_mount(&self, directory: impl AsFd, name: &Path) -> Option<FileIdentity> {
+    /// The identity of a name in a directory, if it is no symlink and is on the same mount as this
+    /// handle. `None` otherwise, if statx(2) fails, and before Linux 6.8.
+    pub(crate) fn identity_on_same_mount(
+        &self,
+        directory: impl AsFd,
+        name: &Path,
+    ) -> Option<FileIdentity> {
         let mount = self.unique_mount_id().ok()??;
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
         let file = Lasting::of(&rustix::fs::statx(directory, name, flags, LASTING).ok()?);
@@ -206,7 +239,10 @@ impl Handle {
     fn statx(&self, mask: StatxFlags) -> Result<Statx, HandleError> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let stat = rustix::fs::statx(&self.fd, "", flags, mask);
-        stat.map_err(|errno| HandleError::Stat { path: self.path.clone(), source: errno.into() })
+        stat.map_err(|errno| HandleError::Stat {
+            path: self.path.clone(),
+            source: errno.into(),
+        })
     }
 
     fn too_old(&self, what: &str) -> HandleError {
@@ -214,10 +250,14 @@ impl Handle {
             io::ErrorKind::Unsupported,
             format!("this kernel does not report {what}: it is older than 5.8"),
         );
-        HandleError::Stat { path: self.path.clone(), source }
+        HandleError::Stat {
+            path: self.path.clone(),
+            source,
+        }
     }
 
-    /// A path that leads to this very file and mount, whatever its name leads to by now: proc_pid_fd(5).
+    /// A path that leads to this very file and mount, whatever its name leads to by now:
+    /// proc_pid_fd(5).
     pub(crate) fn magic_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
     }
@@ -226,14 +266,21 @@ impl Handle {
 impl Lasting {
     fn of(stat: &Statx) -> Self {
         let file_type = FileType::from_raw_mode(stat.stx_mode.into());
-        let tells_mount_roots = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+        let tells_mount_roots = stat
+            .stx_attributes_mask
+            .contains(StatxAttributes::MOUNT_ROOT);
         Self {
             unique_mount_id: has(stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id),
-            is_mount_root: tells_mount_roots.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
+            is_mount_root: tells_mount_roots
+                .then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
             identity: FileIdentity {
                 device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
                 inode: stat.stx_ino,
-                kind: if file_type == FileType::Directory { FileKind::Directory } else { FileKind::File },
+                kind: if file_type == FileType::Directory {
+                    FileKind::Directory
+                } else {
+                    FileKind::File
+                },
             },
             is_symlink: file_type == FileType::Symlink,
         }
@@ -247,7 +294,13 @@ impl AsFd for Handle {
 }
 
 fn openat2(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty(), resolve)
+    rustix::fs::openat2(
+        CWD,
+        path,
+        OFlags::PATH | OFlags::CLOEXEC | flags,
+        Mode::empty(),
+        resolve,
+    )
 }
 
 fn has(stat: &Statx, field: StatxFlags) -> bool {

@@ -1,12 +1,14 @@
 //! The host's own mount of the filesystem that a subpath was bound from.
 //!
-//! A `hostPath` has no directory in the pod, and no file of the node records which host directory it is. But the mount's root
-//! is the whole path within its filesystem, without symlinks. From the host's mount of that filesystem, the same path leads
-//! to the file that the kubelet would bind today. The same applies when a sidecar mounts a filesystem within a volume and the
-//! kubelet binds a sub path of that.
+//! A `hostPath` has no directory in the pod, and no file of the node records which host directory
+//! it is. But the mount's root is the whole path within its filesystem, without symlinks. From the
+//! host's mount of that filesystem, the same path leads to the file that the kubelet would bind
+//! today. The same applies when a sidecar mounts a filesystem within a volume and the kubelet binds
+//! a sub path of that.
 //!
-//! A filesystem may have many mounts, which show the same files with different attributes. A bind has the attributes of the
-//! mount that it was made from. So that mount is one of those with the attributes of the subpath's mount.
+//! A filesystem may have many mounts, which show the same files with different attributes. A bind
+//! has the attributes of the mount that it was made from. So that mount is one of those with the
+//! attributes of the subpath's mount.
 
 use std::path::Path;
 
@@ -17,7 +19,8 @@ use bindguard_core::mount_table::{MountAttributes, MountEntry};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 
-/// Limit of host mounts to try: all but the first few are binds of directories, or hidden by others.
+/// Limit of host mounts to try: all but the first few are binds of directories, or hidden by
+/// others.
 const TRIED: usize = 8;
 
 /// An open mount of the host that contains the root of a subpath's mount.
@@ -27,8 +30,9 @@ pub(super) struct Filesystem {
     pub(super) handle: Handle,
     /// This mount in the form of a volume.
     pub(super) volume: Volume,
-    /// The attributes that a bind from it needs, if its own differ from those of the subpath's mount. The mount that the
-    /// kubelet binds from is unknown then, so everything that either of the two denies is denied.
+    /// The attributes that a bind from it needs, if its own differ from those of the subpath's
+    /// mount. The mount that the kubelet binds from is unknown then, so everything that either of
+    /// the two denies is denied.
     pub(super) keep: Option<MountAttributes>,
 }
 
@@ -37,17 +41,31 @@ pub(super) fn find_filesystem(mount: &MountEntry, mounts: &Mounts) -> Option<Fil
     find_mount(mount, mounts, |host| host.root.path != mount.root.path)
 }
 
-/// The same for the mounts within a volume's directory, which is given by the kernel's path. A sub path may be such a mount
-/// itself.
-pub(super) fn find_filesystem_in(volume: &Path, mount: &MountEntry, mounts: &Mounts) -> Option<Filesystem> {
-    find_mount(mount, mounts, |host| host.mount_point != volume && host.mount_point.starts_with(volume))
+/// The same for the mounts within a volume's directory, which is given by the kernel's path. A sub
+/// path may be such a mount itself.
+pub(super) fn find_filesystem_in(
+    volume: &Path,
+    mount: &MountEntry,
+    mounts: &Mounts,
+) -> Option<Filesystem> {
+    find_mount(mount, mounts, |host| {
+        host.mount_point != volume && host.mount_point.starts_with(volume)
+    })
 }
 
-fn find_mount(mount: &MountEntry, mounts: &Mounts, wanted: impl Fn(&MountEntry) -> bool) -> Option<Filesystem> {
-    // One reading of the table serves all subpaths: its entry for a mount is checked again once that mount is open.
+fn find_mount(
+    mount: &MountEntry,
+    mounts: &Mounts,
+    wanted: impl Fn(&MountEntry) -> bool,
+) -> Option<Filesystem> {
+    // One reading of the table serves all subpaths: its entry for a mount is checked again once
+    // that mount is open.
     let table = mounts.table().ok()?;
-    let mut holding: Vec<&MountEntry> =
-        table.entries().iter().filter(|host| holds(host, mount) && wanted(host)).collect();
+    let mut holding: Vec<&MountEntry> = table
+        .entries()
+        .iter()
+        .filter(|host| holds(host, mount) && wanted(host))
+        .collect();
     holding.sort_by_key(|host| likeness(host, mount));
     holding.into_iter().take(TRIED).find_map(|host| {
         let handle = Handle::of(&host.mount_point).ok()?.unqueried();
@@ -57,18 +75,27 @@ fn find_mount(mount: &MountEntry, mounts: &Mounts, wanted: impl Fn(&MountEntry) 
             && found.entry.device == host.device
             && found.entry.root == host.root
             && found.entry.attributes == host.attributes;
-        let keep = (host.attributes != mount.attributes).then(|| mount.attributes.with_denied_by(host.attributes));
-        is_the_one.then(|| Filesystem { handle, volume: volume(host), keep })
+        let keep = (host.attributes != mount.attributes)
+            .then(|| mount.attributes.with_denied_by(host.attributes));
+        is_the_one.then(|| Filesystem {
+            handle,
+            volume: volume(host),
+            keep,
+        })
     })
 }
 
-/// The distance of a mount from the one that another was bound from, the smallest first. It compares in this order:
+/// The distance of a mount from the one that another was bound from, the smallest first. It
+/// compares in this order:
 /// * if it has other attributes
 /// * the number of attributes that it denies in addition
 /// * if it is in another peer group: a bind joins that of a shared source
 /// * the length of its root: a longer root shows less of the filesystem
 fn likeness(host: &MountEntry, mount: &MountEntry) -> (bool, u32, bool, usize) {
-    let is_no_peer = host.propagation.peer_group.is_some_and(|group| mount.propagation.peer_group != Some(group));
+    let is_no_peer = host
+        .propagation
+        .peer_group
+        .is_some_and(|group| mount.propagation.peer_group != Some(group));
     (
         host.attributes != mount.attributes,
         host.attributes.denied_beyond(mount.attributes),

@@ -8,7 +8,10 @@ use crate::mounts::Mounts;
 use crate::observe::unreadable;
 
 /// Observes the mount of an open source.
-pub fn observe_host_mount(source: &Result<Handle, HandleError>, mounts: &Mounts) -> Observed<HostMount> {
+pub fn observe_host_mount(
+    source: &Result<Handle, HandleError>,
+    mounts: &Mounts,
+) -> Observed<HostMount> {
     let mount = match source {
         Ok(handle) => mounts.mount_of(handle),
         Err(error) => return unreadable(error),

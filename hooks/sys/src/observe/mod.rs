@@ -1,7 +1,8 @@
-//! Observes bind sources: the kernel's facts about them, as the plain data that `bindguard-core` judges.
+//! Observes bind sources: the kernel's facts about them, as the plain data that `bindguard-core`
+//! judges.
 //!
-//! This takes two steps. First every source is opened, so that its mount id stays its own. Then the kernel reports each
-//! handle's mount.
+//! This takes two steps. First every source is opened, so that its mount id stays its own. Then the
+//! kernel reports each handle's mount.
 
 mod filesystem;
 mod host_mount;
@@ -26,5 +27,9 @@ use crate::handle::HandleError;
 
 /// The evidence from an error to open something.
 fn unreadable<T>(error: &HandleError) -> Observed<T> {
-    if error.is_not_found() { Observed::Absent } else { Observed::Unreadable(error_chain(&error)) }
+    if error.is_not_found() {
+        Observed::Absent
+    } else {
+        Observed::Unreadable(error_chain(&error))
+    }
 }

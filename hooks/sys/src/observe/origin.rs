@@ -1,7 +1,9 @@
-//! The origin of a subpath's bind: its volume's directory, a mount within that, or a mount of the host.
+//! The origin of a subpath's bind: its volume's directory, a mount within that, or a mount of the
+//! host.
 //!
-//! Nearly always it is the first directory that has the volume's name, and the search ends there. Otherwise every directory
-//! of that name is compared with the subpath's mount, then the mounts within them.
+//! Nearly always it is the first directory that has the volume's name, and the search ends there.
+//! Otherwise every directory of that name is compared with the subpath's mount, then the mounts
+//! within them.
 
 use std::rc::Rc;
 
@@ -35,21 +37,36 @@ pub(super) struct Bound<'a> {
 impl SubpathOrigin {
     /// A volume's folder, whatever is mounted at the subpath.
     pub(super) fn of_directory(directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> Self {
-        Self { volume: directory.observe(mounts), directory: Some(Rc::clone(directory)), filesystem: None }
+        Self {
+            volume: directory.observe(mounts),
+            directory: Some(Rc::clone(directory)),
+            filesystem: None,
+        }
     }
 
     /// No origin was found.
     pub(super) fn unknown() -> Self {
-        Self { volume: Observed::Absent, directory: None, filesystem: None }
+        Self {
+            volume: Observed::Absent,
+            directory: None,
+            filesystem: None,
+        }
     }
 
     fn of_filesystem(found: Filesystem) -> Self {
-        Self { volume: Observed::Seen(found.volume.clone()), directory: None, filesystem: Some(found) }
+        Self {
+            volume: Observed::Seen(found.volume.clone()),
+            directory: None,
+            filesystem: Some(found),
+        }
     }
 
     /// The directory that the sub path starts from.
     pub(super) fn handle(&self) -> Option<&Handle> {
-        let filesystem = self.filesystem.as_ref().map(|filesystem| &filesystem.handle);
+        let filesystem = self
+            .filesystem
+            .as_ref()
+            .map(|filesystem| &filesystem.handle);
         filesystem.or_else(|| self.directory.as_ref()?.handle())
     }
 
@@ -58,14 +75,23 @@ impl SubpathOrigin {
         self.filesystem.as_ref()?.keep
     }
 
-    /// The layout of the volume's files. A container may write a volume as the kubelet does: then the mount shows something
-    /// in a payload directory, and `..data` names one. Reads the link: a server must have answered first.
+    /// The layout of the volume's files. A container may write a volume as the kubelet does: then
+    /// the mount shows something in a payload directory, and `..data` names one. Reads the link: a
+    /// server must have answered first.
     pub(super) fn layout(&self, mount: &SubpathMount, volume: &Volume) -> VolumeLayout {
         let may_be_payload = volume.layout == VolumeLayout::Plain
             && self.directory.is_some()
-            && PathInVolume::from_mount(mount, volume).is_ok_and(|sub_path| sub_path.begins_like_a_payload());
-        let has_payload = || self.handle().is_some_and(|volume| current_payload(volume).is_ok());
-        if may_be_payload && has_payload() { VolumeLayout::Payload } else { volume.layout }
+            && PathInVolume::from_mount(mount, volume)
+                .is_ok_and(|sub_path| sub_path.begins_like_a_payload());
+        let has_payload = || {
+            self.handle()
+                .is_some_and(|volume| current_payload(volume).is_ok())
+        };
+        if may_be_payload && has_payload() {
+            VolumeLayout::Payload
+        } else {
+            volume.layout
+        }
     }
 
     /// The folder of the volume, when the subpath was bound from that.
@@ -76,24 +102,35 @@ impl SubpathOrigin {
 
 impl Bound<'_> {
     /// Finds the origin. `first` is the first directory that has the volume's name.
-    pub(super) fn origin(&self, first: Option<&Rc<HeldVolumeDirectory>>, mounts: &Mounts) -> SubpathOrigin {
+    pub(super) fn origin(
+        &self,
+        first: Option<&Rc<HeldVolumeDirectory>>,
+        mounts: &Mounts,
+    ) -> SubpathOrigin {
         match first {
-            Some(first) if self.fit(&first.observe(mounts)) == Some(Fit::Holds) => self.held_by(first, mounts),
+            Some(first) if self.fit(&first.observe(mounts)) == Some(Fit::Holds) => {
+                self.held_by(first, mounts)
+            }
             Some(first) => self.search(first, mounts),
             // The volume may lie anywhere on the host: only a file that is gone can be detected.
             None if self.mount.root.deleted || !self.mount.fs_type.is_local() => {
-                find_filesystem(self.entry, mounts).map_or_else(SubpathOrigin::unknown, SubpathOrigin::of_filesystem)
+                find_filesystem(self.entry, mounts)
+                    .map_or_else(SubpathOrigin::unknown, SubpathOrigin::of_filesystem)
             }
             None => SubpathOrigin::unknown(),
         }
     }
 
-    /// The directory that contains the mount's root, or a mount of the same filesystem within it, recognized by its
-    /// attributes. If none has the same attributes, those of the volume's mount changed since, and the kubelet binds from
-    /// that mount.
+    /// The directory that contains the mount's root, or a mount of the same filesystem within it,
+    /// recognized by its attributes. If none has the same attributes, those of the volume's mount
+    /// changed since, and the kubelet binds from that mount.
     fn held_by(&self, directory: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> SubpathOrigin {
-        let has_its_attributes = directory.mount(mounts).is_none_or(|mount| mount.attributes == self.entry.attributes);
-        let within = Some(directory).filter(|_| !has_its_attributes).and_then(|it| self.mounted_within(it, mounts));
+        let has_its_attributes = directory
+            .mount(mounts)
+            .is_none_or(|mount| mount.attributes == self.entry.attributes);
+        let within = Some(directory)
+            .filter(|_| !has_its_attributes)
+            .and_then(|it| self.mounted_within(it, mounts));
         match within.filter(|within| within.keep.is_none()) {
             Some(within) => SubpathOrigin::of_filesystem(within),
             None => SubpathOrigin::of_directory(directory, mounts),
@@ -101,32 +138,49 @@ impl Bound<'_> {
     }
 
     /// The mount that a sidecar made within the volume, if the subpath was bound from it.
-    fn mounted_within(&self, directory: &HeldVolumeDirectory, mounts: &Mounts) -> Option<Filesystem> {
-        find_filesystem_in(&directory.handle()?.resolved_path().ok()?, self.entry, mounts)
+    fn mounted_within(
+        &self,
+        directory: &HeldVolumeDirectory,
+        mounts: &Mounts,
+    ) -> Option<Filesystem> {
+        find_filesystem_in(
+            &directory.handle()?.resolved_path().ok()?,
+            self.entry,
+            mounts,
+        )
     }
 
     fn search(&self, first: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> SubpathOrigin {
-        let directories: Vec<Rc<HeldVolumeDirectory>> = match HeldVolumeDirectory::all(self.subpath) {
+        let directories: Vec<Rc<HeldVolumeDirectory>> = match HeldVolumeDirectory::all(self.subpath)
+        {
             Ok(all) if all.len() > 1 => all.into_iter().map(Rc::new).collect(),
             // It is open and observed already.
             Ok(_) => vec![Rc::clone(first)],
             Err(error) => {
-                return SubpathOrigin { volume: Observed::Unreadable(error.to_string()), ..SubpathOrigin::unknown() };
+                return SubpathOrigin {
+                    volume: Observed::Unreadable(error.to_string()),
+                    ..SubpathOrigin::unknown()
+                };
             }
         };
         // Some were opened after the last reading of the mount table.
         let mounts = &mounts.for_newly_opened();
-        let holds = |it: &&Rc<HeldVolumeDirectory>| self.fit(&it.observe(mounts)) == Some(Fit::Holds);
+        let holds =
+            |it: &&Rc<HeldVolumeDirectory>| self.fit(&it.observe(mounts)) == Some(Fit::Holds);
         if let Some(directory) = directories.iter().find(holds) {
             return self.held_by(directory, mounts);
         }
-        match directories.iter().find_map(|directory| self.mounted_within(directory, mounts)) {
+        match directories
+            .iter()
+            .find_map(|directory| self.mounted_within(directory, mounts))
+        {
             Some(within) => SubpathOrigin::of_filesystem(within),
             None => self.likeliest(&directories, mounts),
         }
     }
 
-    /// The directory that fits best, if none contains the mount's root: the volume is not mounted, or was mounted again.
+    /// The directory that fits best, if none contains the mount's root: the volume is not mounted,
+    /// or was mounted again.
     fn likeliest(&self, directories: &[Rc<HeldVolumeDirectory>], mounts: &Mounts) -> SubpathOrigin {
         let origins = directories.iter().map(|directory| {
             let origin = SubpathOrigin::of_directory(directory, mounts);
@@ -143,10 +197,16 @@ impl Bound<'_> {
             }
             _ => false,
         };
-        let likeliest = origins.into_iter().next().map(|(_, origin)| origin).unwrap_or_else(SubpathOrigin::unknown);
+        let likeliest = origins
+            .into_iter()
+            .next()
+            .map(|(_, origin)| origin)
+            .unwrap_or_else(SubpathOrigin::unknown);
         match is_ambiguous {
             true => SubpathOrigin {
-                volume: Observed::Unreadable("several volumes of its name may be its own".to_owned()),
+                volume: Observed::Unreadable(
+                    "several volumes of its name may be its own".to_owned(),
+                ),
                 ..likeliest
             },
             false => likeliest,
@@ -161,7 +221,12 @@ impl Bound<'_> {
     }
 
     /// Adds the order of the volume's mount and the subpath's, if it makes a difference.
-    fn with_age(&self, volume: Observed<Volume>, directory: &HeldVolumeDirectory, mounts: &Mounts) -> Observed<Volume> {
+    fn with_age(
+        &self,
+        volume: Observed<Volume>,
+        directory: &HeldVolumeDirectory,
+        mounts: &Mounts,
+    ) -> Observed<Volume> {
         let volume = match volume {
             Observed::Seen(volume) if self.fit_of(&volume) == Fit::MountedAnew => volume,
             other => return other,

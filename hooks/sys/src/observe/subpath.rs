@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use bindguard_core::error_chain;
-use bindguard_core::evidence::{FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume};
+use bindguard_core::evidence::{
+    FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
+};
 use bindguard_core::kubelet::{DATA_LINK, PathInVolume, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
@@ -40,10 +42,24 @@ impl HeldSubpath {
 
     /// Opens one of several subpaths; opens each volume once.
     pub fn hold_among(subpath: VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
-        let (directory, itself) = (directories.of(&subpath), Handle::as_written(&subpath.path()));
-        let is_the_kubelets = directory.as_ref().is_some_and(|directory| directory.writer() == Writer::Kubelet);
-        let itself = if is_the_kubelets { itself } else { itself.map(Handle::unqueried) };
-        Self { subpath, itself, directory, seen: OnceCell::new() }
+        let (directory, itself) = (
+            directories.of(&subpath),
+            Handle::as_written(&subpath.path()),
+        );
+        let is_the_kubelets = directory
+            .as_ref()
+            .is_some_and(|directory| directory.writer() == Writer::Kubelet);
+        let itself = if is_the_kubelets {
+            itself
+        } else {
+            itself.map(Handle::unqueried)
+        };
+        Self {
+            subpath,
+            itself,
+            directory,
+            seen: OnceCell::new(),
+        }
     }
 
     /// The path of the open subpath.
@@ -66,24 +82,39 @@ impl HeldSubpath {
         self.seen.get()?.origin.handle()
     }
 
-    /// The volume's directory, if the kubelet writes the volume: the names of such volumes are unique in a pod.
+    /// The volume's directory, if the kubelet writes the volume: the names of such volumes are
+    /// unique in a pod.
     pub fn volume_of_kubelet(&self) -> Option<&Handle> {
-        self.directory.as_ref().filter(|directory| directory.writer() == Writer::Kubelet)?.handle()
+        self.directory
+            .as_ref()
+            .filter(|directory| directory.writer() == Writer::Kubelet)?
+            .handle()
     }
 
-    /// The attributes that a bind of its target needs, if those of [its volume's](HeldSubpath::volume) mount do not suffice.
+    /// The attributes that a bind of its target needs, if those of [its
+    /// volume's](HeldSubpath::volume) mount do not suffice.
     pub fn attributes_to_keep(&self) -> Option<MountAttributes> {
         self.seen.get()?.origin.attributes_to_keep()
     }
 
-    /// The paths to probe first, because a server or a daemon may have to answer: the subpath's own, then that of its target
-    /// if it is known. Empty on a local filesystem.
+    /// The paths to probe first, because a server or a daemon may have to answer: the subpath's
+    /// own, then that of its target if it is known. Empty on a local filesystem.
     pub fn paths_to_probe(&self, mounts: &Mounts) -> Vec<PathBuf> {
         let (mount, volume) = match self.look(mounts) {
-            Seen { mount: Observed::Seen(mount), origin } => (mount, &origin.volume),
-            Seen { mount: Observed::Absent, .. } => return Vec::new(),
-            // The NFS client does not open a file that it knows to be gone: the reason may be an answer.
-            Seen { mount: Observed::Unreadable(_), .. } => return vec![self.subpath.path()],
+            Seen {
+                mount: Observed::Seen(mount),
+                origin,
+            } => (mount, &origin.volume),
+            Seen {
+                mount: Observed::Absent,
+                ..
+            } => return Vec::new(),
+            // The NFS client does not open a file that it knows to be gone: the reason may be an
+            // answer.
+            Seen {
+                mount: Observed::Unreadable(_),
+                ..
+            } => return vec![self.subpath.path()],
         };
         let volume = match volume {
             Observed::Seen(volume) => Some(volume),
@@ -92,21 +123,31 @@ impl HeldSubpath {
         if mount.fs_type.is_local() && volume.is_none_or(|volume| volume.fs_type.is_local()) {
             return Vec::new();
         }
-        let target = volume.and_then(|volume| Some(path_of(volume, &PathInVolume::from_mount(mount, volume).ok()?)));
+        let target = volume.and_then(|volume| {
+            Some(path_of(
+                volume,
+                &PathInVolume::from_mount(mount, volume).ok()?,
+            ))
+        });
         [self.subpath.path()].into_iter().chain(target).collect()
     }
 
-    /// Observes both. `answers` belong to the paths of [`HeldSubpath::paths_to_probe`], in its order.
+    /// Observes both. `answers` belong to the paths of [`HeldSubpath::paths_to_probe`], in its
+    /// order.
     pub fn observe(&self, mounts: &Mounts, answers: &[Reach]) -> SubpathEvidence {
         let probed = self.paths_to_probe(mounts).len();
         let Seen { mount, origin } = self.look(mounts);
         let is_silent = probed > 0 && !answers.get(1).is_some_and(Reach::is_answer);
         let (volume, target) = match (mount, &origin.volume) {
-            (Observed::Seen(_), Observed::Seen(_)) if is_silent => {
-                (origin.volume.clone(), Observed::Unreadable("its volume did not answer".to_owned()))
-            }
+            (Observed::Seen(_), Observed::Seen(_)) if is_silent => (
+                origin.volume.clone(),
+                Observed::Unreadable("its volume did not answer".to_owned()),
+            ),
             (Observed::Seen(mount), Observed::Seen(volume)) => {
-                let volume = Volume { layout: origin.layout(mount, volume), ..volume.clone() };
+                let volume = Volume {
+                    layout: origin.layout(mount, volume),
+                    ..volume.clone()
+                };
                 let target = self.target(mount, &volume);
                 (Observed::Seen(volume), target)
             }
@@ -115,14 +156,23 @@ impl HeldSubpath {
         let reach = answers.first().cloned().unwrap_or(Reach::NotNeeded);
         let mount = match mount.clone() {
             Observed::Seen(mount) if mount.fs_type.queries_server_for_attributes() => {
-                Observed::Seen(SubpathMount { identity: self.identity_after(&reach), ..mount })
+                Observed::Seen(SubpathMount {
+                    identity: self.identity_after(&reach),
+                    ..mount
+                })
             }
             mount => mount,
         };
-        SubpathEvidence { mount, reach, volume, target }
+        SubpathEvidence {
+            mount,
+            reach,
+            volume,
+            target,
+        }
     }
 
-    /// The identity of its file, on a filesystem that queries its server. It is read only if the server has just answered.
+    /// The identity of its file, on a filesystem that queries its server. It is read only if the
+    /// server has just answered.
     fn identity_after(&self, reach: &Reach) -> Observed<FileIdentity> {
         let handle = match &self.itself {
             Ok(handle) => handle,
@@ -136,7 +186,11 @@ impl HeldSubpath {
             Reach::Silent(_) | Reach::NotProbed | Reach::NotNeeded => {
                 Observed::Unreadable("its server did not answer".to_owned())
             }
-            Reach::Refused { .. } if reach.error_of_dead_source().is_some() || reach.is_not_found() => gone(),
+            Reach::Refused { .. }
+                if reach.error_of_dead_source().is_some() || reach.is_not_found() =>
+            {
+                gone()
+            }
             Reach::Refused { words, .. } => Observed::Unreadable(words.clone()),
             Reach::Alive => identity_of(handle),
         }
@@ -147,13 +201,18 @@ impl HeldSubpath {
             let entry = self.entry(mounts);
             let mount = self.mount(&entry);
             let origin = match (&entry, &mount) {
-                (Observed::Seen((entry, _)), Observed::Seen(mount)) => {
-                    Bound { subpath: &self.subpath, entry, mount }.origin(self.directory.as_ref(), mounts)
+                (Observed::Seen((entry, _)), Observed::Seen(mount)) => Bound {
+                    subpath: &self.subpath,
+                    entry,
+                    mount,
                 }
+                .origin(self.directory.as_ref(), mounts),
                 _ => self
                     .directory
                     .as_ref()
-                    .map_or_else(SubpathOrigin::unknown, |it| SubpathOrigin::of_directory(it, mounts)),
+                    .map_or_else(SubpathOrigin::unknown, |it| {
+                        SubpathOrigin::of_directory(it, mounts)
+                    }),
             };
             Seen { mount, origin }
         })
@@ -189,12 +248,19 @@ impl HeldSubpath {
             Err(error) => unreadable(error),
         };
         let (root, fs_type) = (entry.root.clone(), entry.fs_type.clone());
-        Observed::Seen(SubpathMount { root, device: entry.device, fs_type, identity, covers_its_equal })
+        Observed::Seen(SubpathMount {
+            root,
+            device: entry.device,
+            fs_type,
+            identity,
+            covers_its_equal,
+        })
     }
 
     fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
         // Without a sub path there is no target; the judge reports the reason.
-        let (Ok(sub_path), Some(handle)) = (PathInVolume::from_mount(mount, volume), self.volume()) else {
+        let (Ok(sub_path), Some(handle)) = (PathInVolume::from_mount(mount, volume), self.volume())
+        else {
             return Observed::Absent;
         };
         if let Some(target) = self.key_in_payload(&sub_path) {
@@ -206,7 +272,10 @@ impl HeldSubpath {
             Err(error) => return Observed::Unreadable(error_chain(&error)),
         };
         let file = opened.file.as_ref().map_or(Observed::Absent, identity_of);
-        Observed::Seen(Target { timestamp: opened.timestamp, file })
+        Observed::Seen(Target {
+            timestamp: opened.timestamp,
+            file,
+        })
     }
 
     /// The key of a kubelet-written volume, which nearly always exists.
@@ -214,7 +283,10 @@ impl HeldSubpath {
         let directory = self.seen.get()?.origin.directory()?;
         let payload = directory.payload()?;
         let key = payload.key(&sub_path.path, directory.handle()?)?;
-        Some(Target { timestamp: Some(payload.timestamp().clone()), file: Observed::Seen(key) })
+        Some(Target {
+            timestamp: Some(payload.timestamp().clone()),
+            file: Observed::Seen(key),
+        })
     }
 }
 

@@ -19,17 +19,23 @@ pub struct SubpathsError {
 
 /// Lists the volume-subpaths below one kubelet root, sorted. A root that is not there has none.
 ///
-/// The folders above a subpath are the kubelet's own and on its disk; the subpaths themselves are not touched.
+/// The folders above a subpath are the kubelet's own and on its disk; the subpaths themselves are
+/// not touched.
 ///
 /// # Errors
-/// If a directory cannot be read. A directory that is removed meanwhile is no error: its pod goes away.
+/// If a directory cannot be read. A directory that is removed meanwhile is no error: its pod goes
+/// away.
 pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, SubpathsError> {
     let mut found = Vec::new();
     for pod in children(&kubelet_root.join("pods"))? {
         for volume in children(&pod.join("volume-subpaths"))? {
             for container in children(&volume)? {
                 let paths = children(&container)?;
-                found.extend(paths.iter().filter_map(|path| VolumeSubpath::from_path(path, [kubelet_root])));
+                found.extend(
+                    paths
+                        .iter()
+                        .filter_map(|path| VolumeSubpath::from_path(path, [kubelet_root])),
+                );
             }
         }
     }
@@ -39,7 +45,8 @@ pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Subpaths
 
 /// True if a subpath is still in its directory. The kubelet removes those of a pod that goes away.
 ///
-/// It reads the directory, which is on the kubelet's disk: opening the subpath itself may wait for a server.
+/// It reads the directory, which is on the kubelet's disk: opening the subpath itself may wait for
+/// a server.
 pub fn is_listed(subpath: &VolumeSubpath) -> bool {
     let path = subpath.path();
     let siblings = path.parent().map(children);
@@ -47,14 +54,24 @@ pub fn is_listed(subpath: &VolumeSubpath) -> bool {
 }
 
 pub(super) fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
-    let failed = |source| SubpathsError { directory: directory.to_owned(), source };
+    let failed = |source| SubpathsError {
+        directory: directory.to_owned(),
+        source,
+    };
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         // A pod without subpaths, a kubelet that is not here, or a plain file among the folders.
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
             return Ok(Vec::new());
         }
         Err(error) => return Err(failed(error)),
     };
-    entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect()
+    entries
+        .map(|entry| entry.map(|entry| entry.path()).map_err(failed))
+        .collect()
 }

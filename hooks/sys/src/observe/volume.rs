@@ -10,8 +10,8 @@ use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::unreadable;
 
-/// The open directory that a volume is, or is mounted on. Opening it does not reach its server: it is an `O_PATH` descriptor
-/// of a mount's root.
+/// The open directory that a volume is, or is mounted on. Opening it does not reach its server: it
+/// is an `O_PATH` descriptor of a mount's root.
 #[derive(Debug)]
 pub struct HeldVolume(Result<Handle, HandleError>);
 
@@ -29,9 +29,12 @@ impl HeldVolume {
         }
     }
 
-    /// True if a call on its own mount may wait for a server or a daemon: the kernel alone cannot detect that it is alive.
+    /// True if a call on its own mount may wait for a server or a daemon: the kernel alone cannot
+    /// detect that it is alive.
     pub fn is_on_a_server(&self, mounts: &Mounts) -> bool {
-        let mount = self.handle().and_then(|handle| mounts.mount_of(handle).ok());
+        let mount = self
+            .handle()
+            .and_then(|handle| mounts.mount_of(handle).ok());
         mount.is_some_and(|mount| mount.is_mount_point && !mount.entry.fs_type.is_local())
     }
 
@@ -47,9 +50,10 @@ impl HeldVolume {
             Err(error) => return unreadable(error),
         };
         match mounts.mount_of(handle) {
-            Ok(mount) if mount.is_mount_point => {
-                Observed::Seen(VolumeMount { fs_type: mount.entry.fs_type.clone(), deleted: mount.entry.root.deleted })
-            }
+            Ok(mount) if mount.is_mount_point => Observed::Seen(VolumeMount {
+                fs_type: mount.entry.fs_type.clone(),
+                deleted: mount.entry.root.deleted,
+            }),
             Ok(_) => Observed::Absent,
             Err(error) => Observed::Unreadable(error_chain(&error)),
         }

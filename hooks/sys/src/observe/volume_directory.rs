@@ -24,14 +24,18 @@ pub(super) struct HeldVolumeDirectory {
     payload: OnceCell<Option<Payload>>,
 }
 
-/// The open volumes of some subpaths: several subpaths of one volume are usual. They are few enough for a linear search.
+/// The open volumes of some subpaths: several subpaths of one volume are usual. They are few enough
+/// for a linear search.
 #[derive(Debug, Default)]
 pub struct HeldVolumeDirectories(RefCell<Vec<(VolumeSubpath, Option<Rc<HeldVolumeDirectory>>)>>);
 
 impl HeldVolumeDirectories {
     pub(super) fn of(&self, subpath: &VolumeSubpath) -> Option<Rc<HeldVolumeDirectory>> {
         let mut held = self.0.borrow_mut();
-        if let Some((_, directory)) = held.iter().find(|(other, _)| other.is_of_the_same_volume(subpath)) {
+        if let Some((_, directory)) = held
+            .iter()
+            .find(|(other, _)| other.is_of_the_same_volume(subpath))
+        {
             return directory.clone();
         }
         let directory = HeldVolumeDirectory::hold(subpath).map(Rc::new);
@@ -41,10 +45,13 @@ impl HeldVolumeDirectories {
 }
 
 impl HeldVolumeDirectory {
-    /// The volume of a subpath: the first plugin whose directory contains one of its name. Nearly always it is the only one.
+    /// The volume of a subpath: the first plugin whose directory contains one of its name. Nearly
+    /// always it is the only one.
     fn hold(subpath: &VolumeSubpath) -> Option<Self> {
         let usual = |plugin: Plugin| Self::in_folder(plugin, &subpath.volume_directory(plugin));
-        Plugin::usual().find_map(usual).or_else(|| Self::all(subpath).ok()?.into_iter().next())
+        Plugin::usual()
+            .find_map(usual)
+            .or_else(|| Self::all(subpath).ok()?.into_iter().next())
     }
 
     /// Every folder of the pod that has the name of a subpath's volume.
@@ -58,12 +65,20 @@ impl HeldVolumeDirectory {
             let plugin = Plugin::from_folder(folder.file_name()?)?;
             let volume = folder.join(subpath.volume());
             // Joining nothing would leave a slash at the end.
-            Self::in_folder(plugin, &if plugin.below().is_empty() { volume } else { volume.join(plugin.below()) })
+            Self::in_folder(
+                plugin,
+                &if plugin.below().is_empty() {
+                    volume
+                } else {
+                    volume.join(plugin.below())
+                },
+            )
         });
         Ok(held.collect())
     }
 
-    /// A CSI driver that unmounts removes the directory `mount`; its parent directory is the kubelet's.
+    /// A CSI driver that unmounts removes the directory `mount`; its parent directory is the
+    /// kubelet's.
     fn in_folder(plugin: Plugin, directory: &Path) -> Option<Self> {
         let above = || directory.parent().filter(|_| !plugin.below().is_empty());
         Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, above()?))
@@ -77,7 +92,12 @@ impl HeldVolumeDirectory {
         };
         match hold() {
             Err(error) if error.is_not_found() => None,
-            directory => Some(Self { plugin, directory, seen: OnceCell::new(), payload: OnceCell::new() }),
+            directory => Some(Self {
+                plugin,
+                directory,
+                seen: OnceCell::new(),
+                payload: OnceCell::new(),
+            }),
         }
     }
 
@@ -91,7 +111,11 @@ impl HeldVolumeDirectory {
 
     /// The payload of a kubelet-written volume; `..data` is read once for all its subpaths.
     pub(super) fn payload(&self) -> Option<&Payload> {
-        let held = || self.handle().filter(|_| self.plugin.writer() == Writer::Kubelet).and_then(Payload::hold);
+        let held = || {
+            self.handle()
+                .filter(|_| self.plugin.writer() == Writer::Kubelet)
+                .and_then(Payload::hold)
+        };
         self.payload.get_or_init(held).as_ref()
     }
 
@@ -101,7 +125,10 @@ impl HeldVolumeDirectory {
 
     /// The mount that it is on.
     pub(super) fn mount(&self, mounts: &Mounts) -> Option<Rc<MountEntry>> {
-        mounts.mount_of(self.handle()?).ok().map(|mount| mount.entry)
+        mounts
+            .mount_of(self.handle()?)
+            .ok()
+            .map(|mount| mount.entry)
     }
 
     fn look(&self, mounts: &Mounts) -> Observed<Volume> {
@@ -112,11 +139,18 @@ impl HeldVolumeDirectory {
         let (mount, resolved) = match (mounts.mount_of(handle), handle.resolved_path()) {
             (Ok(mount), Ok(resolved)) => (mount, resolved),
             (Err(error), _) => return Observed::Unreadable(error_chain(&error)),
-            (_, Err(error)) => return Observed::Unreadable(format!("resolve {}: {error}", handle.path().display())),
+            (_, Err(error)) => {
+                return Observed::Unreadable(format!(
+                    "resolve {}: {error}",
+                    handle.path().display()
+                ));
+            }
         };
         let Some(place) = mount.entry.place_in_filesystem(&resolved) else {
             let (path, mount_point) = (resolved.display(), mount.entry.mount_point.display());
-            return Observed::Unreadable(format!("{path} is not below {mount_point}, where its mount is"));
+            return Observed::Unreadable(format!(
+                "{path} is not below {mount_point}, where its mount is"
+            ));
         };
         Observed::Seen(Volume {
             plugin: self.plugin,

@@ -17,7 +17,8 @@ pub struct Volumes {
 
 /// Lists the volumes below one kubelet root. A root that is not there has none.
 ///
-/// The folders above a volume are the kubelet's own and on its disk; the volumes themselves are not touched.
+/// The folders above a volume are the kubelet's own and on its disk; the volumes themselves are not
+/// touched.
 ///
 /// # Errors
 /// When a folder cannot be read.
@@ -33,7 +34,9 @@ pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, SubpathsError> {
             }
         }
     }
-    found.mounted.sort_by(|one, other| one.mount_point().cmp(other.mount_point()));
+    found
+        .mounted
+        .sort_by(|one, other| one.mount_point().cmp(other.mount_point()));
     found.plain.sort();
     Ok(found)
 }
@@ -41,5 +44,7 @@ pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, SubpathsError> {
 /// CSI mounts one folder deeper than the others.
 fn mounted(volume: &Path, kubelet_root: &Path) -> Option<MountedVolume> {
     let places: [PathBuf; 2] = [volume.to_owned(), volume.join("mount")];
-    places.iter().find_map(|place| MountedVolume::from_path(place, [kubelet_root]))
+    places
+        .iter()
+        .find_map(|place| MountedVolume::from_path(place, [kubelet_root]))
 }

@@ -13,11 +13,17 @@ use super::clone::clone_mount;
 ///
 /// It has the attributes of the mount that `target` is opened on, or those to `keep`.
 ///
-/// Until `stale` is detached, `target` is its mount point, and every unlink of it fails with EBUSY. Detach at once.
+/// Until `stale` is detached, `target` is its mount point, and every unlink of it fails with EBUSY.
+/// Detach at once.
 ///
 /// # Errors
-/// [`SwapError::TargetGone`] when the target was removed meanwhile, [`SwapError::NotPossible`] on older kernels.
-pub fn attach_beneath(target: &Handle, stale: &Handle, keep: Option<MountAttributes>) -> Result<(), SwapError> {
+/// [`SwapError::TargetGone`] when the target was removed meanwhile, [`SwapError::NotPossible`] on
+/// older kernels.
+pub fn attach_beneath(
+    target: &Handle,
+    stale: &Handle,
+    keep: Option<MountAttributes>,
+) -> Result<(), SwapError> {
     let new = clone_mount(target, keep)?;
     fault::reach(FaultPoint::Cloned);
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH

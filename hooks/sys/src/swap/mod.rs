@@ -7,8 +7,9 @@
 //!            attach below            detach the top
 //! ```
 //!
-//! Stacking on top does not work: the kernel refuses to mount on a deleted file (ENOENT). Unmounting first does not work
-//! either: a process that opens the path in between gets the empty file that the kubelet made as a mount point.
+//! Stacking on top does not work: the kernel refuses to mount on a deleted file (ENOENT).
+//! Unmounting first does not work either: a process that opens the path in between gets the empty
+//! file that the kubelet made as a mount point.
 
 mod beneath;
 mod clone;
@@ -58,21 +59,34 @@ impl SwapError {
     fn from_errno(what: &'static str, errno: Errno) -> Self {
         match errno {
             Errno::NOENT => Self::TargetGone,
-            // EINVAL: a kernel before 6.5 does not know the flag, or the mount may not be mounted beneath.
-            Errno::INVAL | Errno::NOSYS | Errno::PERM => Self::NotPossible { what, source: errno.into() },
-            errno => Self::Failed { what, source: errno.into() },
+            // EINVAL: a kernel before 6.5 does not know the flag, or the mount may not be mounted
+            // beneath.
+            Errno::INVAL | Errno::NOSYS | Errno::PERM => Self::NotPossible {
+                what,
+                source: errno.into(),
+            },
+            errno => Self::Failed {
+                what,
+                source: errno.into(),
+            },
         }
     }
 
     fn from_io(what: &'static str, error: io::Error) -> Self {
         match Errno::from_io_error(&error) {
             Some(errno) => Self::from_errno(what, errno),
-            None => Self::Failed { what, source: error },
+            None => Self::Failed {
+                what,
+                source: error,
+            },
         }
     }
 
     /// A step that was not tried.
     pub fn not_possible(what: &'static str) -> Self {
-        Self::NotPossible { what, source: io::ErrorKind::Unsupported.into() }
+        Self::NotPossible {
+            what,
+            source: io::ErrorKind::Unsupported.into(),
+        }
     }
 }

@@ -9,7 +9,8 @@ use bindguard_testing::live::{Container, change};
 use nix::mount::MsFlags;
 
 use crate::enter_scene::{
-    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far, stale_top,
+    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far,
+    stale_top,
 };
 
 #[test]
@@ -25,8 +26,14 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
                 change(Path::new("/"), parent);
             });
             let look = || {
-                let (mount, propagation) = (container.mounts_at(PLACE), container.propagation_at("/"));
-                (container.mounts(), mount[0].1.clone(), propagation, container.propagation_at(PLACE))
+                let (mount, propagation) =
+                    (container.mounts_at(PLACE), container.propagation_at("/"));
+                (
+                    container.mounts(),
+                    mount[0].1.clone(),
+                    propagation,
+                    container.propagation_at(PLACE),
+                )
             };
             let before = look();
             for version in 1..=20 {
@@ -55,7 +62,13 @@ fn a_container_in_a_user_namespace_of_its_own() {
     for attach in METHODS {
         let scene = Scene::new();
         let container = Container::start_in_user_namespace(&scene.root(), &scene.binds());
-        let look = || (container.mounts(), container.mounts_at(PLACE)[0].1.clone(), container.propagation_at("/"));
+        let look = || {
+            (
+                container.mounts(),
+                container.mounts_at(PLACE)[0].1.clone(),
+                container.propagation_at("/"),
+            )
+        };
         let before = look();
         for version in 1..=10 {
             scene.update(version);
@@ -86,13 +99,25 @@ fn an_idmapped_mount_stays_idmapped() {
         for version in 1..=5 {
             scene.update(version);
             let (stale, parent) = stale_idmapped(&container);
-            let (namespace, target) = (container.namespace(), Handle::of(&scene.file(version)).unwrap());
+            let (namespace, target) = (
+                container.namespace(),
+                Handle::of(&scene.file(version)).unwrap(),
+            );
             let new = match clone_like(&target, &stale, &namespace, Some(namespace.users())) {
                 Ok(new) => new,
-                Err(error) => return bindguard_testing::skipped(&bindguard_core::error_chain(&error).to_string()),
+                Err(error) => {
+                    return bindguard_testing::skipped(
+                        &bindguard_core::error_chain(&error).to_string(),
+                    );
+                }
             };
-            let replacement = Replacement { stale: &stale, parent: Some(&parent), new: Some(new) };
-            let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+            let replacement = Replacement {
+                stale: &stale,
+                parent: Some(&parent),
+                new: Some(new),
+            };
+            let entered =
+                Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
             entered.open(0).unwrap();
             if !attached(attach, &entered) {
                 break;
@@ -100,7 +125,11 @@ fn an_idmapped_mount_stays_idmapped() {
             entered.detach(0).unwrap();
             entered.set_propagation(0).unwrap();
             assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
-            assert!(container.mounts_at(PLACE)[0].1.contains("idmapped"), "{:?}", container.mounts_at(PLACE));
+            assert!(
+                container.mounts_at(PLACE)[0].1.contains("idmapped"),
+                "{:?}",
+                container.mounts_at(PLACE)
+            );
         }
         assert_eq!(container.mounts(), mounts);
         let seen = container.stop();
@@ -111,11 +140,14 @@ fn an_idmapped_mount_stays_idmapped() {
 /// The mount at the place, as if a runtime had idmapped it: the first replacement makes it so.
 fn stale_idmapped(container: &Container) -> (MountEntry, MountEntry) {
     let text = String::from_utf8(container.process.read("mountinfo").unwrap()).unwrap();
-    let idmapped = |line: &str| match line.contains(" /etc/conf ro,nosuid") && !line.contains("idmapped") {
-        true => line.replacen(" /etc/conf ro,", " /etc/conf ro,idmapped,", 1) + "\n",
-        false => line.to_owned() + "\n",
-    };
-    let table = MountTable::from_mountinfo(text.lines().map(idmapped).collect::<String>().as_bytes()).unwrap();
+    let idmapped =
+        |line: &str| match line.contains(" /etc/conf ro,nosuid") && !line.contains("idmapped") {
+            true => line.replacen(" /etc/conf ro,", " /etc/conf ro,idmapped,", 1) + "\n",
+            false => line.to_owned() + "\n",
+        };
+    let table =
+        MountTable::from_mountinfo(text.lines().map(idmapped).collect::<String>().as_bytes())
+            .unwrap();
     let stale = table.stack_at(Path::new(PLACE)).last().unwrap().clone();
     assert!(stale.attributes.is_idmapped(), "{stale:?}");
     let parent = table.mount(stale.parent).unwrap().clone();
@@ -138,10 +170,21 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
             continue;
         }
         drop(first);
-        assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("0"), 2));
+        assert_eq!(
+            (
+                container.read("etc/conf").as_deref(),
+                container.mounts_at(PLACE).len()
+            ),
+            (Some("0"), 2)
+        );
         let (stale, parent) = stale_top(&container);
-        let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-        let second = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+        let replacement = Replacement {
+            stale: &stale,
+            parent: Some(&parent),
+            new: None,
+        };
+        let second =
+            Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
         second.open(0).unwrap();
         second.detach(0).unwrap();
         assert_eq!(container.read("etc/conf").as_deref(), Some("1"));
@@ -149,7 +192,8 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
     }
 }
 
-/// The kubelet removes the new file as well, before the stale mount is detached: the kernel detaches it then.
+/// The kubelet removes the new file as well, before the stale mount is detached: the kernel
+/// detaches it then.
 #[test]
 fn a_stale_mount_that_the_kernel_detached_is_no_error() {
     if !can_run() {
@@ -163,9 +207,19 @@ fn a_stale_mount_that_the_kernel_detached_is_no_error() {
         return;
     }
     scene.update(2);
-    assert_eq!(container.mounts_at(PLACE).len(), 1, "the unlink detached it");
+    assert_eq!(
+        container.mounts_at(PLACE).len(),
+        1,
+        "the unlink detached it"
+    );
     entered.detach(0).unwrap();
-    assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("1"), 1));
+    assert_eq!(
+        (
+            container.read("etc/conf").as_deref(),
+            container.mounts_at(PLACE).len()
+        ),
+        (Some("1"), 1)
+    );
 }
 
 #[test]
@@ -180,7 +234,10 @@ fn a_file_removed_before_it_was_attached_is_an_error() {
     scene.update(2);
     for attach in METHODS {
         let error = attach(&entered).unwrap_err();
-        assert!(error.is_target_gone() || error.is_not_possible(), "{error:?}");
+        assert!(
+            error.is_target_gone() || error.is_not_possible(),
+            "{error:?}"
+        );
     }
     assert_eq!(container.read("etc/conf").as_deref(), Some("0"));
 }

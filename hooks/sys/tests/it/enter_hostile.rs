@@ -10,7 +10,8 @@ use bindguard_testing::live::Container;
 use nix::mount::{MsFlags, mount};
 
 use crate::enter_scene::{
-    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far, stale,
+    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far,
+    stale,
 };
 
 /// The mount table named a mount that is no longer there: nothing is opened in its place.
@@ -21,15 +22,33 @@ fn another_mount_at_the_place_is_refused() {
     }
     let scene = Scene::new();
     let container = Container::start_with(&scene.root(), &scene.binds(), || {
-        mount(Some("/old"), "/etc", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        mount(
+            Some("/old"),
+            "/etc",
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .unwrap();
         fs::write("/etc/conf", "own").unwrap();
     });
     let (stale, parent) = stale(&container);
-    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+    let replacement = Replacement {
+        stale: &stale,
+        parent: Some(&parent),
+        new: None,
+    };
+    let entered =
+        Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::OtherMount)));
     assert!(entered.detach(0).is_err(), "nothing is open");
-    assert_eq!((container.read("etc/conf").as_deref(), container.mounts_at(PLACE).len()), (Some("own"), 1));
+    assert_eq!(
+        (
+            container.read("etc/conf").as_deref(),
+            container.mounts_at(PLACE).len()
+        ),
+        (Some("own"), 1)
+    );
 }
 
 /// The folder of the mount point may be read-only in the container.
@@ -65,8 +84,14 @@ fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
     assert!(events.next().is_err(), "there is an event without a touch");
     entered.touch(0).unwrap();
     assert_eq!(events.next().unwrap().file_name(), Some(c"conf"));
-    assert_eq!((container.read("etc/conf").as_deref(), container.mounts()), (Some("1"), mounts));
-    assert!(container.mounts_at("/")[0].1.starts_with("ro"), "the root filesystem is still read-only");
+    assert_eq!(
+        (container.read("etc/conf").as_deref(), container.mounts()),
+        (Some("1"), mounts)
+    );
+    assert!(
+        container.mounts_at("/")[0].1.starts_with("ro"),
+        "the root filesystem is still read-only"
+    );
 }
 
 /// A FUSE mount of the container above its mount point, whose daemon never answers.
@@ -83,17 +108,29 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
     let (mut stale, parent) = stale(&container);
     // As if the mount table had named a place below that filesystem.
     stale.mount_point = "/deep/etc/conf".into();
-    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
+    let replacement = Replacement {
+        stale: &stale,
+        parent: Some(&parent),
+        new: None,
+    };
     let patience = Duration::from_millis(200);
     let start = Instant::now();
-    let entered = Entered::enter(&container.namespace(), vec![replacement], patience, far()).unwrap();
+    let entered =
+        Entered::enter(&container.namespace(), vec![replacement], patience, far()).unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
     let abandoned = entered.abandon();
     drop((fuse, container));
     let gone = Instant::now();
     while abandoned.is_alive() {
-        assert!(gone.elapsed() < Duration::from_secs(30), "the child stays after its daemon is gone");
+        assert!(
+            gone.elapsed() < Duration::from_secs(30),
+            "the child stays after its daemon is gone"
+        );
     }
 }
 
@@ -113,8 +150,18 @@ fn a_child_that_was_given_up_leaves_no_zombie() {
     let others = children();
     let (mut stale, parent) = stale(&container);
     stale.mount_point = "/deep/etc/conf".into();
-    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], Duration::from_millis(200), far()).unwrap();
+    let replacement = Replacement {
+        stale: &stale,
+        parent: Some(&parent),
+        new: None,
+    };
+    let entered = Entered::enter(
+        &container.namespace(),
+        vec![replacement],
+        Duration::from_millis(200),
+        far(),
+    )
+    .unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
     let more = || children().into_iter().any(|child| !others.contains(&child));
     assert!(more(), "no child hangs");
@@ -126,7 +173,11 @@ fn a_child_that_was_given_up_leaves_no_zombie() {
     drop((fuse, container));
     let gone = Instant::now();
     while more() {
-        assert!(gone.elapsed() < Duration::from_secs(30), "{:?} stay", children());
+        assert!(
+            gone.elapsed() < Duration::from_secs(30),
+            "{:?} stay",
+            children()
+        );
     }
 }
 
@@ -135,9 +186,15 @@ fn children() -> Vec<u32> {
     let name = |path: String| fs::read_to_string(path).unwrap_or_default();
     let own = name("/proc/thread-self/comm".to_owned());
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
-    let lists = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
-    let pids = lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>());
-    pids.filter(|pid| name(format!("/proc/{pid}/comm")) == own).collect()
+    let lists =
+        tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let pids = lists.flat_map(|list| {
+        list.split(' ')
+            .filter_map(|pid| pid.parse().ok())
+            .collect::<Vec<u32>>()
+    });
+    pids.filter(|pid| name(format!("/proc/{pid}/comm")) == own)
+        .collect()
 }
 
 /// The first answer of a daemon: `fuse_out_header`, then `fuse_init_out` of version 7.31.
@@ -156,9 +213,19 @@ fn answer_init(mut fuse: &File) {
 /// A container with a FUSE mount whose daemon never answers.
 fn with_silent_fuse(scene: &Scene, fuse: &File) -> Container {
     Container::start_keeping(&scene.root(), &scene.binds(), &[fuse.as_fd()], || {
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            fuse.as_raw_fd()
+        );
         fs::create_dir("/deep").unwrap();
-        mount(Some("silent"), "/deep", Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
+        mount(
+            Some("silent"),
+            "/deep",
+            Some("fuse"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .unwrap();
     })
 }
 
@@ -171,8 +238,13 @@ fn the_child_holds_nothing_of_the_agent_open() {
     let container = Container::start(&scene.root(), &scene.binds());
     let (read, write) = nix::unistd::pipe().unwrap();
     let (stale, parent) = stale(&container);
-    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: None };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+    let replacement = Replacement {
+        stale: &stale,
+        parent: Some(&parent),
+        new: None,
+    };
+    let entered =
+        Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
     File::from(write).write_all(b"x").unwrap();
     // With a copy of the write end in the child, this would wait for ever.
     let mut text = String::new();
@@ -188,9 +260,15 @@ fn a_process_that_ended_is_not_entered() {
     }
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(container.process.pid() as i32), nix::sys::signal::SIGKILL)
-        .unwrap();
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(container.process.pid() as i32),
+        nix::sys::signal::SIGKILL,
+    )
+    .unwrap();
     while container.process.is_alive() {}
-    assert!(matches!(container.process.mount_namespace(), Err(ProcessError::Ended(_))));
+    assert!(matches!(
+        container.process.mount_namespace(),
+        Err(ProcessError::Ended(_))
+    ));
     assert!(container.process.mounts().is_err());
 }

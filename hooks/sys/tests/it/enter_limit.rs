@@ -1,4 +1,5 @@
-//! The number of children that wait in containers is limited. In a file of its own: the limit is that of the process.
+//! The number of children that wait in containers is limited. In a file of its own: the limit is
+//! that of the process.
 
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_testing::live::Container;

@@ -1,4 +1,5 @@
-//! The journal under many guards at once, under rotation, and on a disk that is full: whole lines, and none missing.
+//! The journal under many guards at once, under rotation, and on a disk that is full: whole lines,
+//! and none missing.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -11,7 +12,8 @@ use bindguard_sys::journal::append;
 use bindguard_testing::namespace;
 use nix::mount::{MsFlags, mount};
 
-/// In the environment of a copy of this program that is to write: the journal, and the writer's number.
+/// In the environment of a copy of this program that is to write: the journal, and the writer's
+/// number.
 const WRITER: &str = "JOURNAL_WRITER";
 const WRITERS: usize = 8;
 /// The size at which the journal is rotated, as documented.
@@ -19,16 +21,26 @@ const FULL: u64 = 4 << 20;
 
 /// `{"writer":W,"line":N,"filler":"xxx…"}`
 fn line(writer: usize, number: usize, filler: usize) -> String {
-    format!(r#"{{"writer":{writer},"line":{number},"filler":"{}"}}"#, "x".repeat(filler))
+    format!(
+        r#"{{"writer":{writer},"line":{number},"filler":"{}"}}"#,
+        "x".repeat(filler)
+    )
 }
 
 /// The writer and number of a whole line.
 fn writer_and_number(line: &str) -> (usize, usize) {
-    let rest = line.strip_prefix(r#"{"writer":"#).unwrap_or_else(|| panic!("not a line: {line:.80}"));
+    let rest = line
+        .strip_prefix(r#"{"writer":"#)
+        .unwrap_or_else(|| panic!("not a line: {line:.80}"));
     let (writer, rest) = rest.split_once(r#","line":"#).unwrap();
     let (number, rest) = rest.split_once(r#","filler":""#).unwrap();
-    let filler = rest.strip_suffix(r#""}"#).unwrap_or_else(|| panic!("cut off: {line:.80}"));
-    assert!(filler.bytes().all(|byte| byte == b'x'), "two lines in one: {line:.80}");
+    let filler = rest
+        .strip_suffix(r#""}"#)
+        .unwrap_or_else(|| panic!("cut off: {line:.80}"));
+    assert!(
+        filler.bytes().all(|byte| byte == b'x'),
+        "two lines in one: {line:.80}"
+    );
     (writer.parse().unwrap(), number.parse().unwrap())
 }
 
@@ -54,7 +66,8 @@ fn a_writer_of_the_others() {
     let Ok(task) = env::var(WRITER) else { return };
     let words: Vec<&str> = task.splitn(4, ' ').collect();
     let [writer, lines, filler] = [0, 1, 2].map(|at| words[at].parse().unwrap());
-    (0..lines).for_each(|number| append(Path::new(words[3]), &line(writer, number, filler)).unwrap());
+    (0..lines)
+        .for_each(|number| append(Path::new(words[3]), &line(writer, number, filler)).unwrap());
 }
 
 #[test]
@@ -64,7 +77,10 @@ fn many_writers_lose_no_line() {
     written_at_once(&journal, 300, 900);
     let text = fs::read_to_string(&journal).unwrap();
     let all: BTreeSet<_> = text.lines().map(writer_and_number).collect();
-    assert_eq!((text.lines().count(), all.len()), (WRITERS * 300, WRITERS * 300));
+    assert_eq!(
+        (text.lines().count(), all.len()),
+        (WRITERS * 300, WRITERS * 300)
+    );
 }
 
 #[test]
@@ -74,21 +90,44 @@ fn rotation_under_load_loses_only_the_oldest_lines() {
     // 19 MiB in all: four rotations
     written_at_once(&journal, 1200, 2000);
     let files = [folder.path().join("journal.jsonl.1"), journal];
-    let texts = files.each_ref().map(|file| fs::read_to_string(file).unwrap());
-    assert!(texts[0].len() as u64 >= FULL, "a file that was not full was moved over a full one");
+    let texts = files
+        .each_ref()
+        .map(|file| fs::read_to_string(file).unwrap());
+    assert!(
+        texts[0].len() as u64 >= FULL,
+        "a file that was not full was moved over a full one"
+    );
     // The others write on while the one that moves a full file away waits for a processor.
-    assert!(texts.iter().all(|text| text.len() as u64 <= 3 * FULL), "{:?}", texts.each_ref().map(String::len));
-    let kept: Vec<_> = texts.iter().flat_map(|text| text.lines()).map(writer_and_number).collect();
+    assert!(
+        texts.iter().all(|text| text.len() as u64 <= 3 * FULL),
+        "{:?}",
+        texts.each_ref().map(String::len)
+    );
+    let kept: Vec<_> = texts
+        .iter()
+        .flat_map(|text| text.lines())
+        .map(writer_and_number)
+        .collect();
     for writer in 0..WRITERS {
-        let numbers: Vec<_> = kept.iter().filter(|(w, _)| *w == writer).map(|(_, number)| *number).collect();
-        // The older file may contain a line that was written after one in the newer: its writer had opened that file before.
+        let numbers: Vec<_> = kept
+            .iter()
+            .filter(|(w, _)| *w == writer)
+            .map(|(_, number)| *number)
+            .collect();
+        // The older file may contain a line that was written after one in the newer: its writer had
+        // opened that file before.
         let numbers: BTreeSet<_> = numbers.into_iter().collect();
         // If a writer ended long before the others, all of its lines may be gone.
-        let Some((first, last)) = numbers.first().zip(numbers.last()) else { continue };
-        // One line goes with an older file when its writer waits for a processor, with that file open, while the others fill
-        // a journal; a file that is lost takes hundreds.
+        let Some((first, last)) = numbers.first().zip(numbers.last()) else {
+            continue;
+        };
+        // One line goes with an older file when its writer waits for a processor, with that file
+        // open, while the others fill a journal; a file that is lost takes hundreds.
         let lost = last - first + 1 - numbers.len();
-        assert!(lost <= 2, "writer {writer} lost {lost} lines between {first} and {last}");
+        assert!(
+            lost <= 2,
+            "writer {writer} lost {lost} lines between {first} and {last}"
+        );
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
@@ -99,7 +138,14 @@ fn a_line_cut_off_by_a_full_disk_is_removed() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    mount(Some("tmpfs"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
+    mount(
+        Some("tmpfs"),
+        folder.path(),
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("size=64k"),
+    )
+    .unwrap();
     let journal: PathBuf = folder.path().join("journal.jsonl");
     let mut written = 0;
     let error = loop {
@@ -111,7 +157,14 @@ fn a_line_cut_off_by_a_full_disk_is_removed() {
     assert!((5..14).contains(&written), "{written}");
     assert_eq!(error.source.kind(), std::io::ErrorKind::StorageFull);
     append(&journal, &line(0, written, 5000)).unwrap_err();
-    mount(None::<&str>, folder.path(), None::<&str>, MsFlags::MS_REMOUNT, Some("size=1m")).unwrap();
+    mount(
+        None::<&str>,
+        folder.path(),
+        None::<&str>,
+        MsFlags::MS_REMOUNT,
+        Some("size=1m"),
+    )
+    .unwrap();
     append(&journal, &line(0, written, 5000)).unwrap();
     let text = fs::read_to_string(&journal).unwrap();
     assert_eq!(
@@ -120,13 +173,19 @@ fn a_line_cut_off_by_a_full_disk_is_removed() {
     );
 }
 
-/// A copy of this program appends one line with that limit on the size of its files. Returns its exit status.
+/// A copy of this program appends one line with that limit on the size of its files. Returns its
+/// exit status.
 fn append_limited(journal: &Path, limit: u64) -> std::process::ExitStatus {
     let task = format!("0 1 900 {}", journal.display());
     let mut copy = Command::new("prlimit");
-    copy.arg(format!("--fsize={limit}")).arg(env::current_exe().unwrap());
-    copy.args(["--exact", "journal::a_writer_that_is_refused", "--ignored"]).env(WRITER, task);
-    copy.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
+    copy.arg(format!("--fsize={limit}"))
+        .arg(env::current_exe().unwrap());
+    copy.args(["--exact", "journal::a_writer_that_is_refused", "--ignored"])
+        .env(WRITER, task);
+    copy.stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap()
 }
 
 #[test]
@@ -135,10 +194,15 @@ fn a_writer_that_is_refused() {
     let Ok(task) = env::var(WRITER) else { return };
     let journal = task.splitn(4, ' ').nth(3).unwrap();
     let error = append(Path::new(journal), &line(0, 1, 900)).unwrap_err();
-    assert_eq!(error.source.raw_os_error(), Some(nix::libc::EFBIG), "{error:?}");
+    assert_eq!(
+        error.source.raw_os_error(),
+        Some(nix::libc::EFBIG),
+        "{error:?}"
+    );
 }
 
-/// Issue 14, item 18: SIGXFSZ ended the guard. A guard that is under the limit only in part leaves no part of a line.
+/// Issue 14, item 18: SIGXFSZ ended the guard. A guard that is under the limit only in part leaves
+/// no part of a line.
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error_and_no_death() {
     let folder = tempfile::tempdir().unwrap();
@@ -150,7 +214,10 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_death() {
         assert!(ended.success(), "under a limit of {limit} bytes: {ended}");
     }
     let text = fs::read_to_string(&journal).unwrap();
-    assert_eq!(text.lines().map(writer_and_number).collect::<Vec<_>>(), [(0, 0)]);
+    assert_eq!(
+        text.lines().map(writer_and_number).collect::<Vec<_>>(),
+        [(0, 0)]
+    );
 }
 
 /// Issue 14, item 18: opening a fifo without a reader waits for ever.
@@ -161,15 +228,32 @@ fn only_a_regular_file_is_a_journal() {
     for path in [&fifo, &read] {
         nix::unistd::mkfifo(path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
     }
-    let mut reader = fs::OpenOptions::new().read(true).write(true).open(&read).unwrap();
+    let mut reader = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&read)
+        .unwrap();
     let refused = |journal: PathBuf| {
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || drop(sender.send(append(&journal, "{}"))));
         // The thread stays where this fails: the test ends with its program.
-        let appended = receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for a reader");
-        assert_eq!(appended.unwrap_err().source.kind(), std::io::ErrorKind::InvalidInput);
+        let appended = receiver
+            .recv_timeout(std::time::Duration::from_secs(20))
+            .expect("it waits for a reader");
+        assert_eq!(
+            appended.unwrap_err().source.kind(),
+            std::io::ErrorKind::InvalidInput
+        );
     };
-    [fifo, read, "/dev/null".into(), "/dev/full".into(), folder.path().to_owned()].into_iter().for_each(refused);
+    [
+        fifo,
+        read,
+        "/dev/null".into(),
+        "/dev/full".into(),
+        folder.path().to_owned(),
+    ]
+    .into_iter()
+    .for_each(refused);
     reader.write_all(b"nothing else").unwrap();
     let mut text = [0; 12];
     reader.read_exact(&mut text).unwrap();

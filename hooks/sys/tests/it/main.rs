@@ -1,6 +1,10 @@
 //! System calls in private mount namespaces, and the journal on a disk.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod enter;
 mod enter_hostile;

@@ -13,7 +13,12 @@ use nix::mount::{MsFlags, mount};
 /// The fields that statmount(2) reports: it has neither options nor the source's name.
 fn comparable(entry: &MountEntry) -> MountEntry {
     let nothing = || std::ffi::OsString::new();
-    MountEntry { options: nothing(), source: nothing(), super_options: nothing(), ..entry.clone() }
+    MountEntry {
+        options: nothing(),
+        source: nothing(),
+        super_options: nothing(),
+        ..entry.clone()
+    }
 }
 
 #[test]
@@ -24,13 +29,22 @@ fn all_sources_agree_on_every_reachable_mount() {
     let folder = Folder::new();
     let odd = folder.path().join("odd \\ name\nand more");
     fs::create_dir(&odd).unwrap();
-    mount(Some("tmpfs"), &odd, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    mount(
+        Some("tmpfs"),
+        &odd,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
     bindguard_testing::bind(&odd, &odd);
 
     let table = read_mount_table().unwrap();
     let mut compared = 0;
     for entry in table.entries() {
-        let Ok(handle) = Handle::of(&entry.mount_point) else { continue };
+        let Ok(handle) = Handle::of(&entry.mount_point) else {
+            continue;
+        };
         // A mount with another on top of it cannot be reached by its path.
         if handle.mount_id().unwrap() != entry.id {
             continue;
@@ -40,10 +54,19 @@ fn all_sources_agree_on_every_reachable_mount() {
         assert_eq!(*from_table.entry, *entry);
         assert_eq!(comparable(&seen.entry), comparable(entry));
         assert!(seen.is_mount_point && from_table.is_mount_point);
-        // If the kernel has a filesystem that queries its server, this uses the descriptor's own mount and path.
-        let unqueried = Mounts::default().mount_of(&Handle::of(&entry.mount_point).unwrap().unqueried()).unwrap();
-        assert_eq!((comparable(&unqueried.entry), unqueried.is_mount_point), (comparable(entry), true));
-        assert_eq!(seen.parent.map(|parent| parent.id), from_table.parent.map(|parent| parent.id));
+        // If the kernel has a filesystem that queries its server, this uses the descriptor's own
+        // mount and path.
+        let unqueried = Mounts::default()
+            .mount_of(&Handle::of(&entry.mount_point).unwrap().unqueried())
+            .unwrap();
+        assert_eq!(
+            (comparable(&unqueried.entry), unqueried.is_mount_point),
+            (comparable(entry), true)
+        );
+        assert_eq!(
+            seen.parent.map(|parent| parent.id),
+            from_table.parent.map(|parent| parent.id)
+        );
         compared += 1;
     }
     assert!(compared > 2, "{compared} mounts");
@@ -56,7 +79,9 @@ fn a_path_that_is_no_mount_point_is_on_its_mount() {
     }
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("file"), "").unwrap();
-    let seen = Mounts::default().mount_of(&Handle::of(&folder.path().join("file")).unwrap()).unwrap();
+    let seen = Mounts::default()
+        .mount_of(&Handle::of(&folder.path().join("file")).unwrap())
+        .unwrap();
     assert!(!seen.is_mount_point && folder.path().starts_with(&seen.entry.mount_point));
 }
 
@@ -66,10 +91,14 @@ fn a_path_longer_than_the_usual_buffer_is_read_whole() {
         return;
     }
     let folder = Folder::new();
-    let deep = (0..14).fold(folder.path().to_owned(), |path, _| path.join("d".repeat(200)));
+    let deep = (0..14).fold(folder.path().to_owned(), |path, _| {
+        path.join("d".repeat(200))
+    });
     fs::create_dir_all(&deep).unwrap();
     bindguard_testing::bind(&deep, &deep);
-    let seen = Mounts::default().mount_of(&Handle::of(Path::new(&deep)).unwrap()).unwrap();
+    let seen = Mounts::default()
+        .mount_of(&Handle::of(Path::new(&deep)).unwrap())
+        .unwrap();
     assert_eq!(seen.entry.mount_point, deep);
     assert!(seen.entry.root.path.as_os_str().as_bytes().len() > 2500);
 }

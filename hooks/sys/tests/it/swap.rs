@@ -18,7 +18,9 @@ struct Stale {
 
 impl Stale {
     fn new() -> Self {
-        let stale = Self { folder: Folder::new() };
+        let stale = Self {
+            folder: Folder::new(),
+        };
         fs::write(stale.mounted(), "").unwrap();
         fs::write(stale.file(0), "version 0").unwrap();
         bindguard_testing::bind(&stale.file(0), &stale.mounted());
@@ -41,7 +43,10 @@ impl Stale {
 
     fn roots(&self) -> Vec<MountRoot> {
         let table = read_mount_table().unwrap();
-        table.stack_at(&self.mounted()).map(|entry| entry.root.clone()).collect()
+        table
+            .stack_at(&self.mounted())
+            .map(|entry| entry.root.clone())
+            .collect()
     }
 
     fn content(&self) -> String {
@@ -129,8 +134,14 @@ fn a_target_removed_meanwhile_is_an_error_and_changes_nothing() {
     let target = stale.target(1);
     fs::remove_file(stale.file(1)).unwrap();
     let top = Handle::of(&stale.mounted()).unwrap();
-    assert!(matches!(attach_beneath(&target, &top, None), Err(SwapError::TargetGone | SwapError::NotPossible { .. })));
-    assert_eq!((stale.content().as_str(), stale.roots().len()), ("version 0", 1));
+    assert!(matches!(
+        attach_beneath(&target, &top, None),
+        Err(SwapError::TargetGone | SwapError::NotPossible { .. })
+    ));
+    assert_eq!(
+        (stale.content().as_str(), stale.roots().len()),
+        ("version 0", 1)
+    );
 }
 
 /// Names are a container's to change: what was opened is bound, whatever has its name by then.
@@ -146,7 +157,9 @@ fn the_opened_file_is_bound() {
         fs::write(stale.file(1), "something else").unwrap();
         let top = Handle::of(&stale.mounted()).unwrap();
         match way(&stale, &target, &top) {
-            Err(SwapError::NotPossible { .. }) => bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5"),
+            Err(SwapError::NotPossible { .. }) => {
+                bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5")
+            }
             attached => {
                 attached.unwrap();
                 detach(&top).unwrap();
@@ -161,7 +174,12 @@ fn attach_beneath_top(_: &Stale, target: &Handle, top: &Handle) -> Result<(), Sw
 }
 
 fn attach_tucked_under_top(stale: &Stale, target: &Handle, _: &Handle) -> Result<(), SwapError> {
-    attach_tucked(target, &Handle::of(stale.folder.path()).unwrap(), &stale.mounted(), None)
+    attach_tucked(
+        target,
+        &Handle::of(stale.folder.path()).unwrap(),
+        &stale.mounted(),
+        None,
+    )
 }
 
 /// A kubelet detached the stale mount and bound again before the guard acted.
@@ -176,7 +194,10 @@ fn detaching_takes_no_mount_but_the_one_that_was_opened() {
     stale.target(1);
     bindguard_testing::bind(&stale.file(1), &stale.mounted());
     detach(&top).unwrap();
-    assert_eq!((stale.content().as_str(), stale.roots().len()), ("version 1", 1));
+    assert_eq!(
+        (stale.content().as_str(), stale.roots().len()),
+        ("version 1", 1)
+    );
 }
 
 #[test]
@@ -198,26 +219,42 @@ fn attributes_to_keep_are_kept_both_ways() {
         return;
     }
     let keep = MountAttributes::from_options("ro,nosuid,nodev,noexec,noatime,nodiratime".as_ref());
-    let beneath = |stale: &Stale, target: &Handle, top: &Handle| match attach_beneath(target, top, Some(keep)) {
+    let beneath = |stale: &Stale, target: &Handle, top: &Handle| match attach_beneath(
+        target,
+        top,
+        Some(keep),
+    ) {
         Err(SwapError::NotPossible { .. }) => {
             bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
             tucked_keeping(stale, target, keep)
         }
         attached => attached,
     };
-    for way in
-        [&beneath as &dyn Fn(&Stale, &Handle, &Handle) -> _, &|stale, target, _| tucked_keeping(stale, target, keep)]
-    {
+    for way in [
+        &beneath as &dyn Fn(&Stale, &Handle, &Handle) -> _,
+        &|stale, target, _| tucked_keeping(stale, target, keep),
+    ] {
         let stale = Stale::new();
         let top = Handle::of(&stale.mounted()).unwrap();
         way(&stale, &stale.target(1), &top).unwrap();
         detach(&top).unwrap();
         let table = read_mount_table().unwrap();
-        let attributes: Vec<_> = table.stack_at(&stale.mounted()).map(|entry| entry.attributes).collect();
-        assert_eq!((stale.content().as_str(), attributes), ("version 1", vec![keep]));
+        let attributes: Vec<_> = table
+            .stack_at(&stale.mounted())
+            .map(|entry| entry.attributes)
+            .collect();
+        assert_eq!(
+            (stale.content().as_str(), attributes),
+            ("version 1", vec![keep])
+        );
     }
 }
 
 fn tucked_keeping(stale: &Stale, target: &Handle, keep: MountAttributes) -> Result<(), SwapError> {
-    attach_tucked(target, &Handle::of(stale.folder.path()).unwrap(), &stale.mounted(), Some(keep))
+    attach_tucked(
+        target,
+        &Handle::of(stale.folder.path()).unwrap(),
+        &stale.mounted(),
+        Some(keep),
+    )
 }

@@ -1,4 +1,5 @@
-//! The file that a sub path leads to: never out of its volume (CVE-2017-1002101), and always the current one.
+//! The file that a sub path leads to: never out of its volume (CVE-2017-1002101), and always the
+//! current one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,11 +27,24 @@ fn payload(volume: &TempDir, timestamp: &str, files: &[&str]) {
 
 fn swap(volume: &TempDir, timestamp: &str) {
     symlink(timestamp, volume.path().join("..data_tmp")).unwrap();
-    fs::rename(volume.path().join("..data_tmp"), volume.path().join("..data")).unwrap();
+    fs::rename(
+        volume.path().join("..data_tmp"),
+        volume.path().join("..data"),
+    )
+    .unwrap();
 }
 
-fn open(volume: &impl AsRef<Path>, path: &str, layout: VolumeLayout) -> Result<Option<Handle>, TargetError> {
-    open_target(&Handle::of(volume.as_ref()).unwrap(), Path::new(path), layout).map(|opened| opened.file)
+fn open(
+    volume: &impl AsRef<Path>,
+    path: &str,
+    layout: VolumeLayout,
+) -> Result<Option<Handle>, TargetError> {
+    open_target(
+        &Handle::of(volume.as_ref()).unwrap(),
+        Path::new(path),
+        layout,
+    )
+    .map(|opened| opened.file)
 }
 
 #[test]
@@ -39,12 +53,21 @@ fn a_payload_is_opened_through_the_data_link() {
     payload(&volume, OLD, &["app.conf"]);
     payload(&volume, NEW, &["app.conf", "dir/nested.conf"]);
     swap(&volume, NEW);
-    let current = |path: &str| Handle::of(&volume.path().join(NEW).join(path)).unwrap().identity().unwrap();
+    let current = |path: &str| {
+        Handle::of(&volume.path().join(NEW).join(path))
+            .unwrap()
+            .identity()
+            .unwrap()
+    };
     for path in ["app.conf", "dir", "dir/nested.conf", ""] {
         let file = open(&volume, path, VolumeLayout::Payload).unwrap().unwrap();
         assert_eq!(file.identity().unwrap(), current(path), "{path:?}");
     }
-    assert!(open(&volume, "gone.conf", VolumeLayout::Payload).unwrap().is_none());
+    assert!(
+        open(&volume, "gone.conf", VolumeLayout::Payload)
+            .unwrap()
+            .is_none()
+    );
 }
 
 /// The payload that the link named is removed before it is walked to: that is no missing key.
@@ -64,8 +87,9 @@ fn a_key_is_there_in_every_moment_of_an_update() {
                 fs::remove_dir_all(volume.path().join(name(number - 1))).unwrap();
             }
         });
-        let missing =
-            (0..20_000).filter(|_| matches!(open(&volume, "app.conf", VolumeLayout::Payload), Ok(None))).count();
+        let missing = (0..20_000)
+            .filter(|_| matches!(open(&volume, "app.conf", VolumeLayout::Payload), Ok(None)))
+            .count();
         done.store(true, Ordering::Relaxed);
         assert_eq!(missing, 0);
     });
@@ -74,10 +98,19 @@ fn a_key_is_there_in_every_moment_of_an_update() {
 #[test]
 fn a_volume_without_a_payload_differs_from_one_with_a_false_link() {
     let volume = tempfile::tempdir().unwrap();
-    assert!(matches!(open(&volume, "app.conf", VolumeLayout::Payload), Err(TargetError::NoPayload(_))));
+    assert!(matches!(
+        open(&volume, "app.conf", VolumeLayout::Payload),
+        Err(TargetError::NoPayload(_))
+    ));
     for lie in ["/", "../..", "somewhere"] {
         swap(&volume, lie);
-        assert!(matches!(open(&volume, "etc", VolumeLayout::Payload), Err(TargetError::NotAPayload { .. })), "{lie}");
+        assert!(
+            matches!(
+                open(&volume, "etc", VolumeLayout::Payload),
+                Err(TargetError::NotAPayload { .. })
+            ),
+            "{lie}"
+        );
     }
 }
 
@@ -88,15 +121,35 @@ fn no_symlink_leads_out_of_a_volume_that_containers_write() {
     symlink("../../../../..", volume.path().join("up")).unwrap();
     symlink("inside", volume.path().join("even-inside")).unwrap();
     fs::create_dir_all(volume.path().join("inside/deeper")).unwrap();
-    let leading_out = ["absolute", "absolute/etc", "up/etc", "../..", "inside/../../.."];
-    for path in leading_out.into_iter().chain(["even-inside", "even-inside/deeper"]) {
+    let leading_out = [
+        "absolute",
+        "absolute/etc",
+        "up/etc",
+        "../..",
+        "inside/../../..",
+    ];
+    for path in leading_out
+        .into_iter()
+        .chain(["even-inside", "even-inside/deeper"])
+    {
         let opened = open(&volume, path, VolumeLayout::Plain);
-        assert!(matches!(opened, Err(TargetError::Symlink { .. } | TargetError::Open { .. })), "{path}: {opened:?}");
+        assert!(
+            matches!(
+                opened,
+                Err(TargetError::Symlink { .. } | TargetError::Open { .. })
+            ),
+            "{path}: {opened:?}"
+        );
     }
-    assert!(open(&volume, "inside/deeper", VolumeLayout::Plain).unwrap().is_some());
+    assert!(
+        open(&volume, "inside/deeper", VolumeLayout::Plain)
+            .unwrap()
+            .is_some()
+    );
 }
 
-/// A container with the right to mount, or a mistake on the host: what is mounted there is not the volume's.
+/// A container with the right to mount, or a mistake on the host: what is mounted there is not the
+/// volume's.
 #[test]
 fn another_mount_in_the_way_is_neither_opened_nor_written_to() {
     if !namespace::enter(false) {
@@ -108,7 +161,10 @@ fn another_mount_in_the_way_is_neither_opened_nor_written_to() {
     bindguard_testing::bind(outside.path(), &volume.path().join("door"));
     for path in ["door", "door/inside"] {
         let opened = open(&volume, path, VolumeLayout::Plain);
-        assert!(matches!(opened, Err(TargetError::Open { .. })), "{path}: {opened:?}");
+        assert!(
+            matches!(opened, Err(TargetError::Open { .. })),
+            "{path}: {opened:?}"
+        );
     }
     make_directories(&Handle::of(volume.path()).unwrap(), Path::new("door/new")).unwrap_err();
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
@@ -117,7 +173,11 @@ fn another_mount_in_the_way_is_neither_opened_nor_written_to() {
 #[test]
 fn a_directory_swapped_for_a_symlink_in_a_loop_never_lets_anything_outside_be_opened() {
     let volume = tempfile::tempdir().unwrap();
-    let (inside, link, shelf) = (volume.path().join("door"), volume.path().join("link"), volume.path().join("shelf"));
+    let (inside, link, shelf) = (
+        volume.path().join("door"),
+        volume.path().join("link"),
+        volume.path().join("shelf"),
+    );
     fs::create_dir_all(inside.join("etc")).unwrap();
     symlink("/", &link).unwrap();
     let outside = Handle::of(Path::new("/etc")).unwrap().identity().unwrap();
@@ -125,7 +185,12 @@ fn a_directory_swapped_for_a_symlink_in_a_loop_never_lets_anything_outside_be_op
     thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                for (from, to) in [(&inside, &shelf), (&link, &inside), (&inside, &link), (&shelf, &inside)] {
+                for (from, to) in [
+                    (&inside, &shelf),
+                    (&link, &inside),
+                    (&inside, &link),
+                    (&shelf, &inside),
+                ] {
                     fs::rename(from, to).unwrap();
                 }
             }
@@ -156,14 +221,25 @@ fn a_stranded_payload_is_removed_and_nothing_else() {
     let old = TimestampDirectory::from_name(OLD.as_ref()).unwrap();
     let left_after_a_removal = || {
         stranded::remove_payload(&handle, &old).unwrap();
-        let names = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names = fs::read_dir(volume.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.collect::<BTreeSet<_>>()
     };
-    assert!(left_after_a_removal().contains(OLD), "the current payload is unknown");
+    assert!(
+        left_after_a_removal().contains(OLD),
+        "the current payload is unknown"
+    );
     swap(&volume, OLD);
-    assert!(left_after_a_removal().contains(OLD), "it is the current one");
+    assert!(
+        left_after_a_removal().contains(OLD),
+        "it is the current one"
+    );
     swap(&volume, NEW);
-    assert_eq!(left_after_a_removal(), BTreeSet::from([NEW, "..data"].map(str::to_owned)));
+    assert_eq!(
+        left_after_a_removal(),
+        BTreeSet::from([NEW, "..data"].map(str::to_owned))
+    );
     assert_eq!(left_after_a_removal().len(), 2);
     assert!(kept.path().join("kept").metadata().is_ok());
 }

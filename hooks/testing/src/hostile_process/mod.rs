@@ -1,4 +1,5 @@
-//! A container's init that does the steps of a test, one after the other, also in namespaces of its own.
+//! A container's init that does the steps of a test, one after the other, also in namespaces of its
+//! own.
 
 pub mod slow_fuse;
 
@@ -28,19 +29,28 @@ pub struct HostileProcess {
 }
 
 impl HostileProcess {
-    /// Starts it with these binds below a root of its own; in a user namespace with these ids, if there are some.
+    /// Starts it with these binds below a root of its own; in a user namespace with these ids, if
+    /// there are some.
     pub fn start(root: &Path, binds: &[Inside], ids: Option<&str>, steps: &[Step]) -> Self {
         make_places(root, binds);
         let (steps_read, steps_write) = pipe().unwrap();
         let (results_read, results_write) = pipe().unwrap();
-        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+        // returning.
         match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => {
                 drop((steps_read, results_write));
                 let mut results = File::from(results_read);
-                results.read_exact(&mut [0; 4]).expect("the process did not start");
+                results
+                    .read_exact(&mut [0; 4])
+                    .expect("the process did not start");
                 let process = HeldProcess::open(child.as_raw() as u32).unwrap();
-                Self { pid: child, steps: File::from(steps_write), results, process }
+                Self {
+                    pid: child,
+                    steps: File::from(steps_write),
+                    results,
+                    process,
+                }
             }
             ForkResult::Child => {
                 drop((steps_write, results_read));
@@ -50,7 +60,8 @@ impl HostileProcess {
                     enter_root(root, binds);
                     serve(steps_read, results_write, steps);
                 }));
-                // SAFETY: ends the process without running what its copy of this one has registered.
+                // SAFETY: ends the process without running what its copy of this one has
+                // registered.
                 unsafe { libc::_exit(i32::from(work.is_err())) }
             }
         }
@@ -82,14 +93,18 @@ fn serve(steps_read: OwnedFd, results_write: OwnedFd, steps: &[Step]) {
     output.write_all(&0_i32.to_ne_bytes()).unwrap();
     let mut number = [0];
     while input.read_exact(&mut number).is_ok() {
-        output.write_all(&steps[usize::from(number[0])]().to_ne_bytes()).unwrap();
+        output
+            .write_all(&steps[usize::from(number[0])]().to_ne_bytes())
+            .unwrap();
     }
 }
 
-/// A user namespace in which these ids are mapped, by a process that stays outside. The caller is root there.
+/// A user namespace in which these ids are mapped, by a process that stays outside. The caller is
+/// root there.
 fn enter_user_namespace(ids: &str) {
     let (wait, go) = pipe().unwrap();
-    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+    // returning.
     match unsafe { fork() }.unwrap() {
         ForkResult::Parent { child } => {
             drop(wait);
@@ -130,16 +145,24 @@ pub fn keep(file: &str, number: i32) {
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
 }
 
-/// Maps this user and the group of the same number to root of the user namespace that the process has just made.
+/// Maps this user and the group of the same number to root of the user namespace that the process
+/// has just made.
 pub fn map_to_root(id: u32) -> i32 {
     let map = format!("0 {id} 1");
-    write_to("self/setgroups", "deny") | write_to("self/uid_map", &map) | write_to("self/gid_map", &map)
+    write_to("self/setgroups", "deny")
+        | write_to("self/uid_map", &map)
+        | write_to("self/gid_map", &map)
 }
 
 fn write_to(file: &str, text: &str) -> i32 {
     // SAFETY: the descriptor stays open until the process ends.
     let proc = unsafe { BorrowedFd::borrow_raw(PROC) };
-    let open = nix::fcntl::openat(proc, file, nix::fcntl::OFlag::O_WRONLY, nix::sys::stat::Mode::empty());
+    let open = nix::fcntl::openat(
+        proc,
+        file,
+        nix::fcntl::OFlag::O_WRONLY,
+        nix::sys::stat::Mode::empty(),
+    );
     errno(open.and_then(|file| nix::unistd::write(&file, text.as_bytes())))
 }
 

@@ -11,8 +11,8 @@ const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const INIT: u32 = 26;
 
-/// Answers until the filesystem is unmounted; without a delay until the function that is returned is called. Nothing that it answers
-/// is kept by the kernel.
+/// Answers until the filesystem is unmounted; without a delay until the function that is returned
+/// is called. Nothing that it answers is kept by the kernel.
 pub fn serve_after(device: Arc<File>, delay: Duration) -> impl Fn() {
     let is_slow = Arc::new(AtomicBool::new(false));
     let set_slow = Arc::clone(&is_slow);
@@ -33,7 +33,11 @@ pub fn serve_after(device: Arc<File>, delay: Duration) -> impl Fn() {
             let payload = match word(4) {
                 INIT => init(),
                 LOOKUP => {
-                    thread::sleep(if is_slow.load(Ordering::Relaxed) { delay } else { Duration::ZERO });
+                    thread::sleep(if is_slow.load(Ordering::Relaxed) {
+                        delay
+                    } else {
+                        Duration::ZERO
+                    });
                     [&2_u64.to_ne_bytes()[..], &[0; 32], &attributes(false)].concat()
                 }
                 GETATTR => [&[0; 16][..], &attributes(word(16) == 1)].concat(),
@@ -42,7 +46,13 @@ pub fn serve_after(device: Arc<File>, delay: Duration) -> impl Fn() {
             // ENOSYS
             let error = if payload.is_empty() { -38_i32 } else { 0 };
             let length = (16 + payload.len()) as u32;
-            let answer = [&length.to_ne_bytes()[..], &error.to_ne_bytes(), &request[8..16], &payload].concat();
+            let answer = [
+                &length.to_ne_bytes()[..],
+                &error.to_ne_bytes(),
+                &request[8..16],
+                &payload,
+            ]
+            .concat();
             // A request that was taken back needs no answer.
             let _ = (&*device).write(&answer);
         }
@@ -59,6 +69,17 @@ fn init() -> Vec<u8> {
 
 /// `fuse_attr` of the root or of its file.
 fn attributes(is_root: bool) -> Vec<u8> {
-    let (ino, mode): (u64, u32) = if is_root { (1, 0o40_755) } else { (2, 0o100_644) };
-    [&ino.to_ne_bytes()[..], &[0; 52], &mode.to_ne_bytes(), &1_u32.to_ne_bytes(), &[0; 20]].concat()
+    let (ino, mode): (u64, u32) = if is_root {
+        (1, 0o40_755)
+    } else {
+        (2, 0o100_644)
+    };
+    [
+        &ino.to_ne_bytes()[..],
+        &[0; 52],
+        &mode.to_ne_bytes(),
+        &1_u32.to_ne_bytes(),
+        &[0; 20],
+    ]
+    .concat()
 }

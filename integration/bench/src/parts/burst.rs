@@ -1,4 +1,5 @@
-//! Fifty pods at once, by eight clients: what a node does after a drain, or when its runtime comes back.
+//! Fifty pods at once, by eight clients: what a node does after a drain, or when its runtime comes
+//! back.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -37,12 +38,17 @@ fn start_all(ground: &Ground, shim: Candidate) -> Result<()> {
             if pod >= PODS {
                 return Ok(());
             }
-            ctr.container(&name(pod)).runtime(shim.runtime()).start()?.success()?;
+            ctr.container(&name(pod))
+                .runtime(shim.runtime())
+                .start()?
+                .success()?;
         }
     };
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
-        clients.into_iter().try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
+        clients
+            .into_iter()
+            .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
     })
 }
 

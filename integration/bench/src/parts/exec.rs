@@ -1,4 +1,5 @@
-//! An exec into a running container: CPU time of the shim, and of the `runc exec` that it calls, above a bare `runc exec`.
+//! An exec into a running container: CPU time of the shim, and of the `runc exec` that it calls,
+//! above a bare `runc exec`.
 //!
 //! The client and containerd cost the same with every shim; they are not counted here.
 
@@ -23,7 +24,8 @@ const CONTAINER: &str = "/run/containerd/runc";
 
 pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     let process = ground.node.disk().join("process.json");
-    let words = json!({"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}});
+    let words =
+        json!({"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}});
     fs::write(&process, words.to_string()).context("write the process")?;
     let mut accounts = Vec::new();
     for &shim in &ground.shims {
@@ -33,13 +35,22 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
         accounts.push((shim, account));
     }
     in_turns(results, ROUNDS, &ground.shims, 0, |shim| {
-        let Some((_, account)) = accounts.iter().find(|(of, _)| *of == shim) else { return Ok(Vec::new()) };
+        let Some((_, account)) = accounts.iter().find(|(of, _)| *of == shim) else {
+            return Ok(Vec::new());
+        };
         let bare = bare_exec(ground, shim, &process)?;
         let before = account.spent()?;
-        ground.node.ctr().exec(&container_of(shim), &["true"])?.success()?;
+        ground
+            .node
+            .ctr()
+            .exec(&container_of(shim), &["true"])?
+            .success()?;
         // the client has its answer; what the shim still does belongs to this exec
         sleep(AFTERWARDS);
-        Ok(vec![(Figure::ExecAboveBare, account.spent()? - before - bare)])
+        Ok(vec![(
+            Figure::ExecAboveBare,
+            account.spent()? - before - bare,
+        )])
     })
 }
 
@@ -47,8 +58,8 @@ fn container_of(shim: Candidate) -> String {
     format!("exec-{shim:?}").to_lowercase()
 }
 
-/// In the same container, as shims call it. By the account, as theirs: the new process runs a part of runc before it joins
-/// the container's cgroup, and this process does not wait for it.
+/// In the same container, as shims call it. By the account, as theirs: the new process runs a part
+/// of runc before it joins the container's cgroup, and this process does not wait for it.
 fn bare_exec(ground: &Ground, shim: Candidate, process: &Path) -> Result<f64> {
     let before = ground.account.spent()?;
     let status = Command::new(ground.node.programs().join("runc"))
@@ -60,7 +71,11 @@ fn bare_exec(ground: &Ground, shim: Candidate, process: &Path) -> Result<f64> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .status();
-    ensure!(status.context("run runc exec")?.success(), "runc exec in a container of {}", shim.title());
+    ensure!(
+        status.context("run runc exec")?.success(),
+        "runc exec in a container of {}",
+        shim.title()
+    );
     sleep(AFTERWARDS);
     Ok(ground.account.spent()? - before)
 }

@@ -1,7 +1,8 @@
-//! `bindguard-runtime create` before a runtime that does nothing, above that runtime alone: the guard with its exec.
+//! `bindguard-runtime create` before a runtime that does nothing, above that runtime alone: the
+//! guard with its exec.
 //!
-//! The spec is the one of `hooks/guard/benches/admit.rs`: five subpaths of configMaps, folders of the pod, folders of the host,
-//! and its root. Clean, and after a configMap changed.
+//! The spec is the one of `hooks/guard/benches/admit.rs`: five subpaths of configMaps, folders of
+//! the pod, folders of the host, and its root. Clean, and after a configMap changed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -28,7 +29,16 @@ const ROUNDS: usize = 40;
 /// One of the first volume, four of the second.
 const SUBPATHS: u64 = 5;
 const POD_FOLDERS: usize = 16;
-const HOST_PATHS: [&str; 8] = ["/etc", "/usr/share", "/lib", "/opt", "/sys", "/dev", "/proc", "/var/log"];
+const HOST_PATHS: [&str; 8] = [
+    "/etc",
+    "/usr/share",
+    "/lib",
+    "/opt",
+    "/sys",
+    "/dev",
+    "/proc",
+    "/var/log",
+];
 /// Ends at once, whatever its words.
 const IDLE_RUNTIME: &str = "/bin/true";
 
@@ -40,7 +50,10 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
         crowd.grow_to(mounts)?;
         in_turns(results, ROUNDS, &[Candidate::Bindguard], mounts, |_| {
             let (bare, clean) = (scene.without_guard()?, scene.create()?);
-            Ok(vec![(Figure::GuardCpu, clean.cpu - bare.cpu), (Figure::GuardWall, clean.wall - bare.wall)])
+            Ok(vec![
+                (Figure::GuardCpu, clean.cpu - bare.cpu),
+                (Figure::GuardWall, clean.wall - bare.wall),
+            ])
         })?;
     }
     scene.pod.delete()
@@ -53,7 +66,10 @@ fn repairs(scene: &mut Scene, results: &mut Results) -> Result<()> {
             scene.update(volumes)?;
             let repaired = scene.create()?;
             scene.subpaths.iter().try_for_each(only_a_current_mount)?;
-            Ok(vec![(Figure::RepairCpu, repaired.cpu - clean.cpu), (Figure::RepairWall, repaired.wall - clean.wall)])
+            Ok(vec![
+                (Figure::RepairCpu, repaired.cpu - clean.cpu),
+                (Figure::RepairWall, repaired.wall - clean.wall),
+            ])
         })?;
     }
     Ok(())
@@ -79,37 +95,59 @@ impl<'n> Scene<'n> {
     fn lay_out(node: &'n Node) -> Result<Self> {
         let pod = node.kubelet().pod("guarded")?;
         let volume = |name, keys: &'static [&str]| {
-            anyhow::Ok((pod.volume(VolumeKind::ConfigMap, name, &payload(keys, "0"))?, keys))
+            anyhow::Ok((
+                pod.volume(VolumeKind::ConfigMap, name, &payload(keys, "0"))?,
+                keys,
+            ))
         };
-        let volumes = [volume("one", &["a"])?, volume("four", &["a", "b", "c", "d"])?];
+        let volumes = [
+            volume("one", &["a"])?,
+            volume("four", &["a", "b", "c", "d"])?,
+        ];
         let (mut subpaths, mut binds) = (Vec::new(), Vec::new());
         for (volume, keys) in &volumes {
             for (index, key) in (0..).zip(*keys) {
                 let subpath = volume.subpath("app", index, key);
-                binds.push(Bundle::bind(subpath.bind()?, &format!("/etc/app/{}", binds.len())));
+                binds.push(Bundle::bind(
+                    subpath.bind()?,
+                    &format!("/etc/app/{}", binds.len()),
+                ));
                 subpaths.push(subpath);
             }
         }
         binds.extend((0..POD_FOLDERS).map(|n| Bundle::bind(pod.path(), &format!("/other/{n}"))));
-        binds.extend(HOST_PATHS.map(|path| Bundle::bind(Path::new(path), &format!("/host-path{path}"))));
+        binds.extend(
+            HOST_PATHS.map(|path| Bundle::bind(Path::new(path), &format!("/host-path{path}"))),
+        );
         binds.push(root_of_the_host());
         ensure!(binds.len() == 30, "the spec has {} binds", binds.len());
         let mut spec = Bundle::spec(&binds);
         spec["linux"]["rootfsPropagation"] = "rslave".into();
         let bundle = Bundle::create(node, "guarded", spec.to_string().as_bytes())?;
-        Ok(Self { node, pod, volumes, subpaths, bundle, updates: 0 })
+        Ok(Self {
+            node,
+            pod,
+            volumes,
+            subpaths,
+            bundle,
+            updates: 0,
+        })
     }
 
     /// New content in the first volumes: a kubelet does not write what has not changed.
     fn update(&mut self, volumes: usize) -> Result<()> {
         self.updates += 1;
         let content = self.updates.to_string();
-        self.volumes[..volumes].iter().try_for_each(|(volume, keys)| volume.update(&payload(keys, &content)))
+        self.volumes[..volumes]
+            .iter()
+            .try_for_each(|(volume, keys)| volume.update(&payload(keys, &content)))
     }
 
     fn create(&self) -> Result<Took> {
         let mut guard = Command::new(self.node.programs().join(GUARD));
-        guard.envs(self.node.environment()).env("BINDGUARD_RUNTIME", IDLE_RUNTIME);
+        guard
+            .envs(self.node.environment())
+            .env("BINDGUARD_RUNTIME", IDLE_RUNTIME);
         self.took(guard)
     }
 
@@ -118,12 +156,21 @@ impl<'n> Scene<'n> {
     }
 
     fn took(&self, mut command: Command) -> Result<Took> {
-        command.args(["create", "--bundle"]).arg(self.bundle.path()).arg("guarded").stdin(Stdio::null());
+        command
+            .args(["create", "--bundle"])
+            .arg(self.bundle.path())
+            .arg("guarded")
+            .stdin(Stdio::null());
         let (cpu, begun) = (clocks::of_children()?, Instant::now());
-        let status = command.status().with_context(|| format!("run {command:?}"))?;
+        let status = command
+            .status()
+            .with_context(|| format!("run {command:?}"))?;
         let wall = begun.elapsed().as_secs_f64() * 1e3;
         ensure!(status.success(), "{command:?}: {status}");
-        Ok(Took { cpu: clocks::of_children()? - cpu, wall })
+        Ok(Took {
+            cpu: clocks::of_children()? - cpu,
+            wall,
+        })
     }
 }
 

@@ -1,6 +1,8 @@
-//! A container's whole life: `ctr run --rm` of a program that ends at once, until its shim has ended.
+//! A container's whole life: `ctr run --rm` of a program that ends at once, until its shim has
+//! ended.
 //!
-//! CPU time is that of client, containerd, shim, guard and runtime together. For a bare runtime it is that of its calls.
+//! CPU time is that of client, containerd, shim, guard and runtime together. For a bare runtime it
+//! is that of its calls.
 
 use std::time::Instant;
 
@@ -17,17 +19,33 @@ const ROUNDS: usize = 25;
 
 pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     let bare = Bare::lay_out(ground)?;
-    in_turns(results, ROUNDS, &ground.everybody(), 0, |candidate| life(ground, &bare, candidate))
+    in_turns(results, ROUNDS, &ground.everybody(), 0, |candidate| {
+        life(ground, &bare, candidate)
+    })
 }
 
 /// One life.
 pub fn life(ground: &Ground, bare: &Bare, candidate: Candidate) -> Result<Vec<(Figure, f64)>> {
     let (cpu, begun) = (ground.account.spent()?, Instant::now());
     match candidate {
-        Candidate::Runc | Candidate::Crun => bare.life(&ground.node.programs().join(candidate.link()))?,
-        shim => drop(ground.node.ctr().container("life").runtime(shim.runtime()).runs(&["true"]).run()?.success()?),
+        Candidate::Runc | Candidate::Crun => {
+            bare.life(&ground.node.programs().join(candidate.link()))?
+        }
+        shim => drop(
+            ground
+                .node
+                .ctr()
+                .container("life")
+                .runtime(shim.runtime())
+                .runs(&["true"])
+                .run()?
+                .success()?,
+        ),
     }
     let wall = begun.elapsed().as_secs_f64() * 1e3;
     ground.account.settle()?;
-    Ok(vec![(Figure::LifeCpu, ground.account.spent()? - cpu), (Figure::LifeWall, wall)])
+    Ok(vec![
+        (Figure::LifeCpu, ground.account.spent()? - cpu),
+        (Figure::LifeWall, wall),
+    ])
 }

@@ -1,4 +1,5 @@
-//! Idle shims, all at the same time: pages that each has written, its threads, and how often they ran in a minute.
+//! Idle shims, all at the same time: pages that each has written, its threads, and how often they
+//! ran in a minute.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -28,14 +29,29 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     sleep(IDLE);
     for &(shim, containers, pid) in &watched {
         let footprint = Footprint::of(pid)?;
-        results.add(Figure::PrivateDirty, shim, containers, footprint.private_dirty_kib as f64);
+        results.add(
+            Figure::PrivateDirty,
+            shim,
+            containers,
+            footprint.private_dirty_kib as f64,
+        );
         results.add(Figure::Threads, shim, 0, footprint.threads as f64);
     }
-    let switches = || watched.iter().map(|(.., pid)| context_switches(*pid)).collect::<Result<Vec<_>>>();
+    let switches = || {
+        watched
+            .iter()
+            .map(|(.., pid)| context_switches(*pid))
+            .collect::<Result<Vec<_>>>()
+    };
     let before = switches()?;
     sleep(A_MINUTE);
     for ((&(shim, ..), after), before) in watched.iter().zip(switches()?).zip(before) {
-        results.add(Figure::WakeUps, shim, 0, after.saturating_sub(before) as f64);
+        results.add(
+            Figure::WakeUps,
+            shim,
+            0,
+            after.saturating_sub(before) as f64,
+        );
     }
     Ok(())
 }

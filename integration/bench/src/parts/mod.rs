@@ -57,9 +57,14 @@ impl Part {
     /// Measures.
     pub fn measure(self) -> Result<Results> {
         let day = UtcDateTime::now().date().to_string();
-        let condition = Condition { part: self.to_string(), day, load: load()? };
+        let condition = Condition {
+            part: self.to_string(),
+            day,
+            load: load()?,
+        };
         let mut results = Results::of(Machine::read()?, condition);
-        self.measure_into(&mut results).with_context(|| self.to_string())?;
+        self.measure_into(&mut results)
+            .with_context(|| self.to_string())?;
         Ok(results)
     }
 

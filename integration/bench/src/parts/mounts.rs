@@ -1,7 +1,8 @@
 //! A container's life among more and more mounts on the host, and the shim's own share of it.
 //!
-//! The kernel copies a mount table for every container, and runc reads it: that share grows with every shim. A shim's own
-//! is what its process works for a further container of a pod, as its CPU clock says.
+//! The kernel copies a mount table for every container, and runc reads it: that share grows with
+//! every shim. A shim's own is what its process works for a further container of a pod, as its CPU
+//! clock says.
 
 use anyhow::Result;
 
@@ -25,7 +26,10 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     for mounts in MOUNTS {
         crowd.grow_to(mounts)?;
         in_turns(results, ROUNDS, &everybody, mounts, |candidate| {
-            Ok(life(ground, &bare, candidate)?.into_iter().filter_map(among_mounts).collect())
+            Ok(life(ground, &bare, candidate)?
+                .into_iter()
+                .filter_map(among_mounts)
+                .collect())
         })?;
         own_share(ground, results, mounts)?;
     }
@@ -51,7 +55,10 @@ fn own_share(ground: &Ground, results: &mut Results, mounts: u64) -> Result<()> 
         let mut own = 0.0;
         for (_, pod, pid) in pods.iter().filter(|(of, ..)| *of == shim) {
             let before = clocks::of_process(*pid)?;
-            in_pod(&ctr, shim, "guest", pod).runs(&["true"]).run()?.success()?;
+            in_pod(&ctr, shim, "guest", pod)
+                .runs(&["true"])
+                .run()?
+                .success()?;
             own = clocks::of_process(*pid)? - before;
         }
         Ok(vec![(Figure::ShimAmongMounts, own)])

@@ -1,6 +1,8 @@
-//! More and more pods of one container each, of all shims beside each other: what a further one costs.
+//! More and more pods of one container each, of all shims beside each other: what a further one
+//! costs.
 //!
-//! Pages that shims share (program, libraries) count a part for each, so a pod gets cheaper with the number of pods.
+//! Pages that shims share (program, libraries) count a part for each, so a pod gets cheaper with
+//! the number of pods.
 
 use std::thread::sleep;
 
@@ -26,7 +28,12 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
         running = number;
         sleep(IDLE);
         for &(shim, pid) in &pids {
-            results.add(Figure::Pss, shim, number, Footprint::of(pid)?.pss_kib as f64);
+            results.add(
+                Figure::Pss,
+                shim,
+                number,
+                Footprint::of(pid)?.pss_kib as f64,
+            );
         }
     }
     Ok(())

@@ -16,7 +16,9 @@ pub fn measure(results: &mut Results) -> Result<()> {
     let matrix = Matrix::locate()?;
     let stripped = std::env::temp_dir().join(format!("bindguard-bench-{}", std::process::id()));
     for shim in Candidate::SHIMS {
-        let Some(program) = shim.program(&matrix) else { continue };
+        let Some(program) = shim.program(&matrix) else {
+            continue;
+        };
         let mut strip = Command::new("strip");
         strip.arg("-o").arg(&stripped).arg(&program);
         let size = run(strip)?.success().and_then(|_| megabytes(&stripped));
@@ -28,5 +30,8 @@ pub fn measure(results: &mut Results) -> Result<()> {
 }
 
 fn megabytes(file: &Path) -> Result<f64> {
-    Ok(fs::metadata(file).with_context(|| format!("look at {}", file.display()))?.len() as f64 / 1e6)
+    Ok(fs::metadata(file)
+        .with_context(|| format!("look at {}", file.display()))?
+        .len() as f64
+        / 1e6)
 }

@@ -1,4 +1,5 @@
-//! The command `start`, as containerd 2.1 calls it, until the shim that it leaves behind has answered a call.
+//! The command `start`, as containerd 2.1 calls it, until the shim that it leaves behind has
+//! answered a call.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -31,53 +32,86 @@ const BUNDLE: &str = "/run/bench-bundle";
 
 pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     let log = lay_out_bundle(ground)?;
-    in_turns(results, ROUNDS, &ground.shims_and_floor(), 0, |candidate| match candidate {
-        Candidate::EmptyPrograms => empty_programs(ground),
-        shim => {
-            let figures = once(ground, shim);
-            drain(&log);
-            figures
-        }
-    })
+    in_turns(
+        results,
+        ROUNDS,
+        &ground.shims_and_floor(),
+        0,
+        |candidate| match candidate {
+            Candidate::EmptyPrograms => empty_programs(ground),
+            shim => {
+                let figures = once(ground, shim);
+                drain(&log);
+                figures
+            }
+        },
+    )
 }
 
 /// Hands out the reader of the shims' log, as containerd is one.
 fn lay_out_bundle(ground: &Ground) -> Result<File> {
     let bundle = Path::new(BUNDLE);
-    fs::create_dir_all(bundle.join("rootfs")).with_context(|| format!("create the bundle {BUNDLE}"))?;
+    fs::create_dir_all(bundle.join("rootfs"))
+        .with_context(|| format!("create the bundle {BUNDLE}"))?;
     let process = json!({"args": ["true"], "cwd": "/", "user": {"uid": 0, "gid": 0}});
     let linux = json!({"cgroupsPath": format!("/{}/start", ground.node.name())});
     let spec = json!({"ociVersion": "1.0.2", "process": process, "root": {"path": "rootfs"}, "linux": linux});
     fs::write(bundle.join("config.json"), spec.to_string()).context("write the spec")?;
     let log = bundle.join("log");
     mkfifo(&log, Mode::from_bits_truncate(0o600)).context("make the fifo for the shim's log")?;
-    let options = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).clone();
-    options.open(&log).context("open the fifo for the shim's log")
+    let options = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .clone();
+    options
+        .open(&log)
+        .context("open the fifo for the shim's log")
 }
 
 fn once(ground: &Ground, shim: Candidate) -> Result<Vec<(Figure, f64)>> {
     let mut command = start_command(ground, shim);
-    let (cpu, of_command, begun) = (ground.account.spent()?, clocks::of_children()?, Instant::now());
+    let (cpu, of_command, begun) = (
+        ground.account.spent()?,
+        clocks::of_children()?,
+        Instant::now(),
+    );
     let done = command.output().context("run start")?;
     let of_command = clocks::of_children()? - of_command;
-    ensure!(done.status.success(), "start: {}: {}", done.status, String::from_utf8_lossy(&done.stderr));
+    ensure!(
+        done.status.success(),
+        "start: {}: {}",
+        done.status,
+        String::from_utf8_lossy(&done.stderr)
+    );
     let listener = Listener::of(&done.stdout)?;
     listener.call()?;
     let wall = begun.elapsed().as_secs_f64() * 1e3;
     let cpu = ground.account.spent()? - cpu;
     end(ground, &listener)?;
-    Ok(vec![(Figure::StartWall, wall), (Figure::StartCpu, cpu), (Figure::StartCommandCpu, of_command)])
+    Ok(vec![
+        (Figure::StartWall, wall),
+        (Figure::StartCpu, cpu),
+        (Figure::StartCommandCpu, of_command),
+    ])
 }
 
 /// The second program inherits stdout, so the output ends when both have ended.
 fn empty_programs(ground: &Ground) -> Result<Vec<(Figure, f64)>> {
     let mut command = Command::new(ground.node.programs().join(Candidate::EmptyPrograms.link()));
-    command.arg("start").envs(ground.node.environment()).current_dir(BUNDLE).stdin(Stdio::null());
+    command
+        .arg("start")
+        .envs(ground.node.environment())
+        .current_dir(BUNDLE)
+        .stdin(Stdio::null());
     let (cpu, of_command) = (ground.account.spent()?, clocks::of_children()?);
     let done = command.output().context("run the empty program")?;
     let of_command = clocks::of_children()? - of_command;
     ensure!(done.status.success(), "the empty program: {}", done.status);
-    Ok(vec![(Figure::StartCpu, ground.account.spent()? - cpu), (Figure::StartCommandCpu, of_command)])
+    Ok(vec![
+        (Figure::StartCpu, ground.account.spent()? - cpu),
+        (Figure::StartCommandCpu, of_command),
+    ])
 }
 
 /// A shim that finds the fifo full of its predecessors' words waits.
@@ -108,7 +142,10 @@ fn start_command(ground: &Ground, shim: Candidate) -> Command {
         ("GRPC_ADDRESS", SOCKET),
     ]);
     command.env("TTRPC_ADDRESS", format!("{SOCKET}.ttrpc"));
-    command.envs(node.environment()).current_dir(BUNDLE).stdin(Stdio::null());
+    command
+        .envs(node.environment())
+        .current_dir(BUNDLE)
+        .stdin(Stdio::null());
     command
 }
 
@@ -123,17 +160,36 @@ impl Listener {
     fn of(said: &[u8]) -> Result<Self> {
         let text = String::from_utf8_lossy(said);
         let parameters: Option<Value> = serde_json::from_str(&text).ok();
-        let field = |name: &str| parameters.as_ref().and_then(|parameters| parameters.get(name));
-        let address = field("address").and_then(Value::as_str).unwrap_or(text.trim());
+        let field = |name: &str| {
+            parameters
+                .as_ref()
+                .and_then(|parameters| parameters.get(name))
+        };
+        let address = field("address")
+            .and_then(Value::as_str)
+            .unwrap_or(text.trim());
         let is_third = field("version").and_then(Value::as_u64) == Some(3);
-        let service = if is_third { "containerd.task.v3.Task" } else { "containerd.task.v2.Task" };
-        let socket = address.strip_prefix("unix://").with_context(|| format!("start said {text:?}"))?;
-        Ok(Self { socket: socket.into(), service })
+        let service = if is_third {
+            "containerd.task.v3.Task"
+        } else {
+            "containerd.task.v2.Task"
+        };
+        let socket = address
+            .strip_prefix("unix://")
+            .with_context(|| format!("start said {text:?}"))?;
+        Ok(Self {
+            socket: socket.into(),
+            service,
+        })
     }
 
-    /// One ttrpc call, by hand: a client of the crate would start an event loop within what is measured. Any answer will do.
+    /// One ttrpc call, by hand: a client of the crate would start an event loop within what is
+    /// measured. Any answer will do.
     fn call(&self) -> Result<()> {
-        let payload = ConnectRequest { id: "start".to_owned(), ..Default::default() };
+        let payload = ConnectRequest {
+            id: "start".to_owned(),
+            ..Default::default()
+        };
         let payload = payload.write_to_bytes().context("encode the call")?;
         let request = ttrpc::Request {
             service: self.service.to_owned(),
@@ -143,23 +199,37 @@ impl Listener {
         };
         let body = request.write_to_bytes().context("encode the call")?;
         // length, stream, type of message, flags: PROTOCOL.md of containerd/ttrpc
-        let length = u32::try_from(body.len()).context("a call that is too long")?.to_be_bytes();
+        let length = u32::try_from(body.len())
+            .context("a call that is too long")?
+            .to_be_bytes();
         let frame = [&length[..], &1u32.to_be_bytes(), &[1, 0], &body].concat();
         let mut stream = UnixStream::connect(&self.socket).context("connect to the shim")?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).context("set a time limit")?;
-        stream.write_all(&frame).and_then(|()| stream.read_exact(&mut [0; 10])).context("call the shim")
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .context("set a time limit")?;
+        stream
+            .write_all(&frame)
+            .and_then(|()| stream.read_exact(&mut [0; 10]))
+            .context("call the shim")
     }
 }
 
 fn end(ground: &Ground, listener: &Listener) -> Result<()> {
     for pid in ground.account.shims()? {
         // one that has ended by itself is as good
-        let _ = kill(Pid::from_raw(pid.try_into().context("a shim's pid")?), Signal::SIGKILL);
+        let _ = kill(
+            Pid::from_raw(pid.try_into().context("a shim's pid")?),
+            Signal::SIGKILL,
+        );
     }
     ground.account.settle()?;
-    // A killed shim of bindguard also leaves its group's link, and a peer cannot bind where a link leads nowhere.
+    // A killed shim of bindguard also leaves its group's link, and a peer cannot bind where a link
+    // leads nowhere.
     let sockets = listener.socket.parent().context("the socket's folder")?;
-    for entry in fs::read_dir(sockets).with_context(|| format!("list {}", sockets.display()))?.flatten() {
+    for entry in fs::read_dir(sockets)
+        .with_context(|| format!("list {}", sockets.display()))?
+        .flatten()
+    {
         let _ = fs::remove_file(entry.path());
     }
     sleep(Duration::from_millis(5));

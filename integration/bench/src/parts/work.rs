@@ -1,4 +1,5 @@
-//! The guard's work within the process: the criterion bench of `hooks/guard`, whose medians are read from its files.
+//! The guard's work within the process: the criterion bench of `hooks/guard`, whose medians are
+//! read from its files.
 
 use std::env;
 use std::fs;
@@ -16,7 +17,10 @@ const MOUNTS: [u64; 4] = [100, 1_000, 10_000, 30_000];
 const BENCHES: [(&str, Figure); 3] = [
     ("30 binds, nothing stale", Figure::WorkClean),
     ("30 binds, 5 stale repaired", Figure::WorkRepaired),
-    ("mountinfo read and parsed, for comparison", Figure::MountinfoRead),
+    (
+        "mountinfo read and parsed, for comparison",
+        Figure::MountinfoRead,
+    ),
 ];
 
 pub fn measure(results: &mut Results) -> Result<()> {
@@ -25,18 +29,43 @@ pub fn measure(results: &mut Results) -> Result<()> {
         fs::remove_dir_all(&home).with_context(|| format!("remove {}", home.display()))?;
     }
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["bench", "--quiet", "--locked", "--package", "bindguard-guard", "--bench", "admit", "--"])
-        .args(["--noplot", "--quiet", "--warm-up-time", "1", "--measurement-time", "3"])
+        .args([
+            "bench",
+            "--quiet",
+            "--locked",
+            "--package",
+            "bindguard-guard",
+            "--bench",
+            "admit",
+            "--",
+        ])
+        .args([
+            "--noplot",
+            "--quiet",
+            "--warm-up-time",
+            "1",
+            "--measurement-time",
+            "3",
+        ])
         .env("CRITERION_HOME", &home)
         .current_dir(repository())
         .status();
-    ensure!(status.context("run cargo bench")?.success(), "cargo bench of bindguard-guard failed");
+    ensure!(
+        status.context("run cargo bench")?.success(),
+        "cargo bench of bindguard-guard failed"
+    );
     for mounts in MOUNTS {
         for (bench, figure) in BENCHES {
-            let file = home.join(format!("{mounts} mounts")).join(bench).join("new/estimates.json");
+            let file = home
+                .join(format!("{mounts} mounts"))
+                .join(bench)
+                .join("new/estimates.json");
             let text = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-            let estimates: Value = serde_json::from_slice(&text).context("parse criterion's estimates")?;
-            let nanoseconds = estimates["median"]["point_estimate"].as_f64().context("find criterion's median")?;
+            let estimates: Value =
+                serde_json::from_slice(&text).context("parse criterion's estimates")?;
+            let nanoseconds = estimates["median"]["point_estimate"]
+                .as_f64()
+                .context("find criterion's median")?;
             results.add(figure, Candidate::Bindguard, mounts, nanoseconds / 1e3);
         }
     }

@@ -1,4 +1,5 @@
-//! A document that people write, with places that the bench fills: from `<!-- bench: NAME -->` to the next `<!-- end -->`.
+//! A document that people write, with places that the bench fills: from `<!-- bench: NAME -->` to
+//! the next `<!-- end -->`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,7 +25,8 @@ impl Document {
     /// Puts `content` in the place of what a section holds.
     pub fn fill(&mut self, section: &str, content: &str) -> Result<()> {
         let filled = filled(&self.text, section, content);
-        self.text = filled.with_context(|| format!("find the section {section} in {}", self.path.display()))?;
+        self.text = filled
+            .with_context(|| format!("find the section {section} in {}", self.path.display()))?;
         Ok(())
     }
 
@@ -38,14 +40,18 @@ fn filled(text: &str, section: &str, content: &str) -> Option<String> {
     let beginning = format!("<!-- bench: {section} -->\n");
     let (before, rest) = text.split_once(&beginning)?;
     let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{beginning}{}\n{END}{after}", content.trim_end()))
+    Some(format!(
+        "{before}{beginning}{}\n{END}{after}",
+        content.trim_end()
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::filled;
 
-    const TEXT: &str = "a\n<!-- bench: one -->\nold\n<!-- end -->\nb\n<!-- bench: two -->\n<!-- end -->\n";
+    const TEXT: &str =
+        "a\n<!-- bench: one -->\nold\n<!-- end -->\nb\n<!-- bench: two -->\n<!-- end -->\n";
 
     #[test]
     fn only_the_named_section_changes() {

@@ -14,11 +14,16 @@ use crate::results::Results;
 use document::Document;
 use table::Table;
 
-/// Writes docs/benchmarks.md, as far as it holds figures, and its plots. They are of all shims, or not written.
+/// Writes docs/benchmarks.md, as far as it holds figures, and its plots. They are of all shims, or
+/// not written.
 pub fn write_documents(results: &Results) -> Result<()> {
     for shim in Candidate::SHIMS {
         let is_there = results.median(Figure::LifeCpu, shim, 0).is_some();
-        ensure!(is_there, "{} was not measured: docs/benchmarks.md stays as it is", shim.title());
+        ensure!(
+            is_there,
+            "{} was not measured: docs/benchmarks.md stays as it is",
+            shim.title()
+        );
     }
     let docs = repository().join("docs");
     let mut document = Document::open(docs.join("benchmarks.md"))?;
@@ -35,17 +40,24 @@ pub fn figures(results: &Results) -> String {
     let figures = results.figures();
     let is_here = |candidate: &Candidate| {
         let has = |figure: &Figure| {
-            results.places(*figure).into_iter().any(|at| results.median(*figure, *candidate, at).is_some())
+            results
+                .places(*figure)
+                .into_iter()
+                .any(|at| results.median(*figure, *candidate, at).is_some())
         };
         figures.iter().any(has)
     };
     let here: Vec<Candidate> = Candidate::ALL.into_iter().filter(is_here).collect();
-    let mut table = Table::new("medians", here.iter().map(|candidate| candidate.title().to_owned()));
+    let mut table = Table::new(
+        "medians",
+        here.iter().map(|candidate| candidate.title().to_owned()),
+    );
     for figure in figures {
         for at in results.places(figure) {
             table.row(
                 named(figure, at),
-                here.iter().map(|candidate| shown(figure, results.median(figure, *candidate, at))),
+                here.iter()
+                    .map(|candidate| shown(figure, results.median(figure, *candidate, at))),
             );
         }
     }
@@ -54,7 +66,10 @@ pub fn figures(results: &Results) -> String {
 
 /// The goals of which something was measured, with what was reached.
 pub fn goals(results: &Results) -> String {
-    let mut table = Table::new("figure", ["bindguard", "goal", "reached", "best peer", "ratio"].map(String::from));
+    let mut table = Table::new(
+        "figure",
+        ["bindguard", "goal", "reached", "best peer", "ratio"].map(String::from),
+    );
     for goal in GOALS.iter().filter(|goal| goal.ours(results).is_some()) {
         table.row(named(goal.figure, goal.at), of_goal(results, goal));
     }
@@ -63,37 +78,72 @@ pub fn goals(results: &Results) -> String {
 
 fn of_goal(results: &Results, goal: &Goal) -> [String; 5] {
     let (ours, most) = (goal.ours(results), goal.most(results));
-    let reached = ours.zip(most).map_or("?", |(ours, most)| if ours <= most { "yes" } else { "**no**" });
+    let reached = ours.zip(most).map_or(
+        "?",
+        |(ours, most)| if ours <= most { "yes" } else { "**no**" },
+    );
     let peer = goal.best_peer(results);
-    let ratio = ours.zip(peer).map(|(ours, (_, theirs))| ours / theirs).filter(|ratio| ratio.is_finite());
+    let ratio = ours
+        .zip(peer)
+        .map(|(ours, (_, theirs))| ours / theirs)
+        .filter(|ratio| ratio.is_finite());
     let ratio = ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-    let peer =
-        peer.map_or_else(|| "-".to_owned(), |(peer, value)| format!("{} ({})", goal.figure.show(value), peer.title()));
-    [shown(goal.figure, ours), format!("≤ {}", shown(goal.figure, most)), reached.to_owned(), peer, ratio]
+    let peer = peer.map_or_else(
+        || "-".to_owned(),
+        |(peer, value)| format!("{} ({})", goal.figure.show(value), peer.title()),
+    );
+    [
+        shown(goal.figure, ours),
+        format!("≤ {}", shown(goal.figure, most)),
+        reached.to_owned(),
+        peer,
+        ratio,
+    ]
 }
 
 fn machine(results: &Results) -> String {
-    let mut days: Vec<&str> = results.conditions.iter().map(|condition| condition.day.as_str()).collect();
+    let mut days: Vec<&str> = results
+        .conditions
+        .iter()
+        .map(|condition| condition.day.as_str())
+        .collect();
     days.dedup();
     let loads = || results.conditions.iter().map(|condition| condition.load);
-    let (least, most) = (loads().fold(f64::INFINITY, f64::min), loads().fold(0.0, f64::max));
+    let (least, most) = (
+        loads().fold(f64::INFINITY, f64::min),
+        loads().fold(0.0, f64::max),
+    );
     let when = [
         ("measured".to_owned(), days.join(", ")),
-        ("load before the parts of the bench".to_owned(), format!("{least:.1} to {most:.1}")),
+        (
+            "load before the parts of the bench".to_owned(),
+            format!("{least:.1} to {most:.1}"),
+        ),
     ];
     let rows = when.iter().chain(&results.machine.0);
-    rows.map(|(name, value)| format!("* {name}: {value}\n")).collect()
+    rows.map(|(name, value)| format!("* {name}: {value}\n"))
+        .collect()
 }
 
 fn named(figure: Figure, at: u64) -> String {
-    let at = figure.over().map_or_else(String::new, |what| format!(", {}", counted(at, what)));
-    let unit = if figure.unit().is_empty() { "" } else { &format!(" ({})", figure.unit()) };
+    let at = figure
+        .over()
+        .map_or_else(String::new, |what| format!(", {}", counted(at, what)));
+    let unit = if figure.unit().is_empty() {
+        ""
+    } else {
+        &format!(" ({})", figure.unit())
+    };
     format!("{}{at}{unit}", figure.title())
 }
 
 /// `10,000 pods`, `1 pod`.
 fn counted(number: u64, what: &str) -> String {
-    let what = if number == 1 { what.trim_end_matches('s') } else { what };
+    let what = if number == 1 {
+        what.trim_end_matches('s')
+    } else {
+        what
+    };
     match (number / 1000, number % 1000) {
         (0, rest) => format!("{rest} {what}"),
         (thousands, rest) => format!("{thousands},{rest:03} {what}"),

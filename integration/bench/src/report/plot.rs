@@ -1,4 +1,5 @@
-//! Two plots: memory over the number of pods, and what a container costs over the number of mounts on its host.
+//! Two plots: memory over the number of pods, and what a container costs over the number of mounts
+//! on its host.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -26,23 +27,42 @@ pub fn memory(results: &Results, file: &Path) -> Result<()> {
 
 /// CPU time of a container's life.
 pub fn create(results: &Results, file: &Path) -> Result<()> {
-    let lines = lines(results, Figure::LifeAmongMounts, |_, milliseconds| milliseconds);
+    let lines = lines(results, Figure::LifeAmongMounts, |_, milliseconds| {
+        milliseconds
+    });
     let title = "CPU time of a container's life (ms) over the number of mounts on its host";
     let mounts = (100.0..longest(&lines, |(mounts, _)| *mounts)).log_scale();
     draw(file, title, mounts, &lines)
 }
 
-fn lines(results: &Results, figure: Figure, value: impl Fn(f64, f64) -> f64) -> Vec<(Candidate, Line)> {
+fn lines(
+    results: &Results,
+    figure: Figure,
+    value: impl Fn(f64, f64) -> f64,
+) -> Vec<(Candidate, Line)> {
     let line = |candidate| -> Line {
         let places = results.places(figure).into_iter();
-        places.filter_map(|at| Some((at as f64, value(at as f64, results.median(figure, candidate, at)?)))).collect()
+        places
+            .filter_map(|at| {
+                Some((
+                    at as f64,
+                    value(at as f64, results.median(figure, candidate, at)?),
+                ))
+            })
+            .collect()
     };
-    let lines = Candidate::ALL.into_iter().map(|candidate| (candidate, line(candidate)));
+    let lines = Candidate::ALL
+        .into_iter()
+        .map(|candidate| (candidate, line(candidate)));
     lines.filter(|(_, line)| !line.is_empty()).collect()
 }
 
 fn longest(lines: &[(Candidate, Line)], part: impl Fn(&(f64, f64)) -> f64) -> f64 {
-    lines.iter().flat_map(|(_, line)| line).map(part).fold(1.0, f64::max)
+    lines
+        .iter()
+        .flat_map(|(_, line)| line)
+        .map(part)
+        .fold(1.0, f64::max)
 }
 
 fn draw<X>(file: &Path, title: &str, across: X, lines: &[(Candidate, Line)]) -> Result<()>
@@ -64,7 +84,9 @@ where
         .map_err(|error| failed(&error))?;
     let whole = |value: &f64| format!("{value:.0}");
     let mut mesh = chart.configure_mesh();
-    mesh.x_label_formatter(&whole).y_label_formatter(&whole).max_light_lines(0);
+    mesh.x_label_formatter(&whole)
+        .y_label_formatter(&whole)
+        .max_light_lines(0);
     mesh.draw().map_err(|error| failed(&error))?;
     for (candidate, line) in lines {
         let colour = colour(*candidate);
@@ -75,7 +97,10 @@ where
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
     }
     let mut legend = chart.configure_series_labels();
-    legend.position(SeriesLabelPosition::UpperLeft).background_style(WHITE).border_style(BLACK.mix(0.3));
+    legend
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE)
+        .border_style(BLACK.mix(0.3));
     legend.draw().map_err(|error| failed(&error))?;
     area.present().map_err(|error| failed(&error))
 }

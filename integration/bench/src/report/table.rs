@@ -18,7 +18,12 @@ impl Table {
     }
 
     fn width(&self, column: usize) -> usize {
-        self.0.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        self.0
+            .iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -27,13 +32,21 @@ impl fmt::Display for Table {
         for (number, row) in self.0.iter().enumerate() {
             for (column, cell) in row.iter().enumerate() {
                 let width = self.width(column);
-                if column == 0 { write!(f, "| {cell:<width$} ")? } else { write!(f, "| {cell:>width$} ")? }
+                if column == 0 {
+                    write!(f, "| {cell:<width$} ")?
+                } else {
+                    write!(f, "| {cell:>width$} ")?
+                }
             }
             writeln!(f, "|")?;
             if number == 0 {
                 for column in 0..row.len() {
                     let dashes = "-".repeat(self.width(column) + 1);
-                    if column == 0 { write!(f, "|-{dashes}")? } else { write!(f, "|{dashes}:")? }
+                    if column == 0 {
+                        write!(f, "|-{dashes}")?
+                    } else {
+                        write!(f, "|{dashes}:")?
+                    }
                 }
                 writeln!(f, "|")?;
             }

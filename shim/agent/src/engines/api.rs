@@ -56,25 +56,38 @@ pub enum QueryError {
 
 /// The answer to a query. It blocks, for at most [`PATIENCE`].
 pub fn get<A: serde::de::DeserializeOwned>(socket: &Path, path: &str) -> Result<A, ApiError> {
-    let failed = |source| ApiError { socket: socket.to_owned(), source };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let failed = |source| ApiError {
+        socket: socket.to_owned(),
+        source,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     let runtime = runtime.map_err(|error| failed(QueryError::Connect(error)))?;
     // The timer needs the runtime when it is made.
-    let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, query(socket, path)).await });
+    let answer =
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, query(socket, path)).await });
     let bytes = answer.unwrap_or(Err(QueryError::Silent)).map_err(failed)?;
     serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
 }
 
 async fn query(socket: &Path, path: &str) -> Result<Bytes, QueryError> {
-    let stream = UnixStream::connect(socket).await.map_err(QueryError::Connect)?;
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(QueryError::Connect)?;
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
     // The connection needs a task that drives it; it ends with the runtime.
     tokio::spawn(connection);
-    let request = Request::get(path).header(header::HOST, "localhost").body(Empty::<Bytes>::new())?;
+    let request = Request::get(path)
+        .header(header::HOST, "localhost")
+        .body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await?;
     match response.status() {
         StatusCode::OK => {
-            let body = Limited::new(response.into_body(), LARGEST).collect().await.map_err(QueryError::Body)?;
+            let body = Limited::new(response.into_body(), LARGEST)
+                .collect()
+                .await
+                .map_err(QueryError::Body)?;
             Ok(body.to_bytes())
         }
         status => Err(QueryError::Status(status)),

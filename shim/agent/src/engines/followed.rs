@@ -10,14 +10,17 @@ use bindguard_core::error_chain;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundFiles, FileBind};
-use bindguard_operator::engines::{ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders};
+use bindguard_operator::engines::{
+    ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
+};
 use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
 use super::watches::Watches;
 use crate::refresher::{Container, RefreshedContainer, Refresher};
 
-/// The time that the refresh of a container may take at first, and the time that it may take after the others.
+/// The time that the refresh of a container may take at first, and the time that it may take after
+/// the others.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(2);
 
@@ -39,7 +42,8 @@ pub struct Followed {
     containers: HashMap<String, FollowedContainer>,
     /// The containers that needed more time than their first turn.
     late: VecDeque<String>,
-    /// The last answers of the engines. While an engine does not answer, its containers keep their requests.
+    /// The last answers of the engines. While an engine does not answer, its containers keep their
+    /// requests.
     labels: HashMap<Engine, HashMap<String, Labelled>>,
 }
 
@@ -48,22 +52,39 @@ impl Followed {
     pub fn new(root: &Path, mode: RefreshMode) -> Self {
         let running = ContainersOfNode::at(root);
         let (containers, late, labels) = Default::default();
-        Self { root: root.to_owned(), running, mode, containers, late, labels }
+        Self {
+            root: root.to_owned(),
+            running,
+            mode,
+            containers,
+            late,
+            labels,
+        }
     }
 
-    /// Finds the containers that opted in, watches the directories of their files, and refreshes each.
+    /// Finds the containers that opted in, watches the directories of their files, and refreshes
+    /// each.
     pub fn survey(&mut self, watches: &mut Watches, refresher: &Refresher<'_>) {
         let mut warnings = Vec::new();
         let folders = state_folders(&self.root);
         let before = watches.begin();
         // Watched first: a container that starts meanwhile is found, or reported by an event.
         for (_, folder) in &folders {
-            warnings.extend(watches.watch_state(folder).err().map(|error| error_chain(&error)));
+            warnings.extend(
+                watches
+                    .watch_state(folder)
+                    .err()
+                    .map(|error| error_chain(&error)),
+            );
         }
         let running = engine_containers(&folders);
         self.read_labels(&running, &mut warnings);
-        let opted_in = running.iter().filter_map(|container| self.opted_in(container));
-        self.containers = opted_in.map(|opted_in| (opted_in.container.id.clone(), opted_in)).collect();
+        let opted_in = running
+            .iter()
+            .filter_map(|container| self.opted_in(container));
+        self.containers = opted_in
+            .map(|opted_in| (opted_in.container.id.clone(), opted_in))
+            .collect();
         for opted_in in self.containers.values_mut() {
             opted_in.watch(watches);
         }
@@ -73,10 +94,12 @@ impl Followed {
         ids.iter().for_each(|id| self.refresh(id, refresher));
     }
 
-    /// Refreshes a container, if it still runs. One that needs more time is refreshed again after the others.
+    /// Refreshes a container, if it still runs. One that needs more time is refreshed again after
+    /// the others.
     pub fn refresh(&mut self, id: &str, refresher: &Refresher<'_>) {
-        let begin =
-            |container: &Container, files: &BoundFiles, notify| refresher.begin(FIRST_TURN, container, files, notify);
+        let begin = |container: &Container, files: &BoundFiles, notify| {
+            refresher.begin(FIRST_TURN, container, files, notify)
+        };
         if self.refresh_by(id, refresher, begin) && !self.late.iter().any(|late| late == id) {
             self.late.push_back(id.to_owned());
         }
@@ -89,9 +112,12 @@ impl Followed {
 
     /// Refreshes one of the containers that needed more time.
     pub fn refresh_late(&mut self, refresher: &Refresher<'_>) {
-        let Some(id) = self.late.pop_front() else { return };
-        let finish =
-            |container: &Container, files: &BoundFiles, notify| refresher.finish(LAST_TURN, container, files, notify);
+        let Some(id) = self.late.pop_front() else {
+            return;
+        };
+        let finish = |container: &Container, files: &BoundFiles, notify| {
+            refresher.finish(LAST_TURN, container, files, notify)
+        };
         self.refresh_by(&id, refresher, finish);
     }
 
@@ -102,10 +128,20 @@ impl Followed {
         refresher: &Refresher<'_>,
         refresh: impl Fn(&Container, &BoundFiles<'_>, Notify) -> RefreshedContainer,
     ) -> bool {
-        let Some(opted_in) = self.containers.get(id) else { return false };
-        let (files, errors) = BoundFiles::open(opted_in.binds.clone(), opted_in.container.pid, &self.running);
+        let Some(opted_in) = self.containers.get(id) else {
+            return false;
+        };
+        let (files, errors) = BoundFiles::open(
+            opted_in.binds.clone(),
+            opted_in.container.pid,
+            &self.running,
+        );
         let mut warnings = opted_in.problems.clone();
-        warnings.extend(errors.iter().map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))));
+        warnings.extend(
+            errors
+                .iter()
+                .map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))),
+        );
         let done = refresh(&opted_in.container, &files, opted_in.notify);
         warnings.extend(done.warnings);
         refresher.warn(id, warnings);
@@ -121,7 +157,11 @@ impl Followed {
             match labelled(&self.root, engine) {
                 Ok(labelled) => drop(self.labels.insert(engine, labelled)),
                 Err(error) => {
-                    warnings.push(format!("labels of {} are not known: {}", engine.name(), error_chain(&error)));
+                    warnings.push(format!(
+                        "labels of {} are not known: {}",
+                        engine.name(),
+                        error_chain(&error)
+                    ));
                 }
             }
         }
@@ -131,32 +171,60 @@ impl Followed {
     fn opted_in(&self, container: &EngineContainer) -> Option<FollowedContainer> {
         let bytes = read_spec(&container.bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
-        let label = self.labels.get(&container.engine).and_then(|labels| labels.get(&container.id));
+        let label = self
+            .labels
+            .get(&container.engine)
+            .and_then(|labels| labels.get(&container.id));
         let request = annotated(&spec).or_else(|| label.map(|label| label.request.clone()));
-        let RefreshRequest { containers, notify, mut problems } = request.unwrap_or_default();
+        let RefreshRequest {
+            containers,
+            notify,
+            mut problems,
+        } = request.unwrap_or_default();
         if self.mode != RefreshMode::All && containers == OptIn::None && problems.is_empty() {
             return None;
         }
         // As the engines print it.
         let short = || container.id.get(..12).unwrap_or(&container.id).to_owned();
-        let name = label.and_then(|label| label.name.clone()).unwrap_or_else(short);
+        let name = label
+            .and_then(|label| label.name.clone())
+            .unwrap_or_else(short);
         let name = format!("{} container {name}", container.engine.name());
-        problems.iter_mut().for_each(|problem| *problem = format!("{name}: {problem}"));
+        problems
+            .iter_mut()
+            .for_each(|problem| *problem = format!("{name}: {problem}"));
         let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
         // Directories need no watch: a container sees their new files by itself.
-        let mut binds = if is_in { FileBind::of_spec(&spec) } else { Vec::new() };
+        let mut binds = if is_in {
+            FileBind::of_spec(&spec)
+        } else {
+            Vec::new()
+        };
         binds.retain(|bind| !bind.is_of_directory());
         let users = SpecUsers::from_spec(&bytes).ok().map(Arc::new);
-        let container = Container { id: container.id.clone(), name, pid: container.pid, spec: users, pod: None };
-        Some(FollowedContainer { container, binds, notify, problems })
+        let container = Container {
+            id: container.id.clone(),
+            name,
+            pid: container.pid,
+            spec: users,
+            pod: None,
+        };
+        Some(FollowedContainer {
+            container,
+            binds,
+            notify,
+            problems,
+        })
     }
 }
 
 impl FollowedContainer {
     fn watch(&mut self, watches: &mut Watches) {
         for bind in &self.binds {
-            if let Err(error) = watches.watch_file(&self.container.id, &bind.directory, &bind.name) {
-                self.problems.push(format!("{}: {}", self.container.name, error_chain(&error)));
+            if let Err(error) = watches.watch_file(&self.container.id, &bind.directory, &bind.name)
+            {
+                self.problems
+                    .push(format!("{}: {}", self.container.name, error_chain(&error)));
             }
         }
     }

@@ -35,12 +35,17 @@ pub struct Labelled {
     pub request: RefreshRequest,
 }
 
-/// The containers with the label, by id. None if the engine has no socket: Podman has one only if it was enabled.
+/// The containers with the label, by id. None if the engine has no socket: Podman has one only if
+/// it was enabled.
 pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>, ApiError> {
-    let Some(socket) = socket(root, engine) else { return Ok(HashMap::new()) };
+    let Some(socket) = socket(root, engine) else {
+        return Ok(HashMap::new());
+    };
     let listed: Vec<Listed> = api::get(&socket, LABELLED)?;
     let labelled = listed.into_iter().map(|Listed { id, names, labels }| {
-        let name = names.first().map(|name| name.trim_start_matches('/').to_owned());
+        let name = names
+            .first()
+            .map(|name| name.trim_start_matches('/').to_owned());
         let request = RefreshRequest::from_labels(|label| labels.get(label).map(String::as_str));
         (id, Labelled { name, request })
     });

@@ -1,5 +1,5 @@
-//! Containers of Docker and Podman: a single file that they bind is refreshed once its name leads to another file on the host
-//! (moby#15793).
+//! Containers of Docker and Podman: a single file that they bind is refreshed once its name leads
+//! to another file on the host (moby#15793).
 //!
 //! ```text
 //! survey ─► containers that opted in ─► watches of their files' directories ─► wait ─► file replaced ─► refresh
@@ -7,7 +7,8 @@
 //!   └───────────────────── a container started ─────────────────────────────────┘
 //! ```
 //!
-//! One thread does all of it: a bound file on a server that hangs delays the other containers of the engines, and nothing else.
+//! One thread does all of it: a bound file on a server that hangs delays the other containers of
+//! the engines, and nothing else.
 
 mod api;
 mod followed;
@@ -44,12 +45,22 @@ pub fn follow(mode: RefreshMode, interval: Duration, refresher: &Refresher<'_>) 
         }
         // Between two of the containers that need more time, the others get their turn.
         let pause = schedule.next().saturating_duration_since(Instant::now());
-        let changes = watches.wait(if followed.is_late() { Duration::ZERO } else { pause })?;
+        let changes = watches.wait(if followed.is_late() {
+            Duration::ZERO
+        } else {
+            pause
+        })?;
         if changes.survey {
             schedule.plan_surveys(Instant::now());
         }
-        changes.made.iter().for_each(|container| schedule.plan_refresh(container, Instant::now()));
-        changes.complete.iter().for_each(|container| followed.refresh(container, refresher));
+        changes
+            .made
+            .iter()
+            .for_each(|container| schedule.plan_refresh(container, Instant::now()));
+        changes
+            .complete
+            .iter()
+            .for_each(|container| followed.refresh(container, refresher));
         followed.refresh_late(refresher);
     }
 }

@@ -2,11 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-/// The times after the start of a container at which its state may be complete: its folder appears first, then its spec, then
-/// its init process.
-const AFTER_START: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
+/// The times after the start of a container at which its state may be complete: its folder appears
+/// first, then its spec, then its init process.
+const AFTER_START: [Duration; 3] = [
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+];
 
-/// The time for which a file that was made and not yet closed may be written. A link gets no other event.
+/// The time for which a file that was made and not yet closed may be written. A link gets no other
+/// event.
 const WRITTEN: Duration = Duration::from_secs(1);
 
 /// The planned surveys and refreshes.
@@ -21,13 +26,23 @@ pub struct Schedule {
 impl Schedule {
     /// The first survey is due now; later ones follow at this interval.
     pub fn new(interval: Duration, now: Instant) -> Self {
-        Self { interval, surveys: vec![now], refreshes: Vec::new() }
+        Self {
+            interval,
+            surveys: vec![now],
+            refreshes: Vec::new(),
+        }
     }
 
-    /// A container started or ended. The earliest survey stays: containers that come and go all the time cannot delay it.
+    /// A container started or ended. The earliest survey stays: containers that come and go all the
+    /// time cannot delay it.
     pub fn plan_surveys(&mut self, now: Instant) {
         let planned = AFTER_START.map(|after| now + after);
-        let earliest = self.surveys.first().copied().unwrap_or(planned[0]).min(planned[0]);
+        let earliest = self
+            .surveys
+            .first()
+            .copied()
+            .unwrap_or(planned[0])
+            .min(planned[0]);
         self.surveys = vec![earliest, planned[1], planned[2]];
     }
 
@@ -50,7 +65,10 @@ impl Schedule {
 
     /// Removes and returns the containers whose refresh is due.
     pub fn due(&mut self, now: Instant) -> Vec<String> {
-        self.refreshes.extract_if(.., |(due, _)| *due <= now).map(|(_, container)| container).collect()
+        self.refreshes
+            .extract_if(.., |(due, _)| *due <= now)
+            .map(|(_, container)| container)
+            .collect()
     }
 
     /// The time at which something is due.
@@ -76,7 +94,10 @@ mod tests {
         assert_eq!(schedule.next(), start + AFTER_START[0]);
         let late = start + Duration::from_secs(2);
         assert!(schedule.is_survey_due(late));
-        assert_eq!(schedule.next(), start + Duration::from_millis(90) + AFTER_START[2]);
+        assert_eq!(
+            schedule.next(),
+            start + Duration::from_millis(90) + AFTER_START[2]
+        );
     }
 
     #[test]

@@ -15,7 +15,8 @@ struct Watched {
     has_containers: bool,
     /// The folder of containers is not there yet: names on the way to it.
     on_the_way: Vec<OsString>,
-    /// Containers, and the names of the files that they bind. Several may bind files of one directory.
+    /// Containers, and the names of the files that they bind. Several may bind files of one
+    /// directory.
     files: Vec<(String, PathBuf)>,
 }
 
@@ -40,7 +41,10 @@ pub struct Watches {
 impl Watches {
     /// No watch yet.
     pub fn new(inotify: Inotify) -> Self {
-        Self { inotify, watched: HashMap::new() }
+        Self {
+            inotify,
+            watched: HashMap::new(),
+        }
     }
 
     /// Waits for events.
@@ -51,7 +55,9 @@ impl Watches {
         let mut changes = Changes::default();
         for event in self.inotify.wait(Some(limit))? {
             match event {
-                Event::Appeared(watch, name, completeness) => self.appeared(watch, &name, completeness, &mut changes),
+                Event::Appeared(watch, name, completeness) => {
+                    self.appeared(watch, &name, completeness, &mut changes)
+                }
                 Event::Gone(watch) => {
                     // A renamed directory is still watched; another one may have its path.
                     self.inotify.unwatch(watch);
@@ -63,14 +69,26 @@ impl Watches {
         Ok(changes)
     }
 
-    fn appeared(&self, watch: WatchId, name: &OsStr, completeness: Completeness, changes: &mut Changes) {
-        let Some(watched) = self.watched.get(&watch) else { return };
-        changes.survey |= watched.has_containers || watched.on_the_way.iter().any(|next| next == name);
+    fn appeared(
+        &self,
+        watch: WatchId,
+        name: &OsStr,
+        completeness: Completeness,
+        changes: &mut Changes,
+    ) {
+        let Some(watched) = self.watched.get(&watch) else {
+            return;
+        };
+        changes.survey |=
+            watched.has_containers || watched.on_the_way.iter().any(|next| next == name);
         let changed = match completeness {
             Completeness::Complete => &mut changes.complete,
             Completeness::Made => &mut changes.made,
         };
-        let meant = watched.files.iter().filter(|(_, file)| file.as_os_str() == name);
+        let meant = watched
+            .files
+            .iter()
+            .filter(|(_, file)| file.as_os_str() == name);
         changed.extend(meant.map(|(container, _)| container.clone()));
     }
 
@@ -81,7 +99,9 @@ impl Watches {
 
     /// Removes the watches that the survey did not need.
     pub fn remove_unused(&self, before: &[WatchId]) {
-        let unused = before.iter().filter(|watch| !self.watched.contains_key(watch));
+        let unused = before
+            .iter()
+            .filter(|watch| !self.watched.contains_key(watch));
         unused.for_each(|watch| self.inotify.unwatch(*watch));
     }
 
@@ -104,24 +124,43 @@ impl Watches {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     missing = directory.file_name().map(OsStr::to_owned);
                 }
-                Err(source) => return Err(WatchError { directory: directory.to_owned(), source }),
+                Err(source) => {
+                    return Err(WatchError {
+                        directory: directory.to_owned(),
+                        source,
+                    });
+                }
             }
         }
         Ok(())
     }
 
-    /// Watches the directory of a file that a container binds. A directory that is gone may come back, as with systemd's
-    /// RuntimeDirectory=: then a survey is due.
+    /// Watches the directory of a file that a container binds. A directory that is gone may come
+    /// back, as with systemd's RuntimeDirectory=: then a survey is due.
     ///
     /// # Errors
     /// inotify_add_watch(2)'s.
-    pub fn watch_file(&mut self, container: &str, directory: &Path, name: &Path) -> Result<(), WatchError> {
+    pub fn watch_file(
+        &mut self,
+        container: &str,
+        directory: &Path,
+        name: &Path,
+    ) -> Result<(), WatchError> {
         let watch = match self.inotify.watch_files(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.watch_state(directory),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return self.watch_state(directory);
+            }
             watch => watch,
         };
-        let watch = watch.map_err(|source| WatchError { directory: directory.to_owned(), source })?;
-        self.watched.entry(watch).or_default().files.push((container.to_owned(), name.to_owned()));
+        let watch = watch.map_err(|source| WatchError {
+            directory: directory.to_owned(),
+            source,
+        })?;
+        self.watched
+            .entry(watch)
+            .or_default()
+            .files
+            .push((container.to_owned(), name.to_owned()));
         Ok(())
     }
 }
@@ -143,7 +182,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut watches = Watches::new(Inotify::new().unwrap());
         let state = root.path().join("run/crun");
-        for (made, is_survey) in [("other", false), ("run", true), ("run/other", false), ("run/crun", true)] {
+        for (made, is_survey) in [
+            ("other", false),
+            ("run", true),
+            ("run/other", false),
+            ("run/crun", true),
+        ] {
             watches.begin();
             watches.watch_state(&state).unwrap();
             fs::create_dir(root.path().join(made)).unwrap();
@@ -162,7 +206,9 @@ mod tests {
         let directory = root.path().join("run/service");
         for made in ["run", "run/service"] {
             watches.begin();
-            watches.watch_file("a", &directory, Path::new("app.conf")).unwrap();
+            watches
+                .watch_file("a", &directory, Path::new("app.conf"))
+                .unwrap();
             fs::create_dir(root.path().join(made)).unwrap();
             assert!(changes(&mut watches).survey, "{made}");
         }
@@ -177,7 +223,9 @@ mod tests {
         fs::write(at("app.conf"), "one").unwrap();
         let mut watches = Watches::new(Inotify::new().unwrap());
         for container in ["a", "b"] {
-            watches.watch_file(container, &directory, Path::new("app.conf")).unwrap();
+            watches
+                .watch_file(container, &directory, Path::new("app.conf"))
+                .unwrap();
         }
         let both = HashSet::from(["a".to_owned(), "b".to_owned()]);
         fs::write(at("app.conf.new"), "two").unwrap();
@@ -189,11 +237,20 @@ mod tests {
         fs::remove_file(at("app.conf")).unwrap();
         std::os::unix::fs::symlink("app.conf.4", at("app.conf")).unwrap();
         let made = changes(&mut watches);
-        assert_eq!((made.made, made.complete.len(), made.survey), (both, 0, false));
+        assert_eq!(
+            (made.made, made.complete.len(), made.survey),
+            (both, 0, false)
+        );
         // The directory itself.
         fs::rename(&directory, root.path().join("old")).unwrap();
         assert!(changes(&mut watches).survey);
         fs::write(root.path().join("old/app.conf.4"), "").unwrap();
-        assert!(watches.wait(Duration::from_millis(50)).unwrap().complete.is_empty());
+        assert!(
+            watches
+                .wait(Duration::from_millis(50))
+                .unwrap()
+                .complete
+                .is_empty()
+        );
     }
 }

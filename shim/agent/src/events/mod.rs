@@ -7,7 +7,8 @@
 //! survey ──────┘   waits
 //! ```
 //!
-//! Threads hand over occurrences and go on: an API server that is slow, down or hostile costs events, and nothing else.
+//! Threads hand over occurrences and go on: an API server that is slow, down or hostile costs
+//! events, and nothing else.
 
 mod correlator;
 mod from_reports;
@@ -27,7 +28,8 @@ use crate::metrics::{EventResult, Metrics};
 
 pub use self::correlator::Event;
 pub use self::from_reports::{
-    from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_refusal, from_survey,
+    from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_refusal,
+    from_survey,
 };
 pub use self::occurrence::{EventType, Occurrence, PodIdentity};
 pub use self::recorder::{EventApi, Recorder, WriteError};
@@ -48,13 +50,24 @@ pub struct Events {
 impl Events {
     /// Takes occurrences and drops them.
     pub fn off(metrics: Arc<Metrics>) -> Self {
-        Self { recorder: None, mode: EventMode::Off, metrics }
+        Self {
+            recorder: None,
+            mode: EventMode::Off,
+            metrics,
+        }
     }
 
     /// Both ends: the threads' and the recorder's.
     pub fn on(mode: EventMode, metrics: Arc<Metrics>) -> (Self, Receiver<Occurrence>) {
         let (recorder, occurrences) = channel(WAITING);
-        (Self { recorder: Some(recorder), mode, metrics }, occurrences)
+        (
+            Self {
+                recorder: Some(recorder),
+                mode,
+                metrics,
+            },
+            occurrences,
+        )
     }
 
     /// True if an occurrence can become an event.
@@ -64,7 +77,9 @@ impl Events {
 
     /// Hands over occurrences. It never waits.
     pub fn record(&self, occurrences: impl IntoIterator<Item = Occurrence>) {
-        let Some(recorder) = &self.recorder else { return };
+        let Some(recorder) = &self.recorder else {
+            return;
+        };
         let wanted = |occurrence: &Occurrence| match self.mode {
             EventMode::Off => false,
             EventMode::Warnings => occurrence.reason.event_type() == EventType::Warning,

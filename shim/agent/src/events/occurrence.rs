@@ -68,7 +68,9 @@ impl Reason {
     pub fn event_type(self) -> EventType {
         match self {
             Self::BindMountRepaired | Self::BindMountRefreshed => EventType::Normal,
-            Self::ContainerRefused | Self::BindMountNotRepaired | Self::BindSourceDead => EventType::Warning,
+            Self::ContainerRefused | Self::BindMountNotRepaired | Self::BindSourceDead => {
+                EventType::Warning
+            }
             Self::VolumeNotMounted | Self::HostMountsPinned => EventType::Warning,
             Self::BindMountNotRefreshed | Self::ApplicationNotNotified => EventType::Warning,
             Self::RefreshRequestIgnored => EventType::Warning,
@@ -122,9 +124,13 @@ impl Occurrence {
     /// True if it is over: the same message later is another occurrence.
     pub fn is_over(&self) -> bool {
         match self.reason {
-            Reason::BindMountRepaired | Reason::BindMountRefreshed | Reason::ApplicationNotNotified => true,
+            Reason::BindMountRepaired
+            | Reason::BindMountRefreshed
+            | Reason::ApplicationNotNotified => true,
             Reason::ContainerRefused => true,
-            Reason::BindMountNotRepaired | Reason::BindSourceDead | Reason::VolumeNotMounted => false,
+            Reason::BindMountNotRepaired | Reason::BindSourceDead | Reason::VolumeNotMounted => {
+                false
+            }
             Reason::HostMountsPinned | Reason::BindMountNotRefreshed => false,
             Reason::RefreshRequestIgnored => false,
         }

@@ -31,7 +31,12 @@ impl Pace {
     /// A pace for this number of requests in a minute.
     pub fn new(per_minute: u32, now: Duration) -> Self {
         let interval = Duration::from_secs(60) / per_minute.max(1);
-        Self { bucket: TokenBucket::new(BURST, interval, now), interval, earliest: now, failures: 0 }
+        Self {
+            bucket: TokenBucket::new(BURST, interval, now),
+            interval,
+            earliest: now,
+            failures: 0,
+        }
     }
 
     /// An event waits where none waited before.
@@ -57,7 +62,9 @@ impl Pace {
 
     /// It did not, or demands a pause.
     pub fn failed(&mut self, now: Duration, requested_pause: Option<Duration>, random: f64) {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << self.failures.min(10))
+            .min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);
         let pause = pause.mul_f64((1.0 + random) / 2.0);
         let pause = pause.max(requested_pause.unwrap_or_default().min(LONGEST_PAUSE));
@@ -72,7 +79,12 @@ mod tests {
     use super::*;
 
     /// The times of the requests of a node that always has an event, until `end`.
-    fn requests(pace: &mut Pace, end: Duration, mut random: impl FnMut() -> f64, fails: bool) -> Vec<Duration> {
+    fn requests(
+        pace: &mut Pace,
+        end: Duration,
+        mut random: impl FnMut() -> f64,
+        fails: bool,
+    ) -> Vec<Duration> {
         let (mut now, mut times) = (Duration::ZERO, Vec::new());
         pace.begin(now, random());
         loop {

@@ -121,7 +121,10 @@ impl<A: EventApi> Recorder<A> {
     }
 
     fn now(&self) -> Moment {
-        Moment { since_epoch: since_epoch(), uptime: self.started.elapsed() }
+        Moment {
+            since_epoch: since_epoch(),
+            uptime: self.started.elapsed(),
+        }
     }
 
     async fn take(&mut self, occurrence: Occurrence) {
@@ -136,7 +139,9 @@ impl<A: EventApi> Recorder<A> {
             self.pace.begin(now.uptime, fastrand::f64());
         }
         let dropped = self.queue.push(event, now.uptime);
-        self.metrics.events.count(EventResult::queue_full, dropped.iter().count());
+        self.metrics
+            .events
+            .count(EventResult::queue_full, dropped.iter().count());
     }
 
     /// The names of a pod. `None` if it has no sandbox any more, or the CRI does not answer.
@@ -148,8 +153,17 @@ impl<A: EventApi> Recorder<A> {
         if let Some(pod) = self.names.get(uid) {
             return Some(pod.clone());
         }
-        let pod = self.cri.pod(uid).await.inspect_err(|error| warn!("name a pod: {}", error_chain(error))).ok()??;
-        let pod = PodIdentity { namespace: pod.namespace, name: pod.name, uid: uid.clone() };
+        let pod = self
+            .cri
+            .pod(uid)
+            .await
+            .inspect_err(|error| warn!("name a pod: {}", error_chain(error)))
+            .ok()??;
+        let pod = PodIdentity {
+            namespace: pod.namespace,
+            name: pod.name,
+            uid: uid.clone(),
+        };
         self.names.push(uid.clone(), pod.clone());
         Some(pod)
     }
@@ -157,13 +171,22 @@ impl<A: EventApi> Recorder<A> {
     /// Sends one request.
     async fn request(&mut self) {
         let now = self.now().uptime;
-        self.metrics.events.count(EventResult::expired, self.queue.expire(now));
-        let Some((event, since)) = self.queue.pop() else { return };
+        self.metrics
+            .events
+            .count(EventResult::expired, self.queue.expire(now));
+        let Some((event, since)) = self.queue.pop() else {
+            return;
+        };
         self.pace.requested(now, fastrand::f64());
         self.is_connected = true;
-        let written = timeout(PATIENCE, self.api.write(&event)).await.unwrap_or_else(|_| {
-            Err(WriteError::Unavailable { why: format!("nothing within {PATIENCE:?}"), pause: None })
-        });
+        let written = timeout(PATIENCE, self.api.write(&event))
+            .await
+            .unwrap_or_else(|_| {
+                Err(WriteError::Unavailable {
+                    why: format!("nothing within {PATIENCE:?}"),
+                    pause: None,
+                })
+            });
         match written {
             Ok(()) => self.written(&event),
             Err(error) => self.not_written(event, since, error),
@@ -192,7 +215,10 @@ impl<A: EventApi> Recorder<A> {
                 self.metrics.events.count(EventResult::refused, 1);
                 // Each reason once, and a bounded number of them.
                 if self.refused.len() < 16 && self.refused.insert(why.clone()) {
-                    warn!("an event on pod {}/{} is lost: {error}", event.pod.namespace, event.pod.name);
+                    warn!(
+                        "an event on pod {}/{} is lost: {error}",
+                        event.pod.namespace, event.pod.name
+                    );
                 }
             }
             WriteError::Forbidden(_) => {
@@ -208,7 +234,9 @@ impl<A: EventApi> Recorder<A> {
 
     fn put_back(&mut self, event: Event, since: Duration) {
         let dropped = self.queue.put_back(event, since);
-        self.metrics.events.count(EventResult::queue_full, dropped.iter().count());
+        self.metrics
+            .events
+            .count(EventResult::queue_full, dropped.iter().count());
     }
 
     fn failed(&mut self, pause: Option<Duration>, error: &WriteError) {

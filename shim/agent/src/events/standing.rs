@@ -1,4 +1,5 @@
-//! Remembers which occurrences are known: a survey finds the same again and again, and only a change is an event.
+//! Remembers which occurrences are known: a survey finds the same again and again, and only a
+//! change is an event.
 
 use std::hash::Hash;
 
@@ -21,8 +22,15 @@ impl<K: Hash + Eq> Standing<K> {
     /// The occurrences that this place did not have before. One that is over is new each time.
     pub fn changed(&mut self, place: K, occurrences: Vec<Occurrence>) -> Vec<Occurrence> {
         let known = self.0.pop(&place).unwrap_or_default();
-        let new = occurrences.iter().filter(|occurrence| !known.contains(occurrence)).cloned().collect();
-        let standing: Vec<_> = occurrences.into_iter().filter(|occurrence| !occurrence.is_over()).collect();
+        let new = occurrences
+            .iter()
+            .filter(|occurrence| !known.contains(occurrence))
+            .cloned()
+            .collect();
+        let standing: Vec<_> = occurrences
+            .into_iter()
+            .filter(|occurrence| !occurrence.is_over())
+            .collect();
         if !standing.is_empty() {
             self.0.push(place, standing);
         }
@@ -51,8 +59,18 @@ mod tests {
         assert_eq!(standing.changed(1, vec![dead("a"), dead("b")]), [dead("b")]);
         assert_eq!(standing.changed(2, vec![dead("a")]), [dead("a")]);
         assert_eq!(standing.changed(1, vec![dead("b")]), []);
-        assert_eq!(standing.changed(1, vec![dead("a")]), [dead("a")], "it was gone in between");
-        let repaired = Occurrence { reason: Reason::BindMountRepaired, ..dead("r") };
-        assert!((0..2).all(|_| standing.changed(3, vec![repaired.clone()]).len() == 1), "a repair is new each time");
+        assert_eq!(
+            standing.changed(1, vec![dead("a")]),
+            [dead("a")],
+            "it was gone in between"
+        );
+        let repaired = Occurrence {
+            reason: Reason::BindMountRepaired,
+            ..dead("r")
+        };
+        assert!(
+            (0..2).all(|_| standing.changed(3, vec![repaired.clone()]).len() == 1),
+            "a repair is new each time"
+        );
     }
 }

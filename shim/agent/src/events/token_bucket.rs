@@ -1,9 +1,10 @@
-//! A token bucket: plain data, with the time passed in. The crates for it read the clock themselves.
+//! A token bucket: plain data, with the time passed in. The crates for it read the clock
+//! themselves.
 
 use std::time::Duration;
 
-/// A bucket that is full at first. It remembers the time at which it will be full again (GCRA, ITU-T I.371): no rounding
-/// error gives a token away.
+/// A bucket that is full at first. It remembers the time at which it will be full again (GCRA,
+/// ITU-T I.371): no rounding error gives a token away.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenBucket {
     interval: Duration,
@@ -15,7 +16,11 @@ pub struct TokenBucket {
 impl TokenBucket {
     /// A bucket of `burst` tokens, which gets one more in each `interval`.
     pub fn new(burst: u32, interval: Duration, now: Duration) -> Self {
-        Self { interval, room: interval * burst.saturating_sub(1), full: now }
+        Self {
+            interval,
+            room: interval * burst.saturating_sub(1),
+            full: now,
+        }
     }
 
     /// Takes a token, if there is one.

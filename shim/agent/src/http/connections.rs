@@ -1,7 +1,8 @@
-//! Connections of a listener that anyone may reach: clients that never read or never write must not keep others out.
+//! Connections of a listener that anyone may reach: clients that never read or never write must not
+//! keep others out.
 //!
-//! Each connection has a time limit for one write and one for its whole life. When the limit of connections is reached, the oldest
-//! connection is closed: the kubelet's probe is always accepted.
+//! Each connection has a time limit for one write and one for its whole life. When the limit of
+//! connections is reached, the oldest connection is closed: the kubelet's probe is always accepted.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -60,16 +61,28 @@ pub struct TimedStream<S> {
 impl<S> TimedStream<S> {
     /// A stream that has written nothing yet.
     pub fn new(stream: S) -> Self {
-        Self { stream, limit: None }
+        Self {
+            stream,
+            limit: None,
+        }
     }
 
-    fn limited<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn limited<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.limit = None;
             return written;
         }
-        let limit = self.limit.get_or_insert_with(|| Box::pin(sleep(WRITE_TIMEOUT)));
-        limit.as_mut().poll(context).map(|()| Err(ErrorKind::TimedOut.into()))
+        let limit = self
+            .limit
+            .get_or_insert_with(|| Box::pin(sleep(WRITE_TIMEOUT)));
+        limit
+            .as_mut()
+            .poll(context)
+            .map(|()| Err(ErrorKind::TimedOut.into()))
     }
 }
 
@@ -84,7 +97,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.limited(context, written)
     }

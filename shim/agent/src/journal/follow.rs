@@ -1,6 +1,7 @@
 //! Follows the journal between two requests for figures: an event shall not wait for Prometheus.
 //!
-//! The thread sleeps until something changes in the journal's directory. Without events there is no such thread.
+//! The thread sleeps until something changes in the journal's directory. Without events there is no
+//! such thread.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -18,12 +19,14 @@ use rustix::io::Errno;
 /// Creates come in bursts: one read for all of one.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Calls `changed` at first and after each change in the journal's directory, for ever. If the directory cannot be created or
-/// watched, it calls every `interval`.
+/// Calls `changed` at first and after each change in the journal's directory, for ever. If the
+/// directory cannot be created or watched, it calls every `interval`.
 pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMut()) -> ! {
     loop {
         changed();
-        let followed = journal.parent().map_or(Ok(()), |directory| watch(directory, &mut changed));
+        let followed = journal
+            .parent()
+            .map_or(Ok(()), |directory| watch(directory, &mut changed));
         tracing::debug!("follow {}: {followed:?}", journal.display());
         thread::sleep(interval);
     }
@@ -32,7 +35,10 @@ pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMu
 /// Returns when the directory is removed.
 fn watch(directory: &Path, changed: &mut impl FnMut()) -> io::Result<()> {
     // The guard would create it at the first create with a finding.
-    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory)?;
     let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let writes = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO;
     add_watch(&inotify, directory, writes | WatchFlags::ONLYDIR)?;
@@ -45,7 +51,8 @@ fn watch(directory: &Path, changed: &mut impl FnMut()) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
         thread::sleep(PAUSE);
-        // The names do not matter: another file of the directory costs one query of the journal's length.
+        // The names do not matter: another file of the directory costs one query of the journal's
+        // length.
         let is_gone = drain(&inotify)?;
         changed();
         if is_gone {

@@ -1,7 +1,8 @@
 //! The journal: writes the agent's own lines, and counts the creates of other programs.
 //!
-//! The journal is read when figures are requested, and after each change if events are written. The position is kept in a
-//! file: after a restart the agent counts what was written meanwhile, and nothing twice.
+//! The journal is read when figures are requested, and after each change if events are written. The
+//! position is kept in a file: after a restart the agent counts what was written meanwhile, and
+//! nothing twice.
 
 mod follow;
 mod pod_names;
@@ -49,12 +50,20 @@ impl JournalReader {
     pub fn new(journal: PathBuf, record: PathBuf) -> Self {
         let recorded = Position::read(&record);
         let position = recorded.or_else(|| Position::end_of(&journal));
-        let progress = Progress { position, recorded, is_record_failing: false };
-        Self { journal, record, progress: Mutex::new(progress) }
+        let progress = Progress {
+            position,
+            recorded,
+            is_record_failing: false,
+        };
+        Self {
+            journal,
+            record,
+            progress: Mutex::new(progress),
+        }
     }
 
-    /// Counts the lines since the last call, and hands over what is worth an event. It blocks for as long as the journal's
-    /// filesystem; a second call does not.
+    /// Counts the lines since the last call, and hands over what is worth an event. It blocks for
+    /// as long as the journal's filesystem; a second call does not.
     pub fn count(&self, metrics: &Metrics, reporting: &Reporting) {
         let mut progress = match self.progress.try_lock() {
             Ok(progress) => progress,
@@ -86,7 +95,9 @@ impl JournalReader {
         if let Some(old) = position.filter(|old| old.inode != inode) {
             text += &rest_of_renamed(&self.journal, old)?;
         }
-        let offset = position.filter(|now| now.inode == inode).map_or(0, |now| now.offset);
+        let offset = position
+            .filter(|now| now.inode == inode)
+            .map_or(0, |now| now.offset);
         let (lines, offset) = whole_lines(&mut journal, offset)?;
         *position = Some(Position { inode, offset });
         Ok(text + &lines)
@@ -94,15 +105,22 @@ impl JournalReader {
 }
 
 impl Progress {
-    /// Writes the record, if it is older than the position. What failed is tried again at the next call.
+    /// Writes the record, if it is older than the position. What failed is tried again at the next
+    /// call.
     fn write(&mut self, record: &Path) {
-        let Some(now) = self.position.filter(|now| Some(*now) != self.recorded) else { return };
+        let Some(now) = self.position.filter(|now| Some(*now) != self.recorded) else {
+            return;
+        };
         match now.write(record) {
             Ok(()) => (self.recorded, self.is_record_failing) = (Some(now), false),
             // One warning for a disk that is full, not one for each line.
             Err(error) if !self.is_record_failing => {
                 self.is_record_failing = true;
-                warn!("a restart may count admissions twice: write {}: {}", record.display(), error_chain(&error));
+                warn!(
+                    "a restart may count admissions twice: write {}: {}",
+                    record.display(),
+                    error_chain(&error)
+                );
             }
             Err(_) => {}
         }
@@ -126,12 +144,22 @@ fn rest_of_renamed(journal: &Path, position: Position) -> io::Result<String> {
 /// The lines from an offset on, without one that is still being written, and the offset after them.
 fn whole_lines(file: &mut File, offset: u64) -> io::Result<(String, u64)> {
     // A journal that is shorter was emptied in place.
-    let offset = if file.metadata()?.len() < offset { 0 } else { offset };
+    let offset = if file.metadata()?.len() < offset {
+        0
+    } else {
+        offset
+    };
     file.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
     file.take(MOST).read_to_end(&mut bytes)?;
-    let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
-    Ok((String::from_utf8_lossy(&bytes[..end]).into_owned(), offset + end as u64))
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |last| last + 1);
+    Ok((
+        String::from_utf8_lossy(&bytes[..end]).into_owned(),
+        offset + end as u64,
+    ))
 }
 
 #[cfg(test)]
@@ -153,7 +181,9 @@ mod tests {
 
     impl Scene {
         fn new() -> Self {
-            let scene = Self { folder: tempfile::tempdir().unwrap() };
+            let scene = Self {
+                folder: tempfile::tempdir().unwrap(),
+            };
             fs::write(scene.journal(), "").unwrap();
             scene
         }
@@ -163,7 +193,11 @@ mod tests {
         }
 
         fn append(&self, text: &str) {
-            let mut file = File::options().append(true).create(true).open(self.journal()).unwrap();
+            let mut file = File::options()
+                .append(true)
+                .create(true)
+                .open(self.journal())
+                .unwrap();
             file.write_all(text.as_bytes()).unwrap();
         }
 
@@ -181,13 +215,20 @@ mod tests {
     fn count(reader: &JournalReader, metrics: &Arc<Metrics>) {
         let journal = JournalWriter::off(Arc::clone(metrics));
         let (events, memory) = (Events::off(Arc::clone(metrics)), IdleMemory::default());
-        let reporting = Reporting { events, state: StateSink::off(), journal, memory };
+        let reporting = Reporting {
+            events,
+            state: StateSink::off(),
+            journal,
+            memory,
+        };
         reader.count(metrics, &reporting);
     }
 
     fn admissions(metrics: &Metrics) -> String {
         let text = metrics.text().unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("bindguard_admission_seconds_count "));
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("bindguard_admission_seconds_count "));
         line.unwrap_or("none").to_owned()
     }
 
@@ -197,7 +238,11 @@ mod tests {
         scene.append(LINE);
         let reader = scene.reader();
         count(&reader, &metrics);
-        assert_eq!(admissions(&metrics), "0", "what was there before the first start is not counted");
+        assert_eq!(
+            admissions(&metrics),
+            "0",
+            "what was there before the first start is not counted"
+        );
         scene.append(LINE);
         count(&reader, &metrics);
         scene.append(LINE);
@@ -230,7 +275,11 @@ mod tests {
         fs::rename(&away, &folder).unwrap();
         count(&first, &metrics);
         count(&reader(), &metrics);
-        assert_eq!(admissions(&metrics), "2", "the next agent counts a line again");
+        assert_eq!(
+            admissions(&metrics),
+            "2",
+            "the next agent counts a line again"
+        );
     }
 
     /// The wall clock stepped while guards wrote: the position counts, and no line's time.
@@ -238,7 +287,10 @@ mod tests {
     fn lines_whose_times_step_are_counted_once_each() {
         let (scene, metrics) = (Scene::new(), Metrics::new());
         let reader = scene.reader();
-        for (before, time) in ["12:00:00", "13:00:01", "11:00:02", "12:00:00", "12:00:00"].into_iter().enumerate() {
+        for (before, time) in ["12:00:00", "13:00:01", "11:00:02", "12:00:00", "12:00:00"]
+            .into_iter()
+            .enumerate()
+        {
             scene.append(&LINE.replace("null", &format!("\"2026-11-23T{time}Z\"")));
             count(&reader, &metrics);
             assert_eq!(admissions(&metrics), (before + 1).to_string(), "{time}");
@@ -283,7 +335,10 @@ mod tests {
         count(&reader, &metrics);
         let text = metrics.text().unwrap();
         for line in ["{reason=\"foreign\"} 1", "{reason=\"newer\"} 1"] {
-            assert!(text.contains(&format!("bindguard_journal_unread_lines_total{line}")), "{text}");
+            assert!(
+                text.contains(&format!("bindguard_journal_unread_lines_total{line}")),
+                "{text}"
+            );
         }
     }
 }

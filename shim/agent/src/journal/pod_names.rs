@@ -1,4 +1,5 @@
-//! The names of pods for the agent's lines of the journal: the kubelet's folders have only their uids.
+//! The names of pods for the agent's lines of the journal: the kubelet's folders have only their
+//! uids.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use crate::pods::PodLookup;
 /// Limit of names that are kept.
 const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
-/// The pause after a CRI that gave no answer: a line without names is better than a line that waits.
+/// The pause after a CRI that gave no answer: a line without names is better than a line that
+/// waits.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Finds the names of pods, and keeps them: a pod is never renamed.
@@ -25,7 +27,11 @@ pub(super) struct PodNames {
 impl PodNames {
     /// Knows no pod.
     pub(super) fn new(pods: PodLookup) -> Self {
-        Self { pods, known: LruCache::new(MAX_NAMES), silent_until: None }
+        Self {
+            pods,
+            known: LruCache::new(MAX_NAMES),
+            silent_until: None,
+        }
     }
 
     /// The names of a pod. `None` if it has no sandbox any more, or the CRI does not answer.
@@ -33,7 +39,10 @@ impl PodNames {
         if let Some(pod) = self.known.get(uid) {
             return Some(pod.clone());
         }
-        if self.silent_until.is_some_and(|until| Instant::now() < until) {
+        if self
+            .silent_until
+            .is_some_and(|until| Instant::now() < until)
+        {
             return None;
         }
         let answer = self.pods.names(uid);

@@ -17,13 +17,19 @@ impl Position {
     pub(super) fn read(record: &Path) -> Option<Self> {
         let text = fs::read_to_string(record).ok()?;
         let (inode, offset) = text.trim().split_once(' ')?;
-        Some(Self { inode: inode.parse().ok()?, offset: offset.parse().ok()? })
+        Some(Self {
+            inode: inode.parse().ok()?,
+            offset: offset.parse().ok()?,
+        })
     }
 
     /// The end of the journal as it is now; `None` if there is none.
     pub(super) fn end_of(journal: &Path) -> Option<Self> {
         let metadata = fs::metadata(journal).ok()?;
-        Some(Self { inode: metadata.ino(), offset: metadata.len() })
+        Some(Self {
+            inode: metadata.ino(),
+            offset: metadata.len(),
+        })
     }
 
     /// Replaces the record as a whole.

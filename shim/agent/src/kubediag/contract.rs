@@ -1,4 +1,5 @@
-//! The paths, keys and texts that kubediag v0.3.1 defines: `pkg/processors` and `pkg/executor` of kubediag/kubediag.
+//! The paths, keys and texts that kubediag v0.3.1 defines: `pkg/processors` and `pkg/executor` of
+//! kubediag/kubediag.
 
 /// The folder of all processors.
 pub const FOLDER: &str = "/processor/";
@@ -20,7 +21,8 @@ pub const TARGET: &str = "diagnoser.kubernetes.subpath_remount.original_destinat
 pub const RECOVERY: &str = "recover.kubernetes.subpath_remount.result";
 
 /// The text of a diagnosis.
-pub const ENCOUNTERED: &str = "A kubernetes bug #68211 has been encountered on pod subpath remounting.";
+pub const ENCOUNTERED: &str =
+    "A kubernetes bug #68211 has been encountered on pod subpath remounting.";
 
 /// Limit of an answer in bytes.
 pub const MOST_BYTES: usize = 2 << 20;
@@ -45,7 +47,9 @@ impl Processor {
     /// The processor at a path.
     pub fn of_path(path: &str) -> Option<Self> {
         let name = path.strip_prefix(FOLDER)?;
-        Self::ALL.into_iter().find(|processor| processor.name() == name)
+        Self::ALL
+            .into_iter()
+            .find(|processor| processor.name() == name)
     }
 
     /// Its name, the last part of its path.
@@ -64,13 +68,16 @@ pub fn recovered(target: &str) -> String {
     format!("Succeesfully umount {target} on host")
 }
 
-/// The whole table if it fits into an answer, else its lines about subpaths: the diagnoser reads no other.
+/// The whole table if it fits into an answer, else its lines about subpaths: the diagnoser reads no
+/// other.
 pub fn short_mount_info(text: String) -> String {
     // Each quote and backslash becomes two bytes.
     if text.len() <= MOST_BYTES / 2 {
         return text;
     }
-    let subpaths = text.split_inclusive('\n').filter(|line| line.contains("/volume-subpaths/"));
+    let subpaths = text
+        .split_inclusive('\n')
+        .filter(|line| line.contains("/volume-subpaths/"));
     subpaths.collect()
 }
 
@@ -80,8 +87,16 @@ mod tests {
 
     #[test]
     fn a_path_names_a_processor_exactly() {
-        assert_eq!(Processor::of_path("/processor/podDetailCollector"), Some(Processor::PodDetailCollector));
-        for path in ["/processor/", "/processor/poddetailcollector", "/podDetailCollector", "/processor/nodeCordon"] {
+        assert_eq!(
+            Processor::of_path("/processor/podDetailCollector"),
+            Some(Processor::PodDetailCollector)
+        );
+        for path in [
+            "/processor/",
+            "/processor/poddetailcollector",
+            "/podDetailCollector",
+            "/processor/nodeCordon",
+        ] {
             assert_eq!(Processor::of_path(path), None, "{path}");
         }
     }
@@ -89,7 +104,8 @@ mod tests {
     #[test]
     fn a_table_that_is_too_long_keeps_its_subpaths() {
         let other = "1 0 8:1 / /var/lib/containers/storage rw - ext4 /dev/sda1 rw\n".repeat(40_000);
-        let subpath = "2 1 8:1 /x//deleted /k/pods/u/volume-subpaths/v/c/0 rw - ext4 /dev/sda1 rw\n";
+        let subpath =
+            "2 1 8:1 /x//deleted /k/pods/u/volume-subpaths/v/c/0 rw - ext4 /dev/sda1 rw\n";
         assert_eq!(short_mount_info(format!("{other}{subpath}")), subpath);
         assert_eq!(short_mount_info(subpath.repeat(2)), subpath.repeat(2));
     }

@@ -1,4 +1,5 @@
-//! subpathRemountDiagnoser: does the runtime's error name a subpath whose mount shows a deleted file?
+//! subpathRemountDiagnoser: does the runtime's error name a subpath whose mount shows a deleted
+//! file?
 //!
 //! It reads the results of both collectors and nothing else.
 
@@ -9,7 +10,13 @@ use super::contract::{BUG_LINK, DIAGNOSIS, ENCOUNTERED, SOURCE, TARGET};
 use bindguard_operator::node_report::ISSUE;
 
 /// The parts of the runtime's error, in their order; all of them are in its first line.
-const PARTS: [&str; 5] = ["mounting", "volume-subpaths", "to rootfs", "at", "no such file or directory"];
+const PARTS: [&str; 5] = [
+    "mounting",
+    "volume-subpaths",
+    "to rootfs",
+    "at",
+    "no such file or directory",
+];
 
 /// The mount of a subpath, as the mount table has it.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,8 +44,12 @@ pub enum NotDiagnosed {
 
 impl From<Diagnosis> for Strings {
     fn from(Diagnosis { source, target }: Diagnosis) -> Self {
-        let keys =
-            [(DIAGNOSIS, ENCOUNTERED.to_owned()), (BUG_LINK, ISSUE.to_owned()), (SOURCE, source), (TARGET, target)];
+        let keys = [
+            (DIAGNOSIS, ENCOUNTERED.to_owned()),
+            (BUG_LINK, ISSUE.to_owned()),
+            (SOURCE, source),
+            (TARGET, target),
+        ];
         keys.map(|(key, value)| (key.to_owned(), value)).into()
     }
 }
@@ -49,22 +60,34 @@ pub fn diagnose(pod: &str, mount_info: &str) -> Result<Diagnosis, NotDiagnosed> 
     if !pod.spec.has_kubelet_written_sub_path() {
         return Err(NotDiagnosed::NoSubPath);
     }
-    let message = pod.status.container_statuses.iter().find_map(ContainerStatus::message).unwrap_or_default();
+    let message = pod
+        .status
+        .container_statuses
+        .iter()
+        .find_map(ContainerStatus::message)
+        .unwrap_or_default();
     if !is_failed_subpath(message) {
         return Err(NotDiagnosed::OtherError);
     }
     let source = source_of(message).ok_or(NotDiagnosed::NoSource)?;
-    let deleted = mount_info.lines().filter(|line| line.contains(source)).find_map(deleted_mount);
+    let deleted = mount_info
+        .lines()
+        .filter(|line| line.contains(source))
+        .find_map(deleted_mount);
     deleted.ok_or_else(|| NotDiagnosed::NotDeleted(source.to_owned()))
 }
 
 /// kubediag's pattern `^.*mounting.*volume-subpaths.*to rootfs.*at.*no such file or directory.*`.
 fn is_failed_subpath(message: &str) -> bool {
     let line = message.lines().next().unwrap_or_default();
-    PARTS.iter().try_fold(line, |rest, part| Some(rest.split_once(part)?.1)).is_some()
+    PARTS
+        .iter()
+        .try_fold(line, |rest, part| Some(rest.split_once(part)?.1))
+        .is_some()
 }
 
-/// The quoted path between `mounting` and `to rootfs`. A runtime may quote the whole error again, which escapes the quotes.
+/// The quoted path between `mounting` and `to rootfs`. A runtime may quote the whole error again,
+/// which escapes the quotes.
 fn source_of(message: &str) -> Option<&str> {
     let (_, rest) = message.split_once("mounting")?;
     let (between, _) = rest.split_once("to rootfs")?;
@@ -77,7 +100,10 @@ fn source_of(message: &str) -> Option<&str> {
 fn deleted_mount(line: &str) -> Option<Diagnosis> {
     let mut fields = line.split(' ').skip(3);
     let (source, target) = (fields.next()?, fields.next()?);
-    source.ends_with("/deleted").then(|| Diagnosis { source: source.to_owned(), target: target.to_owned() })
+    source.ends_with("/deleted").then(|| Diagnosis {
+        source: source.to_owned(),
+        target: target.to_owned(),
+    })
 }
 
 /// The fields of a Pod that the diagnosis reads.
@@ -151,16 +177,26 @@ impl Spec {
             let mut named = self.volumes.iter().filter(|volume| volume.name == name);
             named.any(|volume| volume.config_map.is_some() || volume.secret.is_some())
         };
-        let mounts = self.containers.iter().flat_map(|container| &container.volume_mounts);
-        let with_sub_path = mounts.filter(|it| !it.sub_path.is_empty() || !it.sub_path_expr.is_empty());
-        with_sub_path.into_iter().any(|mount| is_written(&mount.name))
+        let mounts = self
+            .containers
+            .iter()
+            .flat_map(|container| &container.volume_mounts);
+        let with_sub_path =
+            mounts.filter(|it| !it.sub_path.is_empty() || !it.sub_path_expr.is_empty());
+        with_sub_path
+            .into_iter()
+            .any(|mount| is_written(&mount.name))
     }
 }
 
 impl ContainerStatus {
     /// The last error of a container that is not ready.
     fn message(&self) -> Option<&str> {
-        let states = [&self.last_state.terminated, &self.state.waiting, &self.state.terminated];
+        let states = [
+            &self.last_state.terminated,
+            &self.state.waiting,
+            &self.state.terminated,
+        ];
         let first = states.into_iter().flatten().next().filter(|_| !self.ready);
         first.map(|state| state.message.as_str())
     }
@@ -200,7 +236,9 @@ mod tests {
     }
 
     fn table() -> String {
-        format!("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n31 20 8:1 {ROOT} {SUBPATH} rw shared:1 - ext4 /dev/sda1 rw\n")
+        format!(
+            "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n31 20 8:1 {ROOT} {SUBPATH} rw shared:1 - ext4 /dev/sda1 rw\n"
+        )
     }
 
     fn waiting(message: &str) -> Value {
@@ -211,31 +249,67 @@ mod tests {
     fn the_error_of_a_runtime_leads_to_the_deleted_mount() {
         for message in messages() {
             let found = diagnose(&pod(&waiting(&message)).to_string(), &table()).unwrap();
-            assert_eq!(found, Diagnosis { source: ROOT.to_owned(), target: SUBPATH.to_owned() }, "{message}");
+            assert_eq!(
+                found,
+                Diagnosis {
+                    source: ROOT.to_owned(),
+                    target: SUBPATH.to_owned()
+                },
+                "{message}"
+            );
             let keys = Strings::from(found);
-            assert_eq!(keys[DIAGNOSIS], "A kubernetes bug #68211 has been encountered on pod subpath remounting.");
-            assert_eq!(keys[BUG_LINK], "https://github.com/kubernetes/kubernetes/issues/68211");
-            assert_eq!((keys[SOURCE].as_str(), keys[TARGET].as_str(), keys.len()), (ROOT, SUBPATH, 4));
+            assert_eq!(
+                keys[DIAGNOSIS],
+                "A kubernetes bug #68211 has been encountered on pod subpath remounting."
+            );
+            assert_eq!(
+                keys[BUG_LINK],
+                "https://github.com/kubernetes/kubernetes/issues/68211"
+            );
+            assert_eq!(
+                (keys[SOURCE].as_str(), keys[TARGET].as_str(), keys.len()),
+                (ROOT, SUBPATH, 4)
+            );
         }
     }
 
-    /// As kubediag chooses: the first container that is not ready; its last end before its present state.
+    /// As kubediag chooses: the first container that is not ready; its last end before its present
+    /// state.
     #[test]
     fn the_message_is_that_of_the_first_container_that_is_not_ready() {
         let [message, _] = messages();
         let ended = json!({"terminated": {"message": message}});
         let other = json!({"waiting": {"message": "back-off 40s restarting failed container"}});
         for (statuses, is_found) in [
-            (json!([{"ready": false, "lastState": ended, "state": other}]), true),
-            (json!([{"ready": false, "lastState": other, "state": ended}]), true),
-            (json!([{"ready": false, "lastState": {"terminated": {"message": ""}}, "state": ended}]), false),
+            (
+                json!([{"ready": false, "lastState": ended, "state": other}]),
+                true,
+            ),
+            (
+                json!([{"ready": false, "lastState": other, "state": ended}]),
+                true,
+            ),
+            (
+                json!([{"ready": false, "lastState": {"terminated": {"message": ""}}, "state": ended}]),
+                false,
+            ),
             (json!([{"ready": false, "state": ended}]), true),
             (json!([{"ready": true, "lastState": ended}]), false),
-            (json!([{"ready": true}, {"ready": false, "state": ended}]), true),
-            (json!([{"ready": false, "state": other}, {"ready": false, "state": ended}]), false),
+            (
+                json!([{"ready": true}, {"ready": false, "state": ended}]),
+                true,
+            ),
+            (
+                json!([{"ready": false, "state": other}, {"ready": false, "state": ended}]),
+                false,
+            ),
             (json!([]), false),
         ] {
-            assert_eq!(diagnose(&pod(&statuses).to_string(), &table()).is_ok(), is_found, "{statuses}");
+            assert_eq!(
+                diagnose(&pod(&statuses).to_string(), &table()).is_ok(),
+                is_found,
+                "{statuses}"
+            );
         }
     }
 
@@ -248,18 +322,36 @@ mod tests {
         let mut whole_volume = good.clone();
         whole_volume["spec"]["containers"][0]["volumeMounts"][0]["subPath"] = "".into();
         for pod in [&other_volume, &whole_volume] {
-            assert!(matches!(diagnose(&pod.to_string(), &table()), Err(NotDiagnosed::NoSubPath)));
+            assert!(matches!(
+                diagnose(&pod.to_string(), &table()),
+                Err(NotDiagnosed::NoSubPath)
+            ));
         }
         let split = pod(&waiting(&message.replace("to rootfs", "\nto rootfs")));
-        assert!(matches!(diagnose(&split.to_string(), &table()), Err(NotDiagnosed::OtherError)));
+        assert!(matches!(
+            diagnose(&split.to_string(), &table()),
+            Err(NotDiagnosed::OtherError)
+        ));
         let unquoted = pod(&waiting(&message.replace('"', "")));
-        assert!(matches!(diagnose(&unquoted.to_string(), &table()), Err(NotDiagnosed::NoSource)));
+        assert!(matches!(
+            diagnose(&unquoted.to_string(), &table()),
+            Err(NotDiagnosed::NoSource)
+        ));
         let current = table().replace("//deleted", "");
         for table in ["", "no table", &current] {
-            assert!(matches!(diagnose(&good.to_string(), table), Err(NotDiagnosed::NotDeleted(_))), "{table}");
+            assert!(
+                matches!(
+                    diagnose(&good.to_string(), table),
+                    Err(NotDiagnosed::NotDeleted(_))
+                ),
+                "{table}"
+            );
         }
         for text in ["", "7", "{\"spec\":7}"] {
-            assert!(matches!(diagnose(text, &table()), Err(NotDiagnosed::Pod(_))), "{text}");
+            assert!(
+                matches!(diagnose(text, &table()), Err(NotDiagnosed::Pod(_))),
+                "{text}"
+            );
         }
     }
 }

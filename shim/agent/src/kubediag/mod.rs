@@ -4,9 +4,10 @@
 //! podDetailCollector ─► mountInfoCollector ─► subpathRemountDiagnoser ─► subpathRemountRecover
 //! ```
 //!
-//! kubediag's executor posts a JSON object of strings: the parameters of the diagnosis and the results so far. An answer of 200
-//! with such an object is a result. 422 means disabled, 405 another method, 500 a failure. Keys and results are kubediag's own.
-//! The recoverer is not: it re-binds instead of only unmounting, and accepts nothing but a stale volume-subpath.
+//! kubediag's executor posts a JSON object of strings: the parameters of the diagnosis and the
+//! results so far. An answer of 200 with such an object is a result. 422 means disabled, 405
+//! another method, 500 a failure. Keys and results are kubediag's own. The recoverer is not: it
+//! re-binds instead of only unmounting, and accepts nothing but a stale volume-subpath.
 
 mod contract;
 mod diagnoser;
@@ -93,17 +94,39 @@ enum NoResult {
 
 impl Kubediag {
     /// Processors that are disabled, or that work on this node.
-    pub fn new(config: &Config, pods: PodReader, metrics: Arc<Metrics>, reporting: Reporting) -> Arc<Self> {
-        let (is_enabled, working) = (config.agent().kubediag.is_some(), Semaphore::new(MAX_PROCESSORS));
+    pub fn new(
+        config: &Config,
+        pods: PodReader,
+        metrics: Arc<Metrics>,
+        reporting: Reporting,
+    ) -> Arc<Self> {
+        let (is_enabled, working) = (
+            config.agent().kubediag.is_some(),
+            Semaphore::new(MAX_PROCESSORS),
+        );
         let (policy, places) = (*config.policy(), config.places().clone());
-        Arc::new(Self { is_enabled, policy, places, pods, metrics, reporting, working })
+        Arc::new(Self {
+            is_enabled,
+            policy,
+            places,
+            pods,
+            metrics,
+            reporting,
+            working,
+        })
     }
 
     /// The status and the text of the answer; `None` if kubediag has no such processor.
-    pub async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Option<(StatusCode, String)> {
+    pub async fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Option<(StatusCode, String)> {
         let processor = Processor::of_path(request.uri().path())?;
         if !self.is_enabled {
-            let text = format!("{} is disabled: set enabled = true in [agent.kubediag]\n", processor.name());
+            let text = format!(
+                "{} is disabled: set enabled = true in [agent.kubediag]\n",
+                processor.name()
+            );
             return Some((StatusCode::UNPROCESSABLE_ENTITY, text));
         }
         if request.method() != Method::POST {
@@ -112,12 +135,21 @@ impl Kubediag {
         }
         Some(match self.result(processor, request.into_body()).await {
             Ok(json) => (StatusCode::OK, json),
-            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{}\n", error_chain(&error))),
+            Err(error) => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("{}\n", error_chain(&error)),
+            ),
         })
     }
 
-    async fn result(self: &Arc<Self>, processor: Processor, body: Incoming) -> Result<String, NoResult> {
-        let turn = timeout(TURN_TIMEOUT, self.working.acquire()).await.map_err(|_| NoResult::Busy)?;
+    async fn result(
+        self: &Arc<Self>,
+        processor: Processor,
+        body: Incoming,
+    ) -> Result<String, NoResult> {
+        let turn = timeout(TURN_TIMEOUT, self.working.acquire())
+            .await
+            .map_err(|_| NoResult::Busy)?;
         let _turn = turn.map_err(|_| NoResult::Ends)?;
         let posted = posted(body).await?;
         let result = match processor {
@@ -125,7 +157,8 @@ impl Kubediag {
             Processor::MountInfoCollector => self.blocking(|_| mount_info()).await?,
             Processor::SubpathRemountDiagnoser => {
                 let posted = parse(&posted)?;
-                diagnoser::diagnose(value(&posted, POD_DETAIL)?, value(&posted, MOUNT_INFO)?)?.into()
+                diagnoser::diagnose(value(&posted, POD_DETAIL)?, value(&posted, MOUNT_INFO)?)?
+                    .into()
             }
             Processor::SubpathRemountRecover => {
                 let posted = parse(&posted)?;
@@ -134,7 +167,11 @@ impl Kubediag {
             }
         };
         let json = serde_json::to_string(&result).map_err(NoResult::Json)?;
-        if json.len() > MOST_BYTES { Err(NoResult::TooLong(json.len())) } else { Ok(json) }
+        if json.len() > MOST_BYTES {
+            Err(NoResult::TooLong(json.len()))
+        } else {
+            Ok(json)
+        }
     }
 
     /// Runs work that may wait for a filesystem.
@@ -143,14 +180,21 @@ impl Kubediag {
         work: impl FnOnce(&Self) -> Result<Strings, NoResult> + Send + 'static,
     ) -> Result<Strings, NoResult> {
         let this = Arc::clone(self);
-        tokio::task::spawn_blocking(move || work(&this)).await.map_err(|_| NoResult::Ends)?
+        tokio::task::spawn_blocking(move || work(&this))
+            .await
+            .map_err(|_| NoResult::Ends)?
     }
 
     fn recover(&self, target: &str) -> Result<Strings, NoResult> {
         let recovered = recoverer::recover(Path::new(target), &self.policy, &self.places)?;
         self.metrics.rebound(&recovered.report, recovered.took);
-        self.reporting.journal.rebound(&recovered.pod_uid, &recovered.volume, recovered.report);
-        Ok(Strings::from([(RECOVERY.to_owned(), contract::recovered(target))]))
+        self.reporting
+            .journal
+            .rebound(&recovered.pod_uid, &recovered.volume, recovered.report);
+        Ok(Strings::from([(
+            RECOVERY.to_owned(),
+            contract::recovered(target),
+        )]))
     }
 }
 
@@ -160,7 +204,10 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
 {
     let collected = timeout(BODY_TIMEOUT, Limited::new(body, MAX_POSTED).collect()).await;
-    Ok(collected.map_err(|_| NoResult::NoEnd)?.map_err(NoResult::Body)?.to_bytes())
+    Ok(collected
+        .map_err(|_| NoResult::NoEnd)?
+        .map_err(NoResult::Body)?
+        .to_bytes())
 }
 
 fn parse(posted: &Bytes) -> Result<Strings, NoResult> {
@@ -168,10 +215,15 @@ fn parse(posted: &Bytes) -> Result<Strings, NoResult> {
 }
 
 fn value<'p>(posted: &'p Strings, key: &'static str) -> Result<&'p str, NoResult> {
-    posted.get(key).map(String::as_str).filter(|value| !value.is_empty()).ok_or(NoResult::Missing(key))
+    posted
+        .get(key)
+        .map(String::as_str)
+        .filter(|value| !value.is_empty())
+        .ok_or(NoResult::Missing(key))
 }
 
-/// The mount table of the agent's namespace, which is the runtime's. On most nodes that is `/proc/1/mountinfo`.
+/// The mount table of the agent's namespace, which is the runtime's. On most nodes that is
+/// `/proc/1/mountinfo`.
 fn mount_info() -> Result<Strings, NoResult> {
     let bytes = std::fs::read("/proc/thread-self/mountinfo").map_err(NoResult::MountInfo)?;
     let text = contract::short_mount_info(String::from_utf8_lossy(&bytes).into_owned());
@@ -198,7 +250,10 @@ mod tests {
         type Data = Bytes;
         type Error = Infallible;
 
-        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
             Poll::Pending
         }
     }
@@ -212,6 +267,9 @@ mod tests {
     async fn a_body_has_room_for_two_results_and_no_more() {
         let of = |length: usize| posted(Full::new(Bytes::from(vec![b' '; length])));
         assert_eq!(of(2 * MOST_BYTES).await.unwrap().len(), 2 * MOST_BYTES);
-        assert!(matches!(of(2 * MOST_BYTES + 1).await, Err(NoResult::Body(_))));
+        assert!(matches!(
+            of(2 * MOST_BYTES + 1).await,
+            Err(NoResult::Body(_))
+        ));
     }
 }

@@ -1,5 +1,6 @@
-//! podDetailCollector: the Pod object, from the API server. Only pods of this node: the processors are reachable without
-//! credentials, and must not show more of the cluster than the node's own pods.
+//! podDetailCollector: the Pod object, from the API server. Only pods of this node: the processors
+//! are reachable without credentials, and must not show more of the cluster than the node's own
+//! pods.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +22,9 @@ pub struct PodReader {
 /// Why there is no Pod.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPod {
-    #[error("the request does not name a pod: {POD_NAMESPACE} and {POD_NAME} are the names of Kubernetes objects")]
+    #[error(
+        "the request does not name a pod: {POD_NAMESPACE} and {POD_NAME} are the names of Kubernetes objects"
+    )]
     NotNamed,
     #[error("there are no credentials for the API server; set [agent.kubernetes] kubeconfig")]
     NoAccess,
@@ -40,14 +43,19 @@ pub enum NoPod {
 
 impl fmt::Debug for PodReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PodReader").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("PodReader")
+            .field("node", &self.node)
+            .finish_non_exhaustive()
     }
 }
 
 impl PodReader {
     /// A reader with these credentials, for the node of this name.
     pub fn new(access: Option<Arc<Access>>, node: String) -> Self {
-        Self { client: access.map(|access| Mutex::new(ApiClient::new(access))), node }
+        Self {
+            client: access.map(|access| Mutex::new(ApiClient::new(access))),
+            node,
+        }
     }
 
     /// The Pod that the parameters name.
@@ -55,12 +63,22 @@ impl PodReader {
     /// # Errors
     /// If it cannot be read, or runs on another node.
     pub async fn detail(&self, parameters: &Strings) -> Result<Strings, NoPod> {
-        let name = |key: &str| parameters.get(key).filter(|name| is_object_name(name)).ok_or(NoPod::NotNamed);
+        let name = |key: &str| {
+            parameters
+                .get(key)
+                .filter(|name| is_object_name(name))
+                .ok_or(NoPod::NotNamed)
+        };
         let (namespace, pod) = (name(POD_NAMESPACE)?, name(POD_NAME)?);
-        let text = self.read(&format!("/api/v1/namespaces/{namespace}/pods/{pod}")).await?;
+        let text = self
+            .read(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))
+            .await?;
         let PodPlace { spec } = serde_json::from_str(&text)?;
         if spec.node_name != self.node {
-            return Err(NoPod::OtherNode { found: spec.node_name, node: self.node.clone() });
+            return Err(NoPod::OtherNode {
+                found: spec.node_name,
+                node: self.node.clone(),
+            });
         }
         Ok(Strings::from([(POD_DETAIL.to_owned(), text)]))
     }
@@ -73,7 +91,9 @@ impl PodReader {
 
 /// A name that is one part of a path: RFC 1123, as all names of pods and namespaces.
 fn is_object_name(name: &str) -> bool {
-    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    let is_part = |byte: u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.'
+    };
     !name.is_empty() && name.len() <= 253 && name.bytes().all(is_part) && !name.starts_with('.')
 }
 
@@ -98,7 +118,16 @@ mod tests {
         for name in ["web", "web-0.example", "0"] {
             assert!(is_object_name(name), "{name}");
         }
-        for name in ["", ".", "..", "a/b", "a?watch=1", "Web", "a%2fb", &"x".repeat(254)] {
+        for name in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a?watch=1",
+            "Web",
+            "a%2fb",
+            &"x".repeat(254),
+        ] {
             assert!(!is_object_name(name), "{name}");
         }
     }

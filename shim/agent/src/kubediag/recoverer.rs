@@ -1,8 +1,9 @@
 //! subpathRemountRecover: re-binds one stale volume-subpath with the guard's own re-bind.
 //!
-//! kubediag unmounts whatever path it is given. Here the path must be a volume-subpath of a kubelet's root, written without
-//! symlinks, `..` or doubled slashes, and its mount must be stale. Where no re-bind is possible the stale mount is detached, as
-//! kubediag does: then the kubelet binds the current file when it next starts the container.
+//! kubediag unmounts whatever path it is given. Here the path must be a volume-subpath of a
+//! kubelet's root, written without symlinks, `..` or doubled slashes, and its mount must be stale.
+//! Where no re-bind is possible the stale mount is detached, as kubediag does: then the kubelet
+//! binds the current file when it next starts the container.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -61,21 +62,48 @@ pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<Recovere
         None => return Err(not_stale(path, &rebound)),
     };
     if !bind.is_repaired() {
-        let outcome = bind.outcome.as_ref().map_or_else(|| "left as it is".to_owned(), ToString::to_string);
-        return Err(NotRecovered::Failed { path: path.to_owned(), outcome });
+        let outcome = bind
+            .outcome
+            .as_ref()
+            .map_or_else(|| "left as it is".to_owned(), ToString::to_string);
+        return Err(NotRecovered::Failed {
+            path: path.to_owned(),
+            outcome,
+        });
     }
-    let report = Report { binds: vec![bind], ..Report::default() };
+    let report = Report {
+        binds: vec![bind],
+        ..Report::default()
+    };
     let (pod_uid, volume) = (subpath.pod_uid().to_owned(), subpath.volume().to_owned());
-    Ok(Recovered { pod_uid, volume, report, took: start.elapsed() })
+    Ok(Recovered {
+        pod_uid,
+        volume,
+        report,
+        took: start.elapsed(),
+    })
 }
 
-fn repaired(subpath: &VolumeSubpath, act: Act, policy: &Policy, places: &Places) -> Result<BindReport, NotRecovered> {
-    let report = repair_node(policy, places, &Pods::default(), act, |other| other == subpath);
+fn repaired(
+    subpath: &VolumeSubpath,
+    act: Act,
+    policy: &Policy,
+    places: &Places,
+) -> Result<BindReport, NotRecovered> {
+    let report = repair_node(policy, places, &Pods::default(), act, |other| {
+        other == subpath
+    });
     let bind = report.binds.into_iter().next().map(|bind| bind.bind);
     bind.ok_or_else(|| NotRecovered::Unknown(subpath.path()))
 }
 
 fn not_stale(path: &Path, bind: &BindReport) -> NotRecovered {
-    let reason = bind.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
-    NotRecovered::NotStale { path: path.to_owned(), verdict: format!("{}{reason}", bind.verdict()) }
+    let reason = bind
+        .reason()
+        .map(|reason| format!(": {reason}"))
+        .unwrap_or_default();
+    NotRecovered::NotStale {
+        path: path.to_owned(),
+        verdict: format!("{}{reason}", bind.verdict()),
+    }
 }

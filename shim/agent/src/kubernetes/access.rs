@@ -48,8 +48,8 @@ pub enum AccessError {
 
 /// The service account of this pod.
 ///
-/// Its files are in the pod's mount namespace, which the agent leaves, and the kubelet replaces the token every hour. So the
-/// directory stays open, and the files are read through its descriptor.
+/// Its files are in the pod's mount namespace, which the agent leaves, and the kubelet replaces the
+/// token every hour. So the directory stays open, and the files are read through its descriptor.
 #[derive(Debug)]
 pub struct ServiceAccount {
     server: Uri,
@@ -72,8 +72,13 @@ impl ServiceAccount {
             Ok(IpAddr::V6(address)) => format!("[{address}]"),
             Ok(IpAddr::V4(_)) | Err(_) => host.to_owned(),
         };
-        let server = format!("https://{host}:{port}").parse().map_err(|_| AccessError::Server)?;
-        Ok(Self { server, directory: File::open(directory).map_err(AccessError::Directory)? })
+        let server = format!("https://{host}:{port}")
+            .parse()
+            .map_err(|_| AccessError::Server)?;
+        Ok(Self {
+            server,
+            directory: File::open(directory).map_err(AccessError::Directory)?,
+        })
     }
 
     fn credentials(&self) -> Result<Credentials, AccessError> {
@@ -98,8 +103,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// The pod's service account, else the kubeconfig. The config is the node's: its kubeconfig may name a server at 127.0.0.1, which
-    /// a pod with a network of its own does not reach.
+    /// The pod's service account, else the kubeconfig. The config is the node's: its kubeconfig may
+    /// name a server at 127.0.0.1, which a pod with a network of its own does not reach.
     ///
     /// # Errors
     /// If there is neither.
@@ -119,7 +124,10 @@ impl Access {
         match self {
             Self::ServiceAccount(account) => account.credentials(),
             Self::Kubeconfig(path) => {
-                read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig { path: path.clone(), source })
+                read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig {
+                    path: path.clone(),
+                    source,
+                })
             }
         }
     }
@@ -135,14 +143,32 @@ mod tests {
     #[test]
     fn the_nodes_kubeconfig_is_used_only_without_a_service_account() {
         let directory = || File::open("/").unwrap();
-        let account = || ServiceAccount { server: "https://10.0.0.1:443".parse().unwrap(), directory: directory() };
+        let account = || ServiceAccount {
+            server: "https://10.0.0.1:443".parse().unwrap(),
+            directory: directory(),
+        };
         let kubeconfig = || Some(PathBuf::from("/etc/kubernetes/kubelet.conf"));
-        assert!(matches!(Access::choose(kubeconfig(), Some(Ok(account()))), Ok(Access::ServiceAccount(_))));
-        assert!(matches!(Access::choose(None, Some(Ok(account()))), Ok(Access::ServiceAccount(_))));
+        assert!(matches!(
+            Access::choose(kubeconfig(), Some(Ok(account()))),
+            Ok(Access::ServiceAccount(_))
+        ));
+        assert!(matches!(
+            Access::choose(None, Some(Ok(account()))),
+            Ok(Access::ServiceAccount(_))
+        ));
         let unmounted = || Some(Err(AccessError::Directory(io::ErrorKind::NotFound.into())));
-        assert!(matches!(Access::choose(kubeconfig(), unmounted()), Ok(Access::Kubeconfig(_))));
-        assert!(matches!(Access::choose(None, unmounted()), Err(AccessError::Directory(_))));
-        assert!(matches!(Access::choose(kubeconfig(), None), Ok(Access::Kubeconfig(_))));
+        assert!(matches!(
+            Access::choose(kubeconfig(), unmounted()),
+            Ok(Access::Kubeconfig(_))
+        ));
+        assert!(matches!(
+            Access::choose(None, unmounted()),
+            Err(AccessError::Directory(_))
+        ));
+        assert!(matches!(
+            Access::choose(kubeconfig(), None),
+            Ok(Access::Kubeconfig(_))
+        ));
         assert!(matches!(Access::choose(None, None), Err(AccessError::None)));
     }
 }

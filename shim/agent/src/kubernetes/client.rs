@@ -115,7 +115,10 @@ struct Connected {
 impl ApiClient {
     /// A client that has not connected.
     pub fn new(access: Arc<Access>) -> Self {
-        Self { access, connected: None }
+        Self {
+            access,
+            connected: None,
+        }
     }
 
     /// Gets the JSON of an object.
@@ -130,20 +133,38 @@ impl ApiClient {
     ///
     /// # Errors
     /// If there is no answer, or it is an error.
-    pub async fn create(&mut self, path: &str, object: &serde_json::Value) -> Result<String, ApiError> {
-        self.request(Method::POST, path, Some(("application/json", object.to_string()))).await
+    pub async fn create(
+        &mut self,
+        path: &str,
+        object: &serde_json::Value,
+    ) -> Result<String, ApiError> {
+        self.request(
+            Method::POST,
+            path,
+            Some(("application/json", object.to_string())),
+        )
+        .await
     }
 
     /// Changes an object by a merge patch (RFC 7386).
     ///
     /// # Errors
     /// If there is no answer, or it is an error.
-    pub async fn patch(&mut self, path: &str, patch: &serde_json::Value) -> Result<String, ApiError> {
-        self.request(Method::PATCH, path, Some(("application/merge-patch+json", patch.to_string()))).await
+    pub async fn patch(
+        &mut self,
+        path: &str,
+        patch: &serde_json::Value,
+    ) -> Result<String, ApiError> {
+        self.request(
+            Method::PATCH,
+            path,
+            Some(("application/merge-patch+json", patch.to_string())),
+        )
+        .await
     }
 
-    /// Closes the connection. Its buffers, authorities and keys are several hundred KiB. The next request connects again, with
-    /// the credentials of that time.
+    /// Closes the connection. Its buffers, authorities and keys are several hundred KiB. The next
+    /// request connects again, with the credentials of that time.
     pub fn disconnect(&mut self) {
         self.connected = None;
     }
@@ -158,7 +179,10 @@ impl ApiClient {
             Ok(connected) => connected.request(method, path, body).await,
             Err(error) => Err(error),
         };
-        if answered.as_ref().is_err_and(|error| !matches!(error, ApiError::Status(status) if status.code != 401)) {
+        if answered
+            .as_ref()
+            .is_err_and(|error| !matches!(error, ApiError::Status(status) if status.code != 401))
+        {
             // The credentials may have been replaced.
             self.disconnect();
         }
@@ -190,14 +214,25 @@ impl Connected {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_connect_timeout(Some(CONNECT));
-        let mut https = HttpsConnectorBuilder::new().with_tls_config(config).https_or_http();
+        let mut https = HttpsConnectorBuilder::new()
+            .with_tls_config(config)
+            .https_or_http();
         if let Some(name) = credentials.server_name {
-            https = https.with_server_name_resolver(FixedServerNameResolver::new(ServerName::try_from(name)?));
+            https = https.with_server_name_resolver(FixedServerNameResolver::new(
+                ServerName::try_from(name)?,
+            ));
         }
         let mut builder = Client::builder(TokioExecutor::new());
-        builder.pool_idle_timeout(IDLE).pool_timer(TokioTimer::new()).pool_max_idle_per_host(1);
+        builder
+            .pool_idle_timeout(IDLE)
+            .pool_timer(TokioTimer::new())
+            .pool_max_idle_per_host(1);
         let client = builder.build(https.enable_http1().wrap_connector(http));
-        Ok(Self { client, server: credentials.server, token: credentials.token })
+        Ok(Self {
+            client,
+            server: credentials.server,
+            token: credentials.token,
+        })
     }
 
     async fn request(
@@ -208,14 +243,18 @@ impl Connected {
     ) -> Result<String, ApiError> {
         let prefix = self.server.path().trim_end_matches('/');
         let scheme = self.server.scheme_str().unwrap_or("https");
-        let authority = self.server.authority().map_or("", |authority| authority.as_str());
+        let authority = self
+            .server
+            .authority()
+            .map_or("", |authority| authority.as_str());
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{scheme}://{authority}{prefix}{path}"))
             .header(USER_AGENT, USER);
         if let Some(token) = &self.token {
-            let mut value = HeaderValue::try_from(format!("Bearer {}", token.read().map_err(ApiError::Token)?))
-                .map_err(hyper::http::Error::from)?;
+            let mut value =
+                HeaderValue::try_from(format!("Bearer {}", token.read().map_err(ApiError::Token)?))
+                    .map_err(hyper::http::Error::from)?;
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
@@ -223,13 +262,23 @@ impl Connected {
         let request = request.header(CONTENT_TYPE, kind).body(Full::from(body))?;
         let (head, body) = self.client.request(request).await?.into_parts();
         let body = Limited::new(body, LARGEST).collect().await;
-        let body = body.map_err(|error| ApiError::Body(io::Error::other(error)))?.to_bytes();
+        let body = body
+            .map_err(|error| ApiError::Body(io::Error::other(error)))?
+            .to_bytes();
         let text = String::from_utf8_lossy(&body).into_owned();
         if head.status.is_success() {
             return Ok(text);
         }
         let status = serde_json::from_str::<Status>(&text).unwrap_or_default();
-        let message = if status.message.is_empty() { head.status.to_string() } else { status.message };
-        Err(ApiError::Status(Box::new(Status { code: head.status.as_u16(), message, ..status })))
+        let message = if status.message.is_empty() {
+            head.status.to_string()
+        } else {
+            status.message
+        };
+        Err(ApiError::Status(Box::new(Status {
+            code: head.status.as_u16(),
+            message,
+            ..status
+        })))
     }
 }

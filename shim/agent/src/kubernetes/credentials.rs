@@ -87,19 +87,33 @@ impl std::fmt::Display for PemReason {
 impl std::error::Error for PemReason {}
 
 fn not_pem(what: &'static str) -> impl FnOnce(PemError) -> ReadError {
-    move |error| ReadError::Pem { what, source: PemReason(error.to_string()) }
+    move |error| ReadError::Pem {
+        what,
+        source: PemReason(error.to_string()),
+    }
 }
 
 pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
-    fs::read(path).map_err(|source| ReadError::File { path: path.to_owned(), source })
+    fs::read(path).map_err(|source| ReadError::File {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn text(path: &Path) -> Result<String, ReadError> {
-    fs::read_to_string(path).map_err(|source| ReadError::File { path: path.to_owned(), source })
+    fs::read_to_string(path).map_err(|source| ReadError::File {
+        path: path.to_owned(),
+        source,
+    })
 }
 
-pub(super) fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, ReadError> {
-    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(not_pem(what))
+pub(super) fn certificates(
+    pem: &[u8],
+    what: &'static str,
+) -> Result<Vec<CertificateDer<'static>>, ReadError> {
+    CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(not_pem(what))
 }
 
 pub(super) fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, ReadError> {

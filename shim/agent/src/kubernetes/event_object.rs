@@ -1,4 +1,5 @@
-//! Events as objects of the API: created once, then patched (`core/v1`, as the kubelet's recorder does).
+//! Events as objects of the API: created once, then patched (`core/v1`, as the kubelet's recorder
+//! does).
 
 use std::time::Duration;
 
@@ -22,16 +23,24 @@ pub struct ApiEvents {
 impl ApiEvents {
     /// A writer of this node's events.
     pub fn new(client: ApiClient, node: String, memory: IdleMemory) -> Self {
-        Self { client, node, memory }
+        Self {
+            client,
+            node,
+            memory,
+        }
     }
 
     async fn request(&mut self, event: &Event) -> Result<(), ApiError> {
         let events = format!("/api/v1/namespaces/{}/events", event.pod.namespace);
         if event.exists {
             let patch = json!({ "count": event.count, "lastTimestamp": time(event.last), "message": event.message });
-            self.client.patch(&format!("{events}/{}", event.name), &patch).await?;
+            self.client
+                .patch(&format!("{events}/{}", event.name), &patch)
+                .await?;
         } else {
-            self.client.create(&events, &object(event, &self.node)).await?;
+            self.client
+                .create(&events, &object(event, &self.node))
+                .await?;
         }
         Ok(())
     }
@@ -39,7 +48,9 @@ impl ApiEvents {
 
 impl EventApi for ApiEvents {
     async fn write(&mut self, event: &Event) -> Result<(), WriteError> {
-        self.request(event).await.map_err(|error| failure(&error, event.exists))
+        self.request(event)
+            .await
+            .map_err(|error| failure(&error, event.exists))
     }
 
     fn disconnect(&mut self) {
@@ -80,12 +91,17 @@ fn object(event: &Event, node: &str) -> Value {
 /// The API's times have whole seconds.
 fn time(since_epoch: Duration) -> Option<String> {
     let seconds = i64::try_from(since_epoch.as_secs()).ok()?;
-    OffsetDateTime::from_unix_timestamp(seconds).ok()?.format(&Rfc3339).ok()
+    OffsetDateTime::from_unix_timestamp(seconds)
+        .ok()?
+        .format(&Rfc3339)
+        .ok()
 }
 
 fn failure(error: &ApiError, was_patch: bool) -> WriteError {
     let why = error.for_people();
-    let ApiError::Status(status) = error else { return WriteError::Unavailable { why, pause: None } };
+    let ApiError::Status(status) = error else {
+        return WriteError::Unavailable { why, pause: None };
+    };
     match status.code {
         404 if was_patch => WriteError::Gone,
         409 if !was_patch => WriteError::Exists,
@@ -94,11 +110,18 @@ fn failure(error: &ApiError, was_patch: bool) -> WriteError {
         400..=428 | 430..=499 => WriteError::Refused(why),
         _ => {
             let seconds = status.details.retry_after_seconds;
-            WriteError::Unavailable { why, pause: (seconds > 0).then(|| Duration::from_secs(seconds.into())) }
+            WriteError::Unavailable {
+                why,
+                pause: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
+            }
         }
     }
 }
 
 fn has_cause(status: &Status, reason: &str) -> bool {
-    status.details.causes.iter().any(|cause| cause.reason == reason)
+    status
+        .details
+        .causes
+        .iter()
+        .any(|cause| cause.reason == reason)
 }

@@ -1,7 +1,8 @@
-//! A kubeconfig, as far as a node's component has one: a server, its authority, and a client certificate or a token.
+//! A kubeconfig, as far as a node's component has one: a server, its authority, and a client
+//! certificate or a token.
 //!
-//! kube's own reader would be a third of the agent's program, and with it of its memory (docs/decisions/0029). Programs that
-//! print credentials are not run.
+//! kube's own reader would be a third of the agent's program, and with it of its memory
+//! (docs/decisions/0029). Programs that print credentials are not run.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +38,9 @@ pub enum KubeconfigError {
     )]
     Unsupported,
     /// The server would not be authenticated, and would get the token.
-    #[error("its cluster sets insecure-skip-tls-verify, which is not supported; give it a certificate-authority")]
+    #[error(
+        "its cluster sets insecure-skip-tls-verify, which is not supported; give it a certificate-authority"
+    )]
     Insecure,
 }
 
@@ -110,20 +113,45 @@ impl std::fmt::Debug for User {
 pub(super) fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
     let file: File = serde_norway::from_slice(&bytes(path)?)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
-    let missing = |what, name: &str| KubeconfigError::Missing { what, name: name.to_owned() };
-    let context = file.contexts.iter().find(|context| context.name == file.current_context);
-    let context = &context.ok_or_else(|| missing("context", &file.current_context))?.context;
-    let cluster = file.clusters.iter().find(|cluster| cluster.name == context.cluster);
-    let cluster = &cluster.ok_or_else(|| missing("cluster", &context.cluster))?.cluster;
-    let user = file.users.into_iter().find(|user| user.name == context.user);
+    let missing = |what, name: &str| KubeconfigError::Missing {
+        what,
+        name: name.to_owned(),
+    };
+    let context = file
+        .contexts
+        .iter()
+        .find(|context| context.name == file.current_context);
+    let context = &context
+        .ok_or_else(|| missing("context", &file.current_context))?
+        .context;
+    let cluster = file
+        .clusters
+        .iter()
+        .find(|cluster| cluster.name == context.cluster);
+    let cluster = &cluster
+        .ok_or_else(|| missing("cluster", &context.cluster))?
+        .cluster;
+    let user = file
+        .users
+        .into_iter()
+        .find(|user| user.name == context.user);
     let user = user.ok_or_else(|| missing("user", &context.user))?.user;
     if cluster.insecure_skip_tls_verify {
         return Err(KubeconfigError::Insecure);
     }
-    let authority = content(&cluster.certificate_authority, &cluster.certificate_authority_data, folder)?;
-    let authorities = authority.map(|pem| certificates(&pem, "authority's certificate")).transpose()?;
+    let authority = content(
+        &cluster.certificate_authority,
+        &cluster.certificate_authority_data,
+        folder,
+    )?;
+    let authorities = authority
+        .map(|pem| certificates(&pem, "authority's certificate"))
+        .transpose()?;
     Ok(Credentials {
-        server: cluster.server.parse().map_err(|_| KubeconfigError::Invalid("server"))?,
+        server: cluster
+            .server
+            .parse()
+            .map_err(|_| KubeconfigError::Invalid("server"))?,
         server_name: cluster.tls_server_name.clone(),
         authorities: authorities.unwrap_or_default(),
         identity: user.identity(folder)?,
@@ -133,10 +161,19 @@ pub(super) fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigErro
 
 impl User {
     fn identity(&self, folder: &Path) -> Result<Option<Identity>, KubeconfigError> {
-        let chain = content(&self.client_certificate, &self.client_certificate_data, folder)?;
+        let chain = content(
+            &self.client_certificate,
+            &self.client_certificate_data,
+            folder,
+        )?;
         let pem = content(&self.client_key, &self.client_key_data, folder)?;
-        let (Some(chain), Some(pem)) = (chain, pem) else { return Ok(None) };
-        Ok(Some(Identity { chain: certificates(&chain, "client's certificate")?, key: key(&pem)? }))
+        let (Some(chain), Some(pem)) = (chain, pem) else {
+            return Ok(None);
+        };
+        Ok(Some(Identity {
+            chain: certificates(&chain, "client's certificate")?,
+            key: key(&pem)?,
+        }))
     }
 
     fn token(self, folder: &Path) -> Result<Option<Token>, KubeconfigError> {
@@ -145,8 +182,10 @@ impl User {
             (None, Some(file)) => Some(Token::File(folder.join(file))),
             (None, None) => None,
         };
-        let has_certificate = self.client_certificate.is_some() || self.client_certificate_data.is_some();
-        let has_other = self.exec.is_some() || self.auth_provider.is_some() || self.username.is_some();
+        let has_certificate =
+            self.client_certificate.is_some() || self.client_certificate_data.is_some();
+        let has_other =
+            self.exec.is_some() || self.auth_provider.is_some() || self.username.is_some();
         if token.is_none() && !has_certificate && has_other {
             return Err(KubeconfigError::Unsupported);
         }
@@ -155,9 +194,16 @@ impl User {
 }
 
 /// The content of a file, or of its text in the kubeconfig, which comes first.
-fn content(file: &Option<PathBuf>, data: &Option<String>, folder: &Path) -> Result<Option<Vec<u8>>, KubeconfigError> {
+fn content(
+    file: &Option<PathBuf>,
+    data: &Option<String>,
+    folder: &Path,
+) -> Result<Option<Vec<u8>>, KubeconfigError> {
     match (data, file) {
-        (Some(data), _) => STANDARD.decode(data.trim()).map(Some).map_err(|_| KubeconfigError::Invalid("base64")),
+        (Some(data), _) => STANDARD
+            .decode(data.trim())
+            .map(Some)
+            .map_err(|_| KubeconfigError::Invalid("base64")),
         (None, Some(file)) => Ok(Some(bytes(&folder.join(file))?)),
         (None, None) => Ok(None),
     }
@@ -198,8 +244,14 @@ mod tests {
         let credentials = read("{ token: text }").unwrap();
         assert_eq!(credentials.server, "https://192.0.2.1:6443/");
         assert_eq!(credentials.server_name.as_deref(), Some("api"));
-        assert!(!format!("{credentials:?}").contains("text"), "a token is no text for a log");
-        assert!(matches!(read("{ tokenFile: token }").unwrap().token, Some(Token::File(_))));
+        assert!(
+            !format!("{credentials:?}").contains("text"),
+            "a token is no text for a log"
+        );
+        assert!(matches!(
+            read("{ tokenFile: token }").unwrap().token,
+            Some(Token::File(_))
+        ));
         assert!(read("{}").unwrap().token.is_none());
     }
 
@@ -213,11 +265,17 @@ mod tests {
     #[test]
     fn other_kinds_of_credentials_are_refused() {
         for user in ["{ exec: { command: aws } }", "{ username: a, password: b }"] {
-            assert!(matches!(read(user), Err(KubeconfigError::Unsupported)), "{user}");
+            assert!(
+                matches!(read(user), Err(KubeconfigError::Unsupported)),
+                "{user}"
+            );
         }
         let wrong = read("{ client-certificate-data: '!', client-key-data: YQ== }");
         assert!(matches!(wrong, Err(KubeconfigError::Invalid("base64"))));
-        assert!(matches!(read("{ client-certificate: none, client-key: none }"), Err(KubeconfigError::Read(_))));
+        assert!(matches!(
+            read("{ client-certificate: none, client-key: none }"),
+            Err(KubeconfigError::Read(_))
+        ));
         assert!(matches!(read("["), Err(KubeconfigError::Yaml(_))));
     }
 }

@@ -1,4 +1,5 @@
-//! Starts the tasks that write to the API server, as far as the settings want them and there are credentials.
+//! Starts the tasks that write to the API server, as far as the settings want them and there are
+//! credentials.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,21 +29,37 @@ pub fn start(
     journal: JournalWriter,
     memory: IdleMemory,
 ) -> Reporting {
-    let off = Reporting { events: Events::off(Arc::clone(metrics)), state: StateSink::off(), journal, memory };
+    let off = Reporting {
+        events: Events::off(Arc::clone(metrics)),
+        state: StateSink::off(),
+        journal,
+        memory,
+    };
     if settings.events == EventMode::Off && !settings.node_state {
         return off;
     }
     let access = match access {
         Ok(access) => access,
         Err(error) => {
-            warn!("neither events nor the node's state are written: {}", error_chain(error));
+            warn!(
+                "neither events nor the node's state are written: {}",
+                error_chain(error)
+            );
             return off;
         }
     };
     let memory = &off.memory;
     let events = start_events(settings, access, cri, metrics, memory);
-    let state = if settings.node_state { start_state(access, cri, memory) } else { StateSink::off() };
-    Reporting { events, state, ..off }
+    let state = if settings.node_state {
+        start_state(access, cri, memory)
+    } else {
+        StateSink::off()
+    };
+    Reporting {
+        events,
+        state,
+        ..off
+    }
 }
 
 fn start_events(
@@ -58,14 +75,21 @@ fn start_events(
     let node = node_name(settings.node.as_deref());
     let api = ApiEvents::new(ApiClient::new(Arc::clone(access)), node, memory.clone());
     let (events, occurrences) = Events::on(settings.events, Arc::clone(metrics));
-    let recorder = Recorder::new(api, Cri::of(cri), settings.event_requests, Arc::clone(metrics));
+    let recorder = Recorder::new(
+        api,
+        Cri::of(cri),
+        settings.event_requests,
+        Arc::clone(metrics),
+    );
     tokio::spawn(recorder.run(occurrences));
     events
 }
 
 fn start_state(access: &Arc<Access>, cri: &Path, memory: &IdleMemory) -> StateSink {
     let Some(pod) = OwnPod::of_environment(ApiClient::new(Arc::clone(access))) else {
-        warn!("the node's state is not written: POD_NAMESPACE and POD_NAME do not name the agent's pod");
+        warn!(
+            "the node's state is not written: POD_NAMESPACE and POD_NAME do not name the agent's pod"
+        );
         return StateSink::off();
     };
     let (sink, states) = StateSink::on();

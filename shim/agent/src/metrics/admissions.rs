@@ -30,17 +30,44 @@ struct UnreadLabel {
 impl Default for AdmissionMetrics {
     fn default() -> Self {
         let (retries, problems, binds, unread) = Default::default();
-        Self { seconds: Histogram::new(BUCKETS), retries, problems, binds, unread }
+        Self {
+            seconds: Histogram::new(BUCKETS),
+            retries,
+            problems,
+            binds,
+            unread,
+        }
     }
 }
 
 impl AdmissionMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register_with_unit("admission", "Time of the guard in a create", Unit::Seconds, self.seconds.clone());
-        registry.register("admission_retries", "Creates that the shim tried again", self.retries.clone());
-        registry.register("admission_problems", "Errors of the guard itself", self.problems.clone());
-        registry.register("admission_binds", "Checked binds, by verdict and outcome", self.binds.family());
-        registry.register("journal_unread_lines", "Lines that are not counted", self.unread.clone());
+        registry.register_with_unit(
+            "admission",
+            "Time of the guard in a create",
+            Unit::Seconds,
+            self.seconds.clone(),
+        );
+        registry.register(
+            "admission_retries",
+            "Creates that the shim tried again",
+            self.retries.clone(),
+        );
+        registry.register(
+            "admission_problems",
+            "Errors of the guard itself",
+            self.problems.clone(),
+        );
+        registry.register(
+            "admission_binds",
+            "Checked binds, by verdict and outcome",
+            self.binds.family(),
+        );
+        registry.register(
+            "journal_unread_lines",
+            "Lines that are not counted",
+            self.unread.clone(),
+        );
     }
 
     pub(super) fn count(&self, line: &CreateLine) {

@@ -24,7 +24,10 @@ impl BindCounters {
 
     /// Counts one bind.
     pub(super) fn count(&self, verdict: VerdictName, outcome: Option<&Outcome>) {
-        let labels = BindLabels { verdict: verdict.as_str(), outcome: name_of(outcome) };
+        let labels = BindLabels {
+            verdict: verdict.as_str(),
+            outcome: name_of(outcome),
+        };
         self.0.get_or_create(&labels).inc();
     }
 }

@@ -47,14 +47,26 @@ impl EventMetrics {
     ];
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("events", "Kubernetes events, by result", self.results.clone());
-        registry.register("event_request_failures", "Requests for events that failed", self.failures.clone());
+        registry.register(
+            "events",
+            "Kubernetes events, by result",
+            self.results.clone(),
+        );
+        registry.register(
+            "event_request_failures",
+            "Requests for events that failed",
+            self.failures.clone(),
+        );
         // An alert on an increase needs the zero before the first event.
-        Self::RESULTS.iter().for_each(|result| self.count(*result, 0));
+        Self::RESULTS
+            .iter()
+            .for_each(|result| self.count(*result, 0));
     }
 
     /// Counts events with this result.
     pub fn count(&self, result: EventResult, number: usize) {
-        self.results.get_or_create(&ResultLabel { result }).inc_by(number as u64);
+        self.results
+            .get_or_create(&ResultLabel { result })
+            .inc_by(number as u64);
     }
 }

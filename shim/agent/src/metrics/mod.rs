@@ -28,7 +28,9 @@ pub use self::nri::{NriAnswer, NriMetrics};
 pub use self::outcomes::RefreshResult;
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
-const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
+const BUCKETS: [f64; 10] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
+];
 
 /// All figures of the agent. The threads that count share it.
 #[derive(Debug)]
@@ -121,21 +123,68 @@ impl Metrics {
 
     fn register(&mut self) {
         let registry = &mut self.registry;
-        registry.register("agent_volume_updates", "Updates of volumes with subpaths", self.volume_updates.clone());
-        registry.register("agent_watched_volumes", "Volumes with a watch", self.watched_volumes.clone());
-        registry.register("agent_watch_interruptions", "Surveys because events were lost", self.interruptions.clone());
-        registry.register("agent_watch_errors", "Directories that could not be watched", self.watch_errors.clone());
+        registry.register(
+            "agent_volume_updates",
+            "Updates of volumes with subpaths",
+            self.volume_updates.clone(),
+        );
+        registry.register(
+            "agent_watched_volumes",
+            "Volumes with a watch",
+            self.watched_volumes.clone(),
+        );
+        registry.register(
+            "agent_watch_interruptions",
+            "Surveys because events were lost",
+            self.interruptions.clone(),
+        );
+        registry.register(
+            "agent_watch_errors",
+            "Directories that could not be watched",
+            self.watch_errors.clone(),
+        );
         registry.register("agent_surveys", "Surveys of the node", self.surveys.clone());
         let last = self.last_survey.clone();
-        registry.register_with_unit("agent_last_survey_timestamp", "Time of the last survey", Unit::Seconds, last);
-        registry.register("agent_thread_restarts", "Restarts of a thread that failed", self.restarts.clone());
-        registry.register("agent_silent_roots", "Kubelet roots that do not answer", self.silent_roots.clone());
-        registry.register("subpath_rebinds", "Stale subpaths on the host, by outcome", self.rebinds.clone());
+        registry.register_with_unit(
+            "agent_last_survey_timestamp",
+            "Time of the last survey",
+            Unit::Seconds,
+            last,
+        );
+        registry.register(
+            "agent_thread_restarts",
+            "Restarts of a thread that failed",
+            self.restarts.clone(),
+        );
+        registry.register(
+            "agent_silent_roots",
+            "Kubelet roots that do not answer",
+            self.silent_roots.clone(),
+        );
+        registry.register(
+            "subpath_rebinds",
+            "Stale subpaths on the host, by outcome",
+            self.rebinds.clone(),
+        );
         let seconds = self.rebind_seconds.clone();
-        registry.register_with_unit("subpath_rebind", "Time to re-bind a volume's subpaths", Unit::Seconds, seconds);
-        registry.register("refreshes", "Stale mounts of running containers, by outcome", self.refreshes.clone());
+        registry.register_with_unit(
+            "subpath_rebind",
+            "Time to re-bind a volume's subpaths",
+            Unit::Seconds,
+            seconds,
+        );
+        registry.register(
+            "refreshes",
+            "Stale mounts of running containers, by outcome",
+            self.refreshes.clone(),
+        );
         let seconds = self.refresh_seconds.clone();
-        registry.register_with_unit("refresh", "Time to refresh a running container", Unit::Seconds, seconds);
+        registry.register_with_unit(
+            "refresh",
+            "Time to refresh a running container",
+            Unit::Seconds,
+            seconds,
+        );
         self.admissions.register(registry);
         self.events.register(registry);
         self.nri.register(registry);
@@ -144,11 +193,23 @@ impl Metrics {
             "Lines of the agent that were dropped",
             self.unwritten_lines.clone(),
         );
-        registry.register("sources", "Sources of binds in the last survey, by verdict", self.sources.clone());
+        registry.register(
+            "sources",
+            "Sources of binds in the last survey, by verdict",
+            self.sources.clone(),
+        );
         let pinned = self.pinned_mounts.clone();
-        registry.register("pinned_mounts", "Mounts that the host has unmounted and containers keep", pinned);
+        registry.register(
+            "pinned_mounts",
+            "Mounts that the host has unmounted and containers keep",
+            pinned,
+        );
         let ignored = self.ignored_requests.clone();
-        registry.register("refresh_requests_ignored", "Pods whose annotations for refreshes have no effect", ignored);
+        registry.register(
+            "refresh_requests_ignored",
+            "Pods whose annotations for refreshes have no effect",
+            ignored,
+        );
     }
 
     /// An alert on an increase needs the zero before the first event.
@@ -165,7 +226,11 @@ impl Metrics {
     /// Counts the outcomes of a volume's re-bind.
     pub fn rebound(&self, report: &Report, took: Duration) {
         let outcomes = report.binds.iter().filter_map(|bind| bind.outcome.as_ref());
-        if outcomes.filter(|outcome| self.count_rebind(outcome)).count() > 0 {
+        if outcomes
+            .filter(|outcome| self.count_rebind(outcome))
+            .count()
+            > 0
+        {
             self.rebind_seconds.observe(took.as_secs_f64());
         }
     }
@@ -173,15 +238,20 @@ impl Metrics {
     /// Returns false for an outcome of another repair.
     fn count_rebind(&self, outcome: &Outcome) -> bool {
         let label = RebindOutcome::of(outcome).map(|outcome| OutcomeLabel { outcome });
-        label.map(|label| self.rebinds.get_or_create(&label).inc()).is_some()
+        label
+            .map(|label| self.rebinds.get_or_create(&label).inc())
+            .is_some()
     }
 
     /// Counts the outcome of one mount of a running container.
     pub fn refreshed(&self, outcome: RefreshResult) {
-        self.refreshes.get_or_create(&RefreshLabel { outcome }).inc();
+        self.refreshes
+            .get_or_create(&RefreshLabel { outcome })
+            .inc();
     }
 
-    /// Counts a line of the journal. The agent counted its own repairs, and its plugin's creates, when they happened.
+    /// Counts a line of the journal. The agent counted its own repairs, and its plugin's creates,
+    /// when they happened.
     pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
         match line {
             Ok(JournalLine::Create(line)) => self.admissions.count(line),
@@ -192,7 +262,9 @@ impl Metrics {
                 }
             }
             Ok(JournalLine::Refresh(line)) if line.by == Actor::Operator => {
-                line.mounts.iter().for_each(|mount| self.refreshed(RefreshResult::of(&mount.outcome)));
+                line.mounts
+                    .iter()
+                    .for_each(|mount| self.refreshed(RefreshResult::of(&mount.outcome)));
             }
             Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
             Err(unread) => self.admissions.count_unread(*unread),
@@ -229,21 +301,36 @@ mod tests {
             kind: SourceKind::HostRoot,
             verdict: Verdict::Current,
         };
-        Report { binds: vec![BindReport { finding, outcome: Some(outcome) }], ..Report::default() }
+        Report {
+            binds: vec![BindReport {
+                finding,
+                outcome: Some(outcome),
+            }],
+            ..Report::default()
+        }
     }
 
     fn is_counted(metrics: &Metrics, line: &str) -> bool {
-        metrics.text().unwrap().lines().any(|counted| counted == line)
+        metrics
+            .text()
+            .unwrap()
+            .lines()
+            .any(|counted| counted == line)
     }
 
-    /// The journal has the agent's own repairs, and a create that plugin and shim both checked, twice.
+    /// The journal has the agent's own repairs, and a create that plugin and shim both checked,
+    /// twice.
     #[test]
     fn a_line_is_counted_only_if_the_agent_did_not_count_it_before() {
         let metrics = Metrics::new();
         let binds = r#""binds":[{"source":"/s","kind":"subpath","verdict":"stale","reason":"r","outcome":{"result":"rebound","tries":1}}]"#;
-        let create = |head: &str| format!(r#"{{{head}"time":null,"attempt":0,{binds},"foreign":0,"duration_us":1}}"#);
+        let create = |head: &str| {
+            format!(r#"{{{head}"time":null,"attempt":0,{binds},"foreign":0,"duration_us":1}}"#)
+        };
         let repair = |kind: &str, by: &str, more: &str| {
-            format!(r#"{{"version":2,"kind":"{kind}","time":null,"by":"{by}",{more},"duration_us":1}}"#)
+            format!(
+                r#"{{"version":2,"kind":"{kind}","time":null,"by":"{by}",{more},"duration_us":1}}"#
+            )
         };
         let rebind = format!(r#""container":{{"uid":"u"}},"volume":"conf",{binds}"#);
         let refresh = r#""id":"c","mounts":[{"destination":"/d","source":"/s","outcome":{"result":"replaced","method":"beneath"}}]"#;
@@ -263,7 +350,11 @@ mod tests {
             "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",
             "bindguard_refreshes_total{outcome=\"replaced\"} 1",
         ] {
-            assert!(is_counted(&metrics, line), "{line} is not in\n{}", metrics.text().unwrap());
+            assert!(
+                is_counted(&metrics, line),
+                "{line} is not in\n{}",
+                metrics.text().unwrap()
+            );
         }
     }
 
@@ -271,7 +362,10 @@ mod tests {
     fn a_rebind_is_counted_once_by_its_outcome() {
         let metrics = Metrics::new();
         let mut report = reported(Outcome::Rebound { tries: 1 });
-        report.binds.push(BindReport { outcome: None, ..report.binds[0].clone() });
+        report.binds.push(BindReport {
+            outcome: None,
+            ..report.binds[0].clone()
+        });
         metrics.rebound(&report, Duration::from_millis(2));
         metrics.rebound(&Report::default(), Duration::from_secs(1));
         let text = metrics.text().unwrap();
@@ -289,18 +383,41 @@ mod tests {
     #[test]
     fn every_figure_that_is_named_is_there() {
         let metrics = Metrics::new();
-        metrics.watched_volumes.get_or_create(&RootLabel { root: "/k".to_owned() }).set(1);
-        metrics.sources.get_or_create(&SourceLabels { kind: "subpath".to_owned(), verdict: "stale".to_owned() }).set(1);
+        metrics
+            .watched_volumes
+            .get_or_create(&RootLabel {
+                root: "/k".to_owned(),
+            })
+            .set(1);
+        metrics
+            .sources
+            .get_or_create(&SourceLabels {
+                kind: "subpath".to_owned(),
+                verdict: "stale".to_owned(),
+            })
+            .set(1);
         let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
         metrics.journaled(&JournalLine::parse(line));
         metrics.journaled(&JournalLine::parse("nonsense"));
         metrics.nri.checked(&reported(Outcome::MadeRslave));
         let text = metrics.text().unwrap();
-        let is_there = |name: &str| text.lines().any(|line| line.split(['{', ' ']).next() == Some(name));
+        let is_there = |name: &str| {
+            text.lines()
+                .any(|line| line.split(['{', ' ']).next() == Some(name))
+        };
         for (file, named) in [
-            ("rules.yaml", include_str!("../../../../config/prometheus/rules.yaml")),
-            ("rules_test.yaml", include_str!("../../../../config/prometheus/rules_test.yaml")),
-            ("dashboard.json", include_str!("../../../../config/prometheus/dashboard.json")),
+            (
+                "rules.yaml",
+                include_str!("../../../../config/prometheus/rules.yaml"),
+            ),
+            (
+                "rules_test.yaml",
+                include_str!("../../../../config/prometheus/rules_test.yaml"),
+            ),
+            (
+                "dashboard.json",
+                include_str!("../../../../config/prometheus/dashboard.json"),
+            ),
             ("agent.md", include_str!("../../../../docs/agent.md")),
         ] {
             let words = named.split(|c: char| !c.is_ascii_lowercase() && c != '_');

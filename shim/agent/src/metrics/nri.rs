@@ -1,4 +1,5 @@
-//! Figures of the NRI plugin. Its creates are counted here and not from the journal: the shim may count the same create there.
+//! Figures of the NRI plugin. Its creates are counted here and not from the journal: the shim may
+//! count the same create there.
 
 use bindguard_core::report::Report;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -43,10 +44,26 @@ pub(super) struct AnswerLabel {
 
 impl NriMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("nri_connected", "1 while the runtime accepts the NRI plugin", self.connected.clone());
-        registry.register("nri_registrations", "Accepted registrations of the plugin", self.registrations.clone());
-        registry.register("nri_creates", "Creates that the plugin answered, by answer", self.creates.clone());
-        registry.register("nri_binds", "Binds that the plugin checked, by outcome", self.binds.family());
+        registry.register(
+            "nri_connected",
+            "1 while the runtime accepts the NRI plugin",
+            self.connected.clone(),
+        );
+        registry.register(
+            "nri_registrations",
+            "Accepted registrations of the plugin",
+            self.registrations.clone(),
+        );
+        registry.register(
+            "nri_creates",
+            "Creates that the plugin answered, by answer",
+            self.creates.clone(),
+        );
+        registry.register(
+            "nri_binds",
+            "Binds that the plugin checked, by outcome",
+            self.binds.family(),
+        );
     }
 
     /// An alert on an increase needs the zero before the first event.
@@ -64,6 +81,9 @@ impl NriMetrics {
 
     /// Counts the binds of a create.
     pub fn checked(&self, report: &Report) {
-        report.binds.iter().for_each(|bind| self.binds.count(bind.verdict(), bind.outcome.as_ref()));
+        report
+            .binds
+            .iter()
+            .for_each(|bind| self.binds.count(bind.verdict(), bind.outcome.as_ref()));
     }
 }

@@ -41,8 +41,8 @@ pub enum RefreshResult {
     missing,
     /// The volume changed all the time; the refresh is repeated.
     restless,
-    /// A container or a user may have led the way to the file elsewhere. Or the container was not entered: its namespaces are not
-    /// those that its runtime made, or are not known.
+    /// A container or a user may have led the way to the file elsewhere. Or the container was not
+    /// entered: its namespaces are not those that its runtime made, or are not known.
     refused,
     /// It could not be replaced.
     failed,
@@ -90,7 +90,12 @@ impl RefreshResult {
 }
 
 impl RebindOutcome {
-    pub(super) const ALL: [Self; 4] = [Self::rebound, Self::already_current, Self::reported, Self::failed];
+    pub(super) const ALL: [Self; 4] = [
+        Self::rebound,
+        Self::already_current,
+        Self::reported,
+        Self::failed,
+    ];
 
     /// `None` for an outcome of another repair.
     pub(super) fn of(outcome: &Outcome) -> Option<Self> {

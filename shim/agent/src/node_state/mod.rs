@@ -1,4 +1,5 @@
-//! The state of this node, as annotations of the agent's own pod: `kubectl get pods` shows them as a table.
+//! The state of this node, as annotations of the agent's own pod: `kubectl get pods` shows them as
+//! a table.
 //!
 //! ```text
 //! survey ────────────────┐
@@ -64,7 +65,11 @@ impl StateSink {
 
     /// The agent re-bound something.
     pub fn rebound(&self, report: &Report) {
-        if report.binds.iter().any(|bind| bind.outcome.as_ref().is_some_and(is_repair)) {
+        if report
+            .binds
+            .iter()
+            .any(|bind| bind.outcome.as_ref().is_some_and(is_repair))
+        {
             self.repaired();
         }
     }
@@ -73,9 +78,13 @@ impl StateSink {
     pub fn journaled(&self, line: &JournalLine) {
         let is_repaired = |bind: &BindRecord<'_>| bind.outcome.as_deref().is_some_and(is_repair);
         let has_repair = match line {
-            JournalLine::Create(line) | JournalLine::NriCreate(line) => line.report.binds.iter().any(is_repaired),
+            JournalLine::Create(line) | JournalLine::NriCreate(line) => {
+                line.report.binds.iter().any(is_repaired)
+            }
             JournalLine::Rebind(line) => line.binds.iter().any(is_repaired),
-            JournalLine::Refresh(line) => line.mounts.iter().any(|mount| mount.outcome.is_replaced()),
+            JournalLine::Refresh(line) => {
+                line.mounts.iter().any(|mount| mount.outcome.is_replaced())
+            }
         };
         if has_repair {
             self.repaired();
@@ -85,7 +94,9 @@ impl StateSink {
     /// Something is repaired now.
     pub fn repaired(&self) {
         if let Some(state) = &self.0 {
-            state.send_modify(|state| state.last_repair = i64::try_from(since_epoch().as_secs()).ok());
+            state.send_modify(|state| {
+                state.last_repair = i64::try_from(since_epoch().as_secs()).ok()
+            });
         }
     }
 
@@ -103,23 +114,40 @@ impl NodeState {
     /// The annotations of the agent's pod.
     fn annotations(&self, guarded: Option<&GuardedRuntimes>) -> Annotations {
         let findings = self.findings.as_ref().map(|findings| {
-            let words: Vec<_> = findings.iter().map(|(verdict, count)| format!("{verdict}={count}")).collect();
-            if words.is_empty() { NONE.to_owned() } else { words.join(",") }
+            let words: Vec<_> = findings
+                .iter()
+                .map(|(verdict, count)| format!("{verdict}={count}"))
+                .collect();
+            if words.is_empty() {
+                NONE.to_owned()
+            } else {
+                words.join(",")
+            }
         });
-        let last_repair = self.last_repair.and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+        let last_repair = self
+            .last_repair
+            .and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
         named([
             ("version", Some(env!("CARGO_PKG_VERSION").to_owned())),
             ("guarded-runtimes", guarded.map(for_people)),
             ("findings", findings),
-            ("last-repair", last_repair.and_then(|time| time.format(&Rfc3339).ok())),
+            (
+                "last-repair",
+                last_repair.and_then(|time| time.format(&Rfc3339).ok()),
+            ),
         ])
     }
 }
 
-/// The annotations of the installer's pod, from `bindguard status --json`. `None` if this is not its output.
+/// The annotations of the installer's pod, from `bindguard status --json`. `None` if this is not
+/// its output.
 pub fn from_status(status: &Value) -> Option<Annotations> {
     let daemons = status["daemons"].as_array()?.iter().map(|daemon| {
-        let runtimes = daemon["runtimes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let runtimes = daemon["runtimes"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str);
         runtimes_for_people(
             daemon["daemon"].as_str().unwrap_or_default(),
             &runtimes.collect::<Vec<_>>(),
@@ -130,9 +158,19 @@ pub fn from_status(status: &Value) -> Option<Annotations> {
     let is_owed = !status["restart_owed"].as_array()?.is_empty();
     Some(named([
         ("version", status["version"].as_str().map(str::to_owned)),
-        ("guarded-runtimes", Some(if daemons.is_empty() { NONE.to_owned() } else { daemons.join("; ") })),
+        (
+            "guarded-runtimes",
+            Some(if daemons.is_empty() {
+                NONE.to_owned()
+            } else {
+                daemons.join("; ")
+            }),
+        ),
         ("restart-owed", Some(is_owed.to_string())),
-        ("findings", status["findings"].as_u64().map(|count| count.to_string())),
+        (
+            "findings",
+            status["findings"].as_u64().map(|count| count.to_string()),
+        ),
     ]))
 }
 
@@ -150,7 +188,10 @@ fn runtimes_for_people(daemon: &str, runtimes: &[&str], is_default: bool) -> Str
 }
 
 fn named<const N: usize>(values: [(&str, Option<String>); N]) -> Annotations {
-    values.into_iter().filter_map(|(name, value)| Some((format!("bindguard.io/{name}"), value?))).collect()
+    values
+        .into_iter()
+        .filter_map(|(name, value)| Some((format!("bindguard.io/{name}"), value?)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -162,25 +203,40 @@ mod tests {
     use super::*;
 
     fn values(annotations: &Annotations) -> Vec<(&str, &str)> {
-        annotations.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+        annotations
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect()
     }
 
     #[test]
     fn the_agents_state_is_a_few_words() {
-        let state =
-            NodeState { findings: Some(BTreeMap::from([("dead", 1), ("stale", 2)])), last_repair: Some(1_800_000_000) };
-        let guarded = GuardedRuntimes { daemon: "containerd", runtimes: vec!["bindguard".to_owned()], default: true };
+        let state = NodeState {
+            findings: Some(BTreeMap::from([("dead", 1), ("stale", 2)])),
+            last_repair: Some(1_800_000_000),
+        };
+        let guarded = GuardedRuntimes {
+            daemon: "containerd",
+            runtimes: vec!["bindguard".to_owned()],
+            default: true,
+        };
         assert_eq!(
             values(&state.annotations(Some(&guarded))),
             [
                 ("bindguard.io/findings", "dead=1,stale=2"),
-                ("bindguard.io/guarded-runtimes", "containerd: bindguard (default)"),
+                (
+                    "bindguard.io/guarded-runtimes",
+                    "containerd: bindguard (default)"
+                ),
                 ("bindguard.io/last-repair", "2027-01-15T08:00:00Z"),
                 ("bindguard.io/version", env!("CARGO_PKG_VERSION")),
             ]
         );
         let unknown = NodeState::default().annotations(None);
-        assert_eq!(values(&unknown), [("bindguard.io/version", env!("CARGO_PKG_VERSION"))]);
+        assert_eq!(
+            values(&unknown),
+            [("bindguard.io/version", env!("CARGO_PKG_VERSION"))]
+        );
     }
 
     #[test]
@@ -193,7 +249,10 @@ mod tests {
             values(&from_status(&status).unwrap()),
             [
                 ("bindguard.io/findings", "3"),
-                ("bindguard.io/guarded-runtimes", "containerd: bindguard,other"),
+                (
+                    "bindguard.io/guarded-runtimes",
+                    "containerd: bindguard,other"
+                ),
                 ("bindguard.io/restart-owed", "true"),
                 ("bindguard.io/version", "0.1.0"),
             ]

@@ -24,7 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Sets annotations of one pod. The agent patches its own, tests count.
 pub trait AnnotationApi {
     /// Sets them; others stay.
-    fn annotate(&mut self, annotations: &Annotations) -> impl Future<Output = Result<(), ApiError>> + Send;
+    fn annotate(
+        &mut self,
+        annotations: &Annotations,
+    ) -> impl Future<Output = Result<(), ApiError>> + Send;
 }
 
 /// The pod of this process.
@@ -37,13 +40,27 @@ pub struct OwnPod {
 impl OwnPod {
     /// The pod that the environment names. `None` without `POD_NAMESPACE` and `POD_NAME`.
     pub fn of_environment(client: ApiClient) -> Option<Self> {
-        let named = |variable| env::var(variable).ok().filter(|value: &String| !value.is_empty());
-        Some(Self { client, namespace: named("POD_NAMESPACE")?, name: named("POD_NAME")? })
+        let named = |variable| {
+            env::var(variable)
+                .ok()
+                .filter(|value: &String| !value.is_empty())
+        };
+        Some(Self {
+            client,
+            namespace: named("POD_NAMESPACE")?,
+            name: named("POD_NAME")?,
+        })
     }
 
     async fn patch(&mut self, annotations: &Annotations) -> Result<(), ApiError> {
         let path = format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name);
-        let patched = self.client.patch(&path, &json!({ "metadata": { "annotations": annotations } })).await;
+        let patched = self
+            .client
+            .patch(
+                &path,
+                &json!({ "metadata": { "annotations": annotations } }),
+            )
+            .await;
         // The next one follows in a minute or much later.
         self.client.disconnect();
         patched.map(drop)
@@ -65,13 +82,20 @@ pub struct Publisher<A> {
 }
 
 impl<A: AnnotationApi> Publisher<A> {
-    /// A publisher that has published nothing. Its first request comes within a minute: many nodes start at the same time.
+    /// A publisher that has published nothing. Its first request comes within a minute: many nodes
+    /// start at the same time.
     pub fn new(api: A) -> Self {
         let earliest = Instant::now() + INTERVAL.mul_f64(fastrand::f64());
-        Self { api, published: None, earliest, failures: 0 }
+        Self {
+            api,
+            published: None,
+            earliest,
+            failures: 0,
+        }
     }
 
-    /// Publishes each state with the guarded runtimes at that time, until no state can come any more.
+    /// Publishes each state with the guarded runtimes at that time, until no state can come any
+    /// more.
     pub async fn run(mut self, mut states: Receiver<NodeState>, cri: Cri, memory: IdleMemory) {
         while states.changed().await.is_ok() {
             sleep_until(self.earliest).await;
@@ -88,7 +112,8 @@ impl<A: AnnotationApi> Publisher<A> {
         }
     }
 
-    /// Publishes what changed, and decides when the next request may follow. False if it has to be tried again.
+    /// Publishes what changed, and decides when the next request may follow. False if it has to be
+    /// tried again.
     pub async fn publish(&mut self, annotations: Annotations) -> bool {
         if self.published.as_ref() == Some(&annotations) {
             return true;
@@ -111,9 +136,13 @@ impl<A: AnnotationApi> Publisher<A> {
             }
             Some(why) => {
                 if self.failures == 0 {
-                    warn!("annotate the own pod: {why}; trying again, with pauses of up to 10 minutes");
+                    warn!(
+                        "annotate the own pod: {why}; trying again, with pauses of up to 10 minutes"
+                    );
                 }
-                let pause = INTERVAL.saturating_mul(1 << self.failures.min(5)).min(LONGEST_PAUSE);
+                let pause = INTERVAL
+                    .saturating_mul(1 << self.failures.min(5))
+                    .min(LONGEST_PAUSE);
                 self.failures = self.failures.saturating_add(1);
                 self.earliest = Instant::now() + pause.mul_f64(1.0 + fastrand::f64() / 4.0);
                 false
@@ -127,10 +156,13 @@ impl<A: AnnotationApi> Publisher<A> {
     }
 }
 
-/// The runtimes of containerd that call the guard. `None` if it does not answer, or another runtime does.
+/// The runtimes of containerd that call the guard. `None` if it does not answer, or another runtime
+/// does.
 async fn guarded_runtimes(cri: &Cri) -> Option<GuardedRuntimes> {
     let config = cri.config().await.ok()??;
-    config.is_object().then(|| GuardedRuntimes::of_containerd(&config))
+    config
+        .is_object()
+        .then(|| GuardedRuntimes::of_containerd(&config))
 }
 
 #[cfg(test)]
@@ -159,7 +191,11 @@ mod tests {
         async fn annotate(&mut self, _: &Annotations) -> Result<(), ApiError> {
             let mut seen = self.0.lock().unwrap();
             seen.requests.push(Instant::now());
-            if seen.fails { Err(AccessError::None.into()) } else { Ok(()) }
+            if seen.fails {
+                Err(AccessError::None.into())
+            } else {
+                Ok(())
+            }
         }
     }
 
@@ -195,8 +231,16 @@ mod tests {
             sleep(Duration::from_secs(1)).await;
         }
         let requests = server.requests();
-        assert!((10..=12).contains(&requests.len()), "{} requests in ten minutes", requests.len());
-        assert!(requests.windows(2).all(|pair| pair[1] - pair[0] >= INTERVAL));
+        assert!(
+            (10..=12).contains(&requests.len()),
+            "{} requests in ten minutes",
+            requests.len()
+        );
+        assert!(
+            requests
+                .windows(2)
+                .all(|pair| pair[1] - pair[0] >= INTERVAL)
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,8 +1,9 @@
 //! Edits of a spec as an NRI adjustment, limited to those that a runtime carries out.
 //!
-//! A mount is changed by removing and adding the same destination. The runtime sets `linux.rootfsPropagation` for an added
-//! rslave mount itself, but fails the create if the source is on a private mount (`pkg/runtime-tools/generate`). It finds that
-//! mount by the source's text and follows no symlink, so this module does the same.
+//! A mount is changed by removing and adding the same destination. The runtime sets
+//! `linux.rootfsPropagation` for an added rslave mount itself, but fails the create if the source
+//! is on a private mount (`pkg/runtime-tools/generate`). It finds that mount by the source's text
+//! and follows no symlink, so this module does the same.
 
 use std::collections::HashSet;
 use std::path::{Component, Path};
@@ -14,26 +15,43 @@ use super::messages::Mount;
 
 const RSLAVE: &str = "rslave";
 
-/// The edits that a runtime carries out. `None`: the mount table could not be read, so the propagation of no source is known.
+/// The edits that a runtime carries out. `None`: the mount table could not be read, so the
+/// propagation of no source is known.
 pub fn accepted(edits: &[SpecEdit], mounts: &[Mount], table: Option<&MountTable>) -> Vec<SpecEdit> {
     let mut destinations = HashSet::new();
-    // A runtime removes one mount of a destination, and sorts mounts afterwards: of two equal ones the wrong one could win.
-    if !mounts.iter().all(|mount| destinations.insert(&mount.destination)) {
+    // A runtime removes one mount of a destination, and sorts mounts afterwards: of two equal ones
+    // the wrong one could win.
+    if !mounts
+        .iter()
+        .all(|mount| destinations.insert(&mount.destination))
+    {
         return Vec::new();
     }
-    edits.iter().filter(|edit| is_accepted(edit, mounts, table)).cloned().collect()
+    edits
+        .iter()
+        .filter(|edit| is_accepted(edit, mounts, table))
+        .cloned()
+        .collect()
 }
 
 fn is_accepted(edit: &SpecEdit, mounts: &[Mount], table: Option<&MountTable>) -> bool {
     match edit {
         SpecEdit::Source { bind, to } => {
-            // The runtime checks the new source's mount for these, and earlier versions for all later mounts.
-            let is_checked = |mount: &Mount| mount.options.iter().any(|option| option == RSLAVE || option == "rshared");
+            // The runtime checks the new source's mount for these, and earlier versions for all
+            // later mounts.
+            let is_checked = |mount: &Mount| {
+                mount
+                    .options
+                    .iter()
+                    .any(|option| option == RSLAVE || option == "rshared")
+            };
             to.to_str().is_some() && mounts.get(*bind).is_some_and(|mount| !is_checked(mount))
         }
         SpecEdit::BindRslave { bind } => {
             let source = mounts.get(*bind).map(|mount| Path::new(&mount.source));
-            source.zip(table).is_some_and(|(source, table)| accepts_rslave(source, table))
+            source
+                .zip(table)
+                .is_some_and(|(source, table)| accepts_rslave(source, table))
         }
         SpecEdit::RootfsRslave => false,
     }
@@ -41,37 +59,63 @@ fn is_accepted(edit: &SpecEdit, mounts: &[Mount], table: Option<&MountTable>) ->
 
 /// True if all mounts at the nearest mount point above the source are shared or slaves.
 fn accepts_rslave(source: &Path, table: &MountTable) -> bool {
-    let is_plain = source.is_absolute() && !source.components().any(|part| part == Component::ParentDir);
-    let nearest = source.ancestors().find(|above| table.stack_at(above).next().is_some());
-    is_plain && nearest.is_some_and(|point| table.stack_at(point).all(|mount| mount.propagation.passes_umounts_on()))
+    let is_plain =
+        source.is_absolute() && !source.components().any(|part| part == Component::ParentDir);
+    let nearest = source
+        .ancestors()
+        .find(|above| table.stack_at(above).next().is_some());
+    is_plain
+        && nearest.is_some_and(|point| {
+            table
+                .stack_at(point)
+                .all(|mount| mount.propagation.passes_umounts_on())
+        })
 }
 
-/// The removed and added mounts. New sources come first: some versions of nri take the propagation of one added mount for that
-/// of the next.
+/// The removed and added mounts. New sources come first: some versions of nri take the propagation
+/// of one added mount for that of the next.
 pub fn mounts(edits: &[SpecEdit], mounts: &[Mount]) -> Vec<Mount> {
     let sources = edits.iter().filter_map(|edit| match edit {
-        SpecEdit::Source { bind, to } => Some(Mount { source: to.to_str()?.to_owned(), ..mounts.get(*bind)?.clone() }),
+        SpecEdit::Source { bind, to } => Some(Mount {
+            source: to.to_str()?.to_owned(),
+            ..mounts.get(*bind)?.clone()
+        }),
         SpecEdit::BindRslave { .. } | SpecEdit::RootfsRslave => None,
     });
     let slaves = edits.iter().filter_map(|edit| match edit {
         SpecEdit::BindRslave { bind } => mounts.get(*bind).map(made_rslave),
         SpecEdit::Source { .. } | SpecEdit::RootfsRslave => None,
     });
-    sources.chain(slaves).flat_map(|mount| [removal_of(&mount), mount]).collect()
+    sources
+        .chain(slaves)
+        .flat_map(|mount| [removal_of(&mount), mount])
+        .collect()
 }
 
 fn removal_of(mount: &Mount) -> Mount {
-    Mount { destination: format!("-{}", mount.destination), ..Mount::default() }
+    Mount {
+        destination: format!("-{}", mount.destination),
+        ..Mount::default()
+    }
 }
 
 /// runc applies propagation options one after the other, so none that lowers propagation stays.
 fn made_rslave(mount: &Mount) -> Mount {
     let lowers = |option: &&String| {
-        RequestedPropagation::from_option(option).is_some_and(RequestedPropagation::keeps_host_mounts_alive)
+        RequestedPropagation::from_option(option)
+            .is_some_and(RequestedPropagation::keeps_host_mounts_alive)
     };
-    let mut options: Vec<String> = mount.options.iter().filter(|option| !lowers(option)).cloned().collect();
+    let mut options: Vec<String> = mount
+        .options
+        .iter()
+        .filter(|option| !lowers(option))
+        .cloned()
+        .collect();
     options.push(RSLAVE.to_owned());
-    Mount { options, ..mount.clone() }
+    Mount {
+        options,
+        ..mount.clone()
+    }
 }
 
 #[cfg(test)]
@@ -90,45 +134,96 @@ mod tests {
 
     fn bind(source: &str, destination: &str, options: &[&str]) -> Mount {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
-        Mount { destination: destination.into(), r#type: "bind".into(), source: source.into(), options }
+        Mount {
+            destination: destination.into(),
+            r#type: "bind".into(),
+            source: source.into(),
+            options,
+        }
     }
 
     fn are_accepted(edit: SpecEdit, of: &[Mount]) -> bool {
-        !accepted(&[edit], of, Some(&MountTable::from_mountinfo(TABLE.as_bytes()).unwrap())).is_empty()
+        !accepted(
+            &[edit],
+            of,
+            Some(&MountTable::from_mountinfo(TABLE.as_bytes()).unwrap()),
+        )
+        .is_empty()
     }
 
     #[test]
     fn rslave_is_requested_only_where_the_runtime_accepts_it() {
         let edit = || SpecEdit::BindRslave { bind: 0 };
         for source in ["/", "/var/lib", "/srv", "/srv/a"] {
-            assert!(are_accepted(edit(), &[bind(source, "/host", &["rbind"])]), "{source}");
+            assert!(
+                are_accepted(edit(), &[bind(source, "/host", &["rbind"])]),
+                "{source}"
+            );
         }
-        // The last one is a link to a shared mount on some nodes; the runtime checks the mount of its name.
-        for source in ["/run", "/run/containerd", "/twice", "/srv/../run", "relative", "/run/link"] {
-            assert!(!are_accepted(edit(), &[bind(source, "/host", &["rbind"])]), "{source}");
+        // The last one is a link to a shared mount on some nodes; the runtime checks the mount of
+        // its name.
+        for source in [
+            "/run",
+            "/run/containerd",
+            "/twice",
+            "/srv/../run",
+            "relative",
+            "/run/link",
+        ] {
+            assert!(
+                !are_accepted(edit(), &[bind(source, "/host", &["rbind"])]),
+                "{source}"
+            );
         }
         assert!(accepted(&[edit()], &[bind("/", "/host", &[])], None).is_empty());
     }
 
     #[test]
     fn nothing_is_adjusted_if_two_mounts_have_one_destination() {
-        let twice = [bind("/", "/host", &["rbind"]), bind("/srv", "/host", &["rbind"])];
+        let twice = [
+            bind("/", "/host", &["rbind"]),
+            bind("/srv", "/host", &["rbind"]),
+        ];
         assert!(!are_accepted(SpecEdit::BindRslave { bind: 0 }, &twice));
     }
 
     #[test]
     fn a_new_source_is_not_requested_for_a_mount_whose_propagation_the_runtime_would_check() {
-        let edit = || SpecEdit::Source { bind: 0, to: "/new".into() };
-        assert!(are_accepted(edit(), &[bind("/old", "/a", &["rbind", "rprivate"])]));
-        assert!(!are_accepted(edit(), &[bind("/old", "/a", &["rbind", "rslave"])]));
-        assert!(!are_accepted(SpecEdit::RootfsRslave, &[bind("/old", "/a", &[])]));
+        let edit = || SpecEdit::Source {
+            bind: 0,
+            to: "/new".into(),
+        };
+        assert!(are_accepted(
+            edit(),
+            &[bind("/old", "/a", &["rbind", "rprivate"])]
+        ));
+        assert!(!are_accepted(
+            edit(),
+            &[bind("/old", "/a", &["rbind", "rslave"])]
+        ));
+        assert!(!are_accepted(
+            SpecEdit::RootfsRslave,
+            &[bind("/old", "/a", &[])]
+        ));
     }
 
     #[test]
     fn a_mount_is_removed_and_added_with_its_other_options() {
-        let old = [bind("/", "/host", &["rbind", "rprivate", "ro"]), bind("/old", "/a", &["rbind", "ro"])];
-        let edits = [SpecEdit::BindRslave { bind: 0 }, SpecEdit::Source { bind: 1, to: "/new".into() }];
-        let removed = |destination: &str| Mount { destination: destination.to_owned(), ..Mount::default() };
+        let old = [
+            bind("/", "/host", &["rbind", "rprivate", "ro"]),
+            bind("/old", "/a", &["rbind", "ro"]),
+        ];
+        let edits = [
+            SpecEdit::BindRslave { bind: 0 },
+            SpecEdit::Source {
+                bind: 1,
+                to: "/new".into(),
+            },
+        ];
+        let removed = |destination: &str| Mount {
+            destination: destination.to_owned(),
+            ..Mount::default()
+        };
         assert_eq!(
             mounts(&edits, &old),
             [

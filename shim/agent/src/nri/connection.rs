@@ -10,8 +10,9 @@ use tracing::{info, warn};
 
 use super::create::{Creates, Refused};
 use super::messages::{
-    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
-    CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
+    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
+    CreateContainerRequest, CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest,
+    SynchronizeRequest, SynchronizeResponse,
 };
 use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
 use super::ttrpc::{Incoming, Message, Request, Response, Status, TtrpcError};
@@ -59,21 +60,34 @@ impl Connection {
     pub fn register(socket: &Path) -> Result<Self, ConnectionError> {
         let stream = UnixStream::connect(socket).map_err(ConnectionError::Connect)?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let plugin = RegisterPluginRequest { plugin_name: NAME.to_owned(), plugin_idx: INDEX.to_owned() };
+        let plugin = RegisterPluginRequest {
+            plugin_name: NAME.to_owned(),
+            plugin_idx: INDEX.to_owned(),
+        };
         let call = Request {
             service: RUNTIME.to_owned(),
             method: "RegisterPlugin".to_owned(),
             payload: plugin.encode_to_vec(),
         };
         // PROTOCOL.md of ttrpc: a client's streams have odd numbers.
-        write_frames(&mut &stream, TO_RUNTIME, &Message::Request(1, call).to_bytes())?;
-        Ok(Self { stream, requests: Incoming::default(), answers: Incoming::default(), listed: 0 })
+        write_frames(
+            &mut &stream,
+            TO_RUNTIME,
+            &Message::Request(1, call).to_bytes(),
+        )?;
+        Ok(Self {
+            stream,
+            requests: Incoming::default(),
+            answers: Incoming::default(),
+            listed: 0,
+        })
     }
 
     /// Serves until the runtime closes the connection.
     ///
     /// # Errors
-    /// If the socket fails, the runtime refuses the plugin, or it sends something else than messages.
+    /// If the socket fails, the runtime refuses the plugin, or it sends something else than
+    /// messages.
     pub fn serve(self, creates: &Creates) -> Result<(), ConnectionError> {
         match self.serve_frames(creates) {
             // The runtime closed it while an answer was on its way.
@@ -102,7 +116,13 @@ impl Connection {
 
     fn check_registration(&mut self) -> Result<(), ConnectionError> {
         while let Some(message) = self.answers.next_message()? {
-            if let Message::Response(_, Response { status: Some(status), .. }) = message
+            if let Message::Response(
+                _,
+                Response {
+                    status: Some(status),
+                    ..
+                },
+            ) = message
                 && status.code != 0
             {
                 return Err(ConnectionError::Refused(status.message));
@@ -113,12 +133,24 @@ impl Connection {
 
     fn answer(&mut self, creates: &Creates) -> Result<(), ConnectionError> {
         while let Some(message) = self.requests.next_message()? {
-            let Message::Request(stream, request) = message else { continue };
-            let response = match self.call(&request, creates) {
-                Ok(payload) => Response { status: None, payload },
-                Err(status) => Response { status: Some(status), payload: Vec::new() },
+            let Message::Request(stream, request) = message else {
+                continue;
             };
-            write_frames(&mut &self.stream, TO_PLUGIN, &Message::Response(stream, response).to_bytes())?;
+            let response = match self.call(&request, creates) {
+                Ok(payload) => Response {
+                    status: None,
+                    payload,
+                },
+                Err(status) => Response {
+                    status: Some(status),
+                    payload: Vec::new(),
+                },
+            };
+            write_frames(
+                &mut &self.stream,
+                TO_PLUGIN,
+                &Message::Response(stream, response).to_bytes(),
+            )?;
         }
         Ok(())
     }
@@ -131,14 +163,15 @@ impl Connection {
             (PLUGIN, "CreateContainer") => create_container(payload, creates),
             // Empty answers. The plugin subscribes to no other event.
             (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
-            (service, method) => {
-                Err(Status { code: Status::UNIMPLEMENTED, message: format!("{service}/{method} is not served") })
-            }
+            (service, method) => Err(Status {
+                code: Status::UNIMPLEMENTED,
+                message: format!("{service}/{method} is not served"),
+            }),
         }
     }
 
-    /// The survey and the kubelet's events already lead to the running containers; the list only shows that the runtime accepts
-    /// the plugin.
+    /// The survey and the kubelet's events already lead to the running containers; the list only
+    /// shows that the runtime accepts the plugin.
     fn synchronize(&mut self, payload: &[u8], creates: &Creates) -> Vec<u8> {
         let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
             warn!("read the runtime's list of containers: {error}");
@@ -156,14 +189,24 @@ impl Connection {
 }
 
 fn is_closed(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
 }
 
 fn configure(payload: &[u8]) -> Vec<u8> {
-    if let Ok(ConfigureRequest { runtime_name, runtime_version }) = ConfigureRequest::decode(payload) {
+    if let Ok(ConfigureRequest {
+        runtime_name,
+        runtime_version,
+    }) = ConfigureRequest::decode(payload)
+    {
         info!("NRI plugin of {runtime_name} {runtime_version}");
     }
-    ConfigureResponse { events: CREATE_CONTAINER }.encode_to_vec()
+    ConfigureResponse {
+        events: CREATE_CONTAINER,
+    }
+    .encode_to_vec()
 }
 
 /// An empty answer changes nothing.
@@ -176,7 +219,10 @@ fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status
             return Ok(Vec::new());
         }
     };
-    let refused = |refusal: Refused| Status { code: Status::FAILED_PRECONDITION, message: refusal.to_string() };
+    let refused = |refusal: Refused| Status {
+        code: Status::FAILED_PRECONDITION,
+        message: refusal.to_string(),
+    };
     let mounts = creates.adjust(request).map_err(refused)?;
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())

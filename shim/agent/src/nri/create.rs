@@ -1,7 +1,7 @@
 //! One new container: the guard's admission, before the runtime writes the bundle.
 //!
-//! The guard reads a spec, so the request is written as one. Stale subpaths are re-bound on the host; the other repairs become
-//! an adjustment.
+//! The guard reads a spec, so the request is written as one. Stale subpaths are re-bound on the
+//! host; the other repairs become an adjustment.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,7 +21,8 @@ use crate::journal::JournalWriter;
 use crate::metrics::{Metrics, NriAnswer};
 use crate::run::spawn;
 
-/// The runtime waits 2 s for a plugin, then closes its connection and creates the container without it.
+/// The runtime waits 2 s for a plugin, then closes its connection and creates the container without
+/// it.
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// Answers the requests.
@@ -46,13 +47,19 @@ struct CreateReport {
 pub struct Refused(String);
 
 impl Creates {
-    /// Starts the thread that writes reports: a create waits neither for the log nor for the journal.
+    /// Starts the thread that writes reports: a create waits neither for the log nor for the
+    /// journal.
     pub fn new(config: &Config, metrics: Arc<Metrics>, journal: JournalWriter) -> Self {
         let (reports, received) = channel();
         if let Err(error) = spawn("nri-reports", move || write_reports(&received, &journal)) {
             warn!("creates through NRI are not reported: {error:#}");
         }
-        Self { config: Arc::new(config.clone()), deadline: Deadline::default(), reports, metrics }
+        Self {
+            config: Arc::new(config.clone()),
+            deadline: Deadline::default(),
+            reports,
+            metrics,
+        }
     }
 
     /// The figures.
@@ -60,24 +67,38 @@ impl Creates {
         &self.metrics
     }
 
-    /// The adjusted mounts of a new container; none if it needs no adjustment, or could not be checked in time.
+    /// The adjusted mounts of a new container; none if it needs no adjustment, or could not be
+    /// checked in time.
     ///
     /// # Errors
     /// If policy refuses the container.
     pub fn adjust(&self, request: CreateContainerRequest) -> Result<Vec<Mount>, Refused> {
-        let (pod, container) = (request.pod.unwrap_or_default(), request.container.unwrap_or_default());
+        let (pod, container) = (
+            request.pod.unwrap_or_default(),
+            request.container.unwrap_or_default(),
+        );
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
-        match self.deadline.within(LIMIT, move || admitted(&pod, &container, &config)) {
+        match self
+            .deadline
+            .within(LIMIT, move || admitted(&pod, &container, &config))
+        {
             Ok((admission, mounts)) => {
                 self.metrics.nri.checked(&admission.report);
-                self.metrics.nri.answered(match (&admission.refusal, mounts.is_empty()) {
-                    (Some(_), _) => NriAnswer::refused,
-                    (None, false) => NriAnswer::adjusted,
-                    (None, true) => NriAnswer::unchanged,
-                });
+                self.metrics
+                    .nri
+                    .answered(match (&admission.refusal, mounts.is_empty()) {
+                        (Some(_), _) => NriAnswer::refused,
+                        (None, false) => NriAnswer::adjusted,
+                        (None, true) => NriAnswer::unchanged,
+                    });
                 // Without the thread there is no journal; its failure was reported.
-                let _ = self.reports.send(CreateReport { id, report: admission.report });
-                admission.refusal.map_or(Ok(mounts), |reason| Err(Refused(reason)))
+                let _ = self.reports.send(CreateReport {
+                    id,
+                    report: admission.report,
+                });
+                admission
+                    .refusal
+                    .map_or(Ok(mounts), |reason| Err(Refused(reason)))
             }
             Err(no_result) => {
                 self.metrics.nri.answered(match no_result {
@@ -94,15 +115,25 @@ impl Creates {
 fn admitted(pod: &PodSandbox, container: &Container, config: &Config) -> (Admission, Vec<Mount>) {
     let spec = spec(pod, container).to_string();
     let mut accepted = Vec::new();
-    let admission = admit_spec(spec.as_bytes(), config.policy(), config.places(), |_, edits| {
-        let table = if edits.is_empty() { None } else { read_mount_table().ok() };
-        accepted = adjustment::accepted(edits, &container.mounts, table.as_ref());
-        accepted.clone()
-    });
+    let admission = admit_spec(
+        spec.as_bytes(),
+        config.policy(),
+        config.places(),
+        |_, edits| {
+            let table = if edits.is_empty() {
+                None
+            } else {
+                read_mount_table().ok()
+            };
+            accepted = adjustment::accepted(edits, &container.mounts, table.as_ref());
+            accepted.clone()
+        },
+    );
     (admission, adjustment::mounts(&accepted, &container.mounts))
 }
 
-/// The request as a spec. The runtime itself makes the root rslave for every rslave mount, so the spec has it already.
+/// The request as a spec. The runtime itself makes the root rslave for every rslave mount, so the
+/// spec has it already.
 fn spec(pod: &PodSandbox, container: &Container) -> serde_json::Value {
     let mut annotations = pod.annotations.clone();
     // The names are the runtime's, whatever the pod's annotations claim.
@@ -116,7 +147,12 @@ fn spec(pod: &PodSandbox, container: &Container) -> serde_json::Value {
         .map(|(key, value)| (key.to_owned(), value.clone())),
     );
     let mount = |mount: &Mount| {
-        let Mount { destination, r#type, source, options } = mount;
+        let Mount {
+            destination,
+            r#type,
+            source,
+            options,
+        } = mount;
         json!({"destination": destination, "type": r#type, "source": source, "options": options})
     };
     let mounts: Vec<_> = container.mounts.iter().map(mount).collect();
@@ -135,7 +171,10 @@ fn write_reports(received: &Receiver<CreateReport>, journal: &JournalWriter) {
             }
         }
         // The shim journals every create that it makes. A healthy one is not repeated.
-        let has_finding = report.binds.iter().any(|bind| bind.finding.verdict.is_finding());
+        let has_finding = report
+            .binds
+            .iter()
+            .any(|bind| bind.finding.verdict.is_finding());
         if has_finding || !report.problems.is_empty() {
             journal.nri_create(&id, report);
         }

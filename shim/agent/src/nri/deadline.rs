@@ -5,7 +5,8 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Threads that are late, for example behind a server that hangs. Beyond the limit no more work is begun.
+/// Threads that are late, for example behind a server that hangs. Beyond the limit no more work is
+/// begun.
 const MOST_LATE: usize = 8;
 
 /// Begins work, and counts the threads that have not ended.
@@ -48,11 +49,13 @@ impl Deadline {
         }
         let (send, receive) = sync_channel(1);
         let running = Arc::clone(&self.running);
-        let thread = thread::Builder::new().name("nri-create".to_owned()).spawn(move || {
-            let _running = running;
-            // Nothing receives a late result.
-            let _ = send.send(work());
-        });
+        let thread = thread::Builder::new()
+            .name("nri-create".to_owned())
+            .spawn(move || {
+                let _running = running;
+                // Nothing receives a late result.
+                let _ = send.send(work());
+            });
         thread.map_err(|_| NoResult::NoThread)?;
         receive.recv_timeout(limit).map_err(|error| match error {
             RecvTimeoutError::Timeout => NoResult::Late(limit),
@@ -75,8 +78,14 @@ mod tests {
         let deadline = Deadline::default();
         let (_keep, never) = channel::<()>();
         assert_eq!(deadline.within(LONG, || 7), Ok(7));
-        assert_eq!(deadline.within(SHORT, move || never.recv().is_ok()), Err(NoResult::Late(SHORT)));
-        assert_eq!(deadline.within::<u8>(LONG, || panic!("as expected by a test")), Err(NoResult::Panicked));
+        assert_eq!(
+            deadline.within(SHORT, move || never.recv().is_ok()),
+            Err(NoResult::Late(SHORT))
+        );
+        assert_eq!(
+            deadline.within::<u8>(LONG, || panic!("as expected by a test")),
+            Err(NoResult::Panicked)
+        );
     }
 
     #[test]
@@ -85,7 +94,10 @@ mod tests {
         let keep: Vec<_> = (0..MOST_LATE)
             .map(|_| {
                 let (keep, never) = channel::<()>();
-                assert_eq!(deadline.within(SHORT, move || never.recv().is_ok()), Err(NoResult::Late(SHORT)));
+                assert_eq!(
+                    deadline.within(SHORT, move || never.recv().is_ok()),
+                    Err(NoResult::Late(SHORT))
+                );
                 keep
             })
             .collect();

@@ -1,4 +1,5 @@
-//! The messages of nri's `pkg/api/api.proto`, v1alpha1, as far as the plugin uses them. Unknown fields are passed over.
+//! The messages of nri's `pkg/api/api.proto`, v1alpha1, as far as the plugin uses them. Unknown
+//! fields are passed over.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,8 @@ pub const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// The service that a plugin serves.
 pub const PLUGIN: &str = "nri.pkg.api.v1alpha1.Plugin";
 
-/// The bit of CREATE_CONTAINER, event 4, in a subscription. No bit at all would subscribe to everything.
+/// The bit of CREATE_CONTAINER, event 4, in a subscription. No bit at all would subscribe to
+/// everything.
 pub const CREATE_CONTAINER: i32 = 1 << 3;
 
 /// Names the plugin.

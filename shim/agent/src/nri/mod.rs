@@ -4,9 +4,10 @@
 //! connect ─► RegisterPlugin ─► Configure ─► Synchronize ─► CreateContainer ─► ... ─► the connection ends ─► connect
 //! ```
 //!
-//! The runtime calls a plugin for each new container, whatever shim starts it. The plugin has a thread of its own and blocks:
-//! a runtime sends one request at a time. It never breaks a create. A panic, a late admission and a lost connection all mean
-//! "no change". Messages and numbers are those of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
+//! The runtime calls a plugin for each new container, whatever shim starts it. The plugin has a
+//! thread of its own and blocks: a runtime sends one request at a time. It never breaks a create. A
+//! panic, a late admission and a lost connection all mean "no change". Messages and numbers are
+//! those of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
 
 mod adjustment;
 mod connection;
@@ -44,8 +45,16 @@ pub struct NriPlugin {
 
 impl NriPlugin {
     /// A plugin for the runtime behind this socket.
-    pub fn new(socket: &Path, config: &Config, metrics: Arc<Metrics>, journal: JournalWriter) -> Self {
-        Self { socket: socket.to_owned(), creates: Creates::new(config, metrics, journal) }
+    pub fn new(
+        socket: &Path,
+        config: &Config,
+        metrics: Arc<Metrics>,
+        journal: JournalWriter,
+    ) -> Self {
+        Self {
+            socket: socket.to_owned(),
+            creates: Creates::new(config, metrics, journal),
+        }
     }
 
     /// Connects and serves, again and again.
@@ -60,11 +69,17 @@ impl NriPlugin {
                 (pause, warned) = (PAUSE, None);
             }
             match ended {
-                Ok(()) => info!("{}: the runtime closed the connection; connecting again", self.socket.display()),
+                Ok(()) => info!(
+                    "{}: the runtime closed the connection; connecting again",
+                    self.socket.display()
+                ),
                 Err(error) => {
                     let why = error_chain(&error);
                     if warned.as_ref() != Some(&why) {
-                        warn!("serve as an NRI plugin on {}: {why}; trying again", self.socket.display());
+                        warn!(
+                            "serve as an NRI plugin on {}: {why}; trying again",
+                            self.socket.display()
+                        );
                         warned = Some(why);
                     }
                 }

@@ -1,7 +1,7 @@
 //! Frames: several connections over one socket.
 //!
-//! A frame is the connection's number and the payload's length, both u32 in big endian, then the payload. The runtime serves
-//! on one connection and calls on another (`pkg/net/multiplex`).
+//! A frame is the connection's number and the payload's length, both u32 in big endian, then the
+//! payload. The runtime serves on one connection and calls on another (`pkg/net/multiplex`).
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -13,8 +13,8 @@ pub const TO_RUNTIME: u32 = 2;
 /// The runtime's limit: one ttrpc message of 4 MiB with its header.
 const LARGEST: u32 = (4 << 20) + 10;
 
-/// The runtime reads a frame into one buffer, and closes the connection if the frame is larger. Its smallest buffer is that of
-/// Go's bufio.
+/// The runtime reads a frame into one buffer, and closes the connection if the frame is larger. Its
+/// smallest buffer is that of Go's bufio.
 const LARGEST_SENT: usize = 4096;
 
 /// Part of a connection's bytes.
@@ -43,7 +43,10 @@ pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Frame>> {
     }
     stream.read_exact(&mut header[1..])?;
     let [c0, c1, c2, c3, l0, l1, l2, l3] = header;
-    let (connection, length) = (u32::from_be_bytes([c0, c1, c2, c3]), u32::from_be_bytes([l0, l1, l2, l3]));
+    let (connection, length) = (
+        u32::from_be_bytes([c0, c1, c2, c3]),
+        u32::from_be_bytes([l0, l1, l2, l3]),
+    );
     if length > LARGEST {
         return Err(io::Error::new(
             ErrorKind::InvalidData,
@@ -54,7 +57,10 @@ pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Frame>> {
     let mut payload = Vec::new();
     stream.take(length.into()).read_to_end(&mut payload)?;
     match payload.len() == length as usize {
-        true => Ok(Some(Frame { connection, payload })),
+        true => Ok(Some(Frame {
+            connection,
+            payload,
+        })),
         false => Err(ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -113,13 +119,20 @@ mod tests {
         write_frames(&mut frame, TO_PLUGIN, b"payload").unwrap();
         assert_eq!(read_frame(&mut [].as_slice()).unwrap(), None);
         for end in 1..frame.len() {
-            assert_eq!(read_frame(&mut &frame[..end]).unwrap_err().kind(), ErrorKind::UnexpectedEof, "{end}");
+            assert_eq!(
+                read_frame(&mut &frame[..end]).unwrap_err().kind(),
+                ErrorKind::UnexpectedEof,
+                "{end}"
+            );
         }
     }
 
     #[test]
     fn a_frame_beyond_the_limit_is_refused_before_it_is_read() {
         let header = [0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff];
-        assert_eq!(read_frame(&mut header.as_slice()).unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(
+            read_frame(&mut header.as_slice()).unwrap_err().kind(),
+            ErrorKind::InvalidData
+        );
     }
 }

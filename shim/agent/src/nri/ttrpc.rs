@@ -1,8 +1,9 @@
 //! ttrpc messages on one multiplexed connection.
 //!
-//! A message is its length and stream as u32 in big endian, a kind and flags of one byte each, then the payload (PROTOCOL.md
-//! of containerd/ttrpc). The crate `ttrpc` serves whole sockets; through its custom transport it would bring a second protobuf
-//! library and vsock into the agent, for two kinds of messages.
+//! A message is its length and stream as u32 in big endian, a kind and flags of one byte each, then
+//! the payload (PROTOCOL.md of containerd/ttrpc). The crate `ttrpc` serves whole sockets; through
+//! its custom transport it would bring a second protobuf library and vsock into the agent, for two
+//! kinds of messages.
 
 use prost::Message as _;
 
@@ -113,7 +114,9 @@ impl Incoming {
             if length > LARGEST {
                 return Err(TtrpcError::TooLarge(length));
             }
-            let Some(payload) = rest.get(..length) else { return Ok(None) };
+            let Some(payload) = rest.get(..length) else {
+                return Ok(None);
+            };
             let stream = u32::from_be_bytes([s0, s1, s2, s3]);
             let message = match kind {
                 REQUEST => Some(Message::Request(stream, Request::decode(payload)?)),
@@ -141,14 +144,32 @@ mod tests {
     use super::*;
 
     fn messages() -> impl Strategy<Value = Message> {
-        (any::<u32>(), any::<bool>(), "[a-zA-Z.]{0,20}", vec(any::<u8>(), 0..300)).prop_map(
-            |(stream, is_request, text, payload)| match is_request {
-                true => Message::Request(stream, Request { service: text.clone(), method: text, payload }),
-                false => {
-                    Message::Response(stream, Response { status: Some(Status { code: 9, message: text }), payload })
-                }
-            },
+        (
+            any::<u32>(),
+            any::<bool>(),
+            "[a-zA-Z.]{0,20}",
+            vec(any::<u8>(), 0..300),
         )
+            .prop_map(|(stream, is_request, text, payload)| match is_request {
+                true => Message::Request(
+                    stream,
+                    Request {
+                        service: text.clone(),
+                        method: text,
+                        payload,
+                    },
+                ),
+                false => Message::Response(
+                    stream,
+                    Response {
+                        status: Some(Status {
+                            code: 9,
+                            message: text,
+                        }),
+                        payload,
+                    },
+                ),
+            })
     }
 
     proptest! {

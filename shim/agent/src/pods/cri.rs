@@ -12,9 +12,10 @@ use bindguard_operator::pods::{ContainerState, PodContainer, PodName, Pods as Po
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    Container as ListedContainer, ContainerFilter, ContainerState as CriContainerState, ContainerStateValue,
-    ContainerStatusRequest, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxFilter,
-    PodSandboxMetadata, PodSandboxState, PodSandboxStateValue, StatusRequest,
+    Container as ListedContainer, ContainerFilter, ContainerState as CriContainerState,
+    ContainerStateValue, ContainerStatusRequest, ListContainersRequest, ListPodSandboxRequest,
+    PodSandbox, PodSandboxFilter, PodSandboxMetadata, PodSandboxState, PodSandboxStateValue,
+    StatusRequest,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -62,8 +63,12 @@ impl Cri {
             let socket = socket.clone();
             async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
         });
-        let endpoint = Endpoint::from_static("http://cri").timeout(PATIENCE).connect_timeout(PATIENCE);
-        Self { client: RuntimeServiceClient::new(endpoint.connect_with_connector_lazy(connector)) }
+        let endpoint = Endpoint::from_static("http://cri")
+            .timeout(PATIENCE)
+            .connect_timeout(PATIENCE);
+        Self {
+            client: RuntimeServiceClient::new(endpoint.connect_with_connector_lazy(connector)),
+        }
     }
 
     /// The pod with this uid, if it has a running sandbox; without its containers.
@@ -84,7 +89,10 @@ impl Cri {
         let pods = newest(self.sandboxes(HashMap::new()).await?);
         let mut containers: HashMap<String, Vec<NamedContainer>> = HashMap::new();
         for listed in self.running(String::new()).await? {
-            containers.entry(listed.pod_sandbox_id.clone()).or_default().push(listed.into());
+            containers
+                .entry(listed.pod_sandbox_id.clone())
+                .or_default()
+                .push(listed.into());
         }
         Ok(Listing::new(began, pods, containers))
     }
@@ -94,10 +102,24 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn pods_of_node(&self) -> Result<PodsOfNode, CriError> {
-        let sandboxes = self.client.clone().list_pod_sandbox(ListPodSandboxRequest::default()).await;
-        let sandboxes = sandboxes.map_err(failed("ListPodSandbox"))?.into_inner().items;
-        let containers = self.client.clone().list_containers(ListContainersRequest::default()).await;
-        let containers = containers.map_err(failed("ListContainers"))?.into_inner().containers;
+        let sandboxes = self
+            .client
+            .clone()
+            .list_pod_sandbox(ListPodSandboxRequest::default())
+            .await;
+        let sandboxes = sandboxes
+            .map_err(failed("ListPodSandbox"))?
+            .into_inner()
+            .items;
+        let containers = self
+            .client
+            .clone()
+            .list_containers(ListContainersRequest::default())
+            .await;
+        let containers = containers
+            .map_err(failed("ListContainers"))?
+            .into_inner()
+            .containers;
         Ok(from_lists(sandboxes, containers))
     }
 
@@ -106,45 +128,97 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn containers(&self, sandbox: &str) -> Result<Vec<NamedContainer>, CriError> {
-        Ok(self.running(sandbox.to_owned()).await?.into_iter().map(NamedContainer::from).collect())
+        Ok(self
+            .running(sandbox.to_owned())
+            .await?
+            .into_iter()
+            .map(NamedContainer::from)
+            .collect())
     }
 
     /// The ready sandboxes with these labels.
-    async fn sandboxes(&self, label_selector: HashMap<String, String>) -> Result<Vec<PodSandbox>, CriError> {
-        let state = Some(PodSandboxStateValue { state: PodSandboxState::SandboxReady.into() });
-        let filter = PodSandboxFilter { state, label_selector, ..PodSandboxFilter::default() };
-        let answer = self.client.clone().list_pod_sandbox(ListPodSandboxRequest { filter: Some(filter) }).await;
+    async fn sandboxes(
+        &self,
+        label_selector: HashMap<String, String>,
+    ) -> Result<Vec<PodSandbox>, CriError> {
+        let state = Some(PodSandboxStateValue {
+            state: PodSandboxState::SandboxReady.into(),
+        });
+        let filter = PodSandboxFilter {
+            state,
+            label_selector,
+            ..PodSandboxFilter::default()
+        };
+        let answer = self
+            .client
+            .clone()
+            .list_pod_sandbox(ListPodSandboxRequest {
+                filter: Some(filter),
+            })
+            .await;
         Ok(answer.map_err(failed("ListPodSandbox"))?.into_inner().items)
     }
 
     /// The running containers of a sandbox, or of all if its id is empty.
     async fn running(&self, pod_sandbox_id: String) -> Result<Vec<ListedContainer>, CriError> {
-        let state = Some(ContainerStateValue { state: CriContainerState::ContainerRunning.into() });
-        let filter = ContainerFilter { state, pod_sandbox_id, ..ContainerFilter::default() };
-        let answer = self.client.clone().list_containers(ListContainersRequest { filter: Some(filter) }).await;
-        Ok(answer.map_err(failed("ListContainers"))?.into_inner().containers)
+        let state = Some(ContainerStateValue {
+            state: CriContainerState::ContainerRunning.into(),
+        });
+        let filter = ContainerFilter {
+            state,
+            pod_sandbox_id,
+            ..ContainerFilter::default()
+        };
+        let answer = self
+            .client
+            .clone()
+            .list_containers(ListContainersRequest {
+                filter: Some(filter),
+            })
+            .await;
+        Ok(answer
+            .map_err(failed("ListContainers"))?
+            .into_inner()
+            .containers)
     }
 
-    /// The configuration that the CRI plugin of containerd reports; `None` if the runtime is another one.
+    /// The configuration that the CRI plugin of containerd reports; `None` if the runtime is
+    /// another one.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub async fn config(&self) -> Result<Option<serde_json::Value>, CriError> {
-        let answer = self.client.clone().status(StatusRequest { verbose: true }).await.map_err(failed("Status"))?;
-        Ok(answer.into_inner().info.get("config").and_then(|text| serde_json::from_str(text).ok()))
+        let answer = self
+            .client
+            .clone()
+            .status(StatusRequest { verbose: true })
+            .await
+            .map_err(failed("Status"))?;
+        Ok(answer
+            .into_inner()
+            .info
+            .get("config")
+            .and_then(|text| serde_json::from_str(text).ok()))
     }
 
-    /// The init of a container; `None` if it ended, or the runtime has no such process, as with a virtual machine.
+    /// The init of a container; `None` if it ended, or the runtime has no such process, as with a
+    /// virtual machine.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub async fn init(&self, id: &str) -> Result<Option<Init>, CriError> {
-        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: true,
+        };
         let answer = match self.client.clone().container_status(request).await {
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(None),
             answer => answer.map_err(failed("ContainerStatus"))?.into_inner(),
         };
-        let info = answer.info.get("info").and_then(|text| serde_json::from_str::<Info>(text).ok());
+        let info = answer
+            .info
+            .get("info")
+            .and_then(|text| serde_json::from_str::<Info>(text).ok());
         Ok(info.and_then(Info::init))
     }
 }
@@ -154,7 +228,8 @@ impl Cri {
 pub struct Init {
     /// Its pid.
     pub pid: u32,
-    /// The user namespaces in the spec that the runtime recorded. `None` if the CRI reports no spec that can be read.
+    /// The user namespaces in the spec that the runtime recorded. `None` if the CRI reports no spec
+    /// that can be read.
     pub spec: Option<Arc<SpecUsers>>,
 }
 
@@ -169,21 +244,30 @@ struct Info {
 impl Info {
     fn init(self) -> Option<Init> {
         let pid = self.pid.filter(|pid| *pid > 0)?;
-        let spec = self.runtime_spec.and_then(|spec| SpecUsers::from_spec(spec.get().as_bytes()).ok());
-        Some(Init { pid, spec: spec.map(Arc::new) })
+        let spec = self
+            .runtime_spec
+            .and_then(|spec| SpecUsers::from_spec(spec.get().as_bytes()).ok());
+        Some(Init {
+            pid,
+            spec: spec.map(Arc::new),
+        })
     }
 }
 
 /// The pods of these sandboxes by their uids. Of two sandboxes of one pod the newer one counts.
 fn newest(mut sandboxes: Vec<PodSandbox>) -> HashMap<String, Pod> {
     sandboxes.sort_by_key(|sandbox| sandbox.created_at);
-    let by_uid = |sandbox: PodSandbox| Some((sandbox.labels.get(POD_UID)?.clone(), Pod::from(sandbox)));
+    let by_uid =
+        |sandbox: PodSandbox| Some((sandbox.labels.get(POD_UID)?.clone(), Pod::from(sandbox)));
     sandboxes.into_iter().filter_map(by_uid).collect()
 }
 
 impl From<ListedContainer> for NamedContainer {
     fn from(listed: ListedContainer) -> Self {
-        Self { id: listed.id, name: listed.metadata.unwrap_or_default().name }
+        Self {
+            id: listed.id,
+            name: listed.metadata.unwrap_or_default().name,
+        }
     }
 }
 
@@ -206,28 +290,53 @@ fn from_lists(sandboxes: Vec<PodSandbox>, containers: Vec<ListedContainer>) -> P
     for sandbox in sandboxes {
         let metadata = sandbox.metadata.unwrap_or_default();
         let is_ready = sandbox.state == i32::from(PodSandboxState::SandboxReady);
-        let PodSandboxMetadata { name, namespace, uid, .. } = metadata;
+        let PodSandboxMetadata {
+            name,
+            namespace,
+            uid,
+            ..
+        } = metadata;
         if is_ready {
             let annotation = |name: &str| sandbox.annotations.get(name).map(String::as_str);
-            pods.refresh_requests.insert(uid.clone(), RefreshRequest::from_annotations(annotation));
+            pods.refresh_requests
+                .insert(uid.clone(), RefreshRequest::from_annotations(annotation));
         }
-        let pod = PodName { uid: Some(uid), namespace: Some(namespace), name: Some(name) };
-        let state = if is_ready { ContainerState::Running } else { ContainerState::Exited };
+        let pod = PodName {
+            uid: Some(uid),
+            namespace: Some(namespace),
+            name: Some(name),
+        };
+        let state = if is_ready {
+            ContainerState::Running
+        } else {
+            ContainerState::Exited
+        };
         names.insert(sandbox.id.clone(), pod.clone());
         let (name, attempt, guarded) = (None, None, None);
-        pods.containers.push(PodContainer { id: sandbox.id, name, state: Some(state), attempt, pod, guarded });
+        pods.containers.push(PodContainer {
+            id: sandbox.id,
+            name,
+            state: Some(state),
+            attempt,
+            pod,
+            guarded,
+        });
     }
-    pods.containers.extend(containers.into_iter().map(|container| {
-        let metadata = container.metadata.unwrap_or_default();
-        PodContainer {
-            pod: names.get(&container.pod_sandbox_id).cloned().unwrap_or_default(),
-            id: container.id,
-            name: Some(metadata.name),
-            state: Some(state(container.state)),
-            attempt: Some(metadata.attempt),
-            guarded: None,
-        }
-    }));
+    pods.containers
+        .extend(containers.into_iter().map(|container| {
+            let metadata = container.metadata.unwrap_or_default();
+            PodContainer {
+                pod: names
+                    .get(&container.pod_sandbox_id)
+                    .cloned()
+                    .unwrap_or_default(),
+                id: container.id,
+                name: Some(metadata.name),
+                state: Some(state(container.state)),
+                attempt: Some(metadata.attempt),
+                guarded: None,
+            }
+        }));
     pods
 }
 
@@ -241,5 +350,8 @@ fn state(number: i32) -> ContainerState {
 }
 
 fn failed(method: &'static str) -> impl FnOnce(tonic::Status) -> CriError {
-    move |status| CriError::Call { method, source: Box::new(status) }
+    move |status| CriError::Call {
+        method,
+        source: Box::new(status),
+    }
 }

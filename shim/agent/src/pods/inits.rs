@@ -1,5 +1,6 @@
-//! The init processes of containers. The CRI writes a container's whole spec into the answer that has its pid, and neither ever
-//! changes: so both are queried once. Of the spec, only the user namespaces are kept.
+//! The init processes of containers. The CRI writes a container's whole spec into the answer that
+//! has its pid, and neither ever changes: so both are queried once. Of the spec, only the user
+//! namespaces are kept.
 //!
 //! A refresh checks the cgroup of the process before it uses the pid.
 
@@ -18,14 +19,28 @@ impl Inits {
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub async fn add(&mut self, cri: &Cri, named: Vec<NamedContainer>) -> Result<Vec<Container>, CriError> {
+    pub async fn add(
+        &mut self,
+        cri: &Cri,
+        named: Vec<NamedContainer>,
+    ) -> Result<Vec<Container>, CriError> {
         let mut containers = Vec::new();
         for NamedContainer { id, name } in named {
             let known = self.0.get(&id).cloned();
-            let init = if known.is_some() { known } else { cri.init(&id).await? };
+            let init = if known.is_some() {
+                known
+            } else {
+                cri.init(&id).await?
+            };
             if let Some(init) = init {
                 self.0.insert(id.clone(), init.clone());
-                containers.push(Container { id, name, pid: init.pid, spec: init.spec, pod: None });
+                containers.push(Container {
+                    id,
+                    name,
+                    pid: init.pid,
+                    spec: init.spec,
+                    pod: None,
+                });
             }
         }
         Ok(containers)

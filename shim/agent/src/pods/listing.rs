@@ -1,4 +1,5 @@
-//! One answer of the CRI for many pods: after an update of many volumes, each pod would otherwise cost three queries.
+//! One answer of the CRI for many pods: after an update of many volumes, each pod would otherwise
+//! cost three queries.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -14,7 +15,8 @@ pub struct NamedContainer {
     pub name: String,
 }
 
-/// The pods of the node at one moment, by their uids, and their running containers, by their sandboxes.
+/// The pods of the node at one moment, by their uids, and their running containers, by their
+/// sandboxes.
 #[derive(Debug)]
 pub struct Listing {
     began: Instant,
@@ -24,12 +26,20 @@ pub struct Listing {
 
 impl Listing {
     /// The lists that were queried at this moment or later.
-    pub fn new(began: Instant, pods: HashMap<String, Pod>, containers: HashMap<String, Vec<NamedContainer>>) -> Self {
-        Self { began, pods, containers }
+    pub fn new(
+        began: Instant,
+        pods: HashMap<String, Pod>,
+        containers: HashMap<String, Vec<NamedContainer>>,
+    ) -> Self {
+        Self {
+            began,
+            pods,
+            containers,
+        }
     }
 
-    /// True if it shows every container that can be stale by an update. One that started after the update, and after the re-bind on
-    /// the host, has the current file.
+    /// True if it shows every container that can be stale by an update. One that started after the
+    /// update, and after the re-bind on the host, has the current file.
     pub fn is_enough_for(&self, update: Instant) -> bool {
         self.began >= update
     }
@@ -46,6 +56,9 @@ impl Listing {
 
     /// True if a container with this id runs.
     pub fn is_running(&self, id: &str) -> bool {
-        self.containers.values().flatten().any(|container| container.id == id)
+        self.containers
+            .values()
+            .flatten()
+            .any(|container| container.id == id)
     }
 }

@@ -1,6 +1,8 @@
-//! The pods of this node, as the CRI knows them: all of them for a survey, and those that requested refreshes.
+//! The pods of this node, as the CRI knows them: all of them for a survey, and those that requested
+//! refreshes.
 //!
-//! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread its time limit, and the agent nothing.
+//! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread
+//! its time limit, and the agent nothing.
 
 mod cri;
 mod inits;
@@ -28,8 +30,8 @@ use crate::refresher::Container;
 /// Time limit of one question, which is several queries.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The time for which a pod without a request is not queried again: its annotations are fixed, but a sandbox of the same
-/// uid can be created again.
+/// The time for which a pod without a request is not queried again: its annotations are fixed, but
+/// a sandbox of the same uid can be created again.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// The time for which a listing of all pods is kept after the last question.
@@ -70,9 +72,17 @@ pub struct PodLookup {
 /// A question to the CRI, and the way back.
 #[derive(Debug)]
 enum Question {
-    OptedIn { uid: String, update: Instant, others_wait: bool, reply: Sender<Answer> },
+    OptedIn {
+        uid: String,
+        update: Instant,
+        others_wait: bool,
+        reply: Sender<Answer>,
+    },
     All(Sender<Result<PodsOfNode, CriError>>),
-    Name { uid: String, reply: Sender<Result<Option<Pod>, CriError>> },
+    Name {
+        uid: String,
+        reply: Sender<Result<Option<Pod>, CriError>>,
+    },
 }
 
 impl PodLookup {
@@ -84,28 +94,48 @@ impl PodLookup {
         self.query(Question::All)
     }
 
-    /// The pod with this uid, if it requested refreshes, with its containers at the moment of an update or later. If questions about other
-    /// pods follow, one listing answers them all. Waits.
+    /// The pod with this uid, if it requested refreshes, with its containers at the moment of an
+    /// update or later. If questions about other pods follow, one listing answers them all. Waits.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub fn opted_in(&self, uid: &str, update: Instant, others_wait: bool) -> Answer {
-        self.query(|reply| Question::OptedIn { uid: uid.to_owned(), update, others_wait, reply })
+        self.query(|reply| Question::OptedIn {
+            uid: uid.to_owned(),
+            update,
+            others_wait,
+            reply,
+        })
     }
 
-    /// The names of the pod with this uid; `None` if it has no sandbox any more. Waits, and delays no other question.
+    /// The names of the pod with this uid; `None` if it has no sandbox any more. Waits, and delays
+    /// no other question.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub fn names(&self, uid: &str) -> Result<Option<PodIdentity>, CriError> {
-        let pod = self.query(|reply| Question::Name { uid: uid.to_owned(), reply })?;
-        Ok(pod.map(|pod| PodIdentity { namespace: pod.namespace, name: pod.name, uid: uid.to_owned() }))
+        let pod = self.query(|reply| Question::Name {
+            uid: uid.to_owned(),
+            reply,
+        })?;
+        Ok(pod.map(|pod| PodIdentity {
+            namespace: pod.namespace,
+            name: pod.name,
+            uid: uid.to_owned(),
+        }))
     }
 
-    fn query<A>(&self, question: impl FnOnce(Sender<Result<A, CriError>>) -> Question) -> Result<A, CriError> {
+    fn query<A>(
+        &self,
+        question: impl FnOnce(Sender<Result<A, CriError>>) -> Question,
+    ) -> Result<A, CriError> {
         let (reply, answer) = channel();
-        self.questions.send(question(reply)).map_err(|_| CriError::Silent)?;
-        answer.recv_timeout(PATIENCE).map_err(|_| CriError::Silent)?
+        self.questions
+            .send(question(reply))
+            .map_err(|_| CriError::Silent)?;
+        answer
+            .recv_timeout(PATIENCE)
+            .map_err(|_| CriError::Silent)?
     }
 }
 
@@ -124,7 +154,17 @@ pub struct Answering {
 pub fn pods(socket: &Path, mode: RefreshMode) -> (PodLookup, Answering) {
     let (ask, questions) = unbounded_channel();
     let (without_request, listing, inits) = Default::default();
-    (PodLookup { questions: ask }, Answering { cri: Cri::of(socket), mode, questions, without_request, listing, inits })
+    (
+        PodLookup { questions: ask },
+        Answering {
+            cri: Cri::of(socket),
+            mode,
+            questions,
+            without_request,
+            listing,
+            inits,
+        },
+    )
 }
 
 impl Answering {
@@ -133,7 +173,12 @@ impl Answering {
         while let Some(question) = self.next().await {
             // A thread that did not wait any longer needs no answer.
             match question {
-                Question::OptedIn { uid, update, others_wait, reply } => {
+                Question::OptedIn {
+                    uid,
+                    update,
+                    others_wait,
+                    reply,
+                } => {
                     drop(reply.send(self.answer(&uid, update, others_wait).await));
                 }
                 Question::All(reply) => drop(reply.send(self.all().await)),
@@ -165,7 +210,8 @@ impl Answering {
 
     async fn all(&mut self) -> Result<PodsOfNode, CriError> {
         let mut pods = self.cri.pods_of_node().await?;
-        self.inits.forget_others(|id| pods.containers.iter().any(|container| container.id == id));
+        self.inits
+            .forget_others(|id| pods.containers.iter().any(|container| container.id == id));
         if self.mode == RefreshMode::All {
             pods.opt_all_in();
         }
@@ -181,18 +227,23 @@ impl Answering {
         if others_wait {
             self.list(update).await?;
         }
-        let listing = self.listing.as_ref().filter(|listing| listing.is_enough_for(update));
+        let listing = self
+            .listing
+            .as_ref()
+            .filter(|listing| listing.is_enough_for(update));
         let pod = match listing {
             Some(listing) => listing.pod(uid).cloned(),
             None => self.cri.pod(uid).await?,
         };
         let Some(pod) = pod else { return Ok(None) };
-        let mut request = RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
+        let mut request =
+            RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
         if self.mode == RefreshMode::All {
             request.containers = OptIn::All;
         }
         if request.containers == OptIn::None {
-            self.without_request.insert(uid.to_owned(), now + REMEMBERED);
+            self.without_request
+                .insert(uid.to_owned(), now + REMEMBERED);
             return Ok(None);
         }
         let mut named = match listing {
@@ -201,12 +252,19 @@ impl Answering {
         };
         named.retain(|container| request.containers.includes(&container.name));
         let containers = self.inits.add(&self.cri, named).await?;
-        Ok(Some(OptedIn { pod, request, containers }))
+        Ok(Some(OptedIn {
+            pod,
+            request,
+            containers,
+        }))
     }
 
     /// Lists all pods, unless the last listing is of after this update.
     async fn list(&mut self, update: Instant) -> Result<(), CriError> {
-        let is_enough = self.listing.as_ref().is_some_and(|listing| listing.is_enough_for(update));
+        let is_enough = self
+            .listing
+            .as_ref()
+            .is_some_and(|listing| listing.is_enough_for(update));
         if !is_enough {
             let listing = self.cri.listing().await?;
             self.inits.forget_others(|id| listing.is_running(id));

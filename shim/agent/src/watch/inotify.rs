@@ -26,7 +26,8 @@ pub struct WatchId(i32);
 pub enum Event {
     /// A name appeared in a directory, or its file was written.
     Appeared(WatchId, OsString, Completeness),
-    /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no longer watched.
+    /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no
+    /// longer watched.
     Gone(WatchId),
     /// Events were lost.
     Overflow,
@@ -53,7 +54,9 @@ impl Inotify {
     /// # Errors
     /// inotify_init1(2)'s.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)? })
+        Ok(Self {
+            descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
+        })
     }
 
     /// Watches a directory for new names. A symlink is not followed.
@@ -62,17 +65,26 @@ impl Inotify {
     /// inotify_add_watch(2)'s, such as ENOSPC at `fs.inotify.max_user_watches`.
     pub fn watch(&self, directory: &Path) -> io::Result<WatchId> {
         let only = WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW | WatchFlags::EXCL_UNLINK;
-        Ok(WatchId(inotify::add_watch(&self.descriptor, directory, NAMES | only)?))
+        Ok(WatchId(inotify::add_watch(
+            &self.descriptor,
+            directory,
+            NAMES | only,
+        )?))
     }
 
-    /// Watches a directory for new and written files. Symlinks are followed, as a container runtime does.
+    /// Watches a directory for new and written files. Symlinks are followed, as a container runtime
+    /// does.
     ///
     /// # Errors
     /// As [`Inotify::watch`].
     pub fn watch_files(&self, directory: &Path) -> io::Result<WatchId> {
         let files = NAMES | WatchFlags::CLOSE_WRITE | WatchFlags::MOVE_SELF;
         let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
-        Ok(WatchId(inotify::add_watch(&self.descriptor, directory, files | only)?))
+        Ok(WatchId(inotify::add_watch(
+            &self.descriptor,
+            directory,
+            files | only,
+        )?))
     }
 
     /// Removes a watch. It is no error if the kernel removed it before.
@@ -89,7 +101,10 @@ impl Inotify {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         });
-        match poll(&mut [PollFd::new(&self.descriptor, PollFlags::IN)], timeout.as_ref()) {
+        match poll(
+            &mut [PollFd::new(&self.descriptor, PollFlags::IN)],
+            timeout.as_ref(),
+        ) {
             Ok(0) | Err(Errno::INTR) => Ok(Vec::new()),
             Ok(_) => self.read(),
             Err(errno) => Err(errno.into()),
@@ -103,7 +118,9 @@ impl Inotify {
         loop {
             match reader.next() {
                 Ok(event) => {
-                    let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
+                    let name = event
+                        .file_name()
+                        .map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
                     events.extend(Event::of(event.wd(), event.events(), name));
                 }
                 Err(Errno::WOULDBLOCK) => return Ok(events),
@@ -122,7 +139,11 @@ impl Event {
             return Some(Self::Gone(WatchId(watch)));
         }
         let is_complete = flags.intersects(ReadFlags::MOVED_TO | ReadFlags::CLOSE_WRITE);
-        let completeness = if is_complete { Completeness::Complete } else { Completeness::Made };
+        let completeness = if is_complete {
+            Completeness::Complete
+        } else {
+            Completeness::Made
+        };
         let appeared = is_complete || flags.contains(ReadFlags::CREATE);
         appeared.then_some(Self::Appeared(WatchId(watch), name?, completeness))
     }

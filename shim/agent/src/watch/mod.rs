@@ -1,4 +1,5 @@
-//! Follows the kubelet's updates: one thread for each kubelet root, because a root may hang on its server.
+//! Follows the kubelet's updates: one thread for each kubelet root, because a root may hang on its
+//! server.
 //!
 //! ```text
 //! survey ─► watches ─► wait ─► ..data renamed ─► re-bind on the host ─┐
@@ -63,16 +64,26 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
             let changes = tree.survey();
             next_survey = if changes.survey { now } else { now + survey };
             notify_of(changes, Cause::Survey, &mut notify);
-            notify(Notice::Surveyed { volumes: tree.volumes(), took: now.elapsed() });
+            notify(Notice::Surveyed {
+                volumes: tree.volumes(),
+                took: now.elapsed(),
+            });
         }
         let due = rechecks.due(now);
         if !due.is_empty() {
             notify(Notice::Changed(due, Cause::Survey));
         }
-        let until = rechecks.next().map_or(next_survey, |next| next.min(next_survey));
-        let events = tree.inotify().wait(Some(until.saturating_duration_since(Instant::now())))?;
+        let until = rechecks
+            .next()
+            .map_or(next_survey, |next| next.min(next_survey));
+        let events = tree
+            .inotify()
+            .wait(Some(until.saturating_duration_since(Instant::now())))?;
         let changes = tree.follow(events);
-        changes.volumes.iter().for_each(|volume| rechecks.plan(volume, Instant::now()));
+        changes
+            .volumes
+            .iter()
+            .for_each(|volume| rechecks.plan(volume, Instant::now()));
         if changes.survey {
             notify(Notice::Interrupted);
             next_survey = Instant::now();
@@ -85,5 +96,8 @@ fn notify_of(changes: Changes, cause: Cause, notify: &mut impl FnMut(Notice)) {
     if !changes.volumes.is_empty() {
         notify(Notice::Changed(changes.volumes, cause));
     }
-    changes.errors.into_iter().for_each(|error| notify(Notice::NotWatched(error)));
+    changes
+        .errors
+        .into_iter()
+        .for_each(|error| notify(Notice::NotWatched(error)));
 }

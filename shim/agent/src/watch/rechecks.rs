@@ -1,7 +1,7 @@
 //! Volumes that are checked again a moment after an update.
 //!
-//! A kubelet may bind a subpath from the old payload in the very moment of the update (kubernetes#127602). No event reports
-//! a bind. The update lands 60 to 230 ms around the bind.
+//! A kubelet may bind a subpath from the old payload in the very moment of the update
+//! (kubernetes#127602). No event reports a bind. The update lands 60 to 230 ms around the bind.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ impl Rechecks {
     /// Plans the checks after an update. An earlier plan for the same volume is replaced.
     pub fn plan(&mut self, volume: &VolumeOfPod, now: Instant) {
         self.0.retain(|(_, planned)| planned != volume);
-        self.0.extend(AFTER.map(|after| (now + after, volume.clone())));
+        self.0
+            .extend(AFTER.map(|after| (now + after, volume.clone())));
     }
 
     /// The time of the next check.
@@ -28,7 +29,10 @@ impl Rechecks {
 
     /// Removes and returns the volumes that are due.
     pub fn due(&mut self, now: Instant) -> Vec<VolumeOfPod> {
-        self.0.extract_if(.., |(due, _)| *due <= now).map(|(_, volume)| volume).collect()
+        self.0
+            .extract_if(.., |(due, _)| *due <= now)
+            .map(|(_, volume)| volume)
+            .collect()
     }
 }
 
@@ -38,8 +42,11 @@ mod tests {
 
     #[test]
     fn a_volume_is_checked_twice_after_its_last_update() {
-        let volume =
-            |name: &str| VolumeOfPod { kubelet_root: "/k".into(), pod_uid: "u".to_owned(), volume: name.to_owned() };
+        let volume = |name: &str| VolumeOfPod {
+            kubelet_root: "/k".into(),
+            pod_uid: "u".to_owned(),
+            volume: name.to_owned(),
+        };
         let (mut rechecks, start) = (Rechecks::default(), Instant::now());
         assert_eq!(rechecks.next(), None);
         (0..1000).for_each(|_| rechecks.plan(&volume("a"), start));

@@ -8,8 +8,8 @@
 //! pods/UID/volumes/PLUGIN/VOLUME    ..data is renamed: the volume was updated
 //! ```
 //!
-//! A volume is watched once `volume-subpaths` names it: by then the kubelet has mounted it. The tmpfs of a secret would hide an
-//! earlier watch. Volumes without subpaths need no watch.
+//! A volume is watched once `volume-subpaths` names it: by then the kubelet has mounted it. The
+//! tmpfs of a secret would hide an earlier watch. Volumes without subpaths need no watch.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -68,7 +68,11 @@ pub struct WatchTree {
 impl WatchTree {
     /// A tree without watches; [`WatchTree::survey`] adds them.
     pub fn new(root: PathBuf, inotify: Inotify) -> Self {
-        Self { root, inotify, watched: HashMap::new() }
+        Self {
+            root,
+            inotify,
+            watched: HashMap::new(),
+        }
     }
 
     /// The inotify instance, to wait for events.
@@ -78,7 +82,10 @@ impl WatchTree {
 
     /// The number of watched volumes.
     pub fn volumes(&self) -> usize {
-        self.watched.values().filter(|watched| matches!(watched, Watched::Volume(_))).count()
+        self.watched
+            .values()
+            .filter(|watched| matches!(watched, Watched::Volume(_)))
+            .count()
     }
 
     /// Watches every pod and every volume with subpaths that is there, and returns these volumes.
@@ -86,7 +93,9 @@ impl WatchTree {
         let mut changes = Changes::default();
         let pods = self.root.join(PODS);
         if self.watch(&pods, Watched::Pods, &mut changes) {
-            names(&pods).iter().for_each(|uid| self.add_pod(uid, &mut changes));
+            names(&pods)
+                .iter()
+                .for_each(|uid| self.add_pod(uid, &mut changes));
         } else if self.watch(&self.root.clone(), Watched::Root, &mut changes) {
             // It may have appeared before the watch.
             changes.survey = pods.symlink_metadata().is_ok();
@@ -119,17 +128,20 @@ impl WatchTree {
             (Watched::Pod(uid), Some(SUBPATHS)) => self.add_subpaths(&uid, changes),
             (Watched::Subpaths(uid), Some(volume)) => self.add_volume(&uid, volume, changes),
             (Watched::Volume(volume), Some(DATA_LINK)) => changes.add(volume),
-            // Other names of the kubelet's, such as `etc-hosts`, `..data_tmp` and the keys of a volume.
+            // Other names of the kubelet's, such as `etc-hosts`, `..data_tmp` and the keys of a
+            // volume.
             (Watched::Root | Watched::Pod(_) | Watched::Volume(_), _)
             | (Watched::Pods | Watched::Subpaths(_), None) => {}
         }
     }
 
-    /// The kernel dropped a watch. A volume that was mounted anew is watched again; nothing else comes back under its name
-    /// without an event of the directory around it.
+    /// The kernel dropped a watch. A volume that was mounted anew is watched again; nothing else
+    /// comes back under its name without an event of the directory around it.
     fn gone(&mut self, watch: WatchId, changes: &mut Changes) {
         match self.watched.remove(&watch) {
-            Some(Watched::Volume(volume)) => self.add_volume(&volume.pod_uid, &volume.volume, changes),
+            Some(Watched::Volume(volume)) => {
+                self.add_volume(&volume.pod_uid, &volume.volume, changes)
+            }
             Some(Watched::Pods) => changes.survey = true,
             Some(Watched::Root | Watched::Pod(_) | Watched::Subpaths(_)) | None => {}
         }
@@ -143,18 +155,29 @@ impl WatchTree {
 
     fn add_subpaths(&mut self, uid: &str, changes: &mut Changes) {
         let subpaths = self.pod(uid).join(SUBPATHS);
-        // Listed after the watch is there: what appears meanwhile is in the list, in an event, or in both.
+        // Listed after the watch is there: what appears meanwhile is in the list, in an event, or
+        // in both.
         if self.watch(&subpaths, Watched::Subpaths(uid.to_owned()), changes) {
-            names(&subpaths).iter().for_each(|volume| self.add_volume(uid, volume, changes));
+            names(&subpaths)
+                .iter()
+                .for_each(|volume| self.add_volume(uid, volume, changes));
         }
     }
 
-    /// Watches the directory of a kubelet-written volume. It counts as changed: `..data` may have been renamed before.
+    /// Watches the directory of a kubelet-written volume. It counts as changed: `..data` may have
+    /// been renamed before.
     fn add_volume(&mut self, uid: &str, volume: &str, changes: &mut Changes) {
-        let of_pod =
-            VolumeOfPod { kubelet_root: self.root.clone(), pod_uid: uid.to_owned(), volume: volume.to_owned() };
+        let of_pod = VolumeOfPod {
+            kubelet_root: self.root.clone(),
+            pod_uid: uid.to_owned(),
+            volume: volume.to_owned(),
+        };
         for plugin in Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet) {
-            let directory = self.pod(uid).join("volumes").join(plugin.folder()).join(volume);
+            let directory = self
+                .pod(uid)
+                .join("volumes")
+                .join(plugin.folder())
+                .join(volume);
             if self.watch(&directory, Watched::Volume(of_pod.clone()), changes) {
                 return changes.add(of_pod);
             }
@@ -172,9 +195,19 @@ impl WatchTree {
                 self.watched.insert(watch, watched);
                 true
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                false
+            }
             Err(source) => {
-                changes.errors.push(WatchError { directory: directory.to_owned(), source });
+                changes.errors.push(WatchError {
+                    directory: directory.to_owned(),
+                    source,
+                });
                 false
             }
         }
@@ -192,7 +225,9 @@ impl Changes {
 /// The names in a directory that may go away meanwhile.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -234,13 +269,22 @@ mod tests {
         fn changed(&mut self) -> Vec<String> {
             let mut volumes = Vec::new();
             loop {
-                let events = self.tree.inotify().wait(Some(Duration::from_millis(50))).unwrap();
+                let events = self
+                    .tree
+                    .inotify()
+                    .wait(Some(Duration::from_millis(50)))
+                    .unwrap();
                 if events.is_empty() {
                     return volumes;
                 }
                 let changes = self.tree.follow(events);
                 assert!(changes.errors.is_empty() && !changes.survey, "{changes:?}");
-                volumes.extend(changes.volumes.into_iter().map(|it| format!("{}/{}", it.pod_uid, it.volume)));
+                volumes.extend(
+                    changes
+                        .volumes
+                        .into_iter()
+                        .map(|it| format!("{}/{}", it.pod_uid, it.volume)),
+                );
             }
         }
     }
@@ -256,7 +300,10 @@ mod tests {
         let found = scene.tree.survey();
         assert_eq!((found.volumes.len(), scene.tree.volumes()), (1, 1));
         scene.update(CONF, "..2026_11_21_05_10_00.1");
-        scene.update("pods/u-1/volumes/kubernetes.io~configmap/whole", "..2026_11_21_05_10_00.1");
+        scene.update(
+            "pods/u-1/volumes/kubernetes.io~configmap/whole",
+            "..2026_11_21_05_10_00.1",
+        );
         assert_eq!(scene.changed(), ["u-1/conf"]);
     }
 
@@ -275,7 +322,11 @@ mod tests {
             assert_eq!(scene.changed(), ["u-1/conf"]);
             fs::remove_dir_all(scene.root.path().join("pods/u-1")).unwrap();
             assert!(scene.changed().is_empty());
-            assert_eq!((scene.tree.volumes(), scene.tree.watched.len()), (0, 1), "only `pods` is left");
+            assert_eq!(
+                (scene.tree.volumes(), scene.tree.watched.len()),
+                (0, 1),
+                "only `pods` is left"
+            );
         }
     }
 
@@ -299,10 +350,20 @@ mod tests {
         fs::remove_dir(scene.root.path().join(PODS)).unwrap();
         assert!(!scene.tree.survey().survey);
         scene.make("pods/u-1");
-        let events = scene.tree.inotify().wait(Some(Duration::from_secs(10))).unwrap();
+        let events = scene
+            .tree
+            .inotify()
+            .wait(Some(Duration::from_secs(10)))
+            .unwrap();
         assert!(scene.tree.follow(events).survey);
         scene.tree.survey();
-        assert!(scene.tree.watched.values().any(|watched| *watched == Watched::Pods));
+        assert!(
+            scene
+                .tree
+                .watched
+                .values()
+                .any(|watched| *watched == Watched::Pods)
+        );
     }
 
     /// A kubelet's pods may be on a filesystem that is mounted later.
@@ -311,7 +372,11 @@ mod tests {
         let mut scene = Scene::new();
         scene.tree.survey();
         fs::remove_dir(scene.root.path().join(PODS)).unwrap();
-        let events = scene.tree.inotify().wait(Some(Duration::from_secs(10))).unwrap();
+        let events = scene
+            .tree
+            .inotify()
+            .wait(Some(Duration::from_secs(10)))
+            .unwrap();
         assert!(scene.tree.follow(events).survey);
     }
 }

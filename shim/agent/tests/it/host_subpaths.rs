@@ -11,7 +11,10 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use crate::agent::{Agent, until};
 
 fn config(pod: &Pod) -> String {
-    format!("kubelet.roots = ['{}']\n", pod.places().kubelet_roots[0].display())
+    format!(
+        "kubelet.roots = ['{}']\n",
+        pod.places().kubelet_roots[0].display()
+    )
 }
 
 fn content(pod: &Pod, key: u32) -> String {
@@ -20,7 +23,10 @@ fn content(pod: &Pod, key: u32) -> String {
 
 fn mounts_at(path: &Path) -> usize {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    table.lines().filter(|line| line.split(' ').nth(4) == path.to_str()).count()
+    table
+        .lines()
+        .filter(|line| line.split(' ').nth(4) == path.to_str())
+        .count()
 }
 
 #[test]
@@ -34,7 +40,9 @@ fn an_update_is_followed_and_counted() {
     for number in 1..=20 {
         pod.update(number);
         for key in 0..3 {
-            until("the subpath is current", || content(&pod, key) == number.to_string());
+            until("the subpath is current", || {
+                content(&pod, key) == number.to_string()
+            });
         }
     }
     assert_eq!([0, 1, 2].map(|key| mounts_at(&pod.subpath(key))), [1, 1, 1]);
@@ -42,12 +50,15 @@ fn an_update_is_followed_and_counted() {
     let updates = agent.figure("bindguard_agent_volume_updates_total");
     assert!((10.0..=20.0).contains(&updates), "{updates}");
     // A re-bind that an update interrupts goes on with the newer file, and is counted once.
-    until("re-binds are counted", || agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}") >= 20.0);
+    until("re-binds are counted", || {
+        agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}") >= 20.0
+    });
     assert_eq!(agent.figure("bindguard_agent_watch_errors_total"), 0.0);
     assert_eq!(agent.terminate(), Some(0));
 }
 
-/// Each re-bind is a line of the journal. The agent reads the same journal, and counts the re-bind once.
+/// Each re-bind is a line of the journal. The agent reads the same journal, and counts the re-bind
+/// once.
 #[test]
 fn a_rebind_is_journaled_once_and_counted_once() {
     if !own_namespace() {
@@ -63,13 +74,24 @@ fn a_rebind_is_journaled_once_and_counted_once() {
     thread::sleep(Duration::from_millis(1200));
     let text = lines();
     assert_eq!(text.lines().count(), 1, "{text}");
-    for part in [r#"{"version":2,"kind":"rebind""#, r#""by":"agent""#, r#""uid":"uid-1""#, r#""volume":"conf""#] {
+    for part in [
+        r#"{"version":2,"kind":"rebind""#,
+        r#""by":"agent""#,
+        r#""uid":"uid-1""#,
+        r#""volume":"conf""#,
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     for _ in 0..2 {
-        assert_eq!(agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}"), 1.0);
+        assert_eq!(
+            agent.figure("bindguard_subpath_rebinds_total{outcome=\"rebound\"}"),
+            1.0
+        );
     }
-    assert_eq!(agent.figure("bindguard_journal_unread_lines_total{reason=\"newer\"}"), 0.0);
+    assert_eq!(
+        agent.figure("bindguard_journal_unread_lines_total{reason=\"newer\"}"),
+        0.0
+    );
 }
 
 /// A survey finds the same fault again: one line is enough.
@@ -82,12 +104,18 @@ fn a_fault_that_stays_is_journaled_once() {
     let folder = tempfile::tempdir().unwrap();
     let _agent = Agent::start(
         folder.path(),
-        &format!("agent.survey-seconds = 1\n{}checks.stale-subpaths = 'report'\n", config(&pod)),
+        &format!(
+            "agent.survey-seconds = 1\n{}checks.stale-subpaths = 'report'\n",
+            config(&pod)
+        ),
     );
     pod.update(1);
     thread::sleep(Duration::from_millis(3500));
     let text = fs::read_to_string(folder.path().join("journal.jsonl")).unwrap();
-    assert!(text.lines().count() == 1 && text.contains("planned"), "{text}");
+    assert!(
+        text.lines().count() == 1 && text.contains("planned"),
+        "{text}"
+    );
 }
 
 /// The agent was not there, or was killed: the survey at its start catches up.
@@ -102,7 +130,9 @@ fn updates_that_were_missed_are_caught_up() {
         pod.update(number);
         // Dropped, which kills it.
         let _agent = Agent::start(folder.path(), &config(&pod));
-        until("the subpath is current", || content(&pod, 0) == number.to_string());
+        until("the subpath is current", || {
+            content(&pod, 0) == number.to_string()
+        });
         assert_eq!(mounts_at(&pod.subpath(0)), 1);
     }
 }
@@ -134,16 +164,24 @@ fn report_and_off_change_nothing() {
     for mode in ["report", "off"] {
         let pod = Pod::with_keys(1);
         let folder = tempfile::tempdir().unwrap();
-        let agent = Agent::start(folder.path(), &format!("{}checks.stale-subpaths = '{mode}'\n", config(&pod)));
+        let agent = Agent::start(
+            folder.path(),
+            &format!("{}checks.stale-subpaths = '{mode}'\n", config(&pod)),
+        );
         pod.update(1);
-        let reported = || agent.figure("bindguard_subpath_rebinds_total{outcome=\"reported\"}") > 0.0;
+        let reported =
+            || agent.figure("bindguard_subpath_rebinds_total{outcome=\"reported\"}") > 0.0;
         if mode == "report" {
             until("it is reported", reported);
         } else {
             thread::sleep(Duration::from_millis(300));
             assert!(!reported());
         }
-        assert_eq!((content(&pod, 0).as_str(), mounts_at(&pod.subpath(0))), ("0", 1), "{mode}");
+        assert_eq!(
+            (content(&pod, 0).as_str(), mounts_at(&pod.subpath(0))),
+            ("0", 1),
+            "{mode}"
+        );
     }
 }
 
@@ -162,7 +200,14 @@ fn a_new_pod_with_a_tmpfs_volume_is_followed() {
         let volume = directory.join("volumes/kubernetes.io~secret/token");
         let subpath = directory.join("volume-subpaths/token/app/0");
         fs::create_dir_all(&volume).unwrap();
-        mount(Some("tmpfs"), &volume, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+        mount(
+            Some("tmpfs"),
+            &volume,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            None::<&str>,
+        )
+        .unwrap();
         let write = |number: u32| {
             let timestamp = format!("..2026_11_21_05_10_00.{number}");
             fs::create_dir(volume.join(&timestamp)).unwrap();
@@ -181,10 +226,17 @@ fn a_new_pod_with_a_tmpfs_volume_is_followed() {
         // In the first rounds at once: the agent may not have set its watch.
         thread::sleep(Duration::from_millis(round));
         write(2);
-        until("the subpath is current", || fs::read_to_string(&subpath).unwrap() == "2");
-        // A plain umount, as the kubelet's: it fails while a check has the mount open, and the kubelet tries again.
-        until("the subpath is unmounted", || umount2(&subpath, MntFlags::empty()).is_ok());
-        until("the volume is unmounted", || umount2(&volume, MntFlags::empty()).is_ok());
+        until("the subpath is current", || {
+            fs::read_to_string(&subpath).unwrap() == "2"
+        });
+        // A plain umount, as the kubelet's: it fails while a check has the mount open, and the
+        // kubelet tries again.
+        until("the subpath is unmounted", || {
+            umount2(&subpath, MntFlags::empty()).is_ok()
+        });
+        until("the volume is unmounted", || {
+            umount2(&volume, MntFlags::empty()).is_ok()
+        });
         fs::remove_dir_all(&directory).expect("nothing of the agent keeps the pod's folder");
     }
 }
@@ -196,7 +248,10 @@ fn it_serves_health_figures_and_the_report_and_nothing_else() {
     }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
-    let agent = Agent::start(folder.path(), &format!("{}checks.stale-subpaths = 'report'\n", config(&pod)));
+    let agent = Agent::start(
+        folder.path(),
+        &format!("{}checks.stale-subpaths = 'report'\n", config(&pod)),
+    );
     pod.update(1);
     let state: serde_json::Value =
         serde_json::from_str(agent.get("/v1/status").split("\r\n\r\n").nth(1).unwrap()).unwrap();
@@ -205,17 +260,34 @@ fn it_serves_health_figures_and_the_report_and_nothing_else() {
         (&true.into(), &"report".into(), &"off".into())
     );
     assert_eq!(state["pid"], agent.pid());
-    for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/", 404), ("/v1", 404)] {
-        assert!(agent.get(path).starts_with(&format!("HTTP/1.1 {status}")), "{path}: {}", agent.get(path));
+    for (path, status) in [
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/metrics", 200),
+        ("/", 404),
+        ("/v1", 404),
+    ] {
+        assert!(
+            agent.get(path).starts_with(&format!("HTTP/1.1 {status}")),
+            "{path}: {}",
+            agent.get(path)
+        );
     }
-    let post =
-        agent.request("POST /v1/report HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    let post = agent.request(
+        "POST /v1/report HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+    );
     assert!(post.starts_with("HTTP/1.1 405"), "{post}");
     let report = agent.get("/v1/report");
-    assert!(report.contains("application/json") && report.contains("volume-subpaths/conf/app/0"), "{report}");
+    assert!(
+        report.contains("application/json") && report.contains("volume-subpaths/conf/app/0"),
+        "{report}"
+    );
     assert!(agent.get("/metrics").trim_end().ends_with("# EOF"));
     use std::os::unix::fs::PermissionsExt;
-    let mode = fs::metadata(folder.path().join("agent.sock")).unwrap().permissions().mode();
+    let mode = fs::metadata(folder.path().join("agent.sock"))
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o777, 0o600);
     agent.terminate();
     assert!(
@@ -236,10 +308,17 @@ fn it_sleeps_while_nothing_happens() {
     // The checks a moment after the start, and the return of the memory that they used.
     thread::sleep(Duration::from_secs(6));
     let switches = || {
-        let tasks = fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap().flatten();
+        let tasks = fs::read_dir(format!("/proc/{}/task", agent.pid()))
+            .unwrap()
+            .flatten();
         let text = tasks.map(|task| fs::read_to_string(task.path().join("status")).unwrap());
         let lines = text.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>());
-        let counts = lines.filter_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok());
+        let counts = lines.filter_map(|line| {
+            line.strip_prefix("voluntary_ctxt_switches:")?
+                .trim()
+                .parse::<u64>()
+                .ok()
+        });
         counts.sum::<u64>()
     };
     let before = switches();

@@ -1,5 +1,5 @@
-//! kubediag's processors over HTTP, with the statuses that kubediag's executor expects, and a recoverer that touches nothing but
-//! stale subpaths.
+//! kubediag's processors over HTTP, with the statuses that kubediag's executor expects, and a
+//! recoverer that touches nothing but stale subpaths.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,19 +11,30 @@ use serde_json::{Value, json};
 
 use crate::agent::{Agent, until};
 
-const PROCESSORS: [&str; 4] =
-    ["podDetailCollector", "mountInfoCollector", "subpathRemountDiagnoser", "subpathRemountRecover"];
+const PROCESSORS: [&str; 4] = [
+    "podDetailCollector",
+    "mountInfoCollector",
+    "subpathRemountDiagnoser",
+    "subpathRemountRecover",
+];
 const TARGET: &str = "diagnoser.kubernetes.subpath_remount.original_destination_path";
 
 /// The watcher only reports here: it would repair before kubediag can.
 fn agent(pod: &Pod, folder: &Path, kubediag: &str) -> Agent {
     let root = pod.places().kubelet_roots[0].display().to_string();
-    Agent::start(folder, &format!("{kubediag}kubelet.roots = ['{root}']\nchecks.stale-subpaths = 'report'\n"))
+    Agent::start(
+        folder,
+        &format!("{kubediag}kubelet.roots = ['{root}']\nchecks.stale-subpaths = 'report'\n"),
+    )
 }
 
 /// Enabled, at an address that no other test uses.
 fn enabled() -> String {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     format!("agent.kubediag = {{ enabled = true, listen = '127.0.0.1:{port}' }}\n")
 }
 
@@ -38,7 +49,12 @@ fn call(agent: &Agent, method: &str, processor: &str, body: &str) -> (u16, Strin
 }
 
 fn recover(agent: &Agent, target: &str) -> (u16, String) {
-    let (status, _, text) = call(agent, "POST", "subpathRemountRecover", &json!({ TARGET: target }).to_string());
+    let (status, _, text) = call(
+        agent,
+        "POST",
+        "subpathRemountRecover",
+        &json!({ TARGET: target }).to_string(),
+    );
     (status, text)
 }
 
@@ -54,10 +70,17 @@ fn a_disabled_processor_answers_422_to_everything() {
         for method in ["GET", "POST", "PUT"] {
             let (status, head, text) = call(&agent, method, processor, "");
             assert_eq!(status, 422, "{method} {processor}");
-            assert!(head.contains("content-type: text/plain") && text.contains("is disabled"), "{head} {text}");
+            assert!(
+                head.contains("content-type: text/plain") && text.contains("is disabled"),
+                "{head} {text}"
+            );
         }
     }
-    assert_eq!(call(&agent, "POST", "nodeCordon", "").0, 404, "kubediag's other processors are not served");
+    assert_eq!(
+        call(&agent, "POST", "nodeCordon", "").0,
+        404,
+        "kubediag's other processors are not served"
+    );
     let stale = pod.subpath(0).display().to_string();
     assert_eq!(recover(&agent, &stale).0, 422);
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "0");
@@ -73,18 +96,40 @@ fn other_methods_are_405_and_bad_requests_500() {
     for processor in PROCESSORS {
         for method in ["GET", "PUT", "DELETE"] {
             let (status, head, text) = call(&agent, method, processor, "");
-            assert_eq!((status, text.trim_end()), (405, format!("method {method} is not supported").as_str()));
+            assert_eq!(
+                (status, text.trim_end()),
+                (405, format!("method {method} is not supported").as_str())
+            );
             assert!(head.contains("content-type: text/plain"), "{head}");
         }
     }
     // kubediag's own processors panic on most of these.
-    for processor in ["podDetailCollector", "subpathRemountDiagnoser", "subpathRemountRecover"] {
-        for body in ["", "no", "[]", "{}", r#"{"pod.name":7}"#, r#"{"pod.name":"a/b","pod.namespace":"default"}"#] {
+    for processor in [
+        "podDetailCollector",
+        "subpathRemountDiagnoser",
+        "subpathRemountRecover",
+    ] {
+        for body in [
+            "",
+            "no",
+            "[]",
+            "{}",
+            r#"{"pod.name":7}"#,
+            r#"{"pod.name":"a/b","pod.namespace":"default"}"#,
+        ] {
             let (status, head, text) = call(&agent, "POST", processor, body);
-            assert!(status == 500 && head.contains("content-type: text/plain"), "{processor} {body}: {head} {text}");
+            assert!(
+                status == 500 && head.contains("content-type: text/plain"),
+                "{processor} {body}: {head} {text}"
+            );
         }
     }
-    let (_, _, text) = call(&agent, "POST", "podDetailCollector", r#"{"pod.name":"web","pod.namespace":"default"}"#);
+    let (_, _, text) = call(
+        &agent,
+        "POST",
+        "podDetailCollector",
+        r#"{"pod.name":"web","pod.namespace":"default"}"#,
+    );
     assert!(text.contains("no credentials for the API server"), "{text}");
 }
 
@@ -98,12 +143,20 @@ fn the_chain_repairs_a_stale_subpath_by_a_rebind() {
     pod.update(1);
     let subpath = pod.subpath(1).display().to_string();
     let (status, head, text) = call(&agent, "POST", "mountInfoCollector", "{}");
-    assert!(status == 200 && head.contains("content-type: application/json"), "{head}");
+    assert!(
+        status == 200 && head.contains("content-type: application/json"),
+        "{head}"
+    );
     let mut results: Value = serde_json::from_str(&text).unwrap();
     let table = results["collector.system.mountinfo"].as_str().unwrap();
-    assert!(table.contains(&format!(" {subpath} ")) && table.ends_with('\n'), "{table}");
+    assert!(
+        table.contains(&format!(" {subpath} ")) && table.ends_with('\n'),
+        "{table}"
+    );
 
-    let error = format!("error mounting \"{subpath}\" to rootfs at \"/etc/app/1\": no such file or directory: unknown");
+    let error = format!(
+        "error mounting \"{subpath}\" to rootfs at \"/etc/app/1\": no such file or directory: unknown"
+    );
     let kube_pod = json!({
         "spec": {
             "containers": [{"name": "app", "volumeMounts": [{"name": "conf", "subPath": "1", "mountPath": "/etc/app/1"}]}],
@@ -112,11 +165,18 @@ fn the_chain_repairs_a_stale_subpath_by_a_rebind() {
         "status": {"containerStatuses": [{"ready": false, "state": {"waiting": {"message": error}}}]},
     });
     results["collector.kubernetes.pod.detail"] = kube_pod.to_string().into();
-    let (status, _, text) = call(&agent, "POST", "subpathRemountDiagnoser", &results.to_string());
+    let (status, _, text) = call(
+        &agent,
+        "POST",
+        "subpathRemountDiagnoser",
+        &results.to_string(),
+    );
     assert_eq!(status, 200, "{text}");
     let found: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(found[TARGET], subpath.as_str());
-    let source = found["diagnoser.kubernetes.subpath_remount.original_source_path"].as_str().unwrap();
+    let source = found["diagnoser.kubernetes.subpath_remount.original_source_path"]
+        .as_str()
+        .unwrap();
     assert!(source.ends_with("/1//deleted"), "{source}");
 
     assert_eq!(fs::read_to_string(&subpath).unwrap(), "0");
@@ -124,14 +184,30 @@ fn the_chain_repairs_a_stale_subpath_by_a_rebind() {
     assert_eq!(status, 200, "{text}");
     let result: Value = serde_json::from_str(&text).unwrap();
     let expected = format!("Succeesfully umount {subpath} on host");
-    assert_eq!(result, json!({ "recover.kubernetes.subpath_remount.result": expected }));
-    assert_eq!(fs::read_to_string(&subpath).unwrap(), "1", "kubediag only unmounts");
-    assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "0", "the other one was not named");
+    assert_eq!(
+        result,
+        json!({ "recover.kubernetes.subpath_remount.result": expected })
+    );
+    assert_eq!(
+        fs::read_to_string(&subpath).unwrap(),
+        "1",
+        "kubediag only unmounts"
+    );
+    assert_eq!(
+        fs::read_to_string(pod.subpath(0)).unwrap(),
+        "0",
+        "the other one was not named"
+    );
     let journal = || fs::read_to_string(folder.path().join("journal.jsonl")).unwrap_or_default();
-    until("the repair is journaled", || journal().contains(r#""rebound""#));
+    until("the repair is journaled", || {
+        journal().contains(r#""rebound""#)
+    });
 
     let (status, text) = recover(&agent, &subpath);
-    assert!(status == 500 && text.contains("is current"), "a second time there is nothing to repair: {text}");
+    assert!(
+        status == 500 && text.contains("is current"),
+        "a second time there is nothing to repair: {text}"
+    );
 }
 
 /// Each of these names the stale subpath in another way, or is no stale subpath.
@@ -174,8 +250,15 @@ fn the_recoverer_refuses_every_other_path() {
         assert_eq!(status, 500, "{target}: {answer}");
     }
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    assert!(mounts.contains(&format!(" {} ", mount_point.display())), "another mount was unmounted");
-    assert_eq!(fs::read_to_string(&stale).unwrap(), "0", "something was repaired");
+    assert!(
+        mounts.contains(&format!(" {} ", mount_point.display())),
+        "another mount was unmounted"
+    );
+    assert_eq!(
+        fs::read_to_string(&stale).unwrap(),
+        "0",
+        "something was repaired"
+    );
     assert_eq!(recover(&agent, &stale_text).0, 200);
     umount2(&mount_point, MntFlags::MNT_DETACH).unwrap();
 }

@@ -1,4 +1,5 @@
-//! The agent and the kubelet work on one subpath at the same moment: one mount is left, or none after the pod's end.
+//! The agent and the kubelet work on one subpath at the same moment: one mount is left, or none
+//! after the pod's end.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -14,24 +15,39 @@ use crate::agent::{Agent, until};
 
 /// The number of rounds: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
 fn rounds(in_test: u64, in_soak: u64) -> u64 {
-    if std::env::var_os("BINDGUARD_SOAK").is_some() { in_soak } else { in_test }
+    if std::env::var_os("BINDGUARD_SOAK").is_some() {
+        in_soak
+    } else {
+        in_test
+    }
 }
 
 fn config(pod: &Pod) -> String {
-    format!("kubelet.roots = ['{}']\n", pod.places().kubelet_roots[0].display())
+    format!(
+        "kubelet.roots = ['{}']\n",
+        pod.places().kubelet_roots[0].display()
+    )
 }
 
 fn mounts_at(path: &Path) -> usize {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    table.lines().filter(|line| line.split(' ').nth(4) == path.to_str()).count()
+    table
+        .lines()
+        .filter(|line| line.split(' ').nth(4) == path.to_str())
+        .count()
 }
 
-/// The kubelet before it starts a container again (`doBindSubPath`, 1.19 and newer): a mount of another file is unmounted, and
-/// the current file is bound. False if a step fails: the kubelet tries again.
+/// The kubelet before it starts a container again (`doBindSubPath`, 1.19 and newer): a mount of
+/// another file is unmounted, and the current file is bound. False if a step fails: the kubelet
+/// tries again.
 fn kubelet_restarts_a_container(pod: &Pod) -> bool {
-    let Ok(current) = File::open(pod.volume().join("..data/0")) else { return false };
+    let Ok(current) = File::open(pod.volume().join("..data/0")) else {
+        return false;
+    };
     let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    let (Ok(current_file), Ok(bound)) = (current.metadata(), fs::metadata(pod.subpath(0))) else { return false };
+    let (Ok(current_file), Ok(bound)) = (current.metadata(), fs::metadata(pod.subpath(0))) else {
+        return false;
+    };
     if mounts_at(&pod.subpath(0)) > 0 {
         if identity(current_file) == identity(bound) {
             return true;
@@ -41,8 +57,14 @@ fn kubelet_restarts_a_container(pod: &Pod) -> bool {
         }
     }
     let source = format!("/proc/self/fd/{}", current.as_raw_fd());
-    nix::mount::mount(Some(source.as_str()), &pod.subpath(0), None::<&str>, nix::mount::MsFlags::MS_BIND, None::<&str>)
-        .is_ok()
+    nix::mount::mount(
+        Some(source.as_str()),
+        &pod.subpath(0),
+        None::<&str>,
+        nix::mount::MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .is_ok()
 }
 
 #[test]
@@ -56,7 +78,9 @@ fn restarts_during_updates_leave_one_mount_each() {
     for number in 1..=rounds(200, 1000) {
         pod.update(number);
         thread::sleep(Duration::from_micros(number % 100 * 20));
-        until("the kubelet restarts the container", || kubelet_restarts_a_container(&pod));
+        until("the kubelet restarts the container", || {
+            kubelet_restarts_a_container(&pod)
+        });
         let content = || fs::read_to_string(pod.subpath(0)).unwrap_or_default();
         until("the subpath is current", || content() == number.to_string());
         until("one mount is left", || mounts_at(&pod.subpath(0)) == 1);
@@ -64,7 +88,8 @@ fn restarts_during_updates_leave_one_mount_each() {
     assert_eq!(agent.figure("bindguard_agent_thread_restarts_total"), 0.0);
 }
 
-/// The kubelet deletes a pod at the very moment of an update: nothing stays mounted, and nothing comes back.
+/// The kubelet deletes a pod at the very moment of an update: nothing stays mounted, and nothing
+/// comes back.
 #[test]
 fn pods_that_are_deleted_during_an_update_leave_nothing() {
     if !own_namespace() {
@@ -74,7 +99,13 @@ fn pods_that_are_deleted_during_an_update_leave_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
     // Mounts of other tests on this machine come and go.
-    let pods = pod.directory().parent().unwrap().to_str().unwrap().to_owned();
+    let pods = pod
+        .directory()
+        .parent()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .to_owned();
     let mounts = || {
         let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         table.lines().filter(|line| line.contains(&pods)).count()
@@ -98,7 +129,8 @@ fn pods_that_are_deleted_during_an_update_leave_nothing() {
         bind(&volume.join("..data/key"), &subpath);
         write(2);
         thread::sleep(Duration::from_micros(round % 300 * 10));
-        // As the kubelet: umount until nothing is mounted, then remove everything. It repeats what fails.
+        // As the kubelet: umount until nothing is mounted, then remove everything. It repeats what
+        // fails.
         until("the pod's folder is removed", || {
             while mounts_at(&subpath) > 0 && umount2(&subpath, MntFlags::empty()).is_ok() {}
             mounts_at(&subpath) == 0 && fs::remove_dir_all(&directory).is_ok()
@@ -107,7 +139,10 @@ fn pods_that_are_deleted_during_an_update_leave_nothing() {
     // The checks a second after the last update.
     thread::sleep(Duration::from_millis(1200));
     assert_eq!(mounts(), before);
-    let left: Vec<_> = fs::read_dir(pod.directory().parent().unwrap()).unwrap().flatten().collect();
+    let left: Vec<_> = fs::read_dir(pod.directory().parent().unwrap())
+        .unwrap()
+        .flatten()
+        .collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(agent.figure("bindguard_agent_thread_restarts_total"), 0.0);
 }

@@ -1,6 +1,10 @@
 //! The agent as a process: its re-binds on the host, kubediag, and a kubelet at the same moment.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod agent;
 mod host_subpaths;

@@ -1,4 +1,5 @@
-//! `bindguard config`: checks the config file, prints the active settings, or prints a config with every key.
+//! `bindguard config`: checks the config file, prints the active settings, or prints a config with
+//! every key.
 
 mod origin;
 
@@ -37,7 +38,9 @@ impl ConfigVerb {
     pub fn run(self, config: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         match self {
             Self::Check { file } => {
-                let named = file.or(config).or_else(|| std::env::var_os(ENVIRONMENT).map(PathBuf::from));
+                let named = file
+                    .or(config)
+                    .or_else(|| std::env::var_os(ENVIRONMENT).map(PathBuf::from));
                 let file = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
                 check_answers(&file)?;
                 check(&file, named.is_some())
@@ -53,9 +56,14 @@ impl ConfigVerb {
 
 /// A node without the file has every default, which is no error.
 fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
-    let is_missing = path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let is_missing = path
+        .symlink_metadata()
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     if is_missing && !is_named {
-        print_text(&format!("no {}: every setting has its default\n", path.display()))?;
+        print_text(&format!(
+            "no {}: every setting has its default\n",
+            path.display()
+        ))?;
         return Ok(ExitCode::SUCCESS);
     }
     let loaded = valid(path)?;
@@ -63,7 +71,13 @@ fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
         print_text(&format!("{} has no mistake\n", path.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    print_text(&loaded.warnings.iter().map(|warning| format!("{warning}\n")).collect::<String>())?;
+    print_text(
+        &loaded
+            .warnings
+            .iter()
+            .map(|warning| format!("{warning}\n"))
+            .collect::<String>(),
+    )?;
     Ok(ExitCode::FAILURE)
 }
 
@@ -71,21 +85,39 @@ fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
 fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let path = named.clone().unwrap_or_else(in_force);
     check_answers(&path)?;
-    let loaded = if named.is_some() { valid(&path)? } else { load() };
-    loaded.remarks().iter().for_each(|remark| eprintln!("bindguard: {remark}"));
+    let loaded = if named.is_some() {
+        valid(&path)?
+    } else {
+        load()
+    };
+    loaded
+        .remarks()
+        .iter()
+        .for_each(|remark| eprintln!("bindguard: {remark}"));
     let keys = origin::shown(&loaded, &path);
     if json {
         print_json(&keys)?;
     } else {
         let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
-        let line = |key: &origin::ShownKey| format!("{:<width$} = {}  # {}\n", key.key, key.value, key.origin);
+        let line = |key: &origin::ShownKey| {
+            format!("{:<width$} = {}  # {}\n", key.key, key.value, key.origin)
+        };
         print_text(&keys.iter().map(line).collect::<String>())?;
     }
-    Ok(if loaded.problem.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if loaded.problem.is_some() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn valid(path: &Path) -> anyhow::Result<Loaded> {
-    let invalid = |error: Error| anyhow!("{}; `bindguard config default` prints a valid config", error_chain(&error));
+    let invalid = |error: Error| {
+        anyhow!(
+            "{}; `bindguard config default` prints a valid config",
+            error_chain(&error)
+        )
+    };
     Loaded::from_file(path).map_err(invalid)
 }
 

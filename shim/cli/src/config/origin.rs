@@ -24,8 +24,18 @@ pub fn shown(loaded: &Loaded, path: &Path) -> Vec<ShownKey> {
         Some(Instead::Kept) => (KEPT_PATH.to_owned(), "default"),
         Some(Instead::ReportOnly) => (String::new(), "report-only"),
     };
-    let origin = |name: &str| if loaded.set.contains(&name) { file.clone() } else { unset.to_owned() };
-    let shown = |ActiveKey { name, value }| ShownKey { key: name, value, origin: origin(name) };
+    let origin = |name: &str| {
+        if loaded.set.contains(&name) {
+            file.clone()
+        } else {
+            unset.to_owned()
+        }
+    };
+    let shown = |ActiveKey { name, value }| ShownKey {
+        key: name,
+        value,
+        origin: origin(name),
+    };
     loaded.config.active_keys().into_iter().map(shown).collect()
 }
 
@@ -40,10 +50,18 @@ mod tests {
     fn json_matches_the_document() {
         let documented = documented("`config show`");
         let config = Config::from_toml("guard.deadline-ms = 500\n").unwrap();
-        let loaded = Loaded { config, problem: None, warnings: Vec::new(), set: vec!["guard.deadline-ms"] };
+        let loaded = Loaded {
+            config,
+            problem: None,
+            warnings: Vec::new(),
+            set: vec!["guard.deadline-ms"],
+        };
         let mut keys = shown(&loaded, Path::new("/etc/bindguard/config.toml"));
         // the document shows two of them
         keys.retain(|key| documented.contains(&format!("{:?}", key.key)));
-        assert_eq!(serde_json::to_string_pretty(&keys).unwrap(), documented.trim_end());
+        assert_eq!(
+            serde_json::to_string_pretty(&keys).unwrap(),
+            documented.trim_end()
+        );
     }
 }

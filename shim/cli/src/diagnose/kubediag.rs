@@ -1,9 +1,10 @@
 //! The results of kubediag's subpath processors, so that bindguard can replace them.
 //!
-//! A processor of kubediag answers with one JSON object of strings. Its agent adds the object to the input of the next
-//! processor. A diagnosis is of one pod and one mount: its recoverer unmounts the one `original_destination_path`. So one
-//! object is printed, for the first stale subpath, with the keys of the collector and the diagnoser. The keys and the forms of
-//! the values are those of `pkg/processors` of kubediag/kubediag.
+//! A processor of kubediag answers with one JSON object of strings. Its agent adds the object to
+//! the input of the next processor. A diagnosis is of one pod and one mount: its recoverer unmounts
+//! the one `original_destination_path`. So one object is printed, for the first stale subpath, with
+//! the keys of the collector and the diagnoser. The keys and the forms of the values are those of
+//! `pkg/processors` of kubediag/kubediag.
 
 use std::path::Path;
 
@@ -19,9 +20,16 @@ const DIAGNOSER: &str = "diagnoser.kubernetes.subpath_remount";
 const RECOVERER: &str = "recover.kubernetes.subpath_remount.result";
 
 /// Prints the output of the collector and the diagnoser.
-pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable) -> anyhow::Result<()> {
+pub fn print_diagnosis(
+    report: &NodeReport,
+    mountinfo: &[u8],
+    table: &MountTable,
+) -> anyhow::Result<()> {
     let mut keys = Map::new();
-    keys.insert(MOUNTINFO.to_owned(), String::from_utf8_lossy(mountinfo).into());
+    keys.insert(
+        MOUNTINFO.to_owned(),
+        String::from_utf8_lossy(mountinfo).into(),
+    );
     let mut stale = report.binds.iter().filter(|bind| is_stale_subpath(bind));
     let first = stale.find_map(|bind| Some((bind, as_written(table, bind.bind.source())?)));
     if let Some((bind, (root, mount_point))) = first {
@@ -45,10 +53,19 @@ pub fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable
 
 /// Prints the output of the recoverer, for all mounts that were detached or repaired.
 pub fn print_recovery(report: &NodeReport) -> anyhow::Result<()> {
-    let repaired = report.binds.iter().filter(|bind| bind.bind.is_repaired()).map(|bind| {
-        let outcome = bind.bind.outcome.as_ref().map(ToString::to_string).unwrap_or_default();
-        format!("{}: {outcome}", bind.bind.source().display())
-    });
+    let repaired = report
+        .binds
+        .iter()
+        .filter(|bind| bind.bind.is_repaired())
+        .map(|bind| {
+            let outcome = bind
+                .bind
+                .outcome
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            format!("{}: {outcome}", bind.bind.source().display())
+        });
     let repaired: Vec<String> = repaired.collect();
     let result = (!repaired.is_empty()).then(|| (RECOVERER.to_owned(), repaired.join("; ").into()));
     print_object(result.into_iter().collect())
@@ -60,10 +77,15 @@ fn is_stale_subpath(bind: &NodeBind) -> bool {
 
 fn result(bind: &NodeBind) -> String {
     let reason = bind.bind.reason().unwrap_or_default();
-    format!("kubernetes#68211: the subpath {} is {}: {reason}", bind.bind.source().display(), bind.bind.verdict())
+    format!(
+        "kubernetes#68211: the subpath {} is {}: {reason}",
+        bind.bind.source().display(),
+        bind.bind.verdict()
+    )
 }
 
-/// The fourth and fifth field of the mount's line, escapes included: kubediag takes both from there.
+/// The fourth and fifth field of the mount's line, escapes included: kubediag takes both from
+/// there.
 fn as_written(table: &MountTable, path: &Path) -> Option<(String, String)> {
     let line = table.stack_at(path).last()?.to_line();
     let line = String::from_utf8_lossy(&line).into_owned();

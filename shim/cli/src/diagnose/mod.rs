@@ -1,5 +1,5 @@
-//! `bindguard diagnose`: judges every volume-subpath and volume of the node as an admission would. With a support bundle it
-//! judges those of another node.
+//! `bindguard diagnose`: judges every volume-subpath and volume of the node as an admission would.
+//! With a support bundle it judges those of another node.
 
 pub mod kubediag;
 
@@ -32,7 +32,8 @@ pub struct Diagnose {
     /// Print the report as JSON, with the journal's keys.
     #[arg(long)]
     json: bool,
-    /// `kubediag`: print one JSON object with the keys of the kubediag processors that bindguard replaces.
+    /// `kubediag`: print one JSON object with the keys of the kubediag processors that bindguard
+    /// replaces.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
     format: Format,
     /// Read this mountinfo of another node instead of this node's.
@@ -75,28 +76,51 @@ impl Diagnose {
             let wanted = self.wanted(&pods, places)?;
             return self.unless_unknown(survey_node(policy, places, &pods, wanted), &pods);
         };
-        if !fs::metadata(root).with_context(|| format!("read {}", root.display()))?.is_dir() {
-            bail!("{} is no folder: --root takes the copy of a node's files", root.display());
+        if !fs::metadata(root)
+            .with_context(|| format!("read {}", root.display()))?
+            .is_dir()
+        {
+            bail!(
+                "{} is no folder: --root takes the copy of a node's files",
+                root.display()
+            );
         }
         let pods = recorded(root);
         let wanted = self.wanted(&pods, places)?;
-        self.unless_unknown(survey_recorded(policy, places, &pods, table, root, wanted), &pods)
+        self.unless_unknown(
+            survey_recorded(policy, places, &pods, table, root, wanted),
+            &pods,
+        )
     }
 
-    /// An unknown pod is an error: the operator expects it here, and an empty report would mislead. A known pod may have
-    /// nothing to check.
+    /// An unknown pod is an error: the operator expects it here, and an empty report would mislead.
+    /// A known pod may have nothing to check.
     fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
-        let is_here = |pod: &str| pods.containers.iter().any(|one| PodSelector::from_argument(pod).is(&one.pod));
+        let is_here = |pod: &str| {
+            pods.containers
+                .iter()
+                .any(|one| PodSelector::from_argument(pod).is(&one.pod))
+        };
         match &self.pod {
             Some(pod) if report.checked == 0 && report.problems.is_empty() && !is_here(pod) => {
-                bail!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
+                bail!(
+                    "this node has no subpath and no volume of a pod {pod}: is it another node's?"
+                )
             }
             _ => Ok(report),
         }
     }
 
-    fn wanted<'a>(&self, pods: &Pods, places: &'a Places) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
-        let uids_of_pod = self.pod.as_deref().map(|pod| uids(pods, &PodSelector::from_argument(pod))).transpose()?;
+    fn wanted<'a>(
+        &self,
+        pods: &Pods,
+        places: &'a Places,
+    ) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
+        let uids_of_pod = self
+            .pod
+            .as_deref()
+            .map(|pod| uids(pods, &PodSelector::from_argument(pod)))
+            .transpose()?;
         Ok(move |path: &Path| match &uids_of_pod {
             None => true,
             Some(uids) => {
@@ -107,24 +131,39 @@ impl Diagnose {
     }
 
     fn trimmed(&self, report: &NodeReport) -> NodeReport {
-        if self.all { report.clone() } else { report.clone().without_healthy() }
+        if self.all {
+            report.clone()
+        } else {
+            report.clone().without_healthy()
+        }
     }
 
     fn mountinfo(&self) -> anyhow::Result<Vec<u8>> {
-        let path = self.mountinfo.as_deref().unwrap_or(Path::new("/proc/thread-self/mountinfo"));
+        let path = self
+            .mountinfo
+            .as_deref()
+            .unwrap_or(Path::new("/proc/thread-self/mountinfo"));
         fs::read(path).with_context(|| format!("read {}", path.display()))
     }
 
     fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {
         let table = MountTable::from_mountinfo(mountinfo).with_context(|| self.parse_context())?;
-        // The kernel ends every line. A copy that was cut off does not, and its cut last field would look complete.
-        ensure!(mountinfo.ends_with(b"\n"), "{}: it ends in the middle of a line", self.parse_context());
+        // The kernel ends every line. A copy that was cut off does not, and its cut last field
+        // would look complete.
+        ensure!(
+            mountinfo.ends_with(b"\n"),
+            "{}: it ends in the middle of a line",
+            self.parse_context()
+        );
         Ok(table)
     }
 
     fn parse_context(&self) -> String {
         match &self.mountinfo {
-            Some(path) => format!("parse {}: take it again, whole, with `cat /proc/1/mountinfo`", path.display()),
+            Some(path) => format!(
+                "parse {}: take it again, whole, with `cat /proc/1/mountinfo`",
+                path.display()
+            ),
             None => "parse this node's mountinfo".to_owned(),
         }
     }
@@ -135,8 +174,14 @@ fn has_a_kubelet(places: &Places) -> anyhow::Result<()> {
     let (here, problems) = kubelets_here(places);
     // A folder that is unreadable or does not answer exists.
     if here.is_empty() && problems.is_empty() {
-        let roots: Vec<String> = places.kubelet_roots().map(|root| root.display().to_string()).collect();
-        bail!("no kubelet has its folders at {}: name it in [kubelet] roots of config.toml", roots.join(" or "));
+        let roots: Vec<String> = places
+            .kubelet_roots()
+            .map(|root| root.display().to_string())
+            .collect();
+        bail!(
+            "no kubelet has its folders at {}: name it in [kubelet] roots of config.toml",
+            roots.join(" or ")
+        );
     }
     Ok(())
 }

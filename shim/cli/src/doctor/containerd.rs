@@ -1,4 +1,5 @@
-//! containerd's effective configuration, from `containerd config dump`: imports and defaults are included.
+//! containerd's effective configuration, from `containerd config dump`: imports and defaults are
+//! included.
 
 use std::path::Path;
 
@@ -18,16 +19,24 @@ const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.r
 pub fn point(pods: &Pods) -> Point {
     let found = containerds();
     if found.is_empty() && is_hidden("containerd") {
-        return doctor::containerd(Err("a containerd runs, and only root may read its arguments: run this as root"));
+        return doctor::containerd(Err(
+            "a containerd runs, and only root may read its arguments: run this as root",
+        ));
     }
-    match found.first().map(|containerd| seen(containerd, pods)).transpose() {
+    match found
+        .first()
+        .map(|containerd| seen(containerd, pods))
+        .transpose()
+    {
         Ok(seen) => doctor::containerd(Ok(seen.as_ref())),
         Err(error) => doctor::containerd(Err(&format!("{error:#}"))),
     }
 }
 
 fn seen(containerd: &Daemon, pods: &Pods) -> anyhow::Result<ContainerdSeen> {
-    let program = containerd.program().context("read which program containerd is")?;
+    let program = containerd
+        .program()
+        .context("read which program containerd is")?;
     let version = output_of(&program, &["--version"])?;
     let mut words = vec!["config", "dump"];
     let path = containerd.config().map(|path| path.display().to_string());
@@ -35,16 +44,30 @@ fn seen(containerd: &Daemon, pods: &Pods) -> anyhow::Result<ContainerdSeen> {
         words.splice(0..0, ["--config", path.as_str()]);
     }
     let dump = output_of(&program, &words)?;
-    let table: Table = dump.parse().context("parse the output of `containerd config dump`")?;
+    let table: Table = dump
+        .parse()
+        .context("parse the output of `containerd config dump`")?;
     let (runtimes, default_runtime) = runtimes(&table);
-    let unusable =
-        runtimes.iter().flat_map(|entry| [&entry.runtime_path, &entry.binary_name]).filter_map(unusable).collect();
-    Ok(ContainerdSeen { version: number(&version), runtimes, default_runtime, pods: running_pods(pods), unusable })
+    let unusable = runtimes
+        .iter()
+        .flat_map(|entry| [&entry.runtime_path, &entry.binary_name])
+        .filter_map(unusable)
+        .collect();
+    Ok(ContainerdSeen {
+        version: number(&version),
+        runtimes,
+        default_runtime,
+        pods: running_pods(pods),
+        unusable,
+    })
 }
 
-/// Why a program of bindguard's cannot be run. The kernel refuses this access also on a file system that is mounted noexec.
+/// Why a program of bindguard's cannot be run. The kernel refuses this access also on a file system
+/// that is mounted noexec.
 fn unusable(path: &String) -> Option<String> {
-    let is_ours = Path::new(path).file_name().is_some_and(|name| name == SHIM || name == WRAPPER);
+    let is_ours = Path::new(path)
+        .file_name()
+        .is_some_and(|name| name == SHIM || name == WRAPPER);
     if !is_ours || !path.starts_with('/') {
         return None;
     }
@@ -52,33 +75,71 @@ fn unusable(path: &String) -> Option<String> {
     Some(format!("{path}: {}", std::io::Error::from(error)))
 }
 
-/// The running pods, and those among them before whose creates no guard runs. containerd keeps the shim of a pod, whatever its
-/// files say later.
+/// The running pods, and those among them before whose creates no guard runs. containerd keeps the
+/// shim of a pod, whatever its files say later.
 fn running_pods(pods: &Pods) -> RunningPods {
-    let sandboxes = pods.containers.iter().filter(|container| container.name.is_none());
-    let running: Vec<_> = sandboxes.filter(|sandbox| sandbox.state == Some(ContainerState::Running)).collect();
-    let unguarded = running.iter().filter(|sandbox| sandbox.guarded == Some(false)).count();
-    RunningPods { all: running.len(), unguarded }
+    let sandboxes = pods
+        .containers
+        .iter()
+        .filter(|container| container.name.is_none());
+    let running: Vec<_> = sandboxes
+        .filter(|sandbox| sandbox.state == Some(ContainerState::Running))
+        .collect();
+    let unguarded = running
+        .iter()
+        .filter(|sandbox| sandbox.guarded == Some(false))
+        .count();
+    RunningPods {
+        all: running.len(),
+        unguarded,
+    }
 }
 
-/// `containerd github.com/containerd/containerd 1.7.24 ...`: the word that begins with a digit, without a `v`.
+/// `containerd github.com/containerd/containerd 1.7.24 ...`: the word that begins with a digit,
+/// without a `v`.
 fn number(version: &str) -> String {
-    let words = version.split_whitespace().map(|word| word.trim_start_matches('v'));
-    let number = words.into_iter().find(|word| word.starts_with(|first: char| first.is_ascii_digit()));
-    number.unwrap_or("of unknown version").split(['~', '+']).next().unwrap_or_default().to_owned()
+    let words = version
+        .split_whitespace()
+        .map(|word| word.trim_start_matches('v'));
+    let number = words
+        .into_iter()
+        .find(|word| word.starts_with(|first: char| first.is_ascii_digit()));
+    number
+        .unwrap_or("of unknown version")
+        .split(['~', '+'])
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn runtimes(table: &Table) -> (Vec<RuntimeEntry>, String) {
     let plugins = table.get("plugins");
-    let containerd = PLUGINS.iter().find_map(|plugin| plugins?.get(plugin)?.get("containerd"));
-    let Some(containerd) = containerd else { return (Vec::new(), String::new()) };
-    let word = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let entries = containerd.get("runtimes").and_then(Value::as_table).into_iter().flatten();
+    let containerd = PLUGINS
+        .iter()
+        .find_map(|plugin| plugins?.get(plugin)?.get("containerd"));
+    let Some(containerd) = containerd else {
+        return (Vec::new(), String::new());
+    };
+    let word = |value: &Value, key: &str| {
+        value
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let entries = containerd
+        .get("runtimes")
+        .and_then(Value::as_table)
+        .into_iter()
+        .flatten();
     let entries = entries.map(|(name, entry)| RuntimeEntry {
         name: name.clone(),
         runtime_type: word(entry, "runtime_type"),
         runtime_path: word(entry, "runtime_path"),
-        binary_name: entry.get("options").map(|options| word(options, "BinaryName")).unwrap_or_default(),
+        binary_name: entry
+            .get("options")
+            .map(|options| word(options, "BinaryName"))
+            .unwrap_or_default(),
         systemd_cgroup: entry
             .get("options")
             .and_then(|options| options.get("SystemdCgroup")?.as_bool())
@@ -101,7 +162,11 @@ mod tests {
             );
             let (entries, default) = runtimes(&text.parse().unwrap());
             assert_eq!(
-                (entries[0].name.as_str(), entries[0].binary_name.as_str(), default.as_str()),
+                (
+                    entries[0].name.as_str(),
+                    entries[0].binary_name.as_str(),
+                    default.as_str()
+                ),
                 ("x", "b", "runc")
             );
         }
@@ -109,7 +174,13 @@ mod tests {
 
     #[test]
     fn versions_are_found() {
-        assert_eq!(number("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1"), "1.6.20");
-        assert_eq!(number("containerd github.com/containerd/containerd/v2 v2.1.9 abc"), "2.1.9");
+        assert_eq!(
+            number("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1"),
+            "1.6.20"
+        );
+        assert_eq!(
+            number("containerd github.com/containerd/containerd/v2 v2.1.9 abc"),
+            "2.1.9"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! `bindguard doctor`: checks this node, point by point. This module collects the evidence, `bindguard_operator::doctor` judges it.
+//! `bindguard doctor`: checks this node, point by point. This module collects the evidence,
+//! `bindguard_operator::doctor` judges it.
 
 mod containerd;
 mod programs;
@@ -46,15 +47,27 @@ impl Doctor {
         let mut points = of_the_kernel(&here);
         points.push(helpers(&here, problems));
         points.push(doctor::fuse_daemons(
-            &processes_named("kubelet").into_iter().map(daemon).collect::<Vec<_>>(),
-            &with_open(Path::new("/dev/fuse")).into_iter().map(daemon).collect::<Vec<_>>(),
+            &processes_named("kubelet")
+                .into_iter()
+                .map(daemon)
+                .collect::<Vec<_>>(),
+            &with_open(Path::new("/dev/fuse"))
+                .into_iter()
+                .map(daemon)
+                .collect::<Vec<_>>(),
         ));
         points.push(containerd::point(&pods));
         points.push(programs::point(loaded.config.runtime()));
         points.push(installation());
         points.push(config(loaded));
-        points.push(doctor::agent(&agent::state(&loaded.config), agent::is_unit()));
-        points.push(doctor::subpaths(&survey_node(policy, places, &pods, |_| true), policy));
+        points.push(doctor::agent(
+            &agent::state(&loaded.config),
+            agent::is_unit(),
+        ));
+        points.push(doctor::subpaths(
+            &survey_node(policy, places, &pods, |_| true),
+            policy,
+        ));
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),
             Err(error) => Point::unknown("pinned", error_chain(&error)),
@@ -65,13 +78,18 @@ impl Doctor {
         } else {
             print_text(text(&report).text())?
         }
-        Ok(show::code(report.has(Status::Unknown) && !report.has(Status::Failed), report.has(Status::Failed)))
+        Ok(show::code(
+            report.has(Status::Unknown) && !report.has(Status::Failed),
+            report.has(Status::Failed),
+        ))
     }
 }
 
 fn of_the_kernel(kubelet_roots: &[PathBuf]) -> Vec<Point> {
     let table = read_mount_table();
-    let kubelet_is_shared = table.as_ref().is_ok_and(|table| is_shared(table, kubelet_roots));
+    let kubelet_is_shared = table
+        .as_ref()
+        .is_ok_and(|table| is_shared(table, kubelet_roots));
     vec![
         doctor::kernel(&kernel_features(), kubelet_is_shared),
         match &table {
@@ -85,16 +103,34 @@ fn of_the_kernel(kubelet_roots: &[PathBuf]) -> Vec<Point> {
 /// True if the mount of the kubelet's folders has peers, or if the node has no kubelet.
 fn is_shared(table: &MountTable, kubelet_roots: &[PathBuf]) -> bool {
     kubelet_roots.is_empty()
-        || kubelet_roots.iter().any(|root| table.mount_over(root).is_some_and(|m| m.propagation.peer_group.is_some()))
+        || kubelet_roots.iter().any(|root| {
+            table
+                .mount_over(root)
+                .is_some_and(|m| m.propagation.peer_group.is_some())
+        })
 }
 
 fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
     if let Some(problem) = problems.into_iter().next() {
         return Point::unknown("mount-helpers", problem);
     }
-    const FOLDERS: [&str; 6] = ["/sbin", "/usr/sbin", "/usr/local/sbin", "/bin", "/usr/bin", "/usr/local/bin"];
-    let is_there = |name: &str| FOLDERS.iter().any(|folder| Path::new(folder).join(name).symlink_metadata().is_ok());
-    let volumes = kubelet_roots.iter().map(|root| list_volumes(root)).collect::<Result<Vec<_>, _>>();
+    const FOLDERS: [&str; 6] = [
+        "/sbin",
+        "/usr/sbin",
+        "/usr/local/sbin",
+        "/bin",
+        "/usr/bin",
+        "/usr/local/bin",
+    ];
+    let is_there = |name: &str| {
+        FOLDERS
+            .iter()
+            .any(|folder| Path::new(folder).join(name).symlink_metadata().is_ok())
+    };
+    let volumes = kubelet_roots
+        .iter()
+        .map(|root| list_volumes(root))
+        .collect::<Result<Vec<_>, _>>();
     match volumes {
         Ok(volumes) => {
             let in_use: BTreeSet<String> = volumes
@@ -111,7 +147,13 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
 /// os-release(5): the second file is for a node whose `/etc` is empty.
 fn distribution() -> LinuxDistribution {
     let files = ["/etc/os-release", "/usr/lib/os-release"].map(|path| setting(Path::new(path)));
-    let text = files.into_iter().find_map(|file| if let Observed::Seen(text) = file { Some(text) } else { None });
+    let text = files.into_iter().find_map(|file| {
+        if let Observed::Seen(text) = file {
+            Some(text)
+        } else {
+            None
+        }
+    });
     LinuxDistribution::from_os_release(&text.unwrap_or_default())
 }
 
@@ -138,7 +180,11 @@ fn config(loaded: &Loaded) -> Point {
 }
 
 fn daemon(process: Process) -> Daemon {
-    Daemon { pid: process.pid, command: process.command, cgroup: process.cgroup }
+    Daemon {
+        pid: process.pid,
+        command: process.command,
+        cgroup: process.cgroup,
+    }
 }
 
 /// A program on PATH, or in the folder `also_in`.
@@ -148,7 +194,10 @@ fn find(name: &Path, also_in: Option<&Path>) -> Option<PathBuf> {
         return Some(name.to_owned()).filter(is_there);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = also_in.map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+    let folders = also_in
+        .map(Path::to_owned)
+        .into_iter()
+        .chain(std::env::split_paths(&path));
     folders.map(|folder| folder.join(name)).find(is_there)
 }
 
@@ -165,7 +214,11 @@ fn text(report: &DoctorReport) -> Lines {
             lines.run(command);
         }
     }
-    let not_ok = report.points.iter().filter(|point| point.status != Status::Ok).count();
+    let not_ok = report
+        .points
+        .iter()
+        .filter(|point| point.status != Status::Ok)
+        .count();
     lines.line(&format!("{} points, {not_ok} not ok", report.points.len()));
     lines
 }

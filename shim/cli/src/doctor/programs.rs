@@ -14,7 +14,11 @@ pub fn point(runtime: &Path) -> Point {
     let beside = own.as_deref().and_then(Path::parent);
     let version = |program: &Path, words: &[&str]| {
         let said = output_of(program, words).unwrap_or_else(|error| format!("{error:#}"));
-        said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
+        said.lines()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
     };
     let shim = find(Path::new("containerd-shim-bindguard-v2"), beside);
     let shim = ProgramSeen {
@@ -24,11 +28,13 @@ pub fn point(runtime: &Path) -> Point {
     let wrapper = ProgramSeen {
         name: "bindguard-runtime".to_owned(),
         // It passes a version request to the runtime, so its version is the runtime's.
-        found: find(Path::new("bindguard-runtime"), beside).map(|path| (path.display().to_string(), String::new())),
+        found: find(Path::new("bindguard-runtime"), beside)
+            .map(|path| (path.display().to_string(), String::new())),
     };
     let runtime = ProgramSeen {
         name: runtime.display().to_string(),
-        found: find(runtime, None).map(|path| (path.display().to_string(), version(&path, &["--version"]))),
+        found: find(runtime, None)
+            .map(|path| (path.display().to_string(), version(&path, &["--version"]))),
     };
     doctor::programs(env!("CARGO_PKG_VERSION"), &[shim, wrapper], &runtime)
 }

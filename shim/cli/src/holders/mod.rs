@@ -1,4 +1,5 @@
-//! `bindguard holders`: the holders of the mounts at or below a path, and the commands that free the mounts.
+//! `bindguard holders`: the holders of the mounts at or below a path, and the commands that free
+//! the mounts.
 
 mod text;
 
@@ -39,7 +40,11 @@ impl Holders {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let proc = self.proc.clone().map_or_else(Proc::default, Proc::at);
-        let path = if self.proc.is_some() { self.path.clone() } else { resolved(&self.path)? };
+        let path = if self.proc.is_some() {
+            self.path.clone()
+        } else {
+            resolved(&self.path)?
+        };
         let seen = proc.namespaces()?;
         let wanted = wanted(&path, &seen.own, self.proc.is_some())?;
         let report = report(&path, &wanted, seen, &self.pods.pods(), config.places());
@@ -48,11 +53,20 @@ impl Holders {
         } else {
             print_text(text::of(&report).text())?
         }
-        Ok(show::code(!report.problems.is_empty(), !report.holders.is_empty()))
+        Ok(show::code(
+            !report.problems.is_empty(),
+            !report.holders.is_empty(),
+        ))
     }
 }
 
-fn report(path: &Path, wanted: &Wanted, seen: Namespaces, pods: &Pods, places: &Places) -> HoldersReport {
+fn report(
+    path: &Path,
+    wanted: &Wanted,
+    seen: Namespaces,
+    pods: &Pods,
+    places: &Places,
+) -> HoldersReport {
     let mut report = HoldersReport::find(path, wanted, &seen.own, &seen.others, pods, places);
     report.checked = seen.checked;
     report.problems.splice(0..0, seen.problems);
@@ -66,7 +80,9 @@ fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
         check_answers(folder)?;
     }
     let handle = Handle::follow(path)?;
-    handle.resolved_path().with_context(|| format!("resolve {}", path.display()))
+    handle
+        .resolved_path()
+        .with_context(|| format!("resolve {}", path.display()))
 }
 
 fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<Wanted> {

@@ -1,6 +1,8 @@
-//! The holders report for people: one paragraph for each pod, and one for each other mount namespace.
+//! The holders report for people: one paragraph for each pod, and one for each other mount
+//! namespace.
 //!
-//! A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod separately.
+//! A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod
+//! separately.
 
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
 
@@ -35,7 +37,8 @@ pub fn of(report: &HoldersReport) -> Lines {
 fn by_pod(holders: &[Holder]) -> Vec<Vec<&Holder>> {
     let mut groups: Vec<Vec<&Holder>> = Vec::new();
     for holder in holders {
-        let is_of_it = |group: &&mut Vec<&Holder>| holder.pod.is_some() && group[0].pod == holder.pod;
+        let is_of_it =
+            |group: &&mut Vec<&Holder>| holder.pod.is_some() && group[0].pod == holder.pod;
         match groups.iter_mut().find(is_of_it) {
             Some(group) => group.push(holder),
             None => groups.push(vec![holder]),
@@ -63,15 +66,28 @@ fn describe(group: &[&Holder], named: usize, lines: &mut Lines) {
 
 fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
     if let Some(more) = all.checked_sub(named).filter(|more| *more > 0) {
-        let (word, mounts) = (if named == 0 { "" } else { " more" }, if more == 1 { "mount" } else { "mounts" });
-        lines.below(&format!("has {more}{word} {mounts} there: --json names all"));
+        let (word, mounts) = (
+            if named == 0 { "" } else { " more" },
+            if more == 1 { "mount" } else { "mounts" },
+        );
+        lines.below(&format!(
+            "has {more}{word} {mounts} there: --json names all"
+        ));
     }
 }
 
 /// The commands that free the mounts of a group: mildest first, each once.
 fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r Release> {
-    let most = group.iter().map(|holder| holder.release.len()).max().unwrap_or_default();
-    let all = (0..most).flat_map(|rank| group.iter().filter_map(move |holder| holder.release.get(rank)));
+    let most = group
+        .iter()
+        .map(|holder| holder.release.len())
+        .max()
+        .unwrap_or_default();
+    let all = (0..most).flat_map(|rank| {
+        group
+            .iter()
+            .filter_map(move |holder| holder.release.get(rank))
+    });
     let mut releases: Vec<&Release> = Vec::new();
     for release in all {
         if !releases.contains(&release) {
@@ -82,39 +98,86 @@ fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r Release> {
 }
 
 fn processes_of_pod(group: &[&Holder]) -> String {
-    let name = group[0].pod.as_ref().and_then(|pod| pod.for_people()).unwrap_or_default();
-    let process =
-        |holder: &&Holder| Some(format!("{} ({})", holder.process_name.as_deref().unwrap_or("?"), holder.pid?));
+    let name = group[0]
+        .pod
+        .as_ref()
+        .and_then(|pod| pod.for_people())
+        .unwrap_or_default();
+    let process = |holder: &&Holder| {
+        Some(format!(
+            "{} ({})",
+            holder.process_name.as_deref().unwrap_or("?"),
+            holder.pid?
+        ))
+    };
     let processes: Vec<String> = group.iter().filter_map(process).take(NAMED).collect();
-    format!("by pod {name} in {} mount namespaces: {}", group.len(), processes.join(", "))
+    format!(
+        "by pod {name} in {} mount namespaces: {}",
+        group.len(),
+        processes.join(", ")
+    )
 }
 
 fn who(holder: &Holder) -> String {
-    let container = holder.container.as_ref().map(|id| format!(", container {}", &id[..id.len().min(12)]));
-    let pod = holder.pod.as_ref().and_then(|pod| pod.for_people()).map(|pod| format!(", pod {pod}"));
+    let container = holder
+        .container
+        .as_ref()
+        .map(|id| format!(", container {}", &id[..id.len().min(12)]));
+    let pod = holder
+        .pod
+        .as_ref()
+        .and_then(|pod| pod.for_people())
+        .map(|pod| format!(", pod {pod}"));
     let more = match holder.processes {
         0 | 1 => String::new(),
         many => format!(" and {} more", many - 1),
     };
-    let (pid, command) = (holder.pid.unwrap_or_default(), holder.process_name.as_deref().unwrap_or("?"));
+    let (pid, command) = (
+        holder.pid.unwrap_or_default(),
+        holder.process_name.as_deref().unwrap_or("?"),
+    );
     let by = match holder.held_by {
         HolderKind::Process => format!("by {command} ({pid}){more}"),
-        HolderKind::Descriptor => format!("in a mount namespace without processes that {command} ({pid}) has open"),
-        HolderKind::BindMount => "in a mount namespace without processes that is bind-mounted here".to_owned(),
+        HolderKind::Descriptor => {
+            format!("in a mount namespace without processes that {command} ({pid}) has open")
+        }
+        HolderKind::BindMount => {
+            "in a mount namespace without processes that is bind-mounted here".to_owned()
+        }
         HolderKind::OwnNamespace => return "elsewhere in this mount namespace".to_owned(),
     };
-    format!("{by}{}{}", container.unwrap_or_default(), pod.unwrap_or_default())
+    format!(
+        "{by}{}{}",
+        container.unwrap_or_default(),
+        pod.unwrap_or_default()
+    )
 }
 
 fn of_mount(mount: &HeldMount) -> String {
-    let propagates = if mount.unmount_propagates { ", an unmount here reaches it" } else { "" };
-    let HeldMount { mount_point, root, fs_type, device, propagation, .. } = mount;
-    format!("{} ({fs_type} {device}, {root}): {propagation}{propagates}", mount_point.display())
+    let propagates = if mount.unmount_propagates {
+        ", an unmount here reaches it"
+    } else {
+        ""
+    };
+    let HeldMount {
+        mount_point,
+        root,
+        fs_type,
+        device,
+        propagation,
+        ..
+    } = mount;
+    format!(
+        "{} ({fs_type} {device}, {root}): {propagation}{propagates}",
+        mount_point.display()
+    )
 }
 
 fn summary(report: &HoldersReport) -> String {
-    let checked =
-        format!("checked {} processes in {} mount namespaces", report.checked.processes, report.checked.namespaces);
+    let checked = format!(
+        "checked {} processes in {} mount namespaces",
+        report.checked.processes, report.checked.namespaces
+    );
     match (report.holders.len(), report.mounts.len()) {
         (0, 0) => format!("no mount namespace has anything mounted there; {checked}"),
         (0, _) => format!(

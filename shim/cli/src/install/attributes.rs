@@ -55,8 +55,14 @@ impl Attributes {
     /// Gives them to a file with the same content, times included.
     pub fn give_to_restored(&self, file: &File) -> io::Result<()> {
         self.give(file, |_| true)?;
-        let time = |(seconds, nanoseconds): (i64, i64)| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-        let times = Timestamps { last_access: time(self.accessed), last_modification: time(self.modified) };
+        let time = |(seconds, nanoseconds): (i64, i64)| Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanoseconds,
+        };
+        let times = Timestamps {
+            last_access: time(self.accessed),
+            last_modification: time(self.modified),
+        };
         Ok(futimens(file, &times)?)
     }
 
@@ -80,14 +86,27 @@ fn xattrs_of(file: &File) -> io::Result<BTreeMap<String, String>> {
     let mut value = vec![0; 64 << 10];
     let mut xattrs = BTreeMap::new();
     for name in names[..length].split_inclusive(|byte| *byte == 0) {
-        let Some(name) = CStr::from_bytes_until_nul(name).ok().and_then(|name| name.to_str().ok()) else { continue };
+        let Some(name) = CStr::from_bytes_until_nul(name)
+            .ok()
+            .and_then(|name| name.to_str().ok())
+        else {
+            continue;
+        };
         let length = fgetxattr(file, name, &mut value)?;
-        xattrs.insert(name.to_owned(), value[..length].iter().map(|byte| format!("{byte:02x}")).collect());
+        xattrs.insert(
+            name.to_owned(),
+            value[..length]
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        );
     }
     Ok(xattrs)
 }
 
 fn bytes_of(digits: &str) -> Vec<u8> {
     let pairs = digits.as_bytes().chunks_exact(2);
-    pairs.filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+    pairs
+        .filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
 }

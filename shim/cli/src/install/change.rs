@@ -1,8 +1,8 @@
 //! One file or link: its current content and its planned content.
 //!
-//! The new content is written beside the file and renamed over it, with the same mode and owner: a reader sees the old bytes or
-//! the new ones. The file is read again just before: an editor or a configuration tool may have changed it since the diff was
-//! shown.
+//! The new content is written beside the file and renamed over it, with the same mode and owner: a
+//! reader sees the old bytes or the new ones. The file is read again just before: an editor or a
+//! configuration tool may have changed it since the diff was shown.
 
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
@@ -61,7 +61,12 @@ impl Change {
     pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
         let path = resolved(path);
         let attributes = Wanted::Present(mode);
-        let change = Self { before: content(&path)?, path, after: after.map(Content::File), attributes };
+        let change = Self {
+            before: content(&path)?,
+            path,
+            after: after.map(Content::File),
+            attributes,
+        };
         change.check_links()?;
         Ok(change)
     }
@@ -69,7 +74,12 @@ impl Change {
     /// The change to a link that leads to `target`.
     pub fn link(path: &Path, target: &Path) -> Result<Self> {
         let after = Some(Content::Link(target.to_owned()));
-        Ok(Self { before: content(path)?, path: path.to_owned(), after, attributes: Wanted::Present(0) })
+        Ok(Self {
+            before: content(path)?,
+            path: path.to_owned(),
+            after,
+            attributes: Wanted::Present(0),
+        })
     }
 
     /// True if there is nothing to do.
@@ -77,12 +87,17 @@ impl Change {
         self.before == self.after
     }
 
-    /// Refuses the edit of a file that has another name: a rename would separate the two, and an edit in place is seen half-way.
+    /// Refuses the edit of a file that has another name: a rename would separate the two, and an
+    /// edit in place is seen half-way.
     fn check_links(&self) -> Result<()> {
-        let (Some(Content::File(before)), Some(Content::File(after))) = (&self.before, &self.after) else {
+        let (Some(Content::File(before)), Some(Content::File(after))) = (&self.before, &self.after)
+        else {
             return Ok(());
         };
-        let links = self.path.symlink_metadata().map_or(1, |found| found.nlink());
+        let links = self
+            .path
+            .symlink_metadata()
+            .map_or(1, |found| found.nlink());
         ensure!(
             before == after || links == 1,
             "edit {}: the file has {links} names (hard links), and an edit would separate them; replace it by a copy of its own",
@@ -113,10 +128,16 @@ impl Change {
             return None;
         }
         let name = |content: &Option<Content>| {
-            content.as_ref().map_or("/dev/null".into(), |_| self.path.display().to_string())
+            content
+                .as_ref()
+                .map_or("/dev/null".into(), |_| self.path.display().to_string())
         };
         let diff = TextDiff::from_lines(&before, &after);
-        Some(diff.unified_diff().header(&name(&self.before), &name(&self.after)).to_string())
+        Some(
+            diff.unified_diff()
+                .header(&name(&self.before), &name(&self.after))
+                .to_string(),
+        )
     }
 
     /// Applies the change.
@@ -135,7 +156,8 @@ impl Change {
                 write(&self.path, bytes, &self.attributes)
             }
             Some(Content::Link(target)) => write_link(&self.path, target),
-            None => fs::remove_file(&self.path).with_context(|| format!("remove {}", self.path.display())),
+            None => fs::remove_file(&self.path)
+                .with_context(|| format!("remove {}", self.path.display())),
         }
     }
 }
@@ -164,25 +186,34 @@ pub fn write(path: &Path, bytes: &[u8], attributes: &Wanted) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let beside = temporary_folder(folder);
     scratch::sweep(beside);
-    let mut file = scratch::with_builder(|builder| builder.tempfile_in(beside)).with_context(doing)?;
+    let mut file =
+        scratch::with_builder(|builder| builder.tempfile_in(beside)).with_context(doing)?;
     file.write_all(bytes).with_context(doing)?;
     let present = Attributes::of(path).with_context(doing)?;
     match (attributes, present) {
         (Wanted::Former(former), _) => former.give_to_restored(file.as_file()),
         (Wanted::Present(_), Some(present)) => present.give_to_edited(file.as_file()),
-        (Wanted::Present(mode), None) => file.as_file().set_permissions(Permissions::from_mode(*mode)),
+        (Wanted::Present(mode), None) => file
+            .as_file()
+            .set_permissions(Permissions::from_mode(*mode)),
     }
     .with_context(doing)?;
     file.as_file().sync_all().with_context(doing)?;
-    file.persist(path).map_err(|error| error.error).with_context(doing)?;
+    file.persist(path)
+        .map_err(|error| error.error)
+        .with_context(doing)?;
     Ok(())
 }
 
-/// The folder for a new content until it replaces the old one. A runtime may read or watch every file of a folder `*.d`.
+/// The folder for a new content until it replaces the old one. A runtime may read or watch every
+/// file of a folder `*.d`.
 pub fn temporary_folder(folder: &Path) -> &Path {
     let device = |folder: &Path| fs::metadata(folder).ok().map(|found| found.dev());
     let is_read = folder.extension().is_some_and(|extension| extension == "d");
-    match folder.parent().filter(|parent| is_read && device(parent).is_some() && device(parent) == device(folder)) {
+    match folder
+        .parent()
+        .filter(|parent| is_read && device(parent).is_some() && device(parent) == device(folder))
+    {
         Some(parent) => parent,
         None => folder,
     }
@@ -194,17 +225,29 @@ fn write_link(path: &Path, target: &Path) -> Result<()> {
     let doing = || format!("link {} to {}", path.display(), target.display());
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let link =
-        scratch::with_builder(|builder| builder.make_in(folder, |link| symlink(target, link))).with_context(doing)?;
-    link.persist(path).map_err(|error| error.error).with_context(doing)?;
+        scratch::with_builder(|builder| builder.make_in(folder, |link| symlink(target, link)))
+            .with_context(doing)?;
+    link.persist(path)
+        .map_err(|error| error.error)
+        .with_context(doing)?;
     Ok(())
 }
 
-/// A link stays a link: the file that it leads to is changed. A link among the folders stays in the path: MicroK8s has `current`,
-/// which leads to another folder after an upgrade.
-#[expect(clippy::disallowed_methods, reason = "a runtime's own config, not the source of a container's bind")]
+/// A link stays a link: the file that it leads to is changed. A link among the folders stays in the
+/// path: MicroK8s has `current`, which leads to another folder after an upgrade.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a runtime's own config, not the source of a container's bind"
+)]
 pub fn resolved(path: &Path) -> PathBuf {
-    let is_link = path.symlink_metadata().is_ok_and(|found| found.is_symlink());
-    if is_link { path.canonicalize().unwrap_or_else(|_| path.to_owned()) } else { path.to_owned() }
+    let is_link = path
+        .symlink_metadata()
+        .is_ok_and(|found| found.is_symlink());
+    if is_link {
+        path.canonicalize().unwrap_or_else(|_| path.to_owned())
+    } else {
+        path.to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -214,18 +257,28 @@ mod tests {
     #[test]
     fn mode_owner_and_links_are_kept_and_the_diff_says_what_changes() {
         let folder = tempfile::tempdir().unwrap();
-        let (file, link) = (folder.path().join("real.toml"), folder.path().join("link.toml"));
+        let (file, link) = (
+            folder.path().join("real.toml"),
+            folder.path().join("link.toml"),
+        );
         fs::write(&file, "a = 1\nb = 2\n").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
         symlink(&file, &link).unwrap();
         let change = Change::of(&link, Some(b"a = 1\nb = 3\n".to_vec()), 0o644).unwrap();
         let diff = change.diff().unwrap();
-        assert!(diff.contains("\n-b = 2\n+b = 3\n") && diff.contains("+++ "), "{diff}");
+        assert!(
+            diff.contains("\n-b = 2\n+b = 3\n") && diff.contains("+++ "),
+            "{diff}"
+        );
         change.apply().unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "a = 1\nb = 3\n");
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(folder.path().read_dir().unwrap().count(), 2, "something lies beside the file");
+        assert_eq!(
+            folder.path().read_dir().unwrap().count(),
+            2,
+            "something lies beside the file"
+        );
     }
 
     #[test]
@@ -234,7 +287,13 @@ mod tests {
         let file = folder.path().join("config");
         let change = Change::of(&file, Some(b"new".to_vec()), 0o600).unwrap();
         fs::write(&file, "somebody else's").unwrap();
-        assert!(change.apply().unwrap_err().to_string().contains("changed while"));
+        assert!(
+            change
+                .apply()
+                .unwrap_err()
+                .to_string()
+                .contains("changed while")
+        );
         assert_eq!(fs::read_to_string(&file).unwrap(), "somebody else's");
     }
 }

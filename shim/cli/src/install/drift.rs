@@ -1,4 +1,5 @@
-//! Changes by other tools since the last installation: of a runtime's files, or of bindguard's programs.
+//! Changes by other tools since the last installation: of a runtime's files, or of bindguard's
+//! programs.
 //!
 //! It is reported and never repaired here: that would fight with the tool that made the change.
 
@@ -30,15 +31,25 @@ pub fn drift() -> Result<Vec<Drift>> {
     let mut found = missing_programs(&record);
     for installed in record.installed() {
         let (owner, options) = (installed.owner, &installed.options);
-        if target::inputs_now(owner, options, &record)?.is_some_and(|inputs| inputs == installed.inputs) {
+        if target::inputs_now(owner, options, &record)?
+            .is_some_and(|inputs| inputs == installed.inputs)
+        {
             continue;
         }
         let plan = target::plan(owner, options, &record)?;
-        found.extend(plan.changes.iter().filter(|change| !change.is_none()).map(|change| Drift {
-            what: format!("{} is not as install left it: new pods may be unguarded", name(&change.path)),
-            breaks_pods: false,
-            command: command(owner, options),
-        }));
+        found.extend(
+            plan.changes
+                .iter()
+                .filter(|change| !change.is_none())
+                .map(|change| Drift {
+                    what: format!(
+                        "{} is not as install left it: new pods may be unguarded",
+                        name(&change.path)
+                    ),
+                    breaks_pods: false,
+                    command: command(owner, options),
+                }),
+        );
     }
     Ok(found)
 }
@@ -51,10 +62,15 @@ impl DriftReporter {
     /// Prints what is new since the last call.
     pub fn report(&mut self) {
         let now: Vec<String> = match drift() {
-            Ok(drift) => drift.into_iter().map(|drift| format!("{}; {}", drift.what, drift.command)).collect(),
+            Ok(drift) => drift
+                .into_iter()
+                .map(|drift| format!("{}; {}", drift.what, drift.command))
+                .collect(),
             Err(error) => vec![format!("look for changes by other tools: {error:#}")],
         };
-        now.iter().filter(|line| !self.0.contains(line)).for_each(|line| eprintln!("bindguard: {line}"));
+        now.iter()
+            .filter(|line| !self.0.contains(line))
+            .for_each(|line| eprintln!("bindguard: {line}"));
         if now.is_empty() && !self.0.is_empty() {
             eprintln!("bindguard: the installation is as install left it");
         }
@@ -64,12 +80,24 @@ impl DriftReporter {
 
 /// A link to a program of a version that is gone leads nowhere.
 fn missing_programs(record: &Record) -> Vec<Drift> {
-    let of_bindguard = record.files().iter().filter(|entry| entry.owner == Owner::Bindguard);
+    let of_bindguard = record
+        .files()
+        .iter()
+        .filter(|entry| entry.owner == Owner::Bindguard);
     let gone = of_bindguard.filter(|entry| fs::metadata(&entry.path).is_err());
-    let options = record.installed().first().map(|installed| (installed.owner, installed.options.clone()));
-    let command = options.map_or_else(|| "bindguard install".to_owned(), |(owner, options)| command(owner, &options));
+    let options = record
+        .installed()
+        .first()
+        .map(|installed| (installed.owner, installed.options.clone()));
+    let command = options.map_or_else(
+        || "bindguard install".to_owned(),
+        |(owner, options)| command(owner, &options),
+    );
     let drift = |entry: &super::record::Entry| Drift {
-        what: format!("{} is gone: a pod that needs it does not start", name(&entry.path)),
+        what: format!(
+            "{} is gone: a pod that needs it does not start",
+            name(&entry.path)
+        ),
         breaks_pods: true,
         command: command.clone(),
     };
@@ -84,7 +112,15 @@ fn command(owner: Owner, options: &InstallOptions) -> String {
         Owner::Crio => " crio",
         Owner::Containerd | Owner::Agent | Owner::Bindguard => "",
     };
-    let flags = [(options.default, " --default"), (options.wrapper, " --wrapper"), (owner == Owner::Agent, " --agent")];
-    let flags: String = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect();
+    let flags = [
+        (options.default, " --default"),
+        (options.wrapper, " --wrapper"),
+        (owner == Owner::Agent, " --agent"),
+    ];
+    let flags: String = flags
+        .iter()
+        .filter(|(is_set, _)| *is_set)
+        .map(|(_, flag)| *flag)
+        .collect();
     format!("bindguard install{runtime}{flags} --dry-run")
 }

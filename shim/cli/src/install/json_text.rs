@@ -1,8 +1,10 @@
-//! A runtime in Docker's daemon.json: inserts it or removes it, and leaves every other byte unchanged.
+//! A runtime in Docker's daemon.json: inserts it or removes it, and leaves every other byte
+//! unchanged.
 //!
-//! JSON has no comments to lose, but a daemon.json has an order, an indentation and forms of numbers to keep. So members are
-//! spliced into the text, as the guard does with specs (docs/decisions/0002). The syntax tree of `jsonc-parser` 0.34 would not do:
-//! it rewrites an object on one line over several lines.
+//! JSON has no comments to lose, but a daemon.json has an order, an indentation and forms of
+//! numbers to keep. So members are spliced into the text, as the guard does with specs
+//! (docs/decisions/0002). The syntax tree of `jsonc-parser` 0.34 would not do: it rewrites an
+//! object on one line over several lines.
 
 use std::ops::Range;
 
@@ -27,13 +29,27 @@ pub enum NotEdited {
 pub fn with(text: &str, path: &[&str], value: &Value) -> Result<String, NotEdited> {
     let text = if text.trim().is_empty() { "{}\n" } else { text };
     let (object, rest) = deepest(text, path)?;
-    let Some((name, missing)) = rest.split_first() else { return Ok(text.to_owned()) };
-    let value = missing.iter().rev().fold(value.clone(), |inner, name| serde_json::json!({ *name: inner }));
+    let Some((name, missing)) = rest.split_first() else {
+        return Ok(text.to_owned());
+    };
+    let value = missing.iter().rev().fold(
+        value.clone(),
+        |inner, name| serde_json::json!({ *name: inner }),
+    );
     let depth = path.len() - rest.len();
-    Ok(match object.members.iter().rev().find(|member| member.name == *name) {
-        Some(member) if missing.is_empty() => spliced(text, member.value.clone(), &value.to_string()),
-        _ => object.with_member(text, name, &value, depth),
-    })
+    Ok(
+        match object
+            .members
+            .iter()
+            .rev()
+            .find(|member| member.name == *name)
+        {
+            Some(member) if missing.is_empty() => {
+                spliced(text, member.value.clone(), &value.to_string())
+            }
+            _ => object.with_member(text, name, &value, depth),
+        },
+    )
 }
 
 /// The text without the member at `path`, if it has one.
@@ -42,11 +58,22 @@ pub fn with(text: &str, path: &[&str], value: &Value) -> Result<String, NotEdite
 /// If the text is not an object.
 pub fn without(text: &str, path: &[&str]) -> Result<String, NotEdited> {
     let (object, rest) = deepest(text, path)?;
-    let [name] = rest else { return Ok(text.to_owned()) };
-    let Some(at) = object.members.iter().position(|member| member.name == *name) else { return Ok(text.to_owned()) };
+    let [name] = rest else {
+        return Ok(text.to_owned());
+    };
+    let Some(at) = object
+        .members
+        .iter()
+        .position(|member| member.name == *name)
+    else {
+        return Ok(text.to_owned());
+    };
     let member = &object.members[at];
     // from the end of the member before it or, for the first one, up to the beginning of the next
-    let range = match (at.checked_sub(1).map(|before| &object.members[before]), object.members.get(at + 1)) {
+    let range = match (
+        at.checked_sub(1).map(|before| &object.members[before]),
+        object.members.get(at + 1),
+    ) {
         (Some(before), _) => before.value.end..member.value.end,
         (None, Some(next)) => member.key..next.key,
         (None, None) => object.inside.clone(),
@@ -63,7 +90,10 @@ pub fn at(text: &str, path: &[&str]) -> Result<Option<Value>, NotEdited> {
         return Ok(None);
     }
     let whole: Value = serde_json::from_str(text).map_err(NotEdited::Foreign)?;
-    Ok(path.iter().try_fold(&whole, |value, name| value.get(name)).cloned())
+    Ok(path
+        .iter()
+        .try_fold(&whole, |value, name| value.get(name))
+        .cloned())
 }
 
 struct Object {
@@ -81,13 +111,22 @@ struct Member {
 
 /// The deepest object along `path`, and the rest of the path, for which there is no object.
 fn deepest<'p>(text: &str, path: &'p [&'p str]) -> Result<(Object, &'p [&'p str]), NotEdited> {
-    let mut object =
-        Object::read(text, text.len() - text.trim_start().len()..text.trim_end().len()).map_err(NotEdited::Foreign)?;
+    let mut object = Object::read(
+        text,
+        text.len() - text.trim_start().len()..text.trim_end().len(),
+    )
+    .map_err(NotEdited::Foreign)?;
     for (depth, name) in path.iter().enumerate() {
-        let inner = object.members.iter().rev().find(|member| member.name == *name).map(|member| member.value.clone());
+        let inner = object
+            .members
+            .iter()
+            .rev()
+            .find(|member| member.name == *name)
+            .map(|member| member.value.clone());
         match inner {
             Some(value) if depth + 1 < path.len() => {
-                object = Object::read(text, value).map_err(|_| NotEdited::Member((*name).to_owned()))?;
+                object =
+                    Object::read(text, value).map_err(|_| NotEdited::Member((*name).to_owned()))?;
             }
             _ => return Ok((object, &path[depth..])),
         }
@@ -104,9 +143,16 @@ impl Object {
             let start = raw.get().as_ptr().addr() - base;
             let after = read.last().map_or(range.start + 1, |last| last.value.end);
             let key = after + text[after..start].find('"').unwrap_or(0);
-            read.push(Member { name, key, value: start..start + raw.get().len() });
+            read.push(Member {
+                name,
+                key,
+                value: start..start + raw.get().len(),
+            });
         }
-        Ok(Self { inside: range.start + 1..range.end - 1, members: read })
+        Ok(Self {
+            inside: range.start + 1..range.end - 1,
+            members: read,
+        })
     }
 
     /// The text with one more member, formatted like its neighbours.
@@ -117,10 +163,21 @@ impl Object {
                 let member = format!(",{indent}{key}: {}", pretty(value, &indent));
                 spliced(text, last.value.end..last.value.end, &member)
             }
-            (Some(last), None) => spliced(text, last.value.end..last.value.end, &format!(", {key}: {value}")),
+            (Some(last), None) => spliced(
+                text,
+                last.value.end..last.value.end,
+                &format!(", {key}: {value}"),
+            ),
             (None, _) => {
-                let (outer, indent) = (format!("\n{}", "  ".repeat(depth)), format!("\n{}", "  ".repeat(depth + 1)));
-                spliced(text, self.inside.clone(), &format!("{indent}{key}: {}{outer}", pretty(value, &indent)))
+                let (outer, indent) = (
+                    format!("\n{}", "  ".repeat(depth)),
+                    format!("\n{}", "  ".repeat(depth + 1)),
+                );
+                spliced(
+                    text,
+                    self.inside.clone(),
+                    &format!("{indent}{key}: {}{outer}", pretty(value, &indent)),
+                )
             }
         }
     }
@@ -129,7 +186,10 @@ impl Object {
     fn indent(&self, text: &str) -> Option<String> {
         let key = self.members.last()?.key;
         let line = text[..key].rfind('\n')?;
-        text[line + 1..key].chars().all(char::is_whitespace).then(|| text[line..key].to_owned())
+        text[line + 1..key]
+            .chars()
+            .all(char::is_whitespace)
+            .then(|| text[line..key].to_owned())
     }
 }
 
@@ -146,7 +206,10 @@ impl<'de> serde::Deserialize<'de> for Members<'de> {
                 f.write_str("a JSON object")
             }
 
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<Self::Value, A::Error> {
                 let mut members = Vec::new();
                 while let Some(member) = map.next_entry()? {
                     members.push(member);
@@ -164,7 +227,9 @@ fn spliced(text: &str, range: Range<usize>, with: &str) -> String {
 
 /// A value over several lines, each behind `indent`, which begins with the newline.
 fn pretty(value: &Value, indent: &str) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default().replace('\n', indent)
+    serde_json::to_string_pretty(value)
+        .unwrap_or_default()
+        .replace('\n', indent)
 }
 
 #[cfg(test)]
@@ -180,8 +245,14 @@ mod tests {
     fn members_are_added_where_and_how_people_write_them() {
         let value = json!({ "path": "/g" });
         for (before, after) in [
-            ("", "{\n  \"runtimes\": {\n    \"guard\": {\n      \"path\": \"/g\"\n    }\n  }\n}\n"),
-            ("{ \"a\": 1.50 }", "{ \"a\": 1.50, \"runtimes\": {\"guard\":{\"path\":\"/g\"}} }"),
+            (
+                "",
+                "{\n  \"runtimes\": {\n    \"guard\": {\n      \"path\": \"/g\"\n    }\n  }\n}\n",
+            ),
+            (
+                "{ \"a\": 1.50 }",
+                "{ \"a\": 1.50, \"runtimes\": {\"guard\":{\"path\":\"/g\"}} }",
+            ),
             (
                 "{\n\t\"runtimes\": {\n\t\t\"x\": {}\n\t}\n}",
                 "{\n\t\"runtimes\": {\n\t\t\"x\": {},\n\t\t\"guard\": {\n\t\t  \"path\": \"/g\"\n\t\t}\n\t}\n}",

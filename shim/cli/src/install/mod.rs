@@ -1,11 +1,12 @@
-//! `bindguard install` and `bindguard uninstall`: put bindguard onto a node, and remove it, byte for byte.
+//! `bindguard install` and `bindguard uninstall`: put bindguard onto a node, and remove it, byte
+//! for byte.
 //!
 //! ```text
 //!   options ──► plan a runtime ──► changes, as diffs ──► record ──► programs, then files ──► the command that is left to run
 //! ```
 //!
-//! All changes are planned before the first byte is written; those to containerd are also tried out. Only `--restart` restarts
-//! a service: the operator of two thousand nodes chooses the moment.
+//! All changes are planned before the first byte is written; those to containerd are also tried
+//! out. Only `--restart` restarts a service: the operator of two thousand nodes chooses the moment.
 
 mod attributes;
 mod change;
@@ -62,14 +63,17 @@ pub struct Install {
     /// Install the node agent as a service of systemd, which starts at boot.
     #[arg(long)]
     agent: bool,
-    /// The folder in which services find the programs (default: the folder in which a package put them, else /usr/local/bin).
-    /// The programs of each version go to `lib/bindguard` beside a folder `bin`, or below another one.
+    /// The folder in which services find the programs (default: the folder in which a package put
+    /// them, else /usr/local/bin). The programs of each version go to `lib/bindguard` beside a
+    /// folder `bin`, or below another one.
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// The containerd program that evaluates the edited files (default: the running one, or the one on PATH).
+    /// The containerd program that evaluates the edited files (default: the running one, or the one
+    /// on PATH).
     #[arg(long, value_name = "PROGRAM")]
     containerd: Option<PathBuf>,
-    /// containerd's main file (default: the one that the running containerd, its unit or its distribution names).
+    /// containerd's main file (default: the one that the running containerd, its unit or its
+    /// distribution names).
     #[arg(long, value_name = "FILE")]
     containerd_config: Option<PathBuf>,
     #[command(flatten)]
@@ -82,7 +86,8 @@ pub struct CommonOptions {
     /// Print the planned changes and do nothing. The exit code is 1 if there is something to do.
     #[arg(long)]
     dry_run: bool,
-    /// Work in another root file system: of an image, or of a node as a pod sees it. Every other path is in it.
+    /// Work in another root file system: of an image, or of a node as a pod sees it. Every other
+    /// path is in it.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Run the command that activates the changes, if there were any.
@@ -91,7 +96,8 @@ pub struct CommonOptions {
     /// Print the changes as JSON.
     #[arg(long)]
     json: bool,
-    /// Wait for SIGTERM afterwards, which changes nothing: for the pod of a DaemonSet. Unfinished work is tried again.
+    /// Wait for SIGTERM afterwards, which changes nothing: for the pod of a DaemonSet. Unfinished
+    /// work is tried again.
     #[arg(long, conflicts_with = "dry_run")]
     stay: bool,
 }
@@ -101,7 +107,10 @@ impl Install {
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one(self.agent)?;
-        let prefix = self.prefix.clone().unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
+        let prefix = self
+            .prefix
+            .clone()
+            .unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
         root::enter(self.common.root.as_deref())?;
         let options = InstallOptions {
             prefix,
@@ -118,13 +127,25 @@ impl Install {
     fn install(&self, programs: &Programs, options: &InstallOptions) -> Result<ExitCode> {
         programs.check_folder(&options.prefix)?;
         programs.check_folder(&versions::store(&options.prefix))?;
-        let owners = if self.runtimes.is_empty() { &[Owner::Containerd][..] } else { &self.runtimes };
-        let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
+        let owners = if self.runtimes.is_empty() {
+            &[Owner::Containerd][..]
+        } else {
+            &self.runtimes
+        };
+        let _lock = if self.common.dry_run {
+            None
+        } else {
+            Some(lock::lock()?)
+        };
         let mut record = Record::load()?;
         let mut report = InstallReport::default();
         let mut work = Vec::new();
         let mut done = Vec::new();
-        for owner in owners.iter().copied().chain(self.agent.then_some(Owner::Agent)) {
+        for owner in owners
+            .iter()
+            .copied()
+            .chain(self.agent.then_some(Owner::Agent))
+        {
             let plan = target::plan(owner, options, &record)?;
             report.take(&plan);
             done.push((owner, plan.needs_runtime.clone(), plan.notes.clone()));
@@ -134,28 +155,53 @@ impl Install {
         let runtime = needed.next();
         if let Some(other) = needed.find(|other| Some(*other) != runtime) {
             let runtime = runtime.map(name).unwrap_or_default();
-            bail!("install for these runtimes: one calls {runtime} and one {}; install for one of them", name(other));
+            bail!(
+                "install for these runtimes: one calls {runtime} and one {}; install for one of them",
+                name(other)
+            );
         }
         let settings = settings::plan(runtime)?;
-        settings.mistakes.into_iter().for_each(|mistake| report.note(mistake));
-        let own = programs.in_prefix(&options.prefix)?.into_iter().chain(settings.change).map(PlannedChange::own);
+        settings
+            .mistakes
+            .into_iter()
+            .for_each(|mistake| report.note(mistake));
+        let own = programs
+            .in_prefix(&options.prefix)?
+            .into_iter()
+            .chain(settings.change)
+            .map(PlannedChange::own);
         let own: Vec<PlannedChange> = own.collect();
-        let has_new_programs =
-            own.iter().any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
+        let has_new_programs = own
+            .iter()
+            .any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
         if self.agent && has_new_programs {
             report.command(Some(target::agent::RESTART));
         }
-        if report.commands().iter().any(|command| command == target::agent::RESTART) {
+        if report
+            .commands()
+            .iter()
+            .any(|command| command == target::agent::RESTART)
+        {
             report.command_before(target::agent::RELOAD);
         }
-        let work: Vec<PlannedChange> = own.into_iter().chain(work).filter(|step| !step.change.is_none()).collect();
+        let work: Vec<PlannedChange> = own
+            .into_iter()
+            .chain(work)
+            .filter(|step| !step.change.is_none())
+            .collect();
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
             for (owner, needs_runtime, notes) in done {
                 let inputs = target::inputs_now(owner, options, &record)?.unwrap_or_default();
-                record.verify(Installed { owner, options: options.clone(), inputs, notes, needs_runtime })?;
+                record.verify(Installed {
+                    owner,
+                    options: options.clone(),
+                    inputs,
+                    notes,
+                    needs_runtime,
+                })?;
             }
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common);
@@ -167,20 +213,31 @@ impl Install {
     }
 }
 
-/// k3s and its kin generate containerd's file when they start. What they made of the edited template is the next plan's input.
+/// k3s and its kin generate containerd's file when they start. What they made of the edited
+/// template is the next plan's input.
 fn verify_generated_files(record: &mut Record) -> Result<()> {
     for installed in record.installed().to_vec() {
-        let Some(inputs) = target::inputs_now(installed.owner, &installed.options, record)? else { continue };
+        let Some(inputs) = target::inputs_now(installed.owner, &installed.options, record)? else {
+            continue;
+        };
         let is_new = inputs != installed.inputs;
-        if is_new && target::plan(installed.owner, &installed.options, record)?.changes.iter().all(Change::is_none) {
-            record.verify(Installed { inputs, ..installed })?;
+        if is_new
+            && target::plan(installed.owner, &installed.options, record)?
+                .changes
+                .iter()
+                .all(Change::is_none)
+        {
+            record.verify(Installed {
+                inputs,
+                ..installed
+            })?;
         }
     }
     Ok(())
 }
 
-/// Records a change, then makes it. Uninstall restores the content from before the *first* install. If the file was edited
-/// since then, uninstall restores the edited file without bindguard in it.
+/// Records a change, then makes it. Uninstall restores the content from before the *first* install.
+/// If the file was edited since then, uninstall restores the edited file without bindguard in it.
 fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
     let (owner, change) = (step.owner, &step.change);
     let original = match (record.entry(&change.path), &change.before) {

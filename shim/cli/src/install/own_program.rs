@@ -1,7 +1,8 @@
-//! One of the programs to install, as an open file: an installed copy is recognized without a second reading.
+//! One of the programs to install, as an open file: an installed copy is recognized without a
+//! second reading.
 //!
-//! An installer's pod checks its node twice a minute. So a program is compared in small parts, once for each file, and read as
-//! a whole only if it has to be written.
+//! An installer's pod checks its node twice a minute. So a program is compared in small parts, once
+//! for each file, and read as a whole only if it has to be written.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,10 +30,19 @@ impl OwnProgram {
     /// Opens it: with `--root` its folder is out of reach afterwards.
     pub fn open(name: &'static str, path: &Path) -> Result<Self> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (found, file) =
-            opened.with_context(|| format!("read {}, which has to be beside this program", path.display()))?;
+        let (found, file) = opened.with_context(|| {
+            format!(
+                "read {}, which has to be beside this program",
+                path.display()
+            )
+        })?;
         let itself = HashMap::from([((found.dev(), found.ino()), true)]);
-        Ok(Self { name, file, size: found.size(), compared: RefCell::new(itself) })
+        Ok(Self {
+            name,
+            file,
+            size: found.size(),
+            compared: RefCell::new(itself),
+        })
     }
 
     /// Its name.
@@ -43,18 +53,24 @@ impl OwnProgram {
     /// Its content.
     pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(self.size).context("hold a program in memory")?];
-        self.file.read_exact_at(&mut bytes, 0).with_context(|| format!("read {}", self.name))?;
+        self.file
+            .read_exact_at(&mut bytes, 0)
+            .with_context(|| format!("read {}", self.name))?;
         Ok(bytes)
     }
 
     /// True if the file at a path has this content.
     pub fn is_at(&self, path: &Path) -> bool {
-        let Ok(found) = fs::metadata(path) else { return false };
+        let Ok(found) = fs::metadata(path) else {
+            return false;
+        };
         let identity = (found.dev(), found.ino());
         let known = self.compared.borrow().get(&identity).copied();
         known.unwrap_or_else(|| {
-            let same =
-                found.size() == self.size && File::open(path).and_then(|file| self.equals(&file)).unwrap_or(false);
+            let same = found.size() == self.size
+                && File::open(path)
+                    .and_then(|file| self.equals(&file))
+                    .unwrap_or(false);
             self.compared.borrow_mut().insert(identity, same);
             same
         })

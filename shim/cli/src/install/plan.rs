@@ -50,13 +50,21 @@ impl TargetPlan {
     /// The plan's steps for a runtime.
     pub fn into_steps(self, owner: Owner) -> impl Iterator<Item = PlannedChange> {
         let command = self.command;
-        self.changes.into_iter().map(move |change| PlannedChange { owner, change, command: command.clone() })
+        self.changes.into_iter().map(move |change| PlannedChange {
+            owner,
+            change,
+            command: command.clone(),
+        })
     }
 }
 
 impl PlannedChange {
     /// A change of bindguard's own files, which no service reads.
     pub fn own(change: Change) -> Self {
-        Self { owner: Owner::Bindguard, change, command: None }
+        Self {
+            owner: Owner::Bindguard,
+            change,
+            command: None,
+        }
     }
 }

@@ -1,10 +1,12 @@
-//! The users of a program: containers that were created through it, and processes that run it or name it.
+//! The users of a program: containers that were created through it, and processes that run it or
+//! name it.
 //!
-//! A program is removed only when it has no users: a container that was created through bindguard's shim, or through
-//! bindguard-runtime, is also killed and deleted through it.
+//! A program is removed only when it has no users: a container that was created through bindguard's
+//! shim, or through bindguard-runtime, is also killed and deleted through it.
 //!
-//! Processes of containers are checked, too. So nothing is read that such a process can block: no file of the process's root
-//! directory, and the command line of no process but a conmon, with a time limit.
+//! Processes of containers are checked, too. So nothing is read that such a process can block: no
+//! file of the process's root directory, and the command line of no process but a conmon, with a
+//! time limit.
 
 use std::fs;
 use std::io;
@@ -19,7 +21,8 @@ use bindguard_sys::read_mount_table;
 /// Podman's and CRI-O's supervisor. It has its runtime's path among its arguments.
 const CONMON: &str = "conmon";
 
-/// The folders of running containers' bundles: containerd's, those of Docker's containerd, k3s', k0s' and MicroK8s'.
+/// The folders of running containers' bundles: containerd's, those of Docker's containerd, k3s',
+/// k0s' and MicroK8s'.
 const TASKS: [&str; 5] = [
     "/run/containerd/io.containerd.runtime.v2.task",
     "/run/docker/containerd/daemon/io.containerd.runtime.v2.task",
@@ -39,43 +42,79 @@ pub fn users_of(path: &Path) -> Vec<String> {
     users
 }
 
-#[expect(clippy::disallowed_methods, reason = "a program, not the source of a container's bind")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a program, not the source of a container's bind"
+)]
 fn resolved(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 fn users_by_name(path: &Path) -> Vec<String> {
-    let bundles = TASKS.iter().flat_map(|tasks| folders(Path::new(tasks))).flat_map(|namespace| folders(&namespace));
+    let bundles = TASKS
+        .iter()
+        .flat_map(|tasks| folders(Path::new(tasks)))
+        .flat_map(|namespace| folders(&namespace));
     let of_bundle = |bundle: PathBuf| {
-        // containerd's shim records its runtime's path in the bundle, and calls it until the container is deleted
+        // containerd's shim records its runtime's path in the bundle, and calls it until the
+        // container is deleted
         let runtime = fs::read(bundle.join("runtime")).unwrap_or_default();
-        (runtime == path.as_os_str().as_bytes()).then(|| format!("the container of {}", bundle.display()))
+        (runtime == path.as_os_str().as_bytes())
+            .then(|| format!("the container of {}", bundle.display()))
     };
     let table = read_mount_table().ok();
-    let is_conmon = |pid: &u32| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == CONMON);
+    let is_conmon = |pid: &u32| {
+        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == CONMON)
+    };
     let pids = pids();
-    let programs = links(&pids.iter().map(|pid| ProcessFile::of(*pid, "exe")).collect::<Vec<_>>());
+    let programs = links(
+        &pids
+            .iter()
+            .map(|pid| ProcessFile::of(*pid, "exe"))
+            .collect::<Vec<_>>(),
+    );
     let runs = |program: io::Result<PathBuf>| program.is_ok_and(|program| program == path);
-    let mut found: Vec<u32> =
-        pids.iter().zip(programs).filter_map(|(pid, program)| runs(program).then_some(*pid)).collect();
-    let conmons = pids.iter().copied().filter(is_conmon).filter(|pid| !found.contains(pid)).collect();
+    let mut found: Vec<u32> = pids
+        .iter()
+        .zip(programs)
+        .filter_map(|(pid, program)| runs(program).then_some(*pid))
+        .collect();
+    let conmons = pids
+        .iter()
+        .copied()
+        .filter(is_conmon)
+        .filter(|pid| !found.contains(pid))
+        .collect();
     found.extend(that_name(path, conmons));
     found.retain(|pid| has_this_program(*pid, path, table.as_ref()));
     let processes = found.into_iter().map(|pid| format!("process {pid}"));
     bundles.filter_map(of_bundle).chain(processes).collect()
 }
 
-/// The processes with this path among their arguments. A process without an answer counts as one of them.
+/// The processes with this path among their arguments. A process without an answer counts as one of
+/// them.
 fn that_name(path: &Path, pids: Vec<u32>) -> Vec<u32> {
-    let names = |words: Vec<String>| words.iter().any(|word| word.as_bytes() == path.as_os_str().as_bytes());
-    let read = arguments_of(&pids).into_iter().map(|words| words.map_or(true, names));
-    pids.into_iter().zip(read).filter_map(|(pid, names)| names.then_some(pid)).collect()
+    let names = |words: Vec<String>| {
+        words
+            .iter()
+            .any(|word| word.as_bytes() == path.as_os_str().as_bytes())
+    };
+    let read = arguments_of(&pids)
+        .into_iter()
+        .map(|words| words.map_or(true, names));
+    pids.into_iter()
+        .zip(read)
+        .filter_map(|(pid, names)| names.then_some(pid))
+        .collect()
 }
 
-/// Another mount namespace, a container's, may have its own program at that path. The mount tables show whether both paths are
-/// the same place of the same filesystem. An unreadable table counts as this one.
+/// Another mount namespace, a container's, may have its own program at that path. The mount tables
+/// show whether both paths are the same place of the same filesystem. An unreadable table counts as
+/// this one.
 fn has_this_program(pid: u32, path: &Path, own: Option<&MountTable>) -> bool {
-    let Ok(process) = HeldProcess::open(pid) else { return false };
+    let Ok(process) = HeldProcess::open(pid) else {
+        return false;
+    };
     let theirs = process.mounts().ok();
     let place = |table: Option<&MountTable>| place_of(path, table?);
     match (place(own), place(theirs.as_ref())) {
@@ -102,7 +141,12 @@ fn file(pid: u32, name: &str) -> PathBuf {
 }
 
 fn folders(path: &Path) -> Vec<PathBuf> {
-    path.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    path.read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 #[cfg(test)]
@@ -121,10 +165,20 @@ mod tests {
         let bin = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/bin/sh", bin.path().join(CONMON)).unwrap();
         let mut command = Command::new("unshare");
-        command.arg("--mount").arg(bin.path().join(CONMON)).args(["-c", &script, "sh"]).arg(program);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command
+            .arg("--mount")
+            .arg(bin.path().join(CONMON))
+            .args(["-c", &script, "sh"])
+            .arg(program);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
         if said.is_empty() {
             child.wait().unwrap();
             return None;
@@ -151,9 +205,17 @@ mod tests {
         };
         assert!(same);
         let cover = format!("mount -t tmpfs cover {} &&", folder.path().display());
-        assert_eq!(needed_beside(&cover, &program), Some(false), "nothing is there");
+        assert_eq!(
+            needed_beside(&cover, &program),
+            Some(false),
+            "nothing is there"
+        );
         let another = format!("{cover} touch {} &&", program.display());
-        assert_eq!(needed_beside(&another, &program), Some(false), "another one is there");
+        assert_eq!(
+            needed_beside(&another, &program),
+            Some(false),
+            "another one is there"
+        );
     }
 
     /// Its owner keeps it: the program stays, and the command ends.
@@ -162,15 +224,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("bindguard-runtime");
         fs::write(&program, "").unwrap();
-        let Some(holder) = Holder::start(c"conmon", || {}) else { return };
-        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        let Some(holder) = Holder::start(c"conmon", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
         assert_eq!(users_of(&program), [format!("process {}", holder.pid())]);
     }
 
     #[test]
     fn a_process_that_holds_its_memory_is_no_user() {
-        let Some(holder) = Holder::start(c"app", || {}) else { return };
-        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        let Some(holder) = Holder::start(c"app", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
         assert!(users_of(Path::new("/no/such/program")).is_empty());
     }
 }

@@ -1,8 +1,8 @@
 //! The record of the original files, kept on the node so that uninstall restores the exact bytes.
 //!
-//! `/var/lib/bindguard/install.json` lists every file that an install changed; `originals/` beside it has their former content,
-//! named by SHA-256. The record is written before a file is changed: an install that was killed half-way can be undone like any
-//! other.
+//! `/var/lib/bindguard/install.json` lists every file that an install changed; `originals/` beside
+//! it has their former content, named by SHA-256. The record is written before a file is changed:
+//! an install that was killed half-way can be undone like any other.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -24,7 +24,9 @@ use super::target;
 pub const FOLDER: &str = "/var/lib/bindguard";
 
 /// The owner of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Owner {
     /// containerd's config.toml, or a file that it imports.
@@ -66,8 +68,8 @@ pub struct Entry {
     pub command: Option<String>,
 }
 
-/// All changes that installs made to this node and no uninstall has undone. An older version, after a rollback, ignores keys that
-/// it does not know.
+/// All changes that installs made to this node and no uninstall has undone. An older version, after
+/// a rollback, ignores keys that it does not know.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
@@ -121,8 +123,14 @@ impl Record {
     /// The node's record; empty if nothing is installed.
     pub fn load() -> Result<Self> {
         let path = file();
-        let Some(bytes) = change::read(&path)? else { return Ok(Self { version: VERSION, ..Self::default() }) };
-        let record: Self = serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))?;
+        let Some(bytes) = change::read(&path)? else {
+            return Ok(Self {
+                version: VERSION,
+                ..Self::default()
+            });
+        };
+        let record: Self =
+            serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))?;
         anyhow::ensure!(
             record.version == VERSION,
             "{} is of version {}, this program knows {VERSION}",
@@ -134,27 +142,41 @@ impl Record {
 
     /// The restarts that were not done yet.
     pub fn owed(&self) -> Vec<OwedRestart> {
-        self.owed.iter().filter(|owed| !owed.is_done()).cloned().collect()
+        self.owed
+            .iter()
+            .filter(|owed| !owed.is_done())
+            .cloned()
+            .collect()
     }
 
-    /// Records, before a file is changed, that the daemon that runs now has to be restarted. Without a daemon, the next one
-    /// reads the changed file.
+    /// Records, before a file is changed, that the daemon that runs now has to be restarted.
+    /// Without a daemon, the next one reads the changed file.
     pub fn owe(&mut self, owner: Owner, command: Option<&str>) -> Result<()> {
-        let (Some(command), Some(daemon)) = (command, running::daemon_of(owner)) else { return Ok(()) };
-        self.owed.retain(|owed| owed.owner != owner || owed.daemon == daemon && owed.command != command);
-        self.owed.push(OwedRestart { owner, command: command.to_owned(), daemon });
+        let (Some(command), Some(daemon)) = (command, running::daemon_of(owner)) else {
+            return Ok(());
+        };
+        self.owed
+            .retain(|owed| owed.owner != owner || owed.daemon == daemon && owed.command != command);
+        self.owed.push(OwedRestart {
+            owner,
+            command: command.to_owned(),
+            daemon,
+        });
         self.save()
     }
 
     /// Forgets a restart that was done.
     pub fn restarted(&mut self, command: &str) -> Result<()> {
-        self.owed.retain(|owed| owed.command != command && !owed.is_done());
+        self.owed
+            .retain(|owed| owed.command != command && !owed.is_done());
         self.save_or_remove()
     }
 
     /// The last installation of a runtime.
     pub fn verified(&self, owner: Owner) -> Option<&Installed> {
-        self.installed.iter().find(|installed| installed.owner == owner)
+        self.installed
+            .iter()
+            .find(|installed| installed.owner == owner)
     }
 
     /// The last installation of each runtime.
@@ -184,8 +206,14 @@ impl Record {
 
     /// Records a planned change. `original` is the content that an uninstall restores.
     pub fn note(&mut self, step: &PlannedChange, original: Option<&Content>) -> Result<()> {
-        let PlannedChange { owner, change, command } = step;
-        let Some(after) = &change.after else { return Ok(()) };
+        let PlannedChange {
+            owner,
+            change,
+            command,
+        } = step;
+        let Some(after) = &change.after else {
+            return Ok(());
+        };
         let bytes = original.and_then(Content::bytes);
         if let Some(bytes) = bytes {
             let place = originals().join(hash(bytes));
@@ -193,7 +221,9 @@ impl Record {
                 change::write(&place, bytes, &Wanted::Present(0o600))?;
             }
         }
-        let former = self.entry(&change.path).map(|entry| entry.attributes.clone());
+        let former = self
+            .entry(&change.path)
+            .map(|entry| entry.attributes.clone());
         let entry = Entry {
             attributes: match former {
                 Some(former) => former,
@@ -203,8 +233,13 @@ impl Record {
             owner: *owner,
             path: change.path.clone(),
             original: bytes.map(hash),
-            original_link: original
-                .and_then(|content| if let Content::Link(to) = content { Some(to.clone()) } else { None }),
+            original_link: original.and_then(|content| {
+                if let Content::Link(to) = content {
+                    Some(to.clone())
+                } else {
+                    None
+                }
+            }),
             written: hash_of(after),
             command: command.clone(),
         };
@@ -216,11 +251,13 @@ impl Record {
         self.save()
     }
 
-    /// Forgets a file that was restored. Without files and owed restarts, the folder is removed as well.
+    /// Forgets a file that was restored. Without files and owed restarts, the folder is removed as
+    /// well.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
         let files = &self.files;
-        self.installed.retain(|installed| files.iter().any(|entry| entry.owner == installed.owner));
+        self.installed
+            .retain(|installed| files.iter().any(|entry| entry.owner == installed.owner));
         self.remove_empty_folders();
         self.save_or_remove()
     }
@@ -231,24 +268,33 @@ impl Record {
         self.remove_if_empty()
     }
 
-    /// Removes the record if it has nothing to remember; also one that an earlier process began to remove.
+    /// Removes the record if it has nothing to remember; also one that an earlier process began to
+    /// remove.
     pub fn remove_if_empty(&self) -> Result<()> {
         if self.files.is_empty() && self.owed().is_empty() {
             scratch::sweep(Path::new(FOLDER));
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;
-            there_or_not(fs::remove_file(KEPT_PATH)).with_context(|| format!("remove {KEPT_PATH}"))?;
-            there_or_not(fs::remove_file(file())).with_context(|| format!("remove {}", file().display()))?;
+            there_or_not(fs::remove_file(KEPT_PATH))
+                .with_context(|| format!("remove {KEPT_PATH}"))?;
+            there_or_not(fs::remove_file(file()))
+                .with_context(|| format!("remove {}", file().display()))?;
             // the folder may contain files that this record does not list
             let _ = fs::remove_dir(FOLDER);
         }
         Ok(())
     }
 
-    /// Removes the folders that an install made and that are empty now. A folder with another file is in use, and stays.
+    /// Removes the folders that an install made and that are empty now. A folder with another file
+    /// is in use, and stays.
     fn remove_empty_folders(&mut self) {
-        let mut stay: Vec<PathBuf> =
-            self.folders.iter().rev().filter(|folder| there_or_not(fs::remove_dir(folder)).is_err()).cloned().collect();
+        let mut stay: Vec<PathBuf> = self
+            .folders
+            .iter()
+            .rev()
+            .filter(|folder| there_or_not(fs::remove_dir(folder)).is_err())
+            .cloned()
+            .collect();
         stay.reverse();
         self.folders = stay;
     }
@@ -265,10 +311,17 @@ impl Entry {
         if let Some(target) = &self.original_link {
             return Ok(Some(Content::Link(target.clone())));
         }
-        let Some(name) = &self.original else { return Ok(None) };
+        let Some(name) = &self.original else {
+            return Ok(None);
+        };
         let place = originals().join(name);
-        let bytes =
-            fs::read(&place).with_context(|| format!("read {}, which {} was", place.display(), self.path.display()))?;
+        let bytes = fs::read(&place).with_context(|| {
+            format!(
+                "read {}, which {} was",
+                place.display(),
+                self.path.display()
+            )
+        })?;
         anyhow::ensure!(
             hash(&bytes) == *name,
             "{} is not what was kept there: {} stays as it is",
@@ -286,7 +339,11 @@ impl Entry {
 
 /// The missing folders above a file, the uppermost first.
 fn missing_above(path: &Path) -> Vec<PathBuf> {
-    let is_missing = |folder: &&Path| folder.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let is_missing = |folder: &&Path| {
+        folder
+            .symlink_metadata()
+            .is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
     let missing = path.ancestors().skip(1).take_while(is_missing);
     let mut missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
     missing.reverse();
@@ -302,7 +359,13 @@ fn originals() -> PathBuf {
 }
 
 fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
-    removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    removed.or_else(|error| {
+        if error.kind() == ErrorKind::NotFound {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }
 
 fn hash_of(content: &Content) -> String {
@@ -314,7 +377,10 @@ fn hash_of(content: &Content) -> String {
 
 /// SHA-256, as text.
 pub fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -326,10 +392,16 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("etc/bindguard/config.toml");
         let made = missing_above(&file);
-        assert_eq!(made, [place.path().join("etc"), place.path().join("etc/bindguard")]);
+        assert_eq!(
+            made,
+            [place.path().join("etc"), place.path().join("etc/bindguard")]
+        );
         fs::create_dir_all(place.path().join("etc/bindguard")).unwrap();
         assert_eq!(missing_above(&file), Vec::<PathBuf>::new());
-        let mut record = Record { folders: made.clone(), ..Record::default() };
+        let mut record = Record {
+            folders: made.clone(),
+            ..Record::default()
+        };
         fs::write(place.path().join("etc/another"), "").unwrap();
         record.remove_empty_folders();
         assert_eq!(record.folders, made[..1]);

@@ -49,8 +49,11 @@ impl InstallReport {
 
     /// Adds a command that activates a change.
     pub fn command(&mut self, command: Option<&str>) {
-        self.commands
-            .extend(command.filter(|command| !self.commands.iter().any(|old| old == command)).map(str::to_owned));
+        self.commands.extend(
+            command
+                .filter(|command| !self.commands.iter().any(|old| old == command))
+                .map(str::to_owned),
+        );
     }
 
     /// Adds a command before all others.
@@ -89,11 +92,22 @@ impl InstallReport {
     /// Prints everything, and returns the exit code.
     pub fn finish(mut self, work: &[PlannedChange], common: &CommonOptions) -> Result<ExitCode> {
         self.dry_run = common.dry_run;
-        self.files = work.iter().map(|step| FileReport::of(step.owner, &step.change)).collect();
-        let out = if common.json { serde_json::to_string_pretty(&self)? + "\n" } else { self.text() };
+        self.files = work
+            .iter()
+            .map(|step| FileReport::of(step.owner, &step.change))
+            .collect();
+        let out = if common.json {
+            serde_json::to_string_pretty(&self)? + "\n"
+        } else {
+            self.text()
+        };
         print_text(&out)?;
         let is_left = self.unfinished || common.dry_run && !work.is_empty();
-        Ok(if is_left { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if is_left {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 
     fn text(&self) -> String {
@@ -111,7 +125,11 @@ impl InstallReport {
             let _ = writeln!(out, "{:<8} no file has to change", "nothing");
         }
         for command in &self.commands {
-            let _ = writeln!(out, "{:<8} {command}", if self.restarted { "ran" } else { "run" });
+            let _ = writeln!(
+                out,
+                "{:<8} {command}",
+                if self.restarted { "ran" } else { "run" }
+            );
         }
         if self.dry_run && !self.files.is_empty() {
             let _ = writeln!(out, "{:<8} this was a dry run", "nothing");
@@ -123,8 +141,17 @@ impl InstallReport {
 impl FileReport {
     fn of(owner: Owner, change: &Change) -> Self {
         // a diff of bindguard's own commented config shows nothing new
-        let diff = if owner == Owner::Bindguard { None } else { change.diff() };
-        Self { owner, path: name(&change.path), action: change.word(), diff }
+        let diff = if owner == Owner::Bindguard {
+            None
+        } else {
+            change.diff()
+        };
+        Self {
+            owner,
+            path: name(&change.path),
+            action: change.word(),
+            diff,
+        }
     }
 }
 
@@ -135,7 +162,8 @@ mod tests {
 
     #[test]
     fn json_is_what_the_document_shows() {
-        let expected: serde_json::Value = serde_json::from_str(documented("`install`, `uninstall`")).unwrap();
+        let expected: serde_json::Value =
+            serde_json::from_str(documented("`install`, `uninstall`")).unwrap();
         let file = |owner, path: &str, action, diff: Option<&str>| FileReport {
             owner,
             path: path.to_owned(),
@@ -145,8 +173,18 @@ mod tests {
         let diff = "--- /etc/containerd/config.toml\n+++ /etc/containerd/config.toml\n...";
         let report = InstallReport {
             files: vec![
-                file(Owner::Bindguard, "/usr/local/bin/bindguard-runtime", "create", None),
-                file(Owner::Containerd, "/etc/containerd/config.toml", "change", Some(diff)),
+                file(
+                    Owner::Bindguard,
+                    "/usr/local/bin/bindguard-runtime",
+                    "create",
+                    None,
+                ),
+                file(
+                    Owner::Containerd,
+                    "/etc/containerd/config.toml",
+                    "change",
+                    Some(diff),
+                ),
             ],
             commands: vec!["systemctl restart containerd".to_owned()],
             ..InstallReport::default()

@@ -1,5 +1,5 @@
-//! The commands that activate changed files. A restart is owed, in the record, until its command succeeds or the daemon that
-//! read the former files has ended.
+//! The commands that activate changed files. A restart is owed, in the record, until its command
+//! succeeds or the daemon that read the former files has ended.
 
 use std::process::{Command, Stdio};
 
@@ -14,13 +14,22 @@ use super::search_path;
 ///
 /// # Errors
 /// If a command fails. It stays owed, so print the report before the error.
-pub fn restart(record: &mut Record, report: &mut InstallReport, common: &CommonOptions) -> Result<()> {
-    record.owed().iter().for_each(|owed| report.command(Some(&owed.command)));
+pub fn restart(
+    record: &mut Record,
+    report: &mut InstallReport,
+    common: &CommonOptions,
+) -> Result<()> {
+    record
+        .owed()
+        .iter()
+        .for_each(|owed| report.command(Some(&owed.command)));
     if !common.restart || common.dry_run {
         return Ok(());
     }
     for command in report.commands().to_vec() {
-        run(&command).with_context(|| format!("activate the changes: {command}; run it, or this command again"))?;
+        run(&command).with_context(|| {
+            format!("activate the changes: {command}; run it, or this command again")
+        })?;
         record.restarted(&command)?;
     }
     report.ran_commands();
@@ -33,7 +42,11 @@ fn run(line: &str) -> Result<()> {
     // a pod's PATH is that of its image, and the program is the node's
     let mut command = Command::new(search_path::find(name).unwrap_or_else(|| name.into()));
     // an image or a pod may have no /dev/null
-    let status = command.args(words).stdin(Stdio::inherit()).status().context("start it")?;
+    let status = command
+        .args(words)
+        .stdin(Stdio::inherit())
+        .status()
+        .context("start it")?;
     ensure!(status.success(), "{status}");
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Another root file system: of an image, or of a node as a pod sees it.
 //!
-//! `--root` uses chroot(2): links in the other root resolve inside it, and that root's own containerd is run.
+//! `--root` uses chroot(2): links in the other root resolve inside it, and that root's own
+//! containerd is run.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -13,15 +14,21 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 /// Makes `root` this process's root.
 pub fn enter(root: Option<&Path>) -> Result<()> {
     let Some(root) = root else { return Ok(()) };
-    rustix::process::chroot(root).with_context(|| format!("make {} the root directory", root.display()))?;
+    rustix::process::chroot(root)
+        .with_context(|| format!("make {} the root directory", root.display()))?;
     rustix::process::chdir("/").with_context(|| format!("go to {}", root.display()))
 }
 
-/// Reads the node from here on: `root` is its root directory as a pod sees it. A pod has the node's mounts as copies with another
-/// propagation, so the mount namespace of the node's first process is entered if that has this root. An image has no process.
+/// Reads the node from here on: `root` is its root directory as a pod sees it. A pod has the node's
+/// mounts as copies with another propagation, so the mount namespace of the node's first process is
+/// entered if that has this root. An image has no process.
 pub fn enter_node(root: Option<&Path>) -> Result<()> {
     let Some(root) = root else { return Ok(()) };
-    let identity = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let identity = |path: &Path| {
+        fs::metadata(path)
+            .ok()
+            .map(|found| (found.dev(), found.ino()))
+    };
     let of_first_process = identity(Path::new("/proc/1/root/run"));
     if of_first_process.is_none() || of_first_process != identity(&root.join("run")) {
         return enter(Some(root));

@@ -1,6 +1,7 @@
 //! Files beside the places of others: contents on their way, and trials.
 //!
-//! A process that is killed leaves them. Their names carry its pid, so a later one removes those of processes that have ended.
+//! A process that is killed leaves them. Their names carry its pid, so a later one removes those of
+//! processes that have ended.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -31,9 +32,21 @@ pub fn sweep(folder: &Path) {
 }
 
 fn is_abandoned(name: &OsStr) -> bool {
-    let pid = || name.to_str()?.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<u32>().ok();
-    pid()
-        .is_some_and(|pid| pid != process::id() && Path::new("/proc").join(pid.to_string()).symlink_metadata().is_err())
+    let pid = || {
+        name.to_str()?
+            .strip_prefix(PREFIX)?
+            .split_once('-')?
+            .0
+            .parse::<u32>()
+            .ok()
+    };
+    pid().is_some_and(|pid| {
+        pid != process::id()
+            && Path::new("/proc")
+                .join(pid.to_string())
+                .symlink_metadata()
+                .is_err()
+    })
 }
 
 #[cfg(test)]
@@ -51,7 +64,12 @@ mod tests {
             .iter()
             .for_each(|name| fs::write(folder.path().join(name), "").unwrap());
         sweep(folder.path());
-        let mut left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut left: Vec<_> = folder
+            .path()
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         left.sort();
         assert_eq!(left, [own.as_str(), other, "config.toml"]);
     }

@@ -6,7 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The default folders in which services find programs; also systemd's own default.
-const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+const FOLDERS: [&str; 6] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
 
 /// True if services search this folder.
 pub fn is_searched(folder: &Path) -> bool {

@@ -1,6 +1,8 @@
-//! `--stay`: the process of a DaemonSet's pod. It does its work, then waits for SIGTERM and ends without another change.
+//! `--stay`: the process of a DaemonSet's pod. It does its work, then waits for SIGTERM and ends
+//! without another change.
 //!
-//! A DaemonSet's pod must not end by itself. Its end means nothing for the node: pods are evicted, upgraded and replaced.
+//! A DaemonSet's pod must not end by itself. Its end means nothing for the node: pods are evicted,
+//! upgraded and replaced.
 
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -18,7 +20,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The interval between two looks for changes by other tools.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// SIGTERM and SIGINT, from the first moment on: one that arrives in the middle of the work takes effect after it.
+/// SIGTERM and SIGINT, from the first moment on: one that arrives in the middle of the work takes
+/// effect after it.
 #[derive(Debug)]
 pub struct Stay(SignalFd);
 
@@ -27,19 +30,28 @@ impl Stay {
     pub fn prepare() -> Result<Self> {
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         signals.thread_block().context("block SIGTERM")?;
-        Ok(Self(SignalFd::new(&signals).context("create a descriptor for SIGTERM")?))
+        Ok(Self(
+            SignalFd::new(&signals).context("create a descriptor for SIGTERM")?,
+        ))
     }
 
-    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes. Ends with the last exit code.
+    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes. Ends
+    /// with the last exit code.
     ///
     /// # Errors
     /// If the work fails. The kubelet then starts the container again.
-    pub fn after(&self, mut work: impl FnMut() -> Result<ExitCode>, mut check: impl FnMut()) -> Result<ExitCode> {
+    pub fn after(
+        &self,
+        mut work: impl FnMut() -> Result<ExitCode>,
+        mut check: impl FnMut(),
+    ) -> Result<ExitCode> {
         loop {
             let code = work()?;
             let is_done = code == ExitCode::SUCCESS;
             if is_done {
-                eprintln!("bindguard: done; waiting for SIGTERM, which changes nothing on this node");
+                eprintln!(
+                    "bindguard: done; waiting for SIGTERM, which changes nothing on this node"
+                );
                 while !self.signal_within(CHECK_INTERVAL)? {
                     check();
                 }

@@ -1,8 +1,8 @@
 //! `bindguard uninstall`: restores every file as it was before the first install.
 //!
-//! A file that is unchanged since the install gets its former bytes back. From an edited file only bindguard's additions are
-//! removed, and the report says so. The programs go last: after the services that named them were restarted, and when no
-//! container needs them.
+//! A file that is unchanged since the install gets its former bytes back. From an edited file only
+//! bindguard's additions are removed, and the report says so. The programs go last: after the
+//! services that named them were restarted, and when no container needs them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +26,8 @@ pub struct Uninstall {
     /// The runtimes to remove bindguard from (default: all, and the programs).
     #[arg(value_enum, value_name = "RUNTIME")]
     runtimes: Vec<Owner>,
-    /// Remove the entries that are bindguard's by their content, if the record of the installation is lost.
+    /// Remove the entries that are bindguard's by their content, if the record of the installation
+    /// is lost.
     #[arg(long)]
     by_content: bool,
     #[command(flatten)]
@@ -38,16 +39,28 @@ impl Uninstall {
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
-        stay.map_or_else(|| self.uninstall(), |stay| stay.after(|| self.uninstall(), || ()))
+        stay.map_or_else(
+            || self.uninstall(),
+            |stay| stay.after(|| self.uninstall(), || ()),
+        )
     }
 
     fn uninstall(&self) -> Result<ExitCode> {
-        let _lock = if self.common.dry_run { None } else { Some(lock::lock()?) };
+        let _lock = if self.common.dry_run {
+            None
+        } else {
+            Some(lock::lock()?)
+        };
         let mut record = Record::load()?;
         let mut report = InstallReport::default();
-        let is_meant = |entry: &&Entry| self.runtimes.is_empty() || self.runtimes.contains(&entry.owner);
-        let (programs, files): (Vec<_>, Vec<_>) =
-            record.files().iter().filter(is_meant).cloned().partition(|entry| entry.owner == Owner::Bindguard);
+        let is_meant =
+            |entry: &&Entry| self.runtimes.is_empty() || self.runtimes.contains(&entry.owner);
+        let (programs, files): (Vec<_>, Vec<_>) = record
+            .files()
+            .iter()
+            .filter(is_meant)
+            .cloned()
+            .partition(|entry| entry.owner == Owner::Bindguard);
         let mut work = take_off(&files, &mut record, &mut report, &self.common)?;
         work.extend(self.take_off_unrecorded(&mut record, &mut report)?);
         let restarted = restart::restart(&mut record, &mut report, &self.common);
@@ -59,18 +72,27 @@ impl Uninstall {
             }
             if self.runtimes.is_empty() && programs.is_empty() {
                 let programs = beside_this_one();
-                let of_a_package = programs.iter().filter(|program| record.entry(program).is_none());
+                let of_a_package = programs
+                    .iter()
+                    .filter(|program| record.entry(program).is_none());
                 if let Some(why) = obstacle(of_a_package.map(PathBuf::as_path), &report) {
                     report.unfinished(&format!("the programs have to stay: {why}"));
                 }
             }
             if self.common.root.is_some() && !sees_processes() {
-                report.note("this root has no /proc: only its files were checked, not running daemons".to_owned());
+                report.note(
+                    "this root has no /proc: only its files were checked, not running daemons"
+                        .to_owned(),
+                );
             }
         }
         if !self.common.dry_run {
-            let touched = work.iter().filter_map(|step| step.change.path.parent().map(Path::to_owned));
-            touched.chain(target::folders()).for_each(|folder| scratch::sweep(change::temporary_folder(&folder)));
+            let touched = work
+                .iter()
+                .filter_map(|step| step.change.path.parent().map(Path::to_owned));
+            touched
+                .chain(target::folders())
+                .for_each(|folder| scratch::sweep(change::temporary_folder(&folder)));
             record.remove_if_empty()?;
         }
         let code = report.finish(&work, &self.common)?;
@@ -79,10 +101,19 @@ impl Uninstall {
 }
 
 impl Uninstall {
-    /// Removes entries of which there is no record, or names them. A node image or a separate `/var` may lose the record.
-    fn take_off_unrecorded(&self, record: &mut Record, report: &mut InstallReport) -> Result<Vec<PlannedChange>> {
-        let is_meant = |step: &PlannedChange| self.runtimes.is_empty() || self.runtimes.contains(&step.owner);
-        let steps: Vec<_> = target::unrecorded(record).into_iter().filter(is_meant).collect();
+    /// Removes entries of which there is no record, or names them. A node image or a separate
+    /// `/var` may lose the record.
+    fn take_off_unrecorded(
+        &self,
+        record: &mut Record,
+        report: &mut InstallReport,
+    ) -> Result<Vec<PlannedChange>> {
+        let is_meant =
+            |step: &PlannedChange| self.runtimes.is_empty() || self.runtimes.contains(&step.owner);
+        let steps: Vec<_> = target::unrecorded(record)
+            .into_iter()
+            .filter(is_meant)
+            .collect();
         if !self.by_content {
             for step in &steps {
                 let path = name(&step.change.path);
@@ -103,16 +134,25 @@ impl Uninstall {
     }
 }
 
-/// Why these programs cannot be removed: a restart is owed, a running daemon names one, or a container needs one.
-fn obstacle<'p>(programs: impl Iterator<Item = &'p Path>, report: &InstallReport) -> Option<String> {
+/// Why these programs cannot be removed: a restart is owed, a running daemon names one, or a
+/// container needs one.
+fn obstacle<'p>(
+    programs: impl Iterator<Item = &'p Path>,
+    report: &InstallReport,
+) -> Option<String> {
     let programs: Vec<_> = programs.collect();
     if programs.is_empty() {
         return None;
     }
     if report.waits_for_a_restart() {
-        return Some("they are needed until a restarted service names them no more; run this again then".to_owned());
+        return Some(
+            "they are needed until a restarted service names them no more; run this again then"
+                .to_owned(),
+        );
     }
-    programs.into_iter().find_map(|program| needed_by_a_daemon(program).or_else(|| needed_by_a_container(program)))
+    programs
+        .into_iter()
+        .find_map(|program| needed_by_a_daemon(program).or_else(|| needed_by_a_container(program)))
 }
 
 fn needed_by_a_daemon(program: &Path) -> Option<String> {
@@ -128,8 +168,15 @@ fn needed_by_a_daemon(program: &Path) -> Option<String> {
 fn needed_by_a_container(program: &Path) -> Option<String> {
     let users = users_of(program);
     let first = users.first()?;
-    let users = if users.len() == 1 { first.clone() } else { format!("{first} and {} more", users.len() - 1) };
-    Some(format!("{users} cannot end without {}; run this again later", name(program)))
+    let users = if users.len() == 1 {
+        first.clone()
+    } else {
+        format!("{first} and {} more", users.len() - 1)
+    };
+    Some(format!(
+        "{users} cannot end without {}; run this again later",
+        name(program)
+    ))
 }
 
 /// Undoes these entries, and returns the files that changed.
@@ -151,7 +198,11 @@ fn take_off(
         }
         report.command(command.as_deref());
         if !change.is_none() {
-            work.push(PlannedChange { owner: entry.owner, change, command });
+            work.push(PlannedChange {
+                owner: entry.owner,
+                change,
+                command,
+            });
         }
     }
     Ok(work)
@@ -169,9 +220,15 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
         Some(content) if entry.is_as_written(content) => original,
         Some(_) if now == original => original,
         Some(Content::File(bytes)) if !matches!(entry.owner, Owner::Agent | Owner::Bindguard) => {
-            let cleaned = target::cleaned(entry.owner, bytes, original.as_ref().and_then(Content::bytes))
-                .with_context(|| format!("remove bindguard from {path}"))?;
-            report.note(format!("{path} was changed since the install: only bindguard's own lines are removed"));
+            let cleaned = target::cleaned(
+                entry.owner,
+                bytes,
+                original.as_ref().and_then(Content::bytes),
+            )
+            .with_context(|| format!("remove bindguard from {path}"))?;
+            report.note(format!(
+                "{path} was changed since the install: only bindguard's own lines are removed"
+            ));
             Some(Content::File(cleaned))
         }
         Some(_) => {
@@ -184,5 +241,10 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
         Some(attributes) => Wanted::Former(attributes),
         None => Wanted::Present(0o644),
     };
-    Ok(Change { path: entry.path.clone(), before: now, after, attributes })
+    Ok(Change {
+        path: entry.path.clone(),
+        before: now,
+        after,
+        attributes,
+    })
 }

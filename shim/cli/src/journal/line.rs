@@ -25,9 +25,23 @@ impl RecordedLine {
     /// Parses a line.
     pub fn parse(text: &str) -> Result<Self, UnreadLine> {
         let line = JournalLine::parse(text)?;
-        let text = RawValue::from_string(text.trim().to_owned()).map_err(|_| UnreadLine::Foreign)?;
-        let Container { uid, namespace, pod, .. } = line.container().clone();
-        Ok(Self { text, line, pod: PodName { uid, namespace, name: pod } })
+        let text =
+            RawValue::from_string(text.trim().to_owned()).map_err(|_| UnreadLine::Foreign)?;
+        let Container {
+            uid,
+            namespace,
+            pod,
+            ..
+        } = line.container().clone();
+        Ok(Self {
+            text,
+            line,
+            pod: PodName {
+                uid,
+                namespace,
+                name: pod,
+            },
+        })
     }
 
     /// The time at which it was written.
@@ -46,7 +60,8 @@ impl RecordedLine {
     /// True if it has a problem or a finding.
     pub fn has_findings(&self) -> bool {
         match &self.line {
-            JournalLine::Create(CreateLine { report, .. }) | JournalLine::NriCreate(CreateLine { report, .. }) => {
+            JournalLine::Create(CreateLine { report, .. })
+            | JournalLine::NriCreate(CreateLine { report, .. }) => {
                 !report.problems.is_empty() || report.binds.iter().any(BindRecord::is_finding)
             }
             JournalLine::Rebind(_) | JournalLine::Refresh(_) => true,
@@ -57,19 +72,36 @@ impl RecordedLine {
     pub fn has_unrepaired(&self) -> bool {
         let is_left = |bind: &BindRecord<'_>| bind.is_finding() && !bind.is_repaired();
         match &self.line {
-            JournalLine::Create(CreateLine { report, .. }) | JournalLine::NriCreate(CreateLine { report, .. }) => {
+            JournalLine::Create(CreateLine { report, .. })
+            | JournalLine::NriCreate(CreateLine { report, .. }) => {
                 !report.problems.is_empty() || report.binds.iter().any(is_left)
             }
-            JournalLine::Rebind(line) => !line.problems.is_empty() || line.binds.iter().any(is_left),
+            JournalLine::Rebind(line) => {
+                !line.problems.is_empty() || line.binds.iter().any(is_left)
+            }
             JournalLine::Refresh(line) => line.has_unrepaired(),
         }
     }
 
     /// The time, the pod, the container and the event.
     pub fn headline(&self) -> String {
-        let time = self.line.time().and_then(|time| time.split('.').next()).unwrap_or("at some time");
-        let container = self.line.container().name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
-        let pod = self.pod.for_people().map(|pod| format!(" {pod}")).unwrap_or_default();
+        let time = self
+            .line
+            .time()
+            .and_then(|time| time.split('.').next())
+            .unwrap_or("at some time");
+        let container = self
+            .line
+            .container()
+            .name
+            .as_ref()
+            .map(|name| format!(" {name}"))
+            .unwrap_or_default();
+        let pod = self
+            .pod
+            .for_people()
+            .map(|pod| format!(" {pod}"))
+            .unwrap_or_default();
         format!("{time}{pod}{container} ({})", self.event())
     }
 
@@ -84,10 +116,18 @@ impl RecordedLine {
                     (None, attempt) => format!("{id}, create {}", attempt + 1),
                 }
             }
-            JournalLine::NriCreate(line) => format!("{}, by the NRI plugin", short(line.id.as_deref())),
-            JournalLine::Rebind(line) => format!("volume {} on the host, by {}", line.volume, actor(line.by)),
+            JournalLine::NriCreate(line) => {
+                format!("{}, by the NRI plugin", short(line.id.as_deref()))
+            }
+            JournalLine::Rebind(line) => {
+                format!("volume {} on the host, by {}", line.volume, actor(line.by))
+            }
             JournalLine::Refresh(line) => {
-                format!("{}, refreshed while it runs, by {}", short(Some(&line.id)), actor(line.by))
+                format!(
+                    "{}, refreshed while it runs, by {}",
+                    short(Some(&line.id)),
+                    actor(line.by)
+                )
             }
         }
     }
@@ -96,10 +136,13 @@ impl RecordedLine {
     pub fn print(&self, lines: &mut Lines) {
         lines.line(&self.headline());
         match &self.line {
-            JournalLine::Create(CreateLine { report, .. }) | JournalLine::NriCreate(CreateLine { report, .. }) => {
+            JournalLine::Create(CreateLine { report, .. })
+            | JournalLine::NriCreate(CreateLine { report, .. }) => {
                 print_findings(&report.problems, &report.binds, lines);
             }
-            JournalLine::Rebind(RebindLine { problems, binds, .. }) => print_findings(problems, binds, lines),
+            JournalLine::Rebind(RebindLine {
+                problems, binds, ..
+            }) => print_findings(problems, binds, lines),
             JournalLine::Refresh(line) => print_refresh(line, lines),
         }
     }
@@ -111,15 +154,27 @@ fn print_findings(problems: &[String], binds: &[BindRecord<'_>], lines: &mut Lin
 }
 
 fn print_refresh(line: &RefreshLine, lines: &mut Lines) {
-    line.problems.iter().for_each(|problem| lines.problem(problem));
+    line.problems
+        .iter()
+        .for_each(|problem| lines.problem(problem));
     for mount in &line.mounts {
-        let style = if mount.outcome.is_replaced() { HEALTHY } else { FAULTY };
+        let style = if mount.outcome.is_replaced() {
+            HEALTHY
+        } else {
+            FAULTY
+        };
         lines.headed(mount.outcome.as_str(), style, &mount.to_string());
     }
-    match line.notification.as_ref().map(|notification| (notification.request, &notification.error)) {
+    match line
+        .notification
+        .as_ref()
+        .map(|notification| (notification.request, &notification.error))
+    {
         None => {}
         Some((request, None)) => lines.headed("notified", HEALTHY, &request.to_string()),
-        Some((request, Some(error))) => lines.headed("unnotified", FAULTY, &format!("{request}: {error}")),
+        Some((request, Some(error))) => {
+            lines.headed("unnotified", FAULTY, &format!("{request}: {error}"))
+        }
     }
 }
 

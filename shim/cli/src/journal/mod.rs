@@ -1,4 +1,5 @@
-//! `bindguard journal`: the admissions of this node, and the repairs between creates, the oldest first (docs/journal.md).
+//! `bindguard journal`: the admissions of this node, and the repairs between creates, the oldest
+//! first (docs/journal.md).
 
 mod line;
 mod read;
@@ -43,46 +44,65 @@ pub struct Journal {
 impl Journal {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let since = self.since.as_deref().map(|text| since(text, OffsetDateTime::now_utc())).transpose()?;
+        let since = self
+            .since
+            .as_deref()
+            .map(|text| since(text, OffsetDateTime::now_utc()))
+            .transpose()?;
         let journal = match (&self.file, config.journal()) {
             (Some(file), _) => file.clone(),
             (None, Some(journal)) => journal.to_owned(),
             (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
         };
         let mut content = read(&journal, self.file.is_some())?;
-        content.lines.retain(|line| since.is_none_or(|since| line.time() >= Some(since)));
+        content
+            .lines
+            .retain(|line| since.is_none_or(|since| line.time() >= Some(since)));
         let pod = self.pod.as_deref().map(PodSelector::from_argument);
-        content.lines.retain(|line| pod.as_ref().is_none_or(|pod| pod.is(&line.pod)));
+        content
+            .lines
+            .retain(|line| pod.as_ref().is_none_or(|pod| pod.is(&line.pod)));
         if self.json {
             print_json(&content)?;
         } else {
             print_text(text(&content, self.all).text())?;
         }
-        Ok(show::code(!content.problems.is_empty(), content.lines.iter().any(RecordedLine::has_unrepaired)))
+        Ok(show::code(
+            !content.problems.is_empty(),
+            content.lines.iter().any(RecordedLine::has_unrepaired),
+        ))
     }
 }
 
 /// The headlines of the newest admissions, the newest first; none if the node has no journal.
 pub fn last_headlines(config: &Config, count: usize) -> anyhow::Result<Vec<String>> {
-    let Some(journal) = config.journal() else { return Ok(Vec::new()) };
+    let Some(journal) = config.journal() else {
+        return Ok(Vec::new());
+    };
     let content = read(journal, false)?;
-    let admissions = content.lines.iter().rev().filter(|line| line.is_admission());
+    let admissions = content
+        .lines
+        .iter()
+        .rev()
+        .filter(|line| line.is_admission());
     Ok(admissions.take(count).map(RecordedLine::headline).collect())
 }
 
 /// Parses a time, or an age before `now`.
 fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
-    let ago = text.split_at_checked(text.len().saturating_sub(1)).and_then(|(number, unit)| {
-        let number: i64 = number.parse().ok()?;
-        let seconds = match unit {
-            "s" => 1,
-            "m" => 60,
-            "h" => 3_600,
-            "d" => 86_400,
-            _ => return None,
-        };
-        now.checked_sub(Duration::seconds(number.checked_mul(seconds)?))
-    });
+    let ago = text
+        .split_at_checked(text.len().saturating_sub(1))
+        .and_then(|(number, unit)| {
+            let number: i64 = number.parse().ok()?;
+            let seconds = match unit {
+                "s" => 1,
+                "m" => 60,
+                "h" => 3_600,
+                "d" => 86_400,
+                _ => return None,
+            };
+            now.checked_sub(Duration::seconds(number.checked_mul(seconds)?))
+        });
     match ago {
         Some(time) => Ok(time),
         None => OffsetDateTime::parse(text, &Rfc3339).map_err(|_| {
@@ -97,9 +117,16 @@ fn text(content: &JournalContent, all: bool) -> Lines {
     for problem in &content.problems {
         lines.problem(problem);
     }
-    content.lines.iter().filter(|line| all || line.has_findings()).for_each(|line| line.print(&mut lines));
-    let (admissions, repairs): (Vec<_>, Vec<_>) = content.lines.iter().partition(|line| line.is_admission());
-    let count = |of: &[&RecordedLine], is: fn(&RecordedLine) -> bool| of.iter().filter(|line| is(line)).count();
+    content
+        .lines
+        .iter()
+        .filter(|line| all || line.has_findings())
+        .for_each(|line| line.print(&mut lines));
+    let (admissions, repairs): (Vec<_>, Vec<_>) =
+        content.lines.iter().partition(|line| line.is_admission());
+    let count = |of: &[&RecordedLine], is: fn(&RecordedLine) -> bool| {
+        of.iter().filter(|line| is(line)).count()
+    };
     lines.line(&format!(
         "{} admissions, {} with findings, {} of them with something that was left as it was",
         admissions.len(),
@@ -114,7 +141,10 @@ fn text(content: &JournalContent, all: bool) -> Lines {
         ));
     }
     if content.newer_lines > 0 {
-        lines.line(&format!("{} lines of a newer version of bindguard are not shown", content.newer_lines));
+        lines.line(&format!(
+            "{} lines of a newer version of bindguard are not shown",
+            content.newer_lines
+        ));
     }
     lines
 }
@@ -126,8 +156,14 @@ mod tests {
     #[test]
     fn since_is_a_time_or_how_long_ago() {
         let now = OffsetDateTime::from_unix_timestamp(1_000_000).unwrap();
-        assert_eq!(since("2h", now).unwrap().unix_timestamp(), 1_000_000 - 7_200);
-        assert_eq!(since("1970-01-01T00:00:05Z", now).unwrap().unix_timestamp(), 5);
+        assert_eq!(
+            since("2h", now).unwrap().unix_timestamp(),
+            1_000_000 - 7_200
+        );
+        assert_eq!(
+            since("1970-01-01T00:00:05Z", now).unwrap().unix_timestamp(),
+            5
+        );
         for wrong in ["", "soon", "5", "9999999999999999999d", "2026-11-21", "5é"] {
             assert!(since(wrong, now).is_err(), "{wrong}");
         }

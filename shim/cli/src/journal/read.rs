@@ -1,7 +1,7 @@
 //! Reads the journal, and the file before its last rotation.
 //!
-//! The text of each line is kept, so that `--json` prints it unchanged. The last line may be incomplete while a guard writes
-//! it. Any other line that is no line of a journal is reported.
+//! The text of each line is kept, so that `--json` prints it unchanged. The last line may be
+//! incomplete while a guard writes it. Any other line that is no line of a journal is reported.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,7 +51,10 @@ pub fn read(journal: &Path, is_named: bool) -> anyhow::Result<JournalContent> {
     content.name_pods();
     match (found, is_named) {
         (false, true) => bail!("read {}: there is no such file", journal.display()),
-        _ if content.lines.is_empty() && content.newer_lines == 0 && !content.problems.is_empty() => {
+        _ if content.lines.is_empty()
+            && content.newer_lines == 0
+            && !content.problems.is_empty() =>
+        {
             bail!("{} is no journal of bindguard's", journal.display())
         }
         _ => Ok(content),
@@ -67,9 +70,14 @@ impl JournalContent {
                 Err(UnreadLine::Newer) => self.newer_lines += 1,
                 // A guard is writing this line.
                 Err(UnreadLine::Foreign)
-                    if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {}
+                    if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {
+                }
                 Err(UnreadLine::Foreign) => {
-                    self.problems.push(format!("line {} of {} is no line of a journal", index + 1, file.display()));
+                    self.problems.push(format!(
+                        "line {} of {} is no line of a journal",
+                        index + 1,
+                        file.display()
+                    ));
                 }
             }
         }
@@ -78,8 +86,9 @@ impl JournalContent {
     /// Gives each line that has only a pod's uid the names that another line has for it.
     fn name_pods(&mut self) {
         let named = self.lines.iter().filter(|line| line.pod.name.is_some());
-        let names: BTreeMap<String, PodName> =
-            named.filter_map(|line| Some((line.pod.uid.clone()?, line.pod.clone()))).collect();
+        let names: BTreeMap<String, PodName> = named
+            .filter_map(|line| Some((line.pod.uid.clone()?, line.pod.clone())))
+            .collect();
         for line in self.lines.iter_mut().filter(|line| line.pod.name.is_none()) {
             if let Some(known) = line.pod.uid.as_ref().and_then(|uid| names.get(uid)) {
                 line.pod = known.clone();
@@ -88,20 +97,40 @@ impl JournalContent {
     }
 
     fn texts(&self, is_wanted: fn(&JournalLine) -> bool) -> Vec<&RawValue> {
-        self.lines.iter().filter(|line| is_wanted(&line.line)).map(|line| &*line.text).collect()
+        self.lines
+            .iter()
+            .filter(|line| is_wanted(&line.line))
+            .map(|line| &*line.text)
+            .collect()
     }
 }
 
 impl Serialize for JournalContent {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut keys = serializer.serialize_struct("JournalContent", 6)?;
-        keys.serialize_field("admissions", &self.texts(|line| matches!(line, JournalLine::Create(_))))?;
+        keys.serialize_field(
+            "admissions",
+            &self.texts(|line| matches!(line, JournalLine::Create(_))),
+        )?;
         for (key, texts) in [
-            ("nri_creates", self.texts(|line| matches!(line, JournalLine::NriCreate(_)))),
-            ("rebinds", self.texts(|line| matches!(line, JournalLine::Rebind(_)))),
-            ("refreshes", self.texts(|line| matches!(line, JournalLine::Refresh(_)))),
+            (
+                "nri_creates",
+                self.texts(|line| matches!(line, JournalLine::NriCreate(_))),
+            ),
+            (
+                "rebinds",
+                self.texts(|line| matches!(line, JournalLine::Rebind(_))),
+            ),
+            (
+                "refreshes",
+                self.texts(|line| matches!(line, JournalLine::Refresh(_))),
+            ),
         ] {
-            if texts.is_empty() { keys.skip_field(key)? } else { keys.serialize_field(key, &texts)? }
+            if texts.is_empty() {
+                keys.skip_field(key)?
+            } else {
+                keys.serialize_field(key, &texts)?
+            }
         }
         match self.newer_lines {
             0 => keys.skip_field("newer_lines")?,
@@ -127,8 +156,14 @@ mod tests {
             .filter(|line| line.starts_with("{\"version\""))
             .flat_map(|line| [line, "\n"])
             .collect();
-        content.take(Path::new("/run/bindguard/journal.jsonl"), &format!("{lines}no\n"));
-        assert_eq!(serde_json::to_string_pretty(&content).unwrap(), shown.trim_end());
+        content.take(
+            Path::new("/run/bindguard/journal.jsonl"),
+            &format!("{lines}no\n"),
+        );
+        assert_eq!(
+            serde_json::to_string_pretty(&content).unwrap(),
+            shown.trim_end()
+        );
     }
 
     #[test]
@@ -136,7 +171,10 @@ mod tests {
         let whole = r#"{"version":1,"time":null,"id":"a","attempt":0,"binds":[],"foreign":0,"duration_us":1}"#;
         let newer = whole.replace(r#""version":1"#, r#""version":2"#);
         let mut content = JournalContent::default();
-        content.take(Path::new("j"), &format!("{whole}\nno\n{whole}\n{newer}\n{}", &whole[..20]));
+        content.take(
+            Path::new("j"),
+            &format!("{whole}\nno\n{whole}\n{newer}\n{}", &whole[..20]),
+        );
         assert_eq!((content.lines.len(), content.newer_lines), (2, 1));
         assert_eq!(content.problems, ["line 2 of j is no line of a journal"]);
         let mut foreign = JournalContent::default();
@@ -153,6 +191,9 @@ mod tests {
         content.take(Path::new("j"), &format!("{rebind}\n{create}\n"));
         content.name_pods();
         assert_eq!(content.lines[0].pod, content.lines[1].pod);
-        assert_eq!(content.lines[0].headline(), "at some time default/web (volume conf on the host, by the agent)");
+        assert_eq!(
+            content.lines[0].headline(),
+            "at some time default/web (volume conf on the host, by the agent)"
+        );
     }
 }

@@ -12,43 +12,70 @@ use bindguard_sys::bundle::read_spec;
 use super::supervisors::is_wrapper;
 
 /// containerd's state directories: its own default, k3s', k0s', MicroK8s'.
-const STATES: [&str; 4] =
-    ["run/containerd", "run/k3s/containerd", "run/k0s/containerd", "var/snap/microk8s/common/run/containerd"];
+const STATES: [&str; 4] = [
+    "run/containerd",
+    "run/k3s/containerd",
+    "run/k0s/containerd",
+    "var/snap/microk8s/common/run/containerd",
+];
 const TASKS: &str = "io.containerd.runtime.v2.task";
 
 /// The containers that have a bundle, on a node whose `/` is at `root`.
 pub fn containers(root: &Path) -> Vec<PodContainer> {
     let tasks = STATES.iter().map(|state| root.join(state).join(TASKS));
     let namespaces = tasks.flat_map(|tasks| entries(&tasks));
-    namespaces.flat_map(|namespace| entries(&namespace)).filter_map(|bundle| container(&bundle)).collect()
+    namespaces
+        .flat_map(|namespace| entries(&namespace))
+        .filter_map(|bundle| container(&bundle))
+        .collect()
 }
 
-/// The spec of a container: that of containerd's bundle, or of the bundle that crun or runc recorded.
+/// The spec of a container: that of containerd's bundle, or of the bundle that crun or runc
+/// recorded.
 pub fn spec_of(root: &Path, id: &str) -> Option<Vec<u8>> {
-    let tasks = STATES.iter().flat_map(|state| entries(&root.join(state).join(TASKS)));
-    let mut bundles = tasks.map(|namespace| namespace.join(id)).chain(bundle_of(root, id));
+    let tasks = STATES
+        .iter()
+        .flat_map(|state| entries(&root.join(state).join(TASKS)));
+    let mut bundles = tasks
+        .map(|namespace| namespace.join(id))
+        .chain(bundle_of(root, id));
     bundles.find_map(|bundle| read_spec(&bundle).ok())
 }
 
 /// A bundle may disappear while it is read: its container is then gone as well.
 fn container(bundle: &Path) -> Option<PodContainer> {
     let bytes = read_spec(bundle).ok()?;
-    let Container { name, pod, namespace, uid } = Container::from_spec(&SpecView::from_bytes(&bytes).ok()?);
+    let Container {
+        name,
+        pod,
+        namespace,
+        uid,
+    } = Container::from_spec(&SpecView::from_bytes(&bytes).ok()?);
     Some(PodContainer {
         id: bundle.file_name()?.to_str()?.to_owned(),
         name,
         state: None,
         attempt: None,
-        pod: PodName { uid, namespace, name: pod },
+        pod: PodName {
+            uid,
+            namespace,
+            name: pod,
+        },
         guarded: calls_the_wrapper(bundle).then_some(true),
     })
 }
 
-/// A shim writes the name of its OCI runtime into the bundle, and calls it until the container is deleted.
+/// A shim writes the name of its OCI runtime into the bundle, and calls it until the container is
+/// deleted.
 fn calls_the_wrapper(bundle: &Path) -> bool {
     fs::read_to_string(bundle.join("runtime")).is_ok_and(|runtime| is_wrapper(runtime.trim()))
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }

@@ -1,7 +1,8 @@
-//! Queries to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame in its body.
+//! Queries to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame
+//! in its body.
 //!
-//! A generated client would need a whole stack for three calls (docs/decisions/0009). `h2` implements the protocol, and the
-//! messages are ours: [`messages`](super::messages).
+//! A generated client would need a whole stack for three calls (docs/decisions/0009). `h2`
+//! implements the protocol, and the messages are ours: [`messages`](super::messages).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,8 +20,8 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::messages::{
-    Container, ContainerStatusRequest, ContainerStatusResponse, ListContainersResponse, ListPodSandboxResponse,
-    ListRequest, PodSandbox,
+    Container, ContainerStatusRequest, ContainerStatusResponse, ListContainersResponse,
+    ListPodSandboxResponse, ListRequest, PodSandbox,
 };
 
 /// The sockets of CRIs: containerd, k3s, k0s, MicroK8s, CRI-O.
@@ -50,22 +51,44 @@ pub struct GrpcStatus {
 
 /// Every sandbox and container that the CRI knows; none where there is no CRI.
 pub fn pods(socket: Option<&Path>) -> Result<Pods> {
-    let Some(socket) = named_or_usual(socket) else { return Ok(Pods::default()) };
+    let Some(socket) = named_or_usual(socket) else {
+        return Ok(Pods::default());
+    };
     within_time_limit(&socket, async |client| {
         let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox", ListRequest {}).await?;
-        let containers: ListContainersResponse = call(&client, "ListContainers", ListRequest {}).await?;
-        let refresh_requests = pods.items.iter().filter(|pod| pod.state == READY).filter_map(refresh_request).collect();
-        Ok(Pods { containers: named(&pods.items, containers.containers), refresh_requests })
+        let containers: ListContainersResponse =
+            call(&client, "ListContainers", ListRequest {}).await?;
+        let refresh_requests = pods
+            .items
+            .iter()
+            .filter(|pod| pod.state == READY)
+            .filter_map(refresh_request)
+            .collect();
+        Ok(Pods {
+            containers: named(&pods.items, containers.containers),
+            refresh_requests,
+        })
     })
 }
 
 /// The spec of a container, as containerd and CRI-O both report it.
 pub fn spec_of(socket: Option<&Path>, container: &str) -> Result<Option<Vec<u8>>> {
-    let Some(socket) = named_or_usual(socket) else { return Ok(None) };
-    let request = ContainerStatusRequest { container_id: container.to_owned(), verbose: true };
+    let Some(socket) = named_or_usual(socket) else {
+        return Ok(None);
+    };
+    let request = ContainerStatusRequest {
+        container_id: container.to_owned(),
+        verbose: true,
+    };
     let answer: ContainerStatusResponse = query(&socket, "ContainerStatus", request)?;
-    let info: Option<Info> = answer.info.get("info").map(|text| serde_json::from_str(text)).transpose()?;
-    Ok(info.and_then(|info| info.runtime_spec).map(|spec| spec.get().as_bytes().to_vec()))
+    let info: Option<Info> = answer
+        .info
+        .get("info")
+        .map(|text| serde_json::from_str(text))
+        .transpose()?;
+    Ok(info
+        .and_then(|info| info.runtime_spec)
+        .map(|spec| spec.get().as_bytes().to_vec()))
 }
 
 /// The part of the info of a container that is read.
@@ -76,17 +99,32 @@ struct Info {
 }
 
 fn named_or_usual(socket: Option<&Path>) -> Option<PathBuf> {
-    let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.symlink_metadata().is_ok());
+    let usual = || {
+        SOCKETS
+            .iter()
+            .map(PathBuf::from)
+            .find(|socket| socket.symlink_metadata().is_ok())
+    };
     socket.map(Path::to_owned).or_else(usual)
 }
 
 /// The answer to one call of the CRI's runtime service.
-pub fn query<A: Message + Default>(socket: &Path, method: &str, request: impl Message) -> Result<A> {
+pub fn query<A: Message + Default>(
+    socket: &Path,
+    method: &str,
+    request: impl Message,
+) -> Result<A> {
     within_time_limit(socket, async |client| call(&client, method, request).await)
 }
 
-fn within_time_limit<A>(socket: &Path, calls: impl AsyncFnOnce(SendRequest<Bytes>) -> Result<A>) -> Result<A> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("make a tokio runtime")?;
+fn within_time_limit<A>(
+    socket: &Path,
+    calls: impl AsyncFnOnce(SendRequest<Bytes>) -> Result<A>,
+) -> Result<A> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("make a tokio runtime")?;
     let calls = async {
         let stream = UnixStream::connect(socket).await.context("connect")?;
         let (client, connection) = handshake(stream).await.context("begin HTTP/2")?;
@@ -96,14 +134,24 @@ fn within_time_limit<A>(socket: &Path, calls: impl AsyncFnOnce(SendRequest<Bytes
     };
     // the timer needs the runtime when it is made
     let answer = runtime.block_on(async { timeout(PATIENCE, calls).await });
-    let answer = answer.map_err(|_| anyhow::anyhow!("it does not answer within {} s", PATIENCE.as_secs()));
-    answer.and_then(|answer| answer).with_context(|| format!("query {}", socket.display()))
+    let answer =
+        answer.map_err(|_| anyhow::anyhow!("it does not answer within {} s", PATIENCE.as_secs()));
+    answer
+        .and_then(|answer| answer)
+        .with_context(|| format!("query {}", socket.display()))
 }
 
-async fn call<A: Message + Default>(client: &SendRequest<Bytes>, method: &str, request: impl Message) -> Result<A> {
+async fn call<A: Message + Default>(
+    client: &SendRequest<Bytes>,
+    method: &str,
+    request: impl Message,
+) -> Result<A> {
     let failed = || format!("call {method}");
     let uri = format!("http://localhost/runtime.v1.RuntimeService/{method}");
-    let head = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers").body(())?;
+    let head = Request::post(uri)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())?;
     let mut client = client.clone().ready().await.with_context(failed)?;
     let (response, mut body) = client.send_request(head, false).with_context(failed)?;
     body.send_data(frame(&request), true).with_context(failed)?;
@@ -113,10 +161,20 @@ async fn call<A: Message + Default>(client: &SendRequest<Bytes>, method: &str, r
     while let Some(data) = stream.data().await {
         let data = data.with_context(failed)?;
         // Without it the server stops after 64 KiB.
-        stream.flow_control().release_capacity(data.len()).with_context(failed)?;
+        stream
+            .flow_control()
+            .release_capacity(data.len())
+            .with_context(failed)?;
         answer.extend_from_slice(&data);
     }
-    status(&stream.trailers().await.with_context(failed)?.unwrap_or_default()).with_context(failed)?;
+    status(
+        &stream
+            .trailers()
+            .await
+            .with_context(failed)?
+            .unwrap_or_default(),
+    )
+    .with_context(failed)?;
     unframed(&answer).with_context(failed)
 }
 
@@ -128,7 +186,10 @@ fn frame(message: &impl Message) -> Bytes {
 
 fn unframed<A: Message + Default>(mut answer: &[u8]) -> Result<A> {
     ensure!(answer.len() >= FRAME, "it ended without an answer");
-    ensure!(answer.get_u8() == 0, "it is compressed, which was not requested");
+    ensure!(
+        answer.get_u8() == 0,
+        "it is compressed, which was not requested"
+    );
     let length = answer.get_u32() as usize;
     let message = answer.get(..length).context("it was cut off")?;
     A::decode(message).context("parse it")
@@ -136,25 +197,44 @@ fn unframed<A: Message + Default>(mut answer: &[u8]) -> Result<A> {
 
 /// gRPC's own status, in the headers of an answer without a body or in the trailers of any other.
 fn status(headers: &HeaderMap) -> Result<()> {
-    let text = |key: &str| headers.get(key).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let text = |key: &str| {
+        headers
+            .get(key)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+            .to_owned()
+    };
     match text("grpc-status").as_str() {
         "" | "0" => Ok(()),
-        code => bail!(GrpcStatus { code: code.to_owned(), message: text("grpc-message") }),
+        code => bail!(GrpcStatus {
+            code: code.to_owned(),
+            message: text("grpc-message")
+        }),
     }
 }
 
 /// The uid of a pod, and what its annotations request.
 fn refresh_request(pod: &PodSandbox) -> Option<(String, RefreshRequest)> {
-    let request = RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
+    let request =
+        RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
     Some((pod.metadata.clone()?.uid, request))
 }
 
 fn named(pods: &[PodSandbox], containers: Vec<Container>) -> Vec<PodContainer> {
-    let name = |id: &str| pods.iter().find(|pod| pod.id == id).map(pod_name).unwrap_or_default();
+    let name = |id: &str| {
+        pods.iter()
+            .find(|pod| pod.id == id)
+            .map(pod_name)
+            .unwrap_or_default()
+    };
     let sandboxes = pods.iter().map(|pod| PodContainer {
         id: pod.id.clone(),
         name: None,
-        state: Some(if pod.state == READY { ContainerState::Running } else { ContainerState::Exited }),
+        state: Some(if pod.state == READY {
+            ContainerState::Running
+        } else {
+            ContainerState::Exited
+        }),
         attempt: None,
         pod: pod_name(pod),
         guarded: None,
@@ -185,7 +265,11 @@ fn state(number: i32) -> ContainerState {
 
 fn pod_name(pod: &PodSandbox) -> PodName {
     let metadata = pod.metadata.clone().unwrap_or_default();
-    PodName { uid: Some(metadata.uid), namespace: Some(metadata.namespace), name: Some(metadata.name) }
+    PodName {
+        uid: Some(metadata.uid),
+        namespace: Some(metadata.namespace),
+        name: Some(metadata.name),
+    }
 }
 
 #[cfg(test)]
@@ -194,9 +278,15 @@ mod tests {
 
     #[test]
     fn a_frame_comes_back_and_half_a_frame_does_not() {
-        let pod = PodSandbox { id: "s-1".to_owned(), ..PodSandbox::default() };
+        let pod = PodSandbox {
+            id: "s-1".to_owned(),
+            ..PodSandbox::default()
+        };
         let bytes = frame(&ListPodSandboxResponse { items: vec![pod] });
-        assert_eq!(unframed::<ListPodSandboxResponse>(&bytes).unwrap().items[0].id, "s-1");
+        assert_eq!(
+            unframed::<ListPodSandboxResponse>(&bytes).unwrap().items[0].id,
+            "s-1"
+        );
         assert!(unframed::<ListPodSandboxResponse>(&bytes[..bytes.len() - 1]).is_err());
         assert!(unframed::<ListPodSandboxResponse>(&bytes[..3]).is_err());
     }
@@ -204,6 +294,9 @@ mod tests {
     #[test]
     fn a_missing_socket_is_an_error_only_when_it_was_named() {
         let error = pods(Some(Path::new("/nowhere.sock"))).unwrap_err();
-        assert!(format!("{error:#}").starts_with("query /nowhere.sock: connect: "), "{error:#}");
+        assert!(
+            format!("{error:#}").starts_with("query /nowhere.sock: connect: "),
+            "{error:#}"
+        );
     }
 }

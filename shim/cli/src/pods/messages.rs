@@ -1,4 +1,5 @@
-//! The few messages of the CRI that name pods, with the few fields that are read: `api.proto` of `k8s.io/cri-api`, v1.
+//! The few messages of the CRI that name pods, with the few fields that are read: `api.proto` of
+//! `k8s.io/cri-api`, v1.
 //!
 //! Field numbers never change their meaning. Fields that are not listed here are skipped.
 

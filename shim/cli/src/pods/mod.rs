@@ -25,15 +25,20 @@ use clap::Args;
 /// The sources of the names.
 #[derive(Debug, Clone, Args)]
 pub struct PodsFrom {
-    /// The socket of the CRI (default: the first that exists of containerd's, k3s', k0s', MicroK8s' and CRI-O's).
+    /// The socket of the CRI (default: the first that exists of containerd's, k3s', k0s', MicroK8s'
+    /// and CRI-O's).
     #[arg(long, value_name = "SOCKET")]
     cri: Option<PathBuf>,
 }
 
 impl PodsFrom {
-    /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a convenience.
+    /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a
+    /// convenience.
     pub fn pods(&self) -> Pods {
-        let Pods { mut containers, refresh_requests } = self.listed_by_the_cri();
+        let Pods {
+            mut containers,
+            refresh_requests,
+        } = self.listed_by_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
                 Some(known) => known.guarded = bundle.guarded,
@@ -42,9 +47,14 @@ impl PodsFrom {
         }
         let supervised = supervisors::guarded();
         for container in &mut containers {
-            container.guarded = container.guarded.or_else(|| supervised.get(&container.id).copied());
+            container.guarded = container
+                .guarded
+                .or_else(|| supervised.get(&container.id).copied());
         }
-        Pods { containers, refresh_requests }
+        Pods {
+            containers,
+            refresh_requests,
+        }
     }
 
     /// The same, where the node's config may opt in every pod.
@@ -56,7 +66,8 @@ impl PodsFrom {
         pods
     }
 
-    /// The user namespaces in the spec of a container: of its bundle, or of the spec that the CRI reports. `None` if neither is known.
+    /// The user namespaces in the spec of a container: of its bundle, or of the spec that the CRI
+    /// reports. `None` if neither is known.
     pub fn spec_of(&self, container: &str) -> Option<SpecUsers> {
         let spec = bundles::spec_of(Path::new("/"), container);
         let spec = spec.or_else(|| cri::spec_of(self.cri.as_deref(), container).ok().flatten())?;
@@ -73,17 +84,24 @@ impl PodsFrom {
 
 /// The pods with a bundle in a copy of a node's files.
 pub fn recorded(root: &Path) -> Pods {
-    Pods { containers: bundles::containers(root), ..Pods::default() }
+    Pods {
+        containers: bundles::containers(root),
+        ..Pods::default()
+    }
 }
 
-/// The uids of the pod that the operator names: more than one if the pod was created again under its name. An unknown name may
-/// itself be a uid.
+/// The uids of the pod that the operator names: more than one if the pod was created again under
+/// its name. An unknown name may itself be a uid.
 ///
 /// # Errors
 /// If pods of several namespaces have this name.
 pub fn uids(pods: &Pods, selector: &PodSelector) -> anyhow::Result<Vec<String>> {
-    let meant: Vec<&PodName> =
-        pods.containers.iter().map(|container| &container.pod).filter(|pod| selector.is(pod)).collect();
+    let meant: Vec<&PodName> = pods
+        .containers
+        .iter()
+        .map(|container| &container.pod)
+        .filter(|pod| selector.is(pod))
+        .collect();
     let names: BTreeSet<String> = meant.iter().filter_map(|pod| pod.for_people()).collect();
     let namespaces: BTreeSet<_> = meant.iter().map(|pod| &pod.namespace).collect();
     if namespaces.len() > 1 {

@@ -1,8 +1,9 @@
-//! Checks whether the guard runs before the creates of a container, from the programs that supervise containers now.
+//! Checks whether the guard runs before the creates of a container, from the programs that
+//! supervise containers now.
 //!
-//! containerd keeps the shim of a pod's sandbox for all containers of the pod, even after a change of its config. So the
-//! running process decides, not the config. A conmon without the wrapper proves nothing: CRI-O and Podman may call the guard
-//! through a hook.
+//! containerd keeps the shim of a pod's sandbox for all containers of the pod, even after a change
+//! of its config. So the running process decides, not the config. A conmon without the wrapper
+//! proves nothing: CRI-O and Podman may call the guard through a hook.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,10 +16,15 @@ const SHIMS: &str = "containerd-shim";
 
 const CONMON: &str = "conmon";
 
-/// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether the guard runs there.
+/// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether
+/// the guard runs there.
 pub fn guarded() -> HashMap<String, bool> {
-    let shims = arguments_of_processes(SHIMS).into_iter().filter_map(|words| of_shim(&words));
-    let conmons = arguments_of_processes(CONMON).into_iter().filter_map(|words| of_conmon(&words));
+    let shims = arguments_of_processes(SHIMS)
+        .into_iter()
+        .filter_map(|words| of_shim(&words));
+    let conmons = arguments_of_processes(CONMON)
+        .into_iter()
+        .filter_map(|words| of_conmon(&words));
     shims.chain(conmons).collect()
 }
 
@@ -28,7 +34,10 @@ pub fn is_wrapper(runtime: &str) -> bool {
 }
 
 fn of_shim(words: &[String]) -> Option<(String, bool)> {
-    Some((value(words, &["-id", "--id"])?, is_named(words.first()?, SHIM)))
+    Some((
+        value(words, &["-id", "--id"])?,
+        is_named(words.first()?, SHIM),
+    ))
 }
 
 fn of_conmon(words: &[String]) -> Option<(String, bool)> {
@@ -41,7 +50,9 @@ fn is_named(path: &str, name: &str) -> bool {
 }
 
 fn value(words: &[String], flags: &[&str]) -> Option<String> {
-    let at = words.iter().position(|word| flags.contains(&word.as_str()))?;
+    let at = words
+        .iter()
+        .position(|word| flags.contains(&word.as_str()))?;
     words.get(at + 1).cloned()
 }
 
@@ -55,16 +66,32 @@ mod tests {
 
     #[test]
     fn a_shim_says_by_its_name_whether_it_calls_the_guard() {
-        let of =
-            |name: &str| of_shim(&words(&format!("/usr/bin/{name} -namespace k8s.io -id s-1 -address /run/c.sock")));
-        assert_eq!(of("containerd-shim-bindguard-v2"), Some(("s-1".to_owned(), true)));
-        assert_eq!(of("containerd-shim-runc-v2"), Some(("s-1".to_owned(), false)));
+        let of = |name: &str| {
+            of_shim(&words(&format!(
+                "/usr/bin/{name} -namespace k8s.io -id s-1 -address /run/c.sock"
+            )))
+        };
+        assert_eq!(
+            of("containerd-shim-bindguard-v2"),
+            Some(("s-1".to_owned(), true))
+        );
+        assert_eq!(
+            of("containerd-shim-runc-v2"),
+            Some(("s-1".to_owned(), false))
+        );
     }
 
     #[test]
     fn a_conmon_proves_only_the_wrapper() {
-        let of = |runtime: &str| of_conmon(&words(&format!("/usr/bin/conmon -b /b -c c-1 -r {runtime} --syslog")));
-        assert_eq!(of("/usr/local/bin/bindguard-runtime"), Some(("c-1".to_owned(), true)));
+        let of = |runtime: &str| {
+            of_conmon(&words(&format!(
+                "/usr/bin/conmon -b /b -c c-1 -r {runtime} --syslog"
+            )))
+        };
+        assert_eq!(
+            of("/usr/local/bin/bindguard-runtime"),
+            Some(("c-1".to_owned(), true))
+        );
         assert_eq!(of("/usr/bin/crun"), None);
     }
 }

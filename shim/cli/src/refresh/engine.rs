@@ -25,7 +25,10 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
     let root = Path::new("/");
     let mut found = engine_containers(&state_folders(root));
     found.retain(|container| !id.is_empty() && container.id.starts_with(id));
-    ensure!(found.len() < 2, "more than one container has an id that begins so");
+    ensure!(
+        found.len() < 2,
+        "more than one container has an id that begins so"
+    );
     if let (true, Some(user)) = (found.is_empty(), rootless_owner(root, id)) {
         bail!(
             "refresh container {id}: it is a rootless container of user {user}, whose host paths are in a mount namespace of \
@@ -36,7 +39,11 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
 }
 
 /// Refreshes the single files that it binds.
-pub(super) fn refresh(container: &EngineContainer, verb: &Refresh, config: &Config) -> anyhow::Result<RefreshReport> {
+pub(super) fn refresh(
+    container: &EngineContainer,
+    verb: &Refresh,
+    config: &Config,
+) -> anyhow::Result<RefreshReport> {
     let name = format!("{} container {}", container.engine.name(), container.id);
     let doing = || format!("refresh {name}");
     // Since the state was read, another process may have got the pid.
@@ -47,12 +54,25 @@ pub(super) fn refresh(container: &EngineContainer, verb: &Refresh, config: &Conf
     let (files, errors) = BoundFiles::open(FileBind::of_spec(&spec), container.pid, &running);
     let start = Instant::now();
     let users = SpecUsers::from_spec(&bytes).ok();
-    let refreshed = refresh_container(&process, users.as_ref(), &files, verb.act(), &TuckRecords::default());
+    let refreshed = refresh_container(
+        &process,
+        users.as_ref(),
+        &files,
+        verb.act(),
+        &TuckRecords::default(),
+    );
     let refreshed = refreshed.with_context(doing)?;
-    let names = Container { name: Some(name.clone()), ..Container::default() };
+    let names = Container {
+        name: Some(name.clone()),
+        ..Container::default()
+    };
     let line = verb.line(&container.id, names, &refreshed, start.elapsed());
     let mut report = RefreshReport::default();
-    report.problems.extend(errors.iter().map(|error| format!("{name}: {}", error_chain(error))));
+    report.problems.extend(
+        errors
+            .iter()
+            .map(|error| format!("{name}: {}", error_chain(error))),
+    );
     report.add(&name, &line, refreshed.subpaths);
     if let Err(error) = record(config.journal().filter(|_| !verb.dry_run), line) {
         report.problems.push(format!("{error:#}"));

@@ -1,5 +1,5 @@
-//! `bindguard refresh`: a running container gets the current files of its subPaths, or of the single files that Docker or Podman
-//! bound, once and by hand, without the agent.
+//! `bindguard refresh`: a running container gets the current files of its subPaths, or of the
+//! single files that Docker or Podman bound, once and by hand, without the agent.
 
 mod engine;
 
@@ -37,7 +37,8 @@ pub struct Refresh {
     /// Refresh this container of a pod, of Docker or of Podman, by its id.
     #[arg(long, value_name = "ID")]
     container: Option<String>,
-    /// Notify the application afterwards: `none`, `touch` or `signal:NAME` with HUP, USR1, USR2 or WINCH.
+    /// Notify the application afterwards: `none`, `touch` or `signal:NAME` with HUP, USR1, USR2 or
+    /// WINCH.
     #[arg(long, value_name = "HOW", default_value = "none", value_parser = notify)]
     notify: Notify,
     /// Print the stale files and do nothing.
@@ -73,7 +74,8 @@ struct RefreshedFile {
 struct RefreshReport {
     /// Stale files and folders; current ones are only counted.
     files: Vec<RefreshedFile>,
-    /// The number of all files and folders that the containers show by a subPath, or that an engine bound.
+    /// The number of all files and folders that the containers show by a subPath, or that an engine
+    /// bound.
     subpaths: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
@@ -82,7 +84,13 @@ struct RefreshReport {
 impl Refresh {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let report = match self.container.as_deref().map(engine::container_with_id).transpose()?.flatten() {
+        let report = match self
+            .container
+            .as_deref()
+            .map(engine::container_with_id)
+            .transpose()?
+            .flatten()
+        {
             Some(container) => engine::refresh(&container, &self, config)?,
             None => self.refresh_pods(config)?,
         };
@@ -92,7 +100,10 @@ impl Refresh {
             show::print_text(text(&report).text())?;
         }
         let is_left = |file: &RefreshedFile| !file.mount.outcome.is_replaced();
-        Ok(show::code(!report.problems.is_empty(), report.files.iter().any(is_left)))
+        Ok(show::code(
+            !report.problems.is_empty(),
+            report.files.iter().any(is_left),
+        ))
     }
 
     fn refresh_pods(&self, config: &Config) -> anyhow::Result<RefreshReport> {
@@ -106,7 +117,13 @@ impl Refresh {
         Ok(report)
     }
 
-    fn line(&self, id: &str, names: Container, refreshed: &Refreshed, took: Duration) -> RefreshLine {
+    fn line(
+        &self,
+        id: &str,
+        names: Container,
+        refreshed: &Refreshed,
+        took: Duration,
+    ) -> RefreshLine {
         let mut line = RefreshLine::new(Actor::Operator, id, names);
         line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();
         line.notification = refreshed.notification(self.notify);
@@ -115,38 +132,76 @@ impl Refresh {
     }
 
     fn act(&self) -> RefreshAct {
-        if self.dry_run { RefreshAct::Look } else { RefreshAct::Replace(self.notify) }
+        if self.dry_run {
+            RefreshAct::Look
+        } else {
+            RefreshAct::Replace(self.notify)
+        }
     }
 
     /// The running containers that are meant, without sandboxes.
     fn containers<'p>(&self, pods: &'p Pods) -> anyhow::Result<Vec<&'p PodContainer>> {
-        let is_running =
-            |container: &&PodContainer| container.state.is_none_or(|state| state == ContainerState::Running);
-        let all = pods.containers.iter().filter(|container| container.name.is_some()).filter(is_running);
+        let is_running = |container: &&PodContainer| {
+            container
+                .state
+                .is_none_or(|state| state == ContainerState::Running)
+        };
+        let all = pods
+            .containers
+            .iter()
+            .filter(|container| container.name.is_some())
+            .filter(is_running);
         let found: Vec<_> = match (&self.pod, &self.container) {
             (Some(pod), _) => {
                 let uids = uids(pods, &PodSelector::from_argument(pod))?;
-                all.filter(|it| it.pod.uid.as_ref().is_some_and(|uid| uids.contains(uid))).collect()
+                all.filter(|it| it.pod.uid.as_ref().is_some_and(|uid| uids.contains(uid)))
+                    .collect()
             }
-            (None, Some(id)) => all.filter(|container| container.id.starts_with(id.as_str())).collect(),
+            (None, Some(id)) => all
+                .filter(|container| container.id.starts_with(id.as_str()))
+                .collect(),
             (None, None) => Vec::new(),
         };
-        ensure!(!found.is_empty(), "nothing to refresh: this node has no such running container");
-        ensure!(self.pod.is_some() || found.len() == 1, "more than one container has an id that begins so");
+        ensure!(
+            !found.is_empty(),
+            "nothing to refresh: this node has no such running container"
+        );
+        ensure!(
+            self.pod.is_some() || found.len() == 1,
+            "more than one container has an id that begins so"
+        );
         Ok(found)
     }
 
-    fn refresh(&self, container: &PodContainer, config: &Config, report: &mut RefreshReport) -> anyhow::Result<()> {
-        let name = [container.pod.for_people(), container.name.clone()].into_iter().flatten().collect::<Vec<_>>();
+    fn refresh(
+        &self,
+        container: &PodContainer,
+        config: &Config,
+        report: &mut RefreshReport,
+    ) -> anyhow::Result<()> {
+        let name = [container.pod.for_people(), container.name.clone()]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>();
         let name = name.join("/");
-        let uid = container.pod.uid.as_deref().with_context(|| format!("refresh {name}: its pod's uid is unknown"))?;
-        let pid = init_of(&container.id).with_context(|| format!("refresh {name}: it has no process"))?;
+        let uid = container
+            .pod
+            .uid
+            .as_deref()
+            .with_context(|| format!("refresh {name}: its pod's uid is unknown"))?;
+        let pid =
+            init_of(&container.id).with_context(|| format!("refresh {name}: it has no process"))?;
         let process = hold_init(&container.id, pid).with_context(|| format!("refresh {name}"))?;
         let (here, problems) = kubelets_here(config.places());
         report.problems.extend(problems);
-        let mut pods_of_roots = here.into_iter().map(|root| (root.clone(), root.join("pods").join(uid)));
-        let Some((root, pod)) = pods_of_roots.find(|(_, pod)| pod.symlink_metadata().is_ok()) else {
-            bail!("refresh {name}: no kubelet root has the pod {uid}; see [kubelet] roots in config.toml")
+        let mut pods_of_roots = here
+            .into_iter()
+            .map(|root| (root.clone(), root.join("pods").join(uid)));
+        let Some((root, pod)) = pods_of_roots.find(|(_, pod)| pod.symlink_metadata().is_ok())
+        else {
+            bail!(
+                "refresh {name}: no kubelet root has the pod {uid}; see [kubelet] roots in config.toml"
+            )
         };
         let journal = config.journal().filter(|_| !self.dry_run);
         if !self.dry_run {
@@ -156,38 +211,78 @@ impl Refresh {
         let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
         let start = Instant::now();
         let spec = self.pods.spec_of(&container.id);
-        let refreshed = refresh_container(&process, spec.as_ref(), &volumes, self.act(), &TuckRecords::default())
-            .with_context(|| format!("refresh {name}"))?;
-        let line = self.line(&container.id, names_of(container), &refreshed, start.elapsed());
+        let refreshed = refresh_container(
+            &process,
+            spec.as_ref(),
+            &volumes,
+            self.act(),
+            &TuckRecords::default(),
+        )
+        .with_context(|| format!("refresh {name}"))?;
+        let line = self.line(
+            &container.id,
+            names_of(container),
+            &refreshed,
+            start.elapsed(),
+        );
         report.add(&name, &line, refreshed.subpaths);
         record(journal, line)
     }
 }
 
 fn record(journal: Option<&Path>, line: RefreshLine) -> anyhow::Result<()> {
-    match journal.filter(|_| !line.mounts.is_empty()).map(|journal| record_refresh(journal, line)) {
+    match journal
+        .filter(|_| !line.mounts.is_empty())
+        .map(|journal| record_refresh(journal, line))
+    {
         Some(Err(error)) => Err(error).context("journal the refresh"),
         Some(Ok(())) | None => Ok(()),
     }
 }
 
 fn names_of(container: &PodContainer) -> Container {
-    let PodName { uid, namespace, name } = container.pod.clone();
-    Container { name: container.name.clone(), pod: name, namespace, uid }
+    let PodName {
+        uid,
+        namespace,
+        name,
+    } = container.pod.clone();
+    Container {
+        name: container.name.clone(),
+        pod: name,
+        namespace,
+        uid,
+    }
 }
 
 /// The host's subpaths first: a container that restarts meanwhile starts with the current file.
-fn rebind_host(kubelet_root: PathBuf, uid: &str, policy: &Policy, journal: Option<&Path>, report: &mut RefreshReport) {
+fn rebind_host(
+    kubelet_root: PathBuf,
+    uid: &str,
+    policy: &Policy,
+    journal: Option<&Path>,
+    report: &mut RefreshReport,
+) {
     let subpaths = kubelet_root.join("pods").join(uid).join("volume-subpaths");
     let names = std::fs::read_dir(subpaths).into_iter().flatten().flatten();
     for volume in names.filter_map(|entry| entry.file_name().into_string().ok()) {
-        let volume = VolumeOfPod { kubelet_root: kubelet_root.clone(), pod_uid: uid.to_owned(), volume };
+        let volume = VolumeOfPod {
+            kubelet_root: kubelet_root.clone(),
+            pod_uid: uid.to_owned(),
+            volume,
+        };
         let rebound = rebind_volume(&volume, policy);
         let line = RebindLine::new(Actor::Operator, uid, &volume.volume, &rebound);
         report.problems.extend(rebound.problems.iter().cloned());
         let has_findings = !line.binds.is_empty() || !line.problems.is_empty();
-        if let Some(Err(error)) = journal.filter(|_| has_findings).map(|journal| record_rebind(journal, line)) {
-            report.problems.push(format!("journal the re-bind of volume {}: {}", volume.volume, error_chain(&error)));
+        if let Some(Err(error)) = journal
+            .filter(|_| has_findings)
+            .map(|journal| record_rebind(journal, line))
+        {
+            report.problems.push(format!(
+                "journal the re-bind of volume {}: {}",
+                volume.volume,
+                error_chain(&error)
+            ));
         }
     }
 }
@@ -195,10 +290,17 @@ fn rebind_host(kubelet_root: PathBuf, uid: &str, policy: &Policy, journal: Optio
 impl RefreshReport {
     fn add(&mut self, container: &str, line: &RefreshLine, subpaths: usize) {
         self.subpaths += subpaths;
-        let file = |mount: &RefreshedMount| RefreshedFile { container: container.to_owned(), mount: mount.clone() };
+        let file = |mount: &RefreshedMount| RefreshedFile {
+            container: container.to_owned(),
+            mount: mount.clone(),
+        };
         self.files.extend(line.mounts.iter().map(file));
-        let not_notified = line.notification.as_ref().and_then(|notification| notification.error.as_ref());
-        self.problems.extend(not_notified.map(|error| format!("notify {container}: {error}")));
+        let not_notified = line
+            .notification
+            .as_ref()
+            .and_then(|notification| notification.error.as_ref());
+        self.problems
+            .extend(not_notified.map(|error| format!("notify {container}: {error}")));
     }
 }
 
@@ -208,12 +310,35 @@ fn text(report: &RefreshReport) -> Lines {
         lines.problem(problem);
     }
     for line in &report.files {
-        let RefreshedFile { container, mount: RefreshedMount { destination, outcome, .. } } = line;
-        let style = if outcome.is_replaced() { HEALTHY } else { FAULTY };
-        let reason = outcome.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
-        lines.headed(outcome.as_str(), style, &format!("{destination} of {container}{reason}"));
+        let RefreshedFile {
+            container,
+            mount:
+                RefreshedMount {
+                    destination,
+                    outcome,
+                    ..
+                },
+        } = line;
+        let style = if outcome.is_replaced() {
+            HEALTHY
+        } else {
+            FAULTY
+        };
+        let reason = outcome
+            .reason()
+            .map(|reason| format!(": {reason}"))
+            .unwrap_or_default();
+        lines.headed(
+            outcome.as_str(),
+            style,
+            &format!("{destination} of {container}{reason}"),
+        );
     }
-    lines.line(&format!("{} files and folders checked, {} of them stale before", report.subpaths, report.files.len()));
+    lines.line(&format!(
+        "{} files and folders checked, {} of them stale before",
+        report.subpaths,
+        report.files.len()
+    ));
     lines
 }
 
@@ -226,12 +351,21 @@ mod tests {
     #[test]
     fn json_matches_the_document() {
         let source = "/var/lib/kubelet/pods/eea5c325/volumes/kubernetes.io~configmap/conf/app.conf";
-        let outcome = MountResult::Replaced { method: AttachMethod::Beneath };
+        let outcome = MountResult::Replaced {
+            method: AttachMethod::Beneath,
+        };
         let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Container::default());
-        line.mounts.push(RefreshedMount::new("/etc/app/app.conf".as_ref(), source.as_ref(), outcome));
+        line.mounts.push(RefreshedMount::new(
+            "/etc/app/app.conf".as_ref(),
+            source.as_ref(),
+            outcome,
+        ));
         let mut report = RefreshReport::default();
         report.add("default/web/app", &line, 3);
         let shown = documented("`refresh`");
-        assert_eq!(serde_json::to_string_pretty(&report).unwrap(), shown.trim_end());
+        assert_eq!(
+            serde_json::to_string_pretty(&report).unwrap(),
+            shown.trim_end()
+        );
     }
 }

@@ -10,13 +10,23 @@ use super::{Lines, code, print_json, print_text, verdict_style};
 
 /// Prints a report, as text or as one JSON object.
 pub fn print(report: &Report, json: bool) -> anyhow::Result<()> {
-    if json { print_json(report) } else { print_text(text(report).text()) }
+    if json {
+        print_json(report)
+    } else {
+        print_text(text(report).text())
+    }
 }
 
 /// 2 if there is a problem or an unknown verdict, else 1 if there are findings, else 0.
 pub fn exit_code(report: &Report) -> ExitCode {
-    let unknown = report.binds.iter().any(|bind| bind.verdict() == VerdictName::Unknown);
-    code(!report.problems.is_empty() || unknown, report.binds.iter().any(is_finding))
+    let unknown = report
+        .binds
+        .iter()
+        .any(|bind| bind.verdict() == VerdictName::Unknown);
+    code(
+        !report.problems.is_empty() || unknown,
+        report.binds.iter().any(is_finding),
+    )
 }
 
 fn text(report: &Report) -> Lines {
@@ -28,7 +38,11 @@ fn text(report: &Report) -> Lines {
         print_bind(&bind.into(), &mut lines);
     }
     let found = report.binds.iter().filter(|bind| is_finding(bind)).count();
-    lines.line(&format!("{} checked, {found} with findings, {} foreign", report.binds.len(), report.foreign));
+    lines.line(&format!(
+        "{} checked, {found} with findings, {} foreign",
+        report.binds.len(),
+        report.foreign
+    ));
     lines
 }
 
@@ -38,10 +52,24 @@ fn is_finding(bind: &BindReport) -> bool {
 
 /// The verdict, the bind, the reason, and the outcome.
 pub fn print_bind(bind: &BindRecord<'_>, lines: &mut Lines) {
-    let destination = bind.destination.as_ref().map(|path| format!(" at {path}")).unwrap_or_default();
-    lines.headed(bind.verdict.as_str(), verdict_style(bind.verdict), &format!("{}{destination}", bind.source));
-    let outcome = bind.outcome.as_ref().map(|outcome| Cow::Owned(outcome.to_string()));
-    for line in [bind.reason.as_deref().map(Cow::Borrowed), outcome].into_iter().flatten() {
+    let destination = bind
+        .destination
+        .as_ref()
+        .map(|path| format!(" at {path}"))
+        .unwrap_or_default();
+    lines.headed(
+        bind.verdict.as_str(),
+        verdict_style(bind.verdict),
+        &format!("{}{destination}", bind.source),
+    );
+    let outcome = bind
+        .outcome
+        .as_ref()
+        .map(|outcome| Cow::Owned(outcome.to_string()));
+    for line in [bind.reason.as_deref().map(Cow::Borrowed), outcome]
+        .into_iter()
+        .flatten()
+    {
         lines.below(&line);
     }
 }

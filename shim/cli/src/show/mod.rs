@@ -1,6 +1,7 @@
 //! Reports on a terminal, and for programs.
 //!
-//! Text is coloured on a terminal that supports it (`NO_COLOR` is respected); `--json` is the same report, whole.
+//! Text is coloured on a terminal that supports it (`NO_COLOR` is respected); `--json` is the same
+//! report, whole.
 
 mod bundle;
 mod node;
@@ -52,7 +53,13 @@ pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
 #[cfg(test)]
 pub fn documented(heading: &str) -> &'static str {
     let document = include_str!("../../../../docs/json.md");
-    let below = document.split_once(&format!("\n## {heading}\n")).map(|(_, below)| below);
-    let block = below.and_then(|below| below.split_once("```json\n")).and_then(|(_, block)| block.split_once("```"));
-    block.map(|(block, _)| block).unwrap_or_else(|| panic!("docs/json.md has no JSON below {heading}"))
+    let below = document
+        .split_once(&format!("\n## {heading}\n"))
+        .map(|(_, below)| below);
+    let block = below
+        .and_then(|below| below.split_once("```json\n"))
+        .and_then(|(_, block)| block.split_once("```"));
+    block
+        .map(|(block, _)| block)
+        .unwrap_or_else(|| panic!("docs/json.md has no JSON below {heading}"))
 }

@@ -11,7 +11,11 @@ use super::{FAULTY, Lines, UNCHECKED, code, print_json, print_text};
 
 /// Prints a report, as text or as one JSON object.
 pub fn print_node(report: &NodeReport, json: bool) -> anyhow::Result<()> {
-    if json { print_json(report) } else { print_text(text(report).text()) }
+    if json {
+        print_json(report)
+    } else {
+        print_text(text(report).text())
+    }
 }
 
 /// 2 if the check is incomplete, 1 if a problem remains, else 0.
@@ -28,15 +32,35 @@ fn text(report: &NodeReport) -> Lines {
         print_bind(&(&bind.bind).into(), &mut lines);
         print_more(bind, &mut lines);
     }
-    report.old_files.iter().for_each(|old| print_old_files(old, &mut lines));
+    report
+        .old_files
+        .iter()
+        .for_each(|old| print_old_files(old, &mut lines));
     let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
-    let repaired = report.binds.iter().filter(|bind| bind.bind.is_repaired()).count();
-    let repaired = if repaired > 0 { format!(", {repaired} of them repaired") } else { String::new() };
-    lines.line(&format!("{} checked, {found} with findings{repaired}", report.checked));
+    let repaired = report
+        .binds
+        .iter()
+        .filter(|bind| bind.bind.is_repaired())
+        .count();
+    let repaired = if repaired > 0 {
+        format!(", {repaired} of them repaired")
+    } else {
+        String::new()
+    };
+    lines.line(&format!(
+        "{} checked, {found} with findings{repaired}",
+        report.checked
+    ));
     if !report.old_files.is_empty() {
-        let opted_in = report.old_files.iter().filter(|old| old.is_finding()).count();
+        let opted_in = report
+            .old_files
+            .iter()
+            .filter(|old| old.is_finding())
+            .count();
         let count = report.old_files.len();
-        lines.line(&format!("{count} running containers read old files, {opted_in} of them opted in to live refresh"));
+        lines.line(&format!(
+            "{count} running containers read old files, {opted_in} of them opted in to live refresh"
+        ));
     }
     lines
 }
@@ -46,11 +70,23 @@ fn print_old_files(old: &OldFiles, lines: &mut Lines) {
     let (style, opt_in) = match old.opted_in {
         Some(true) => (FAULTY, "it opted in to live refresh"),
         Some(false) => (UNCHECKED, "it did not opt in to live refresh"),
-        None => (UNCHECKED, "no CRI reported whether it opted in to live refresh"),
+        None => (
+            UNCHECKED,
+            "no CRI reported whether it opted in to live refresh",
+        ),
     };
-    let names = [old.pod.for_people(), old.container.name.clone()].into_iter().flatten().collect::<Vec<_>>();
-    lines.headed("old files", style, &format!("read by {}: {opt_in}", names.join(" container ")));
-    old.files.iter().for_each(|file| lines.below(&file.to_string()));
+    let names = [old.pod.for_people(), old.container.name.clone()]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>();
+    lines.headed(
+        "old files",
+        style,
+        &format!("read by {}: {opt_in}", names.join(" container ")),
+    );
+    old.files
+        .iter()
+        .for_each(|file| lines.below(&file.to_string()));
     if let Some(command) = &old.command {
         lines.run(command);
     }
@@ -76,7 +112,9 @@ fn whose(bind: &NodeBind) -> Option<String> {
     let pod = bind.pod.as_ref()?.for_people()?;
     let container = bind.container.as_ref().and_then(|container| {
         let attempt = container.attempt.filter(|attempt| *attempt > 0);
-        let again = attempt.map(|attempt| format!(", created again {attempt} times")).unwrap_or_default();
+        let again = attempt
+            .map(|attempt| format!(", created again {attempt} times"))
+            .unwrap_or_default();
         Some(format!(
             ", container {} ({}{again})",
             container.name.as_ref()?,

@@ -31,7 +31,12 @@ impl Lines {
     /// A line that says what to run.
     pub fn run(&mut self, command: &str) {
         let style = AnsiColor::Cyan.on_default();
-        let _ = writeln!(self.0, "{:WIDTH$}run: {style}{}{style:#}", "", one_line(command));
+        let _ = writeln!(
+            self.0,
+            "{:WIDTH$}run: {style}{}{style:#}",
+            "",
+            one_line(command)
+        );
     }
 
     /// A line of its own.
@@ -45,9 +50,16 @@ impl Lines {
     }
 }
 
-/// A container may have chosen part of the text: a file's name must not move the cursor or begin a line.
+/// A container may have chosen part of the text: a file's name must not move the cursor or begin a
+/// line.
 fn one_line(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let shown = |c: char| {
+        if c.is_control() {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
+    };
     text.chars().map(shown).collect()
 }
 

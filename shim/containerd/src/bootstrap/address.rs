@@ -11,9 +11,15 @@ pub(super) const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 /// containerd 1.x reads this file in a bundle after a restart: it has the server's address.
 pub(super) const ADDRESS_FILE: &str = "address";
 
-/// The link to a group's server: a hash, since paths of sockets are short. Another containerd, or another namespace, has
-/// another link. Go's shim has its socket there, so that both shims find each other's server.
-pub(super) fn link_of_group(directory: &Path, containerd: &str, namespace: &str, group: &str) -> PathBuf {
+/// The link to a group's server: a hash, since paths of sockets are short. Another containerd, or
+/// another namespace, has another link. Go's shim has its socket there, so that both shims find
+/// each other's server.
+pub(super) fn link_of_group(
+    directory: &Path,
+    containerd: &str,
+    namespace: &str,
+    group: &str,
+) -> PathBuf {
     let key = Path::new(containerd).join(namespace).join(group);
     directory.join(hash(key.as_os_str().as_encoded_bytes()))
 }
@@ -35,7 +41,8 @@ pub(super) fn socket_of_bundle(bundle: &Path) -> Option<PathBuf> {
     Some(address.strip_prefix("unix://").unwrap_or(address).into())
 }
 
-/// containerd's event socket: the address in the environment, else the fixed path beside containerd's own socket.
+/// containerd's event socket: the address in the environment, else the fixed path beside
+/// containerd's own socket.
 pub(crate) fn of_events(containerd: &str) -> String {
     match std::env::var("TTRPC_ADDRESS") {
         Ok(address) if !address.is_empty() => address,
@@ -49,10 +56,17 @@ mod tests {
 
     #[test]
     fn the_link_has_the_name_of_gos_socket() {
-        let link =
-            |namespace| link_of_group(Path::new(SOCKET_DIRECTORY), "/run/containerd/containerd.sock", namespace, "abc");
+        let link = |namespace| {
+            link_of_group(
+                Path::new(SOCKET_DIRECTORY),
+                "/run/containerd/containerd.sock",
+                namespace,
+                "abc",
+            )
+        };
         // sha256("/run/containerd/containerd.sock/k8s.io/abc")
-        let name = "/run/containerd/s/a99a1752d3a0fadfb1f869026f16760475df03a572e20f4ccea9e6c1e5470b72";
+        let name =
+            "/run/containerd/s/a99a1752d3a0fadfb1f869026f16760475df03a572e20f4ccea9e6c1e5470b72";
         assert_eq!(link("k8s.io"), Path::new(name));
         assert_ne!(link("moby"), Path::new(name));
     }

@@ -20,7 +20,13 @@ pub(super) fn encode(address: &str, bootstrap: Option<&Bootstrap>) -> protobuf::
         None => Ok(address.as_bytes().to_owned()),
         Some(_) => {
             let (address, protocol) = (address.to_owned(), "ttrpc".to_owned());
-            BootstrapResult { version: VERSION, address, protocol, ..Default::default() }.write_to_bytes()
+            BootstrapResult {
+                version: VERSION,
+                address,
+                protocol,
+                ..Default::default()
+            }
+            .write_to_bytes()
         }
     }
 }
@@ -42,6 +48,9 @@ mod tests {
     #[test]
     fn one_that_sent_parameters_gets_a_result() {
         let expected = b"\x08\x03\x12\x0bunix:///s/a\x1a\x05ttrpc";
-        assert_eq!(encode("unix:///s/a", Some(&Bootstrap::default())).unwrap(), expected);
+        assert_eq!(
+            encode("unix:///s/a", Some(&Bootstrap::default())).unwrap(),
+            expected
+        );
     }
 }

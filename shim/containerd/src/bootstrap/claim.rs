@@ -3,11 +3,14 @@
 //! ```text
 //!   s/<hash of the group>  ── symbolic link ──►  s/<name of its own>, the socket of one server
 //! ```
-//! Every process that can read this folder could hold a flock(2) on it: a container with a read-only `/run` is enough. So no step
-//! takes a file lock:
-//! * A server's socket has a name that no other server gets. Nothing removes a socket on which another server may listen.
-//! * A socket listens before the link leads to it. Of several `start`s that find no link, symlink(2) succeeds for one.
-//! * A link that leads to a server is changed or removed only with the [`right`] to this server's links, and only if it still
+//! Every process that can read this folder could hold a flock(2) on it: a container with a
+//! read-only `/run` is enough. So no step takes a file lock:
+//! * A server's socket has a name that no other server gets. Nothing removes a socket on which
+//!   another server may listen.
+//! * A socket listens before the link leads to it. Of several `start`s that find no link,
+//!   symlink(2) succeeds for one.
+//! * A link that leads to a server is changed or removed only with the [`right`] to this server's
+//!   links, and only if it still
 //!   leads there. Names are not used again, so a link never leads back to an earlier server.
 //!
 //! docs/decisions/0021 lists the alternatives.
@@ -30,7 +33,8 @@ use sha2::{Digest, Sha256};
 
 use right::{LinkRight, leads_to};
 
-/// The time limit for a claim. Each failed try means that another process changed the link, or is about to.
+/// The time limit for a claim. Each failed try means that another process changed the link, or is
+/// about to.
 const CLAIM_LIMIT: Duration = Duration::from_secs(5);
 /// The time limit for a removal: another process has the right for some system calls.
 const REMOVE_LIMIT: Duration = Duration::from_secs(1);
@@ -52,10 +56,16 @@ pub(super) struct OwnSocket {
     is_handed_over: bool,
 }
 
-/// Finds the server behind the group's link, or links the group to a new socket. `takes` returns true if a server that accepts
-/// a connection also takes the container.
-pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result<bool>) -> io::Result<Claim> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder_of(link))?;
+/// Finds the server behind the group's link, or links the group to a new socket. `takes` returns
+/// true if a server that accepts a connection also takes the container.
+pub(super) fn claim(
+    link: &Path,
+    mut takes: impl FnMut(UnixStream) -> io::Result<bool>,
+) -> io::Result<Claim> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder_of(link))?;
     let deadline = Instant::now() + CLAIM_LIMIT;
     let mut own = None;
     while Instant::now() < deadline {
@@ -87,11 +97,14 @@ pub(super) fn claim(link: &Path, mut takes: impl FnMut(UnixStream) -> io::Result
         }
         return Ok(Claim::New(new));
     }
-    Err(io::Error::new(ErrorKind::TimedOut, "the group's server changes all the time"))
+    Err(io::Error::new(
+        ErrorKind::TimedOut,
+        "the group's server changes all the time",
+    ))
 }
 
-/// Lets the link lead from the old socket to the new one, on which this process listens. Returns false if another process
-/// changes the link, or has changed it.
+/// Lets the link lead from the old socket to the new one, on which this process listens. Returns
+/// false if another process changes the link, or has changed it.
 fn replace(link: &Path, old: &Path, new: &Path) -> io::Result<bool> {
     let Some(_right) = LinkRight::take(old, new)? else {
         thread::sleep(PAUSE);
@@ -122,9 +135,20 @@ fn remove_as(owner: &Path, socket: &Path) {
             Ok(None) | Err(_) => return,
         }
     };
-    let is_of_group = |link: &PathBuf| !link.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-    let entries = fs::read_dir(folder_of(socket)).into_iter().flatten().flatten().map(|entry| entry.path());
-    for link in entries.filter(is_of_group).filter(|link| leads_to(link, socket)) {
+    let is_of_group = |link: &PathBuf| {
+        !link
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+    };
+    let entries = fs::read_dir(folder_of(socket))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    for link in entries
+        .filter(is_of_group)
+        .filter(|link| leads_to(link, socket))
+    {
         let _ = fs::remove_file(link);
     }
     // A socket at the group's own name may have been replaced by a link to a living server.
@@ -146,14 +170,17 @@ pub(super) enum SocketState {
 
 /// Removes the socket if no process listens on it.
 pub(super) fn remove_stale(socket: &Path) -> SocketState {
-    // Go's shim and older ones of ours name the group, where a link may be by now. It may lead to another server soon.
+    // Go's shim and older ones of ours name the group, where a link may be by now. It may lead to
+    // another server soon.
     let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
     match connect_to(&socket) {
         Ok(Some(server)) => SocketState::Accepts(server),
         Err(Errno::CONNREFUSED) => {
             match OwnSocket::bind(&socket) {
                 Ok(own) => remove_as(&own.path, &socket),
-                Err(error) => tracing::warn!(%error, path = %socket.display(), "a stale socket stays"),
+                Err(error) => {
+                    tracing::warn!(%error, path = %socket.display(), "a stale socket stays")
+                }
             }
             SocketState::Gone
         }
@@ -170,7 +197,9 @@ enum Found {
 }
 
 fn find(link: &Path) -> io::Result<Found> {
-    let Some(socket) = target_of(link)? else { return Ok(Found::Missing) };
+    let Some(socket) = target_of(link)? else {
+        return Ok(Found::Missing);
+    };
     let connected = connect_to(&socket);
     if socket == link && fs::read_link(link).is_ok() {
         // Another `start` has put its link there since, and that is no address for containerd.
@@ -194,7 +223,8 @@ fn connect_to(path: &Path) -> Result<Option<UnixStream>, Errno> {
     }
 }
 
-/// The socket to which a link leads. Go's shim listens at the path of the link itself. None if there is neither.
+/// The socket to which a link leads. Go's shim listens at the path of the link itself. None if
+/// there is neither.
 fn target_of(link: &Path) -> io::Result<Option<PathBuf>> {
     match fs::read_link(link) {
         Ok(socket) => Ok(Some(socket)),
@@ -211,24 +241,37 @@ fn folder_of(path: &Path) -> &Path {
 /// A name that no other file in the folder has had, as long as the group's.
 fn unique_beside(link: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let words = format!("{} {} {} {number}", link.display(), std::process::id(), since.as_nanos());
+    let words = format!(
+        "{} {} {} {number}",
+        link.display(),
+        std::process::id(),
+        since.as_nanos()
+    );
     link.with_file_name(hash(words.as_bytes()))
 }
 
 /// The SHA-256 in hexadecimal digits.
 pub(super) fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut name, byte| {
-        let _ = write!(name, "{byte:02x}");
-        name
-    })
+    Sha256::digest(bytes)
+        .iter()
+        .fold(String::with_capacity(64), |mut name, byte| {
+            let _ = write!(name, "{byte:02x}");
+            name
+        })
 }
 
 impl OwnSocket {
     fn bind(link: &Path) -> io::Result<Self> {
         let path = unique_beside(link);
-        let own = Self { listener: UnixListener::bind(&path)?, path, is_handed_over: false };
+        let own = Self {
+            listener: UnixListener::bind(&path)?,
+            path,
+            is_handed_over: false,
+        };
         fs::set_permissions(&own.path, Permissions::from_mode(0o600))?;
         Ok(own)
     }

@@ -1,11 +1,12 @@
 //! `delete`: cleans up after a server that died.
 //!
-//! containerd runs it as a separate process, with the bundle in `-bundle` or as current directory. It removes the container
-//! from the runtime in any state, unmounts its root filesystem, and reports a process that was killed. The bundle may be from
-//! Go's shim or from another version of this one. containerd removes it afterwards.
+//! containerd runs it as a separate process, with the bundle in `-bundle` or as current directory.
+//! It removes the container from the runtime in any state, unmounts its root filesystem, and
+//! reports a process that was killed. The bundle may be from Go's shim or from another version of
+//! this one. containerd removes it afterwards.
 //!
-//! containerd runs it at the end of every container, also of one that the server has deleted itself. For a settled bundle it
-//! answers without a call of the runtime.
+//! containerd runs it at the end of every container, also of one that the server has deleted
+//! itself. For a settled bundle it answers without a call of the runtime.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -30,10 +31,12 @@ use crate::runtime::Runtime;
 use crate::service::is_alive;
 use crate::task::Rollback;
 
-/// The limit of tries: a killed server hangs up, and then another one may have started and been killed.
+/// The limit of tries: a killed server hangs up, and then another one may have started and been
+/// killed.
 const DYING_SERVERS: u32 = 5;
 
-/// An answer that could not be given. The clean-up itself continues as far as possible, and logs what remains.
+/// An answer that could not be given. The clean-up itself continues as far as possible, and logs
+/// what remains.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeleteError {
     /// Before or after the work.
@@ -58,43 +61,69 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
-    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    event_loop.map_err(failed("start an event loop"))?.block_on(async {
-        let crashed = !bundle.is_settled();
-        if crashed {
-            clean_up(args, &args.id, &bundle).await;
-        }
-        if remove_socket(bundle.path(), &args.id).await && crashed {
-            for (id, bundle) in joined(bundle.path(), &args.id) {
-                clean_up(args, &id, &bundle).await;
+    let event_loop = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    event_loop
+        .map_err(failed("start an event loop"))?
+        .block_on(async {
+            let crashed = !bundle.is_settled();
+            if crashed {
+                clean_up(args, &args.id, &bundle).await;
             }
-        }
-    });
+            if remove_socket(bundle.path(), &args.id).await && crashed {
+                for (id, bundle) in joined(bundle.path(), &args.id) {
+                    clean_up(args, &id, &bundle).await;
+                }
+            }
+        });
     let answer = DeleteResponse {
         pid,
         exit_status: 128 + SIGKILL.unsigned_abs(),
         exited_at: timestamp(SystemTime::now()),
         ..Default::default()
     };
-    io::stdout().write_all(&answer.write_to_bytes()?).map_err(failed("answer"))
+    io::stdout()
+        .write_all(&answer.write_to_bytes()?)
+        .map_err(failed("answer"))
 }
 
 async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     let options = bundle.read_options().unwrap_or_else(|error| {
-        tracing::warn!(error = error_chain(&error), "using the default runtime to delete the container");
+        tracing::warn!(
+            error = error_chain(&error),
+            "using the default runtime to delete the container"
+        );
         Options::default()
     });
     let spec = bundle.spec().unwrap_or_else(|error| {
-        tracing::warn!(error = error_chain(&error), "what the spec says is not known");
+        tracing::warn!(
+            error = error_chain(&error),
+            "what the spec says is not known"
+        );
         ShimSpec::default()
     });
-    let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), Arc::new(Exits::default()));
-    Rollback { runtime: &runtime, id, bundle, cgroups_path: spec.cgroups_path() }.run().await;
+    let runtime = Runtime::new(
+        &options,
+        &args.namespace,
+        bundle.clone(),
+        Arc::new(Exits::default()),
+    );
+    Rollback {
+        runtime: &runtime,
+        id,
+        bundle,
+        cgroups_path: spec.cgroups_path(),
+    }
+    .run()
+    .await;
 }
 
 /// Returns true if no server listens on it any more.
 async fn remove_socket(bundle: &Path, id: &str) -> bool {
-    let Some(socket) = address::socket_of_bundle(bundle) else { return false };
+    let Some(socket) = address::socket_of_bundle(bundle) else {
+        return false;
+    };
     for _ in 0..DYING_SERVERS {
         match claim::remove_stale(&socket) {
             SocketState::Gone => return true,
@@ -109,7 +138,8 @@ async fn remove_socket(bundle: &Path, id: &str) -> bool {
     false
 }
 
-/// `-bundle` if it is given. Older containerds start `delete` in the bundle; its last part is the id in any case.
+/// `-bundle` if it is given. Older containerds start `delete` in the bundle; its last part is the
+/// id in any case.
 fn bundle_path(args: &Args) -> io::Result<PathBuf> {
     if !args.bundle.is_empty() {
         return Ok(PathBuf::from(&args.bundle));
@@ -133,7 +163,11 @@ mod tests {
     async fn the_socket_of_a_server_that_is_being_killed_is_removed() {
         let bundle = tempfile::tempdir().unwrap();
         let path = bundle.path().join("socket");
-        fs::write(bundle.path().join("address"), format!("unix://{}", path.display())).unwrap();
+        fs::write(
+            bundle.path().join("address"),
+            format!("unix://{}", path.display()),
+        )
+        .unwrap();
         let listener = UnixListener::bind(&path).unwrap();
         let killed = thread::spawn(move || {
             let mut connection = listener.accept().unwrap().0;

@@ -35,11 +35,16 @@ pub(crate) enum InfoError {
     Stdout(#[from] io::Error),
 }
 
-/// Answers with a RuntimeInfo. containerd 2.x requests it above all to learn whether the runtime can id-map mounts.
+/// Answers with a RuntimeInfo. containerd 2.x requests it above all to learn whether the runtime
+/// can id-map mounts.
 pub(crate) fn info() -> Result<(), InfoError> {
     let (options, any) = stdin::read_options()?;
     let revision = REVISION.unwrap_or_default().to_owned();
-    let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), revision, ..Default::default() };
+    let version = RuntimeVersion {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        revision,
+        ..Default::default()
+    };
     let info = RuntimeInfo {
         name: SHIM_RUNTIME_TYPE.to_owned(),
         version: MessageField::some(version),
@@ -50,7 +55,8 @@ pub(crate) fn info() -> Result<(), InfoError> {
     Ok(io::stdout().write_all(&info.write_to_bytes()?)?)
 }
 
-/// The output of `runc features`, if it is JSON. Older runtimes have no such verb: then the answer has no features.
+/// The output of `runc features`, if it is JSON. Older runtimes have no such verb: then the answer
+/// has no features.
 fn features(binary: &str) -> Result<Option<Any>, InfoError> {
     let binary = if binary.is_empty() { "runc" } else { binary };
     let program = look_up(binary).ok_or_else(|| InfoError::Runtime(binary.to_owned()))?;
@@ -62,13 +68,23 @@ fn features(binary: &str) -> Result<Option<Any>, InfoError> {
 }
 
 fn output_of_features(program: &Path) -> Option<Vec<u8>> {
-    let output = Command::new(program).arg("features").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let output = Command::new(program)
+        .arg("features")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
     let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&output.stdout).is_ok();
     (is_json && output.status.success()).then_some(output.stdout)
 }
 
 /// Prints the version for people.
 pub(crate) fn version() {
-    let revision = REVISION.filter(|revision| !revision.is_empty()).unwrap_or("unknown");
-    println!("{SHIM}:\n  Version:  {}\n  Revision: {revision}", env!("CARGO_PKG_VERSION"));
+    let revision = REVISION
+        .filter(|revision| !revision.is_empty())
+        .unwrap_or("unknown");
+    println!(
+        "{SHIM}:\n  Version:  {}\n  Revision: {revision}",
+        env!("CARGO_PKG_VERSION")
+    );
 }

@@ -14,7 +14,8 @@ use crate::cgroup::hierarchies_with_controllers;
 /// The highest `oom_score_adj` of the kernel.
 const HIGHEST_OOM_SCORE: i32 = 1000;
 
-/// Gives this process, and so the server it starts, its own core scheduling group if containerd wants that.
+/// Gives this process, and so the server it starts, its own core scheduling group if containerd
+/// wants that.
 pub(super) fn join_core_scheduling_group() {
     if std::env::var_os("SCHED_CORE").is_none_or(|wanted| wanted.is_empty()) {
         return;
@@ -25,7 +26,8 @@ pub(super) fn join_core_scheduling_group() {
     }
 }
 
-/// Lets the kernel kill the shim rather than containerd: one more than the score of containerd, our parent.
+/// Lets the kernel kill the shim rather than containerd: one more than the score of containerd, our
+/// parent.
 pub(super) fn adjust_oom_score(server: u32) {
     let result = oom_score_of(rustix::process::getppid()).and_then(|score| {
         let score = (score + 1).min(HIGHEST_OOM_SCORE);
@@ -42,8 +44,8 @@ fn oom_score_of(parent: Option<Pid>) -> io::Result<i32> {
     text.trim().parse().map_err(io::Error::other)
 }
 
-/// Moves the server into the cgroup that the options name: in every v1 hierarchy, or in the one of v2. The unified hierarchy of
-/// a hybrid node gets no cgroup.
+/// Moves the server into the cgroup that the options name: in every v1 hierarchy, or in the one of
+/// v2. The unified hierarchy of a hybrid node gets no cgroup.
 pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     if cgroup.is_empty() {
         return;
@@ -58,8 +60,8 @@ pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     }
 }
 
-/// A cpuset of v1 begins without a CPU and accepts no process until it has some: it gets its parent's. In v2 an empty cpuset
-/// uses its parent's, and the topmost has no such file.
+/// A cpuset of v1 begins without a CPU and accepts no process until it has some: it gets its
+/// parent's. In v2 an empty cpuset uses its parent's, and the topmost has no such file.
 fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
     let mut directory = hierarchy.to_owned();
     for name in Path::new(cgroup.trim_start_matches('/')).components() {
@@ -71,7 +73,9 @@ fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
         }
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if fs::read_to_string(directory.join(file)).is_ok_and(|own| own.trim().is_empty()) {
-                let Ok(of_parent) = fs::read_to_string(parent.join(file)) else { continue };
+                let Ok(of_parent) = fs::read_to_string(parent.join(file)) else {
+                    continue;
+                };
                 fs::write(directory.join(file), of_parent)?;
             }
         }

@@ -1,25 +1,42 @@
 //! The containers of a pod for which containerd runs neither `start` nor `delete`.
 //!
-//! With version 3 of the protocol containerd 2.3 sends a pod's later containers directly to the sandbox's server. When that
-//! server dies, containerd runs `delete` for the sandbox alone and only removes the bundles of the others. Their processes
-//! would live on, unknown to containerd.
+//! With version 3 of the protocol containerd 2.3 sends a pod's later containers directly to the
+//! sandbox's server. When that server dies, containerd runs `delete` for the sandbox alone and only
+//! removes the bundles of the others. Their processes would live on, unknown to containerd.
 
 use std::fs;
 use std::path::Path;
 
 use crate::bundle::Bundle;
 
-/// containerd writes the sandbox's id into this file, in the bundle of each container that it adds to a sandbox.
+/// containerd writes the sandbox's id into this file, in the bundle of each container that it adds
+/// to a sandbox.
 const SANDBOX: &str = "sandbox";
 
-/// The containers that joined this sandbox without a `start` of their own, by name. Their bundles are beside its bundle.
+/// The containers that joined this sandbox without a `start` of their own, by name. Their bundles
+/// are beside its bundle.
 pub(super) fn joined(sandbox: &Path, id: &str) -> Vec<(String, Bundle)> {
-    let beside = sandbox.parent().and_then(|namespace| fs::read_dir(namespace).ok());
-    let bundles = beside.into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| path != sandbox);
-    let joined = bundles.filter(|path| fs::read_to_string(path.join(SANDBOX)).is_ok_and(|of| of.trim() == id));
+    let beside = sandbox
+        .parent()
+        .and_then(|namespace| fs::read_dir(namespace).ok());
+    let bundles = beside
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path != sandbox);
+    let joined = bundles
+        .filter(|path| fs::read_to_string(path.join(SANDBOX)).is_ok_and(|of| of.trim() == id));
     // containerd runs `delete` for a container that had a `start`.
-    let joined = joined.filter(|path| matches!(path.join(super::address::ADDRESS_FILE).try_exists(), Ok(false)));
-    joined.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), Bundle::at(&path)))).collect()
+    let joined = joined.filter(|path| {
+        matches!(
+            path.join(super::address::ADDRESS_FILE).try_exists(),
+            Ok(false)
+        )
+    });
+    joined
+        .filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), Bundle::at(&path))))
+        .collect()
 }
 
 #[cfg(test)]
@@ -31,9 +48,12 @@ mod tests {
     #[test]
     fn only_containers_of_this_sandbox_without_a_start() {
         let namespace = tempfile::tempdir().unwrap();
-        for (id, sandbox, has_address) in
-            [("pod", "pod", true), ("web", "pod", false), ("old", "pod", true), ("other", "pod2", false)]
-        {
+        for (id, sandbox, has_address) in [
+            ("pod", "pod", true),
+            ("web", "pod", false),
+            ("old", "pod", true),
+            ("other", "pod2", false),
+        ] {
             let bundle = namespace.path().join(id);
             fs::create_dir(&bundle).unwrap();
             fs::write(bundle.join(SANDBOX), sandbox).unwrap();
@@ -42,6 +62,9 @@ mod tests {
             }
         }
         let joined = joined(&namespace.path().join("pod"), "pod");
-        assert_eq!(joined.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["web"]);
+        assert_eq!(
+            joined.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(),
+            ["web"]
+        );
     }
 }

@@ -42,16 +42,26 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> StartError {
     move |source| StartError::Step { step, source }
 }
 
-/// Answers with the address of the group's server, and starts a server if there is none. Runs in the bundle's directory.
+/// Answers with the address of the group's server, and starts a server if there is none. Runs in
+/// the bundle's directory.
 pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     // Without the fifo the log of `start` is lost; that is no reason to fail.
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
     let sent = StartInput::read(args)?;
     let spec = Bundle::at(".").spec()?;
-    let configured = sent.bootstrap.as_ref().and_then(|bootstrap| bootstrap.socket_directory.as_deref());
+    let configured = sent
+        .bootstrap
+        .as_ref()
+        .and_then(|bootstrap| bootstrap.socket_directory.as_deref());
     let directory = configured.unwrap_or(Path::new(address::SOCKET_DIRECTORY));
-    let link = address::link_of_group(directory, &args.address, &args.namespace, &group_of(&spec, &args.id));
-    let claimed = claim(&link, |server| waits_for(server, &args.id)).map_err(failed("bind the shim's socket"))?;
+    let link = address::link_of_group(
+        directory,
+        &args.address,
+        &args.namespace,
+        &group_of(&spec, &args.id),
+    );
+    let claimed = claim(&link, |server| waits_for(server, &args.id))
+        .map_err(failed("bind the shim's socket"))?;
     let address = address::of_socket(&match claimed {
         Claim::Serving(socket) => socket,
         Claim::New(own) => {
@@ -59,7 +69,8 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
             own.hand_over()
         }
     });
-    // Into every bundle, also for a container that joins a server: containerd 1.x reads it when it restarts.
+    // Into every bundle, also for a container that joins a server: containerd 1.x reads it when it
+    // restarts.
     address::write(&address).map_err(failed("write the address into the bundle"))?;
     let answer = answer::encode(&address, sent.bootstrap.as_ref())?;
     write_out(&answer).map_err(failed("answer with the address"))
@@ -67,7 +78,9 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
 
 /// True if the server waits for this container from now on. A server that is about to end does not.
 fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
-    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let event_loop = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     Ok(event_loop.block_on(expect(server, id)) == Expectation::Waits)
 }
 
@@ -75,18 +88,33 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
     placement::join_core_scheduling_group();
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
-    let words = ["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address];
+    let words = [
+        "-namespace",
+        &args.namespace,
+        "-id",
+        &args.id,
+        "-address",
+        &args.address,
+    ];
     let bootstrap = sent.bootstrap.as_ref();
     let debug = args.debug || bootstrap.is_some_and(|bootstrap| bootstrap.debug);
     let words = words.into_iter().chain(debug.then_some("-debug"));
     let mut environment = vec![memory::settings()];
-    if let Some(address) = bootstrap.map(|bootstrap| &bootstrap.ttrpc_address).filter(|address| !address.is_empty()) {
+    if let Some(address) = bootstrap
+        .map(|bootstrap| &bootstrap.ttrpc_address)
+        .filter(|address| !address.is_empty())
+    {
         environment.push(("TTRPC_ADDRESS", address.into()));
     }
-    let socket = listener.try_clone().map_err(failed("pass on the shim's socket"))?;
+    let socket = listener
+        .try_clone()
+        .map_err(failed("pass on the shim's socket"))?;
     let mut command = Command::new(program);
     command.args(words).envs(environment);
-    command.stdin(OwnedFd::from(socket)).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .stdin(OwnedFd::from(socket))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     // A signal to containerd's process group does not reach it.
     command.process_group(0);
     let server = command.spawn().map_err(failed("start the server"))?.id();

@@ -1,9 +1,11 @@
 //! containerd's input to `start` and `-info` on stdin.
 //!
-//! Up to 2.2 it is an `Any` with the runtime's options, or nothing. Since 2.3 `start` gets `BootstrapParams`, which also
-//! repeats the flags and the environment, and has the folder for sockets. Both messages begin with two strings, and either
-//! parses as the other. Only `BootstrapParams` repeats the flags `-id` and `-namespace`, and only an `Any` names a type of
-//! options. Any other input is refused, as by Go's shim of containerd 2.4: an answer in the wrong form would leak a server.
+//! Up to 2.2 it is an `Any` with the runtime's options, or nothing. Since 2.3 `start` gets
+//! `BootstrapParams`, which also repeats the flags and the environment, and has the folder for
+//! sockets. Both messages begin with two strings, and either parses as the other. Only
+//! `BootstrapParams` repeats the flags `-id` and `-namespace`, and only an `Any` names a type of
+//! options. Any other input is refused, as by Go's shim of containerd 2.4: an answer in the wrong
+//! form would leak a server.
 
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -18,7 +20,8 @@ use crate::options::{Options, OptionsError};
 
 /// The limit of Go's shim.
 const MAX_INPUT_BYTES: usize = 10 * 1024 * 1024;
-/// A socket's path has at most 107 bytes, see unix(7), including a slash and the 64 digits of a name.
+/// A socket's path has at most 107 bytes, see unix(7), including a slash and the 64 digits of a
+/// name.
 const MAX_DIRECTORY_BYTES: usize = 107 - 1 - 64;
 
 /// An input that is refused.
@@ -93,7 +96,10 @@ impl StartInput {
             return Self::from_bootstrap(params);
         }
         match (Any::parse_from_bytes(bytes), params) {
-            (Ok(any), _) if has_options(&any) => Ok(Self { options: start_options(Some(&any))?, bootstrap: None }),
+            (Ok(any), _) if has_options(&any) => Ok(Self {
+                options: start_options(Some(&any))?,
+                bootstrap: None,
+            }),
             (_, Ok(params)) => Err(InputError::Mismatch {
                 id: params.instance_id,
                 namespace: params.namespace,
@@ -110,9 +116,15 @@ impl StartInput {
             socket_directory: socket_directory(params.socket_dir())?,
             ttrpc_address: params.containerd_ttrpc_address.clone(),
         };
-        let mut values = params.extensions.iter().filter_map(|extension| extension.value.as_ref());
+        let mut values = params
+            .extensions
+            .iter()
+            .filter_map(|extension| extension.value.as_ref());
         let options = start_options(values.find(|any| has_options(any)))?;
-        Ok(Self { options, bootstrap: Some(bootstrap) })
+        Ok(Self {
+            options,
+            bootstrap: Some(bootstrap),
+        })
     }
 }
 
@@ -128,21 +140,32 @@ pub(super) fn read_options() -> Result<(Options, Option<Any>), InputError> {
 
 fn read_limited(stdin: impl Read) -> Result<Vec<u8>, InputError> {
     let mut bytes = Vec::new();
-    stdin.take(MAX_INPUT_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > MAX_INPUT_BYTES { Err(InputError::TooLong) } else { Ok(bytes) }
+    stdin
+        .take(MAX_INPUT_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_INPUT_BYTES {
+        Err(InputError::TooLong)
+    } else {
+        Ok(bytes)
+    }
 }
 
-/// True for an `Any` of containerd's. `BootstrapParams` of another container have more fields, or no such type.
+/// True for an `Any` of containerd's. `BootstrapParams` of another container have more fields, or
+/// no such type.
 fn has_options(any: &Any) -> bool {
     any.type_url.ends_with("Options") && any.special_fields.unknown_fields().iter().next().is_none()
 }
 
-/// `start` uses one field of the options. Only `Create` refuses an unknown type, or a table that cannot be read.
+/// `start` uses one field of the options. Only `Create` refuses an unknown type, or a table that
+/// cannot be read.
 fn start_options(any: Option<&Any>) -> Result<Options, InputError> {
     match Options::from_any(any) {
         Err(error @ OptionsError::Malformed { .. }) => Err(error.into()),
         Err(error) => {
-            tracing::debug!(error = error_chain(&error), "options that `create` will refuse");
+            tracing::debug!(
+                error = error_chain(&error),
+                "options that `create` will refuse"
+            );
             Ok(Options::default())
         }
         Ok(options) => Ok(options),
@@ -166,7 +189,10 @@ mod tests {
     use super::*;
 
     fn options() -> Any {
-        let options = oci::Options { shim_cgroup: "/shims".into(), ..Default::default() };
+        let options = oci::Options {
+            shim_cgroup: "/shims".into(),
+            ..Default::default()
+        };
         Any {
             type_url: "containerd.runc.v1.Options".into(),
             value: options.write_to_bytes().unwrap(),
@@ -175,11 +201,20 @@ mod tests {
     }
 
     fn args() -> Args {
-        Args::parse("-namespace k8s.io -id abc start".split(' ').map(str::to_owned)).unwrap()
+        Args::parse(
+            "-namespace k8s.io -id abc start"
+                .split(' ')
+                .map(str::to_owned),
+        )
+        .unwrap()
     }
 
     fn params() -> BootstrapParams {
-        BootstrapParams { instance_id: "abc".into(), namespace: "k8s.io".into(), ..Default::default() }
+        BootstrapParams {
+            instance_id: "abc".into(),
+            namespace: "k8s.io".into(),
+            ..Default::default()
+        }
     }
 
     fn sent(params: &BootstrapParams) -> Result<StartInput, InputError> {
@@ -189,14 +224,20 @@ mod tests {
     #[test]
     fn options_of_a_containerd_before_2_3() {
         let sent = StartInput::parse(&options().write_to_bytes().unwrap(), &args()).unwrap();
-        assert_eq!((sent.options.shim_cgroup.as_str(), sent.bootstrap), ("/shims", None));
+        assert_eq!(
+            (sent.options.shim_cgroup.as_str(), sent.bootstrap),
+            ("/shims", None)
+        );
     }
 
     #[test]
     fn bootstrap_params_since_2_3() {
         let sent = sent(&BootstrapParams {
             containerd_ttrpc_address: "/run/t.sock".into(),
-            extensions: vec![Extension { value: MessageField::some(options()), ..Default::default() }],
+            extensions: vec![Extension {
+                value: MessageField::some(options()),
+                ..Default::default()
+            }],
             socket_dir: Some("/run/s".into()),
             log_level: LogLevel::LOG_LEVEL_TRACE.into(),
             ..params()
@@ -204,25 +245,51 @@ mod tests {
         .unwrap();
         assert_eq!(sent.options.shim_cgroup, "/shims");
         let (ttrpc_address, socket_directory) = ("/run/t.sock".into(), Some("/run/s".into()));
-        assert_eq!(sent.bootstrap, Some(Bootstrap { ttrpc_address, socket_directory, debug: true }));
+        assert_eq!(
+            sent.bootstrap,
+            Some(Bootstrap {
+                ttrpc_address,
+                socket_directory,
+                debug: true
+            })
+        );
     }
 
     /// containerd may send nothing beyond the flags.
     #[test]
     fn bare_params_are_params() {
-        assert_eq!(sent(&params()).unwrap().bootstrap, Some(Bootstrap::default()));
+        assert_eq!(
+            sent(&params()).unwrap().bootstrap,
+            Some(Bootstrap::default())
+        );
     }
 
     #[test]
     fn params_of_another_container_are_refused() {
         let version = "v2.4.0".to_owned();
         for other in [
-            BootstrapParams { namespace: "moby".into(), ..params() },
-            BootstrapParams { instance_id: "other".into(), ..params() },
-            BootstrapParams { instance_id: "my.Options".into(), containerd_version: version, ..params() },
-            BootstrapParams { containerd_binary: "/usr/bin/containerd".into(), ..Default::default() },
+            BootstrapParams {
+                namespace: "moby".into(),
+                ..params()
+            },
+            BootstrapParams {
+                instance_id: "other".into(),
+                ..params()
+            },
+            BootstrapParams {
+                instance_id: "my.Options".into(),
+                containerd_version: version,
+                ..params()
+            },
+            BootstrapParams {
+                containerd_binary: "/usr/bin/containerd".into(),
+                ..Default::default()
+            },
         ] {
-            assert!(matches!(sent(&other), Err(InputError::Mismatch { .. })), "{other}");
+            assert!(
+                matches!(sent(&other), Err(InputError::Mismatch { .. })),
+                "{other}"
+            );
         }
     }
 
@@ -231,31 +298,62 @@ mod tests {
         for (directory, is_usable) in
             [(42, true), (43, false)].map(|(length, ok)| (format!("/{:a<1$}", "", length - 1), ok))
         {
-            let sent = sent(&BootstrapParams { socket_dir: Some(directory), ..params() });
+            let sent = sent(&BootstrapParams {
+                socket_dir: Some(directory),
+                ..params()
+            });
             assert_eq!(sent.is_ok(), is_usable);
         }
-        let relative = BootstrapParams { socket_dir: Some("s".into()), ..params() };
-        assert!(matches!(sent(&relative), Err(InputError::SocketDirectory(_))));
+        let relative = BootstrapParams {
+            socket_dir: Some("s".into()),
+            ..params()
+        };
+        assert!(matches!(
+            sent(&relative),
+            Err(InputError::SocketDirectory(_))
+        ));
     }
 
     #[test]
     fn nothing_is_a_default_and_nonsense_is_refused() {
         let nothing = StartInput::parse(b"", &args()).unwrap();
-        assert_eq!((nothing.options, nothing.bootstrap), (Options::default(), None));
+        assert_eq!(
+            (nothing.options, nothing.bootstrap),
+            (Options::default(), None)
+        );
         for bytes in [&b"\xff\xff\xff"[..], b"{\"json\":1}"] {
-            assert!(matches!(StartInput::parse(bytes, &args()), Err(InputError::Unknown)));
+            assert!(matches!(
+                StartInput::parse(bytes, &args()),
+                Err(InputError::Unknown)
+            ));
         }
-        let malformed = Any { value: vec![0xff], ..options() };
+        let malformed = Any {
+            value: vec![0xff],
+            ..options()
+        };
         let of_older = StartInput::parse(&malformed.write_to_bytes().unwrap(), &args());
         assert!(matches!(of_older, Err(InputError::Options(_))));
-        let extensions = vec![Extension { value: MessageField::some(malformed), ..Default::default() }];
-        assert!(matches!(sent(&BootstrapParams { extensions, ..params() }), Err(InputError::Options(_))));
+        let extensions = vec![Extension {
+            value: MessageField::some(malformed),
+            ..Default::default()
+        }];
+        assert!(matches!(
+            sent(&BootstrapParams {
+                extensions,
+                ..params()
+            }),
+            Err(InputError::Options(_))
+        ));
     }
 
     #[test]
     fn the_limit_of_the_input() {
         for (length, is_read) in [(MAX_INPUT_BYTES, true), (MAX_INPUT_BYTES + 1, false)] {
-            assert_eq!(read_limited(&vec![0; length][..]).is_ok(), is_read, "{length}");
+            assert_eq!(
+                read_limited(&vec![0; length][..]).is_ok(),
+                is_read,
+                "{length}"
+            );
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The fields of an OCI spec that the shim reads.
 //!
-//! Go's shim and runc read a spec with Go's `encoding/json`, and what they accept is accepted here: `null` is nothing, of
-//! duplicate keys the last one counts, objects of one name are merged, half of a surrogate pair is U+FFFD, as are bytes that are
-//! not UTF-8, and what follows the first JSON value is ignored. Only `annotations` must have the runtime spec's types: they say
-//! which pod's shim serves the container. About the types of other fields the runtime complains at `create`.
+//! Go's shim and runc read a spec with Go's `encoding/json`, and what they accept is accepted here:
+//! `null` is nothing, of duplicate keys the last one counts, objects of one name are merged, half
+//! of a surrogate pair is U+FFFD, as are bytes that are not UTF-8, and what follows the first JSON
+//! value is ignored. Only `annotations` must have the runtime spec's types: they say which pod's
+//! shim serves the container. About the types of other fields the runtime complains at `create`.
 
 use std::collections::HashMap;
 
@@ -31,7 +32,8 @@ impl ShimSpec {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut spec = Self::default();
         let text = String::from_utf8_lossy(bytes);
-        let object = Option::<RawObject<'_>>::deserialize(&mut serde_json::Deserializer::from_str(&text))?;
+        let object =
+            Option::<RawObject<'_>>::deserialize(&mut serde_json::Deserializer::from_str(&text))?;
         for (key, value) in object.iter().flat_map(RawObject::entries) {
             match key {
                 "annotations" => spec.add_annotations(value)?,
@@ -48,13 +50,15 @@ impl ShimSpec {
             return Ok(());
         };
         for (name, value) in object.entries() {
-            let Text(text) = serde_json::from_str::<Option<Text<'_>>>(value.get())?.unwrap_or_default();
+            let Text(text) =
+                serde_json::from_str::<Option<Text<'_>>>(value.get())?.unwrap_or_default();
             self.annotations.insert(name.to_owned(), text.into_owned());
         }
         Ok(())
     }
 
-    /// True if the cgroup path has systemd's form, `slice:prefix:name`. Kubelets with the systemd driver write it.
+    /// True if the cgroup path has systemd's form, `slice:prefix:name`. Kubelets with the systemd
+    /// driver write it.
     pub(crate) fn has_systemds_path(&self) -> bool {
         let parts: Vec<&str> = self.linux.cgroups_path.split(':').collect();
         matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
@@ -65,8 +69,8 @@ impl ShimSpec {
         &self.linux.cgroups_path
     }
 
-    /// True if the kernel ends the container's other processes together with its init: only an init that is number 1 of its own
-    /// pid namespace does that.
+    /// True if the kernel ends the container's other processes together with its init: only an init
+    /// that is number 1 of its own pid namespace does that.
     pub(crate) fn has_own_pid_namespace(&self) -> bool {
         self.linux.has_own_pid_namespace
     }
@@ -87,7 +91,8 @@ impl LinuxFields {
                 }
                 "namespaces" => {
                     let namespaces: Vec<Option<RawObject<'_>>> = read(value).unwrap_or_default();
-                    self.has_own_pid_namespace = namespaces.iter().flatten().any(is_own_pid_namespace);
+                    self.has_own_pid_namespace =
+                        namespaces.iter().flatten().any(is_own_pid_namespace);
                 }
                 _ => {}
             }
@@ -98,7 +103,11 @@ impl LinuxFields {
 fn is_own_pid_namespace(namespace: &RawObject<'_>) -> bool {
     let field = |name: &str| {
         let values = namespace.entries().filter(|(key, _)| *key == name);
-        values.filter_map(|(_, value)| read::<Text<'_>>(value)).last().unwrap_or_default().0
+        values
+            .filter_map(|(_, value)| read::<Text<'_>>(value))
+            .last()
+            .unwrap_or_default()
+            .0
     };
     field("type") == "pid" && field("path").is_empty()
 }
@@ -119,12 +128,18 @@ mod tests {
     }
 
     fn annotation(spec: &str) -> Option<String> {
-        ShimSpec::parse(spec.as_bytes()).unwrap().annotations.remove("a")
+        ShimSpec::parse(spec.as_bytes())
+            .unwrap()
+            .annotations
+            .remove("a")
     }
 
     #[test]
     fn systemds_form_of_a_cgroup_path() {
-        assert!(linux(r#"{"cgroupsPath":"kubepods-pod1.slice:cri-containerd:abc"}"#).has_systemds_path());
+        assert!(
+            linux(r#"{"cgroupsPath":"kubepods-pod1.slice:cri-containerd:abc"}"#)
+                .has_systemds_path()
+        );
         assert!(!linux(r#"{"cgroupsPath":"/kubepods/besteffort/pod1/abc"}"#).has_systemds_path());
         assert!(!linux(r#"{"cgroupsPath":"a:b:c"}"#).has_systemds_path());
         assert!(!linux("{}").has_systemds_path());
@@ -132,8 +147,13 @@ mod tests {
 
     #[test]
     fn only_a_new_pid_namespace_ends_the_children() {
-        assert!(linux(r#"{"namespaces":[{"type":"mount"},{"type":"pid"}]}"#).has_own_pid_namespace());
-        assert!(!linux(r#"{"namespaces":[{"type":"pid","path":"/proc/7/ns/pid"}]}"#).has_own_pid_namespace());
+        assert!(
+            linux(r#"{"namespaces":[{"type":"mount"},{"type":"pid"}]}"#).has_own_pid_namespace()
+        );
+        assert!(
+            !linux(r#"{"namespaces":[{"type":"pid","path":"/proc/7/ns/pid"}]}"#)
+                .has_own_pid_namespace()
+        );
         assert!(!linux("{}").has_own_pid_namespace());
     }
 
@@ -144,11 +164,20 @@ mod tests {
             (r#"{"annotations":null,"linux":null}"#, None),
             (r#"{"annotations":{"a":null}}"#, Some("")),
             (r#"{"annotations":{"a":"1","a":"2"}}"#, Some("2")),
-            (r#"{"annotations":{"a":"1"},"annotations":{"b":"2"}}"#, Some("1")),
+            (
+                r#"{"annotations":{"a":"1"},"annotations":{"b":"2"}}"#,
+                Some("1"),
+            ),
             (r#"{"annotations":{"a":"1"},"annotations":null}"#, None),
             (r#"{"\u0061nnotations":{"\u0061":"1"}}"#, Some("1")),
-            (r#"{"annotations":{"a":"x\ud800y\udc00\ud83d\ude00"}}"#, Some("x\u{fffd}y\u{fffd}\u{1f600}")),
-            (r#"{"hostname":"\ud800","annotations":{"\udfff":"","a":"1"}} {"annotations":null}"#, Some("1")),
+            (
+                r#"{"annotations":{"a":"x\ud800y\udc00\ud83d\ude00"}}"#,
+                Some("x\u{fffd}y\u{fffd}\u{1f600}"),
+            ),
+            (
+                r#"{"hostname":"\ud800","annotations":{"\udfff":"","a":"1"}} {"annotations":null}"#,
+                Some("1"),
+            ),
         ] {
             assert_eq!(annotation(spec).as_deref(), expected, "{spec}");
         }
@@ -156,24 +185,48 @@ mod tests {
 
     #[test]
     fn bytes_that_are_not_utf_8_are_replaced() {
-        let spec = ShimSpec::parse(b"{\"hostname\":\"\xff\",\"annotations\":{\"a\":\"\xe9!\"}}").unwrap();
+        let spec =
+            ShimSpec::parse(b"{\"hostname\":\"\xff\",\"annotations\":{\"a\":\"\xe9!\"}}").unwrap();
         assert_eq!(spec.annotations["a"], "\u{fffd}!");
     }
 
     #[test]
     fn annotations_that_go_refuses_are_refused() {
-        for spec in [r#"{"annotations":5}"#, r#"{"annotations":{"a":5}}"#, r#"["annotations"]"#, r#"{"a""#, ""] {
+        for spec in [
+            r#"{"annotations":5}"#,
+            r#"{"annotations":{"a":5}}"#,
+            r#"["annotations"]"#,
+            r#"{"a""#,
+            "",
+        ] {
             assert!(ShimSpec::parse(spec.as_bytes()).is_err(), "{spec}");
         }
     }
 
     #[test]
     fn linux_is_read_as_go_reads_it_and_its_types_are_the_runtimes_business() {
-        assert_eq!(linux(r#"{"cgroupsPath":"/a","cgroupsPath":"/b","cgroupsPath":null}"#).cgroups_path(), "/b");
-        assert_eq!(linux(r#"{"cgroupsPath":"/a"},"linux":{"hooks":1}"#).cgroups_path(), "/a");
-        assert_eq!(linux(r#"{"cgroupsPath":"/a"},"linux":null"#).cgroups_path(), "");
-        assert!(linux(r#"{"namespaces":[null,{"type":"net","type":"pid","path":null}]}"#).has_own_pid_namespace());
-        for other in ["null", "5", r#"{"cgroupsPath":5,"namespaces":null}"#, r#"{"namespaces":[5]}"#] {
+        assert_eq!(
+            linux(r#"{"cgroupsPath":"/a","cgroupsPath":"/b","cgroupsPath":null}"#).cgroups_path(),
+            "/b"
+        );
+        assert_eq!(
+            linux(r#"{"cgroupsPath":"/a"},"linux":{"hooks":1}"#).cgroups_path(),
+            "/a"
+        );
+        assert_eq!(
+            linux(r#"{"cgroupsPath":"/a"},"linux":null"#).cgroups_path(),
+            ""
+        );
+        assert!(
+            linux(r#"{"namespaces":[null,{"type":"net","type":"pid","path":null}]}"#)
+                .has_own_pid_namespace()
+        );
+        for other in [
+            "null",
+            "5",
+            r#"{"cgroupsPath":5,"namespaces":null}"#,
+            r#"{"namespaces":[5]}"#,
+        ] {
             assert!(!linux(other).has_own_pid_namespace(), "{other}");
         }
     }

@@ -1,8 +1,9 @@
-//! Controllers of the unified hierarchy: a cgroup has those that every cgroup above it enables in its `cgroup.subtree_control`,
-//! see cgroups(7).
+//! Controllers of the unified hierarchy: a cgroup has those that every cgroup above it enables in
+//! its `cgroup.subtree_control`, see cgroups(7).
 //!
-//! A runtime enables the controllers for the container's limits, or leaves that to systemd. After each create Go's shim enables
-//! all controllers of the root, so that the figures exist. This shim does the same, but writes only missing ones.
+//! A runtime enables the controllers for the container's limits, or leaves that to systemd. After
+//! each create Go's shim enables all controllers of the root, so that the figures exist. This shim
+//! does the same, but writes only missing ones.
 
 use std::fs;
 use std::io;
@@ -11,13 +12,22 @@ use std::path::Path;
 const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// Enables the controllers of the topmost cgroup in all cgroups above this one. A failure changes nothing: a cgroup with
-/// processes of its own enables none, and in a user namespace the upper cgroups belong to another user.
+/// Enables the controllers of the topmost cgroup in all cgroups above this one. A failure changes
+/// nothing: a cgroup with processes of its own enables none, and in a user namespace the upper
+/// cgroups belong to another user.
 pub(super) fn enable(cgroup: &Path) {
-    let mut above: Vec<&Path> =
-        cgroup.ancestors().skip(1).take_while(|path| fs::metadata(path.join(SUBTREE_CONTROL)).is_ok()).collect();
+    let mut above: Vec<&Path> = cgroup
+        .ancestors()
+        .skip(1)
+        .take_while(|path| fs::metadata(path.join(SUBTREE_CONTROL)).is_ok())
+        .collect();
     above.reverse();
-    let Some(all) = above.first().and_then(|root| fs::read_to_string(root.join(CONTROLLERS)).ok()) else { return };
+    let Some(all) = above
+        .first()
+        .and_then(|root| fs::read_to_string(root.join(CONTROLLERS)).ok())
+    else {
+        return;
+    };
     for cgroup in above {
         if let Err(error) = hand_down(cgroup, &all) {
             tracing::debug!(%error, cgroup = %cgroup.display(), "some controllers stay disabled");
@@ -38,7 +48,10 @@ fn hand_down(cgroup: &Path, all: &str) -> io::Result<()> {
 }
 
 fn write(file: &Path, name: &str) -> io::Result<()> {
-    io::Write::write_all(&mut fs::OpenOptions::new().append(true).open(file)?, format!("+{name}").as_bytes())
+    io::Write::write_all(
+        &mut fs::OpenOptions::new().append(true).open(file)?,
+        format!("+{name}").as_bytes(),
+    )
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One directory of a cgroup, and reading the small files in it.
 //!
-//! The kernel generates their text at each read. A missing file means that this kernel or this cgroup has no such figure; the
-//! callers leave it out.
+//! The kernel generates their text at each read. A missing file means that this kernel or this
+//! cgroup has no such figure; the callers leave it out.
 
 use std::fs;
 use std::io;
@@ -65,8 +65,11 @@ pub(super) fn text_of(path: &Path) -> Option<String> {
     }
 }
 
-/// True if there is no such file, if it was removed while open (ENODEV), or if the kernel does not count it (EOPNOTSUPP, as
-/// pressure returns with `psi=0`).
+/// True if there is no such file, if it was removed while open (ENODEV), or if the kernel does not
+/// count it (EOPNOTSUPP, as pressure returns with `psi=0`).
 pub(super) fn is_absent(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP))
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP)
+    )
 }

@@ -1,9 +1,10 @@
-//! The place of a process's cgroup: /proc/PID/cgroup has its path in each hierarchy, see cgroups(7). The mount that shows the
-//! hierarchy must be found.
+//! The place of a process's cgroup: /proc/PID/cgroup has its path in each hierarchy, see
+//! cgroups(7). The mount that shows the hierarchy must be found.
 //!
-//! A directory is valid only if its `cgroup.procs` lists the process. So the usual place below /sys/fs/cgroup is tried first.
-//! The mount table, which has ten thousand lines on some nodes, is read only if that fails: inside another container, as in
-//! kind, or with hierarchies mounted elsewhere.
+//! A directory is valid only if its `cgroup.procs` lists the process. So the usual place below
+//! /sys/fs/cgroup is tried first. The mount table, which has ten thousand lines on some nodes, is
+//! read only if that fails: inside another container, as in kind, or with hierarchies mounted
+//! elsewhere.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -22,7 +23,10 @@ const USUAL: &str = "/sys/fs/cgroup";
 pub(super) fn find(pid: u32) -> Result<CgroupHierarchy, CgroupError> {
     let text = read(format!("/proc/{pid}/cgroup").into())?;
     let memberships: Vec<Membership<'_>> = text.lines().filter_map(Membership::parse).collect();
-    let search = Search { pid, mounts: OnceCell::new() };
+    let search = Search {
+        pid,
+        mounts: OnceCell::new(),
+    };
     let version = if is_unified(shows_unified(Path::new(USUAL)), &memberships) {
         search.v2(&memberships)
     } else {
@@ -42,7 +46,10 @@ struct Membership<'a> {
 impl<'a> Membership<'a> {
     fn parse(line: &'a str) -> Option<Self> {
         let mut fields = line.splitn(3, ':').skip(1);
-        Some(Self { controllers: fields.next()?, path: fields.next()? })
+        Some(Self {
+            controllers: fields.next()?,
+            path: fields.next()?,
+        })
     }
 
     fn has(&self, controller: &str) -> bool {
@@ -50,10 +57,12 @@ impl<'a> Membership<'a> {
     }
 }
 
-/// Version 2 if the unified hierarchy is at the usual place, which is also the test of containerd and runc, or if it has all
-/// the controllers. A node that mounts it beside those of version 1 (hybrid) is version 1.
+/// Version 2 if the unified hierarchy is at the usual place, which is also the test of containerd
+/// and runc, or if it has all the controllers. A node that mounts it beside those of version 1
+/// (hybrid) is version 1.
 fn is_unified(at_the_usual_place: bool, memberships: &[Membership<'_>]) -> bool {
-    let is_read = |membership: &Membership<'_>| Controllers::NAMES.iter().any(|name| membership.has(name));
+    let is_read =
+        |membership: &Membership<'_>| Controllers::NAMES.iter().any(|name| membership.has(name));
     at_the_usual_place || !memberships.iter().any(is_read)
 }
 
@@ -71,7 +80,10 @@ impl Search {
     fn v1(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, CgroupError> {
         let mut controllers = Controllers::default();
         for name in Controllers::NAMES {
-            let Some(membership) = memberships.iter().find(|membership| membership.has(name)) else { continue };
+            let Some(membership) = memberships.iter().find(|membership| membership.has(name))
+            else {
+                continue;
+            };
             if let Some(directory) = self.directory(Some(name), membership.path)? {
                 controllers.put(name, directory);
             }
@@ -80,27 +92,43 @@ impl Search {
     }
 
     fn v2(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, CgroupError> {
-        let Some(unified) = memberships.iter().find(|membership| membership.controllers.is_empty()) else {
+        let Some(unified) = memberships
+            .iter()
+            .find(|membership| membership.controllers.is_empty())
+        else {
             return Ok(None);
         };
         Ok(self.directory(None, unified.path)?.map(CgroupHierarchy::V2))
     }
 
     /// The directory in the hierarchy of a controller, or in the unified one.
-    fn directory(&self, controller: Option<&str>, path: &str) -> Result<Option<Directory>, CgroupError> {
+    fn directory(
+        &self,
+        controller: Option<&str>,
+        path: &str,
+    ) -> Result<Option<Directory>, CgroupError> {
         // Controllers that share a hierarchy have a link each: /sys/fs/cgroup/cpu is cpu,cpuacct.
-        let usual = Path::new(USUAL).join(controller.unwrap_or("")).join(path.trim_start_matches('/'));
+        let usual = Path::new(USUAL)
+            .join(controller.unwrap_or(""))
+            .join(path.trim_start_matches('/'));
         if self.is_in(&usual) {
             return Ok(Some(Directory::at(usual)));
         }
-        let shown = self.mounts()?.iter().filter(|mount| mount.shows(controller));
-        let found = shown.filter_map(|mount| mount.directory_of(path)).find(|directory| self.is_in(directory));
+        let shown = self
+            .mounts()?
+            .iter()
+            .filter(|mount| mount.shows(controller));
+        let found = shown
+            .filter_map(|mount| mount.directory_of(path))
+            .find(|directory| self.is_in(directory));
         Ok(found.map(Directory::at))
     }
 
     /// True if the directory lists the process.
     fn is_in(&self, directory: &Path) -> bool {
-        let Ok(procs) = fs::read_to_string(directory.join("cgroup.procs")) else { return false };
+        let Ok(procs) = fs::read_to_string(directory.join("cgroup.procs")) else {
+            return false;
+        };
         procs.lines().any(|line| line.parse() == Ok(self.pid))
     }
 
@@ -135,12 +163,18 @@ mod tests {
         let lines = memberships("2:cpu,cpuacct:/pods/a:b\n9:name=systemd:/\n0::/x\nodd\n");
         assert_eq!(lines.len(), 3);
         assert!(lines[0].has("cpuacct") && !lines[0].has("cpuac"));
-        assert_eq!((lines[0].path, lines[2].controllers, lines[2].path), ("/pods/a:b", "", "/x"));
+        assert_eq!(
+            (lines[0].path, lines[2].controllers, lines[2].path),
+            ("/pods/a:b", "", "/x")
+        );
     }
 
     #[test]
     fn a_hybrid_node_is_version_1() {
-        assert!(!is_unified(false, &memberships("4:memory:/a\n9:name=systemd:/\n0::/a\n")));
+        assert!(!is_unified(
+            false,
+            &memberships("4:memory:/a\n9:name=systemd:/\n0::/a\n")
+        ));
         assert!(is_unified(false, &memberships("9:name=systemd:/\n0::/a\n")));
         // net_cls, or even pids, is mounted as version 1 on a node that is otherwise version 2.
         assert!(is_unified(true, &memberships("3:pids:/\n0::/a\n")));
@@ -154,14 +188,32 @@ mod tests {
 
     #[test]
     fn our_own_cgroup_is_also_found_by_the_mount_table() {
-        let search = Search { pid: std::process::id(), mounts: OnceCell::new() };
+        let search = Search {
+            pid: std::process::id(),
+            mounts: OnceCell::new(),
+        };
         let text = read("/proc/self/cgroup".into()).unwrap();
         for membership in memberships(&text) {
-            let controller = membership.controllers.split(',').next().filter(|name| !name.is_empty());
-            let mut shown = search.mounts().unwrap().iter().filter(|mount| mount.shows(controller));
-            let is_found = shown.any(|mount| mount.directory_of(membership.path).is_some_and(|at| search.is_in(&at)));
+            let controller = membership
+                .controllers
+                .split(',')
+                .next()
+                .filter(|name| !name.is_empty());
+            let mut shown = search
+                .mounts()
+                .unwrap()
+                .iter()
+                .filter(|mount| mount.shows(controller));
+            let is_found = shown.any(|mount| {
+                mount
+                    .directory_of(membership.path)
+                    .is_some_and(|at| search.is_in(&at))
+            });
             if !is_found {
-                eprintln!("SKIPPED: the hierarchy {:?} is not mounted here", membership.controllers);
+                eprintln!(
+                    "SKIPPED: the hierarchy {:?} is not mounted here",
+                    membership.controllers
+                );
             }
             if controller == Some("memory") {
                 assert!(is_found);

@@ -1,8 +1,9 @@
 //! The driver that makes a container's cgroups: the runtime itself, or systemd.
 //!
-//! The option names the driver. Without one (containerd 1.6 loses the options of a foreign runtime type), a cgroup path in
-//! systemd's form is a hint that the kubelet uses the systemd driver. It is only a hint: containerd's CRI before 2.0 writes
-//! that form for any parent whose name ends in `.slice`. On a node without systemd the runtime could not use such a path.
+//! The option names the driver. Without one (containerd 1.6 loses the options of a foreign runtime
+//! type), a cgroup path in systemd's form is a hint that the kubelet uses the systemd driver. It is
+//! only a hint: containerd's CRI before 2.0 writes that form for any parent whose name ends in
+//! `.slice`. On a node without systemd the runtime could not use such a path.
 
 use std::fs;
 
@@ -11,7 +12,9 @@ const BOOTED: &str = "/run/systemd/system";
 
 /// True if systemd makes the cgroups.
 pub(crate) fn is_systemd(said: Option<bool>, path_is_systemds: bool) -> bool {
-    decide(said, path_is_systemds, || fs::symlink_metadata(BOOTED).is_ok_and(|found| found.is_dir()))
+    decide(said, path_is_systemds, || {
+        fs::symlink_metadata(BOOTED).is_ok_and(|found| found.is_dir())
+    })
 }
 
 fn decide(said: Option<bool>, path_is_systemds: bool, booted: impl FnOnce() -> bool) -> bool {

@@ -1,4 +1,5 @@
-//! The mount points of a node's cgroup hierarchies, without reading the mount table: all below one folder.
+//! The mount points of a node's cgroup hierarchies, without reading the mount table: all below one
+//! folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +12,8 @@ pub(crate) fn hierarchies() -> Vec<PathBuf> {
     hierarchies_in(Path::new(ROOT))
 }
 
-/// The hierarchies with the controllers of this node. Beside v1 hierarchies the unified one has none, and containerd does not
-/// use it.
+/// The hierarchies with the controllers of this node. Beside v1 hierarchies the unified one has
+/// none, and containerd does not use it.
 pub(crate) fn hierarchies_with_controllers() -> Vec<PathBuf> {
     with_controllers(Path::new(ROOT))
 }
@@ -33,10 +34,17 @@ fn hierarchies_in(root: &Path) -> Vec<PathBuf> {
     if is_unified(root) {
         return vec![root.to_owned()];
     }
-    let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(root) else {
+        return Vec::new();
+    };
     // Links such as `cpu` name the same hierarchy as `cpu,cpuacct`.
-    let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories.map(|entry| entry.path()).filter(|path| fs::metadata(path.join("cgroup.procs")).is_ok()).collect()
+    let directories = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories
+        .map(|entry| entry.path())
+        .filter(|path| fs::metadata(path.join("cgroup.procs")).is_ok())
+        .collect()
 }
 
 #[cfg(test)]

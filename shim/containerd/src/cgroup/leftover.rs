@@ -1,8 +1,9 @@
 //! Removes the cgroup of a container whose create was interrupted.
 //!
-//! A runtime makes the cgroup before it writes its state. If it is killed in between, it has no record of the container, and no
-//! `delete` of it finds the cgroup. The spec still names it. rmdir(2) removes an empty cgroup only, so a cgroup with processes
-//! or other cgroups in it stays. Of the processes, only the init of this create is ended.
+//! A runtime makes the cgroup before it writes its state. If it is killed in between, it has no
+//! record of the container, and no `delete` of it finds the cgroup. The spec still names it.
+//! rmdir(2) removes an empty cgroup only, so a cgroup with processes or other cgroups in it stays.
+//! Of the processes, only the init of this create is ended.
 
 use std::fs;
 use std::io;
@@ -17,12 +18,22 @@ use super::waiting_init::end_waiting_init;
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Ends the init that a killed runtime left waiting, and removes the empty cgroup that a spec names by `cgroupsPath`, in every
-/// hierarchy. With a path in systemd's form it stops the scope. `state` is the runtime's directory for the container.
+/// Ends the init that a killed runtime left waiting, and removes the empty cgroup that a spec names
+/// by `cgroupsPath`, in every hierarchy. With a path in systemd's form it stops the scope. `state`
+/// is the runtime's directory for the container.
 pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
     let scope = Scope::of(cgroups_path);
-    let Some(path) = scope.as_ref().map(Scope::path).or_else(|| below_the_root(cgroups_path)) else { return };
-    let directories: Vec<PathBuf> = hierarchies().iter().map(|hierarchy| hierarchy.join(path)).collect();
+    let Some(path) = scope
+        .as_ref()
+        .map(Scope::path)
+        .or_else(|| below_the_root(cgroups_path))
+    else {
+        return;
+    };
+    let directories: Vec<PathBuf> = hierarchies()
+        .iter()
+        .map(|hierarchy| hierarchy.join(path))
+        .collect();
     end_waiting_init(&directories, state);
     match scope {
         Some(scope) => scope.stop_if_empty().await,
@@ -34,7 +45,9 @@ async fn remove_empty(directories: &[PathBuf]) {
     for directory in directories {
         for _ in 0..TRIES {
             match fs::remove_dir(directory) {
-                Ok(()) => tracing::debug!(cgroup = %directory.display(), "removed what a killed runtime left"),
+                Ok(()) => {
+                    tracing::debug!(cgroup = %directory.display(), "removed what a killed runtime left")
+                }
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     tokio::time::sleep(PAUSE).await;
                     continue;
@@ -49,7 +62,9 @@ async fn remove_empty(directories: &[PathBuf]) {
 /// Only an absolute path without `..` is the same folder for the runtime and for the shim.
 fn below_the_root(cgroups_path: &str) -> Option<&Path> {
     let path = Path::new(cgroups_path).strip_prefix("/").ok()?;
-    let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));
+    let is_plain = path
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
     (is_plain && path.components().next().is_some()).then_some(path)
 }
 
@@ -59,7 +74,10 @@ mod tests {
 
     #[test]
     fn only_plain_paths_from_the_top() {
-        assert_eq!(below_the_root("/kubepods/burstable/web"), Some(Path::new("kubepods/burstable/web")));
+        assert_eq!(
+            below_the_root("/kubepods/burstable/web"),
+            Some(Path::new("kubepods/burstable/web"))
+        );
         for other in ["", "/", "web", "system.slice:cri:web", "/kubepods/../web"] {
             assert_eq!(below_the_root(other), None, "{other}");
         }

@@ -1,15 +1,18 @@
-//! A container's cgroup: its resource usage (`Stats`) and the kernel's out-of-memory kills (`TaskOOM`).
+//! A container's cgroup: its resource usage (`Stats`) and the kernel's out-of-memory kills
+//! (`TaskOOM`).
 //!
 //! ```text
 //!   init's pid ──find──► Cgroup ──metrics()──► CgroupMetrics ──to_any()──► StatsResponse.stats
 //!                            └────watch_oom()──► OomWatch ──next(), take_unreported()──► TaskOOM
 //! ```
-//! Create the [`Cgroup`] after `create` has succeeded, while the init waits for its start. Its directories are found through
-//! the living process and kept, so that the figures and the last kill are still available when the init is dead. A process that
-//! moves later, for example an init that is systemd, moves below them.
+//! Create the [`Cgroup`] after `create` has succeeded, while the init waits for its start. Its
+//! directories are found through the living process and kept, so that the figures and the last kill
+//! are still available when the init is dead. A process that moves later, for example an init that
+//! is systemd, moves below them.
 //!
-//! This module sets no limit and moves no process; the runtime does. A figure that a kernel, or a cgroup without some
-//! controller, does not report is left out of the message. It never fails the whole message.
+//! This module sets no limit and moves no process; the runtime does. A figure that a kernel, or a
+//! cgroup without some controller, does not report is left out of the message. It never fails the
+//! whole message.
 
 mod controllers;
 mod directory;
@@ -79,18 +82,26 @@ impl Cgroup {
         discovery::find(pid).map(Self)
     }
 
-    /// All current figures, from about twenty small files that the kernel generates: no read waits for a disk.
+    /// All current figures, from about twenty small files that the kernel generates: no read waits
+    /// for a disk.
     ///
     /// Returns [`CgroupError::Gone`] after the container's end; containerd gets `NotFound` for it.
     pub(crate) fn metrics(&self) -> Result<CgroupMetrics, CgroupError> {
         let metrics = match &self.0 {
-            CgroupHierarchy::V1(controllers) => CgroupMetrics::V1(Box::new(v1::metrics(controllers))),
+            CgroupHierarchy::V1(controllers) => {
+                CgroupMetrics::V1(Box::new(v1::metrics(controllers)))
+            }
             CgroupHierarchy::V2(directory) => CgroupMetrics::V2(Box::new(v2::metrics(directory))),
         };
-        if metrics.is_empty() { Err(CgroupError::Gone) } else { Ok(metrics) }
+        if metrics.is_empty() {
+            Err(CgroupError::Gone)
+        } else {
+            Ok(metrics)
+        }
     }
 
-    /// Enables all controllers of the node for it, as Go's shim does. Only the unified hierarchy needs that.
+    /// Enables all controllers of the node for it, as Go's shim does. Only the unified hierarchy
+    /// needs that.
     pub(crate) fn enable_controllers(&self) {
         match &self.0 {
             CgroupHierarchy::V1(_) => {}
@@ -121,13 +132,24 @@ impl CgroupMetrics {
         }
     }
 
-    /// The message under its name in Go's typeurl: the full name alone, without `type.googleapis.com/`.
+    /// The message under its name in Go's typeurl: the full name alone, without
+    /// `type.googleapis.com/`.
     pub(crate) fn to_any(&self) -> protobuf::Result<Any> {
         let (name, value) = match self {
-            Self::V1(message) => ("io.containerd.cgroups.v1.Metrics", message.write_to_bytes()?),
-            Self::V2(message) => ("io.containerd.cgroups.v2.Metrics", message.write_to_bytes()?),
+            Self::V1(message) => (
+                "io.containerd.cgroups.v1.Metrics",
+                message.write_to_bytes()?,
+            ),
+            Self::V2(message) => (
+                "io.containerd.cgroups.v2.Metrics",
+                message.write_to_bytes()?,
+            ),
         };
-        Ok(Any { type_url: name.to_owned(), value, ..Default::default() })
+        Ok(Any {
+            type_url: name.to_owned(),
+            value,
+            ..Default::default()
+        })
     }
 }
 
@@ -147,6 +169,9 @@ mod tests {
     #[test]
     fn a_cgroup_without_a_file_is_gone() {
         let directory = directory::Directory::at("/nowhere/at/all");
-        assert!(matches!(Cgroup(CgroupHierarchy::V2(directory)).metrics(), Err(CgroupError::Gone)));
+        assert!(matches!(
+            Cgroup(CgroupHierarchy::V2(directory)).metrics(),
+            Err(CgroupError::Gone)
+        ));
     }
 }

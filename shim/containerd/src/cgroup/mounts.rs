@@ -1,7 +1,8 @@
 //! The cgroup mounts among the lines of a mountinfo, see proc_pid_mountinfo(5).
 //!
-//! A mount may show only a part of a hierarchy. In a container without its own cgroup namespace the mount's root is the
-//! container's cgroup, while /proc/PID/cgroup counts from the top. The path below that root is the same in both.
+//! A mount may show only a part of a hierarchy. In a container without its own cgroup namespace the
+//! mount's root is the container's cgroup, while /proc/PID/cgroup counts from the top. The path
+//! below that root is the same in both.
 
 use std::path::PathBuf;
 
@@ -32,7 +33,11 @@ impl CgroupMount {
         };
         let mut fields = mount.split(' ').skip(3);
         let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
-        Some(Self { root, point: point.into(), controllers })
+        Some(Self {
+            root,
+            point: point.into(),
+            controllers,
+        })
     }
 
     /// True if it shows the hierarchy of this controller, or the unified one.
@@ -60,7 +65,9 @@ fn unescape(field: &str) -> String {
     let mut parts = field.split('\\');
     let mut plain = parts.next().unwrap_or("").as_bytes().to_vec();
     for part in parts {
-        let code = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        let code = part
+            .get(..3)
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
         match (code, part.get(3..)) {
             (Some(byte), Some(rest)) => {
                 plain.push(byte);
@@ -96,12 +103,27 @@ mod tests {
         let mounts = CgroupMount::parse_all(MOUNTINFO);
         assert_eq!(mounts.len(), 4);
         let of = |controller| mounts.iter().find(|mount| mount.shows(controller)).unwrap();
-        assert_eq!(of(Some("memory")).directory_of("/pods/a"), Some("/sys/fs/cgroup/memory/pods/a".into()));
-        assert_eq!(of(None).directory_of("/"), Some("/sys/fs/cgroup/unified/".into()));
+        assert_eq!(
+            of(Some("memory")).directory_of("/pods/a"),
+            Some("/sys/fs/cgroup/memory/pods/a".into())
+        );
+        assert_eq!(
+            of(None).directory_of("/"),
+            Some("/sys/fs/cgroup/unified/".into())
+        );
         let cpu = of(Some("cpuacct"));
-        assert_eq!(cpu.directory_of("/docker/abc/pods/a"), Some("/my cg/cpu,cpuacct/pods/a".into()));
-        assert_eq!(cpu.directory_of("/docker/abc"), Some("/my cg/cpu,cpuacct".into()));
-        assert_eq!((cpu.directory_of("/docker/abcd"), cpu.directory_of("/pods")), (None, None));
+        assert_eq!(
+            cpu.directory_of("/docker/abc/pods/a"),
+            Some("/my cg/cpu,cpuacct/pods/a".into())
+        );
+        assert_eq!(
+            cpu.directory_of("/docker/abc"),
+            Some("/my cg/cpu,cpuacct".into())
+        );
+        assert_eq!(
+            (cpu.directory_of("/docker/abcd"), cpu.directory_of("/pods")),
+            (None, None)
+        );
     }
 
     proptest! {

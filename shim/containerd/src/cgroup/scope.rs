@@ -1,8 +1,8 @@
 //! Stops the scope of a container whose create was interrupted.
 //!
-//! systemd ends a scope with its last process. A runtime that is killed while systemd starts the scope can leave one without a
-//! process that systemd does not end: its cgroup stays, and the next create of the same name fails. Only an empty scope is
-//! stopped.
+//! systemd ends a scope with its last process. A runtime that is killed while systemd starts the
+//! scope can leave one without a process that systemd does not end: its cgroup stays, and the next
+//! create of the same name fails. Only an empty scope is stopped.
 
 use std::fs;
 use std::io;
@@ -34,13 +34,18 @@ impl Scope {
     /// The scope that a runtime makes for `cgroupsPath` in systemd's form, `slice:prefix:name`.
     pub(super) fn of(cgroups_path: &str) -> Option<Self> {
         let parts: Vec<&str> = cgroups_path.split(':').collect();
-        let [slice, prefix, name] = parts[..] else { return None };
+        let [slice, prefix, name] = parts[..] else {
+            return None;
+        };
         let is_plain = |text: &str| !text.contains('/') && !text.is_empty();
         if !is_plain(prefix) || !is_plain(name) || name.ends_with(".slice") {
             return None;
         }
         let unit = format!("{prefix}-{name}.scope");
-        Some(Self { path: path_of_slice(if slice.is_empty() { USUAL_SLICE } else { slice })?.join(&unit), unit })
+        Some(Self {
+            path: path_of_slice(if slice.is_empty() { USUAL_SLICE } else { slice })?.join(&unit),
+            unit,
+        })
     }
 
     /// Its cgroup below each hierarchy.
@@ -50,19 +55,32 @@ impl Scope {
 
     /// Stops it, if it stays without a process.
     pub(super) async fn stop_if_empty(self) {
-        let cgroups: Vec<PathBuf> = hierarchies().iter().map(|hierarchy| hierarchy.join(&self.path)).collect();
+        let cgroups: Vec<PathBuf> = hierarchies()
+            .iter()
+            .map(|hierarchy| hierarchy.join(&self.path))
+            .collect();
         for _ in 0..TRIES {
             if !cgroups.iter().any(|cgroup| fs::metadata(cgroup).is_ok()) {
                 return;
             }
             tokio::time::sleep(PAUSE).await;
         }
-        let occupied = cgroups.iter().map(|cgroup| is_empty(cgroup)).find(|empty| !matches!(empty, Ok(true)));
+        let occupied = cgroups
+            .iter()
+            .map(|cgroup| is_empty(cgroup))
+            .find(|empty| !matches!(empty, Ok(true)));
         if let Some(Err(error)) = &occupied {
-            tracing::warn!(unit = self.unit, error = error_chain(error), "a scope stays");
+            tracing::warn!(
+                unit = self.unit,
+                error = error_chain(error),
+                "a scope stays"
+            );
         }
         if occupied.is_none() {
-            tracing::debug!(unit = self.unit, "stopping the scope that a killed runtime left");
+            tracing::debug!(
+                unit = self.unit,
+                "stopping the scope that a killed runtime left"
+            );
             if let Err(error) = run_blocking(move || stop(&self.unit)).await {
                 tracing::warn!(%error, "an empty scope stays: run systemctl");
             }
@@ -72,14 +90,18 @@ impl Scope {
 
 /// `a-b.slice` lies in `a.slice`: systemd.slice(5).
 fn path_of_slice(slice: &str) -> Option<PathBuf> {
-    let name = slice.strip_suffix(".slice").filter(|name| !name.contains('/'))?;
+    let name = slice
+        .strip_suffix(".slice")
+        .filter(|name| !name.contains('/'))?;
     // `-.slice` is the root.
     if name == "-" {
         return Some(PathBuf::new());
     }
     let mut path = PathBuf::new();
     for (end, _) in name.match_indices('-').chain([(name.len(), "")]) {
-        let parent = name.get(..end).filter(|parent| !parent.is_empty() && !parent.ends_with('-'))?;
+        let parent = name
+            .get(..end)
+            .filter(|parent| !parent.is_empty() && !parent.ends_with('-'))?;
         path.push(format!("{parent}.slice"));
     }
     Some(path)
@@ -93,9 +115,15 @@ struct UnreadCgroup {
     source: io::Error,
 }
 
-/// True if no process is in it or in a cgroup below it. One that is gone is empty. One that cannot be read may have processes.
+/// True if no process is in it or in a cgroup below it. One that is gone is empty. One that cannot
+/// be read may have processes.
 fn is_empty(cgroup: &Path) -> Result<bool, UnreadCgroup> {
-    let unread = |path: &Path, source| Err(UnreadCgroup { path: path.to_owned(), source });
+    let unread = |path: &Path, source| {
+        Err(UnreadCgroup {
+            path: path.to_owned(),
+            source,
+        })
+    };
     let processes = cgroup.join("cgroup.procs");
     match fs::read_to_string(&processes) {
         Ok(pids) if !pids.is_empty() => return Ok(false),
@@ -129,7 +157,10 @@ fn is_gone(error: &io::Error) -> bool {
 fn stop(unit: &str) {
     let mut command = Command::new("systemctl");
     command.args(["stop", "--no-block", "--quiet", "--", unit]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     kernel::with_default_signals(&mut command);
     match command.status() {
         Ok(status) if status.success() => {}
@@ -143,12 +174,18 @@ mod tests {
     use super::*;
 
     fn scope(unit: &str, path: &str) -> Option<Scope> {
-        Some(Scope { unit: unit.to_owned(), path: path.into() })
+        Some(Scope {
+            unit: unit.to_owned(),
+            path: path.into(),
+        })
     }
 
     #[test]
     fn a_path_in_systemds_form_names_a_scope_in_its_slices() {
-        assert_eq!(Scope::of(":cri:web"), scope("cri-web.scope", "system.slice/cri-web.scope"));
+        assert_eq!(
+            Scope::of(":cri:web"),
+            scope("cri-web.scope", "system.slice/cri-web.scope")
+        );
         assert_eq!(
             Scope::of("kubepods-burstable-pod1_2.slice:cri-containerd:7"),
             scope(
@@ -156,13 +193,26 @@ mod tests {
                 "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-7.scope"
             )
         );
-        assert_eq!(Scope::of("-.slice:cri:web"), scope("cri-web.scope", "cri-web.scope"));
-        for other in
-            ["", "/kubepods/web", "a.slice:cri", "a.slice::web", "a.slice:cri:b.slice", "a/b.slice:c:d", "a:b:c"]
-        {
+        assert_eq!(
+            Scope::of("-.slice:cri:web"),
+            scope("cri-web.scope", "cri-web.scope")
+        );
+        for other in [
+            "",
+            "/kubepods/web",
+            "a.slice:cri",
+            "a.slice::web",
+            "a.slice:cri:b.slice",
+            "a/b.slice:c:d",
+            "a:b:c",
+        ] {
             assert_eq!(Scope::of(other), None, "{other}");
         }
-        for slice in ["a--b.slice:cri:web", "-a.slice:cri:web", "a.slice:../cri:web"] {
+        for slice in [
+            "a--b.slice:cri:web",
+            "-a.slice:cri:web",
+            "a.slice:../cri:web",
+        ] {
             assert_eq!(Scope::of(slice), None, "{slice}");
         }
     }
@@ -179,7 +229,8 @@ mod tests {
         assert!(!is_empty(dir.path()).unwrap());
     }
 
-    /// EOPNOTSUPP of a threaded cgroup, EIO of a failing read: the file is there, and its content is not known.
+    /// EOPNOTSUPP of a threaded cgroup, EIO of a failing read: the file is there, and its content
+    /// is not known.
     #[test]
     fn an_unreadable_cgroup_is_not_an_empty_one() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,10 +1,11 @@
-//! The formats of a cgroup's files, see "Interface Files" in the kernel's admin-guide/cgroup-v2: one number, flat keyed, nested
-//! keyed. Pure functions over text: a line in an unknown format is skipped, since kernels add lines.
+//! The formats of a cgroup's files, see "Interface Files" in the kernel's admin-guide/cgroup-v2:
+//! one number, flat keyed, nested keyed. Pure functions over text: a line in an unknown format is
+//! skipped, since kernels add lines.
 
 use std::collections::HashMap;
 
-/// A number in the format of these files. `max`, no limit, is the largest number. A negative number, which some kernels show
-/// for a counter that ran below zero, is 0.
+/// A number in the format of these files. `max`, no limit, is the largest number. A negative
+/// number, which some kernels show for a counter that ran below zero, is 0.
 pub(super) fn number(text: &str) -> Option<u64> {
     match text.trim() {
         "max" => Some(u64::MAX),
@@ -37,7 +38,8 @@ impl FlatKeyed {
         self.0.get(key).copied()
     }
 
-    /// A line's number for a message, in which a missing figure is 0 (proto3 cannot express a missing number).
+    /// A line's number for a message, in which a missing figure is 0 (proto3 cannot express a
+    /// missing number).
     pub(super) fn of(&self, key: &str) -> u64 {
         self.get(key).unwrap_or(0)
     }
@@ -45,12 +47,15 @@ impl FlatKeyed {
 
 /// `NAME key=value key=value` lines: the name and its pairs.
 ///
-/// A name without pairs is left out. In `io.stat`, some kernels forget the end of the line after a device without pairs (`7:1
-/// 7:0 rbytes=0 …`): the pairs belong to the last name.
+/// A name without pairs is left out. In `io.stat`, some kernels forget the end of the line after a
+/// device without pairs (`7:1 7:0 rbytes=0 …`): the pairs belong to the last name.
 pub(super) fn nested_keyed(text: &str) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
     text.lines().filter_map(|line| {
         let words = line.split_ascii_whitespace();
-        let name = words.clone().take_while(|word| !word.contains('=')).last()?;
+        let name = words
+            .clone()
+            .take_while(|word| !word.contains('='))
+            .last()?;
         let pairs: Vec<_> = words.filter_map(|word| word.split_once('=')).collect();
         (!pairs.is_empty()).then_some((name, pairs))
     })
@@ -70,14 +75,22 @@ pub(super) struct Rdma<'a> {
     pub(super) objects: u32,
 }
 
-/// Lines of `mlx4_0 hca_handle=2 hca_object=max`, the same in both versions; `max` is the largest number of the message.
+/// Lines of `mlx4_0 hca_handle=2 hca_object=max`, the same in both versions; `max` is the largest
+/// number of the message.
 pub(super) fn rdma(text: &str) -> Vec<Rdma<'_>> {
     let of = |pairs: &[(&str, &str)], key: &str| {
-        let value = pairs.iter().find(|(name, _)| *name == key).and_then(|(_, value)| number(value));
+        let value = pairs
+            .iter()
+            .find(|(name, _)| *name == key)
+            .and_then(|(_, value)| number(value));
         u32::try_from(value.unwrap_or(0)).unwrap_or(u32::MAX)
     };
     nested_keyed(text)
-        .map(|(device, pairs)| Rdma { device, handles: of(&pairs, "hca_handle"), objects: of(&pairs, "hca_object") })
+        .map(|(device, pairs)| Rdma {
+            device,
+            handles: of(&pairs, "hca_handle"),
+            objects: of(&pairs, "hca_object"),
+        })
         .collect()
 }
 
@@ -101,23 +114,43 @@ mod tests {
     #[test]
     fn flat_keyed_lines() {
         let flat = FlatKeyed::parse("anon 4096\nodd\nthree words 1\nfile max\nanon_thp -2\n");
-        assert_eq!((flat.of("anon"), flat.of("file"), flat.of("anon_thp")), (4096, u64::MAX, 0));
-        assert_eq!((flat.get("odd"), flat.get("three"), flat.of("nothing")), (None, None, 0));
+        assert_eq!(
+            (flat.of("anon"), flat.of("file"), flat.of("anon_thp")),
+            (4096, u64::MAX, 0)
+        );
+        assert_eq!(
+            (flat.get("odd"), flat.get("three"), flat.of("nothing")),
+            (None, None, 0)
+        );
     }
 
     #[test]
     fn a_device_without_figures_does_not_take_its_neighbours() {
         let text = "7:1 7:0 rbytes=1 wbytes=2\n8:0\n254:0 rbytes=3\n";
         let lines: Vec<_> = nested_keyed(text).collect();
-        assert_eq!(lines, [("7:0", vec![("rbytes", "1"), ("wbytes", "2")]), ("254:0", vec![("rbytes", "3")])]);
+        assert_eq!(
+            lines,
+            [
+                ("7:0", vec![("rbytes", "1"), ("wbytes", "2")]),
+                ("254:0", vec![("rbytes", "3")])
+            ]
+        );
     }
 
     #[test]
     fn rdma_devices() {
         let text = "mlx4_0 hca_handle=2 hca_object=2000\nocrdma1 hca_handle=3 hca_object=max\n";
         let expected = [
-            Rdma { device: "mlx4_0", handles: 2, objects: 2000 },
-            Rdma { device: "ocrdma1", handles: 3, objects: u32::MAX },
+            Rdma {
+                device: "mlx4_0",
+                handles: 2,
+                objects: 2000,
+            },
+            Rdma {
+                device: "ocrdma1",
+                handles: 3,
+                objects: u32::MAX,
+            },
         ];
         assert_eq!(rdma(text), expected);
     }

@@ -1,13 +1,15 @@
 //! Ends the init that a killed runtime left waiting.
 //!
-//! crun's init waits for `start` before crun has recorded it. If crun is killed in between, no `delete` finds the init. It waits
-//! without end, and its cgroup or scope stays.
+//! crun's init waits for `start` before crun has recorded it. If crun is killed in between, no
+//! `delete` finds the init. It waits without end, and its cgroup or scope stays.
 //!
-//! Another container may have the same `cgroupsPath`, so the cgroup alone proves nothing. The init has the fifo open that
-//! `start` writes to: `exec.fifo` in the runtime's state of this container and of no other. It closes the fifo when it executes
-//! the container's program. A process without this descriptor is not touched.
+//! Another container may have the same `cgroupsPath`, so the cgroup alone proves nothing. The init
+//! has the fifo open that `start` writes to: `exec.fifo` in the runtime's state of this container
+//! and of no other. It closes the fifo when it executes the container's program. A process without
+//! this descriptor is not touched.
 //!
-//! Only links are read. The supervising process never reads a command line: a process can block its readers for ever.
+//! Only links are read. The supervising process never reads a command line: a process can block its
+//! readers for ever.
 
 use std::collections::HashSet;
 use std::fs;
@@ -23,10 +25,13 @@ const START_FIFO: &str = "exec.fifo";
 /// The kernel's mark on the name of a file that was removed.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Ends the processes in these cgroups, or below them, that wait for the start of the container with this state directory. There
-/// is one cgroup for each hierarchy.
+/// Ends the processes in these cgroups, or below them, that wait for the start of the container
+/// with this state directory. There is one cgroup for each hierarchy.
 pub(super) fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
-    let pids: HashSet<Pid> = cgroups.iter().flat_map(|cgroup| pids_within(cgroup)).collect();
+    let pids: HashSet<Pid> = cgroups
+        .iter()
+        .flat_map(|cgroup| pids_within(cgroup))
+        .collect();
     if pids.is_empty() {
         return;
     }
@@ -34,29 +39,39 @@ pub(super) fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
     for pid in pids {
         match end_if_waiting(pid, &fifo) {
             Ok(false) => {}
-            Ok(true) => tracing::warn!(%pid, state = %state.display(), "ended the init that a killed runtime left"),
+            Ok(true) => {
+                tracing::warn!(%pid, state = %state.display(), "ended the init that a killed runtime left")
+            }
             Err(error) => tracing::warn!(%pid, %error, "a process of an interrupted create stays"),
         }
     }
 }
 
 /// The kernel shows a descriptor's path without links. The state directory itself may be gone.
-#[expect(clippy::disallowed_methods, reason = "the runtime's own directory, not the source of a container's bind")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the runtime's own directory, not the source of a container's bind"
+)]
 fn resolved(state: &Path) -> PathBuf {
     let root = state.parent().and_then(|root| root.canonicalize().ok());
-    root.zip(state.file_name()).map_or_else(|| state.to_owned(), |(root, id)| root.join(id))
+    root.zip(state.file_name())
+        .map_or_else(|| state.to_owned(), |(root, id)| root.join(id))
 }
 
 /// The processes in a cgroup and below it. None if it is gone.
 fn pids_within(cgroup: &Path) -> Vec<Pid> {
     let members = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    let own = members.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    let own = members
+        .lines()
+        .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
     let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
     let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    own.chain(below.flat_map(|folder| pids_within(&folder.path()))).collect()
+    own.chain(below.flat_map(|folder| pids_within(&folder.path())))
+        .collect()
 }
 
-/// The descriptor comes first: the links are then those of the process that gets the signal, or the signal fails.
+/// The descriptor comes first: the links are then those of the process that gets the signal, or the
+/// signal fails.
 fn end_if_waiting(pid: Pid, fifo: &Path) -> io::Result<bool> {
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     if !has_open(pid, fifo)? {
@@ -69,7 +84,9 @@ fn end_if_waiting(pid: Pid, fifo: &Path) -> io::Result<bool> {
 fn has_open(pid: Pid, fifo: &Path) -> io::Result<bool> {
     for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
         // A descriptor may be closed meanwhile.
-        let Ok(link) = fs::read_link(descriptor?.path()) else { continue };
+        let Ok(link) = fs::read_link(descriptor?.path()) else {
+            continue;
+        };
         let link = link.as_os_str().as_bytes();
         if link.strip_suffix(DELETED).unwrap_or(link) == fifo.as_os_str().as_bytes() {
             return Ok(true);
@@ -91,17 +108,34 @@ mod tests {
     fn state(root: &Path, id: &str) -> PathBuf {
         let state = root.join(id);
         fs::create_dir(&state).unwrap();
-        assert!(Command::new("mkfifo").arg(state.join(START_FIFO)).status().unwrap().success());
+        assert!(
+            Command::new("mkfifo")
+                .arg(state.join(START_FIFO))
+                .status()
+                .unwrap()
+                .success()
+        );
         state
     }
 
     /// A process that has the fifo of this state open and waits.
     fn waiting(state: &Path) -> Child {
         let mut command = Command::new("sh");
-        command.args(["-c", "exec 3<>\"$1\"; echo there; read forever; :", "crun"]).arg(state.join(START_FIFO));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command
+            .args(["-c", "exec 3<>\"$1\"; echo there; read forever; :", "crun"])
+            .arg(state.join(START_FIFO));
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut there = [0; 6];
-        child.stdout.as_mut().unwrap().read_exact(&mut there).unwrap();
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut there)
+            .unwrap();
         child
     }
 
@@ -110,7 +144,13 @@ mod tests {
         let below = cgroup.path().join("container");
         fs::create_dir(&below).unwrap();
         fs::write(cgroup.path().join("cgroup.procs"), "").unwrap();
-        fs::write(below.join("cgroup.procs"), pids.iter().map(|pid| format!("{pid}\n")).collect::<String>()).unwrap();
+        fs::write(
+            below.join("cgroup.procs"),
+            pids.iter()
+                .map(|pid| format!("{pid}\n"))
+                .collect::<String>(),
+        )
+        .unwrap();
         cgroup
     }
 
@@ -126,10 +166,17 @@ mod tests {
         // The runtime's root may be named through a link, as /var/run is.
         let link = root.path().join("link");
         std::os::unix::fs::symlink(root.path(), &link).unwrap();
-        end_waiting_init(&[cgroup.path().to_owned(), cgroup.path().to_owned()], &link.join("web"));
+        end_waiting_init(
+            &[cgroup.path().to_owned(), cgroup.path().to_owned()],
+            &link.join("web"),
+        );
         assert_eq!(init.wait().unwrap().signal(), Some(9));
         for other in &mut others {
-            assert_eq!(other.try_wait().unwrap(), None, "a process of another create was ended");
+            assert_eq!(
+                other.try_wait().unwrap(),
+                None,
+                "a process of another create was ended"
+            );
             other.kill().unwrap();
             other.wait().unwrap();
         }
@@ -146,15 +193,24 @@ mod tests {
         assert_eq!(init.wait().unwrap().signal(), Some(9));
     }
 
-    /// Another container in the same cgroup: a reader of its command line would hang, and the shim with it.
+    /// Another container in the same cgroup: a reader of its command line would hang, and the shim
+    /// with it.
     #[test]
     fn a_process_that_holds_its_memory_does_not_delay_the_clean_up() {
         let root = tempfile::tempdir().unwrap();
         let web = state(root.path(), "web");
-        let Some(holder) = Holder::start(c"crun", || {}) else { return };
-        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        let Some(holder) = Holder::start(c"crun", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
         let mut init = waiting(&web);
-        end_waiting_init(&[cgroup_of(&[holder.pid(), init.id()]).path().to_owned()], &web);
+        end_waiting_init(
+            &[cgroup_of(&[holder.pid(), init.id()]).path().to_owned()],
+            &web,
+        );
         assert_eq!(init.wait().unwrap().signal(), Some(9));
     }
 

@@ -1,8 +1,9 @@
 //! The events for containerd, in order.
 //!
-//! Each event enters one queue when it happens, and one task sends them. So containerd receives them in the queue's order, and
-//! no caller waits for containerd. If containerd is being restarted, an event is sent again until it arrives: a lost exit
-//! leaves a dead container "running" for ever. Events are lost only if containerd is away for very long: see `queue`.
+//! Each event enters one queue when it happens, and one task sends them. So containerd receives
+//! them in the queue's order, and no caller waits for containerd. If containerd is being restarted,
+//! an event is sent again until it arrives: a lost exit leaves a dead container "running" for ever.
+//! Events are lost only if containerd is away for very long: see `queue`.
 
 mod publish;
 mod queue;
@@ -69,7 +70,12 @@ impl Events {
         let (topic, type_url, value) = event.encode();
         match value {
             Ok(value) => {
-                self.queue.add(Item::Event(Queued { at: SystemTime::now(), topic, type_url, value }));
+                self.queue.add(Item::Event(Queued {
+                    at: SystemTime::now(),
+                    topic,
+                    type_url,
+                    value,
+                }));
             }
             Err(error) => tracing::error!(topic, %error, "cannot encode an event"),
         }
@@ -94,19 +100,51 @@ impl Event {
     /// Topic, type name in Go's registry, and bytes.
     fn encode(&self) -> (&'static str, &'static str, protobuf::Result<Vec<u8>>) {
         match self {
-            Self::Created(e) => (topics::TASK_CREATE_EVENT_TOPIC, "containerd.events.TaskCreate", e.write_to_bytes()),
-            Self::Started(e) => (topics::TASK_START_EVENT_TOPIC, "containerd.events.TaskStart", e.write_to_bytes()),
-            Self::ExecAdded(e) => {
-                (topics::TASK_EXEC_ADDED_EVENT_TOPIC, "containerd.events.TaskExecAdded", e.write_to_bytes())
-            }
-            Self::ExecStarted(e) => {
-                (topics::TASK_EXEC_STARTED_EVENT_TOPIC, "containerd.events.TaskExecStarted", e.write_to_bytes())
-            }
-            Self::OutOfMemory(e) => (topics::TASK_OOM_EVENT_TOPIC, "containerd.events.TaskOOM", e.write_to_bytes()),
-            Self::Exited(e) => (topics::TASK_EXIT_EVENT_TOPIC, "containerd.events.TaskExit", e.write_to_bytes()),
-            Self::Deleted(e) => (topics::TASK_DELETE_EVENT_TOPIC, "containerd.events.TaskDelete", e.write_to_bytes()),
-            Self::Paused(e) => (topics::TASK_PAUSED_EVENT_TOPIC, "containerd.events.TaskPaused", e.write_to_bytes()),
-            Self::Resumed(e) => (topics::TASK_RESUMED_EVENT_TOPIC, "containerd.events.TaskResumed", e.write_to_bytes()),
+            Self::Created(e) => (
+                topics::TASK_CREATE_EVENT_TOPIC,
+                "containerd.events.TaskCreate",
+                e.write_to_bytes(),
+            ),
+            Self::Started(e) => (
+                topics::TASK_START_EVENT_TOPIC,
+                "containerd.events.TaskStart",
+                e.write_to_bytes(),
+            ),
+            Self::ExecAdded(e) => (
+                topics::TASK_EXEC_ADDED_EVENT_TOPIC,
+                "containerd.events.TaskExecAdded",
+                e.write_to_bytes(),
+            ),
+            Self::ExecStarted(e) => (
+                topics::TASK_EXEC_STARTED_EVENT_TOPIC,
+                "containerd.events.TaskExecStarted",
+                e.write_to_bytes(),
+            ),
+            Self::OutOfMemory(e) => (
+                topics::TASK_OOM_EVENT_TOPIC,
+                "containerd.events.TaskOOM",
+                e.write_to_bytes(),
+            ),
+            Self::Exited(e) => (
+                topics::TASK_EXIT_EVENT_TOPIC,
+                "containerd.events.TaskExit",
+                e.write_to_bytes(),
+            ),
+            Self::Deleted(e) => (
+                topics::TASK_DELETE_EVENT_TOPIC,
+                "containerd.events.TaskDelete",
+                e.write_to_bytes(),
+            ),
+            Self::Paused(e) => (
+                topics::TASK_PAUSED_EVENT_TOPIC,
+                "containerd.events.TaskPaused",
+                e.write_to_bytes(),
+            ),
+            Self::Resumed(e) => (
+                topics::TASK_RESUMED_EVENT_TOPIC,
+                "containerd.events.TaskResumed",
+                e.write_to_bytes(),
+            ),
         }
     }
 }
@@ -130,7 +168,13 @@ mod tests {
             ..Default::default()
         };
         let (topic, type_url, value) = Event::Exited(exit.clone()).encode();
-        assert_eq!((topic, type_url), ("/tasks/exit", "containerd.events.TaskExit"));
-        assert_eq!(proto::TaskExit::parse_from_bytes(&value.unwrap()).unwrap(), exit);
+        assert_eq!(
+            (topic, type_url),
+            ("/tasks/exit", "containerd.events.TaskExit")
+        );
+        assert_eq!(
+            proto::TaskExit::parse_from_bytes(&value.unwrap()).unwrap(),
+            exit
+        );
     }
 }

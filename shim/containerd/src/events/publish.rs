@@ -1,8 +1,9 @@
 //! The one task that calls containerd's event service.
 //!
-//! It connects when there is an event to send, and keeps the connection. A transport failure (no socket, a broken connection,
-//! no answer in time) is retried without end, with a growing pause. An event that containerd itself rejects repeatedly is
-//! dropped with a log line: it would block all events behind it.
+//! It connects when there is an event to send, and keeps the connection. A transport failure (no
+//! socket, a broken connection, no answer in time) is retried without end, with a growing pause. An
+//! event that containerd itself rejects repeatedly is dropped with a log line: it would block all
+//! events behind it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,11 @@ enum PublishError {
 
 /// Sends the queued events, in order, until the shim ends.
 pub(super) async fn publish(address: String, namespace: String, queue: Arc<Queue>) {
-    let mut publisher = Publisher { address, namespace, client: None };
+    let mut publisher = Publisher {
+        address,
+        namespace,
+        client: None,
+    };
     loop {
         match queue.next().await {
             Item::Event(event) => publisher.deliver(&event).await,
@@ -61,7 +66,10 @@ impl Publisher {
                 Err(PublishError::Rejected(why)) => {
                     rejections += 1;
                     if rejections >= REJECTIONS {
-                        tracing::error!(topic = event.topic, "containerd does not take an event: {why}");
+                        tracing::error!(
+                            topic = event.topic,
+                            "containerd does not take an event: {why}"
+                        );
                         return;
                     }
                 }
@@ -78,7 +86,10 @@ impl Publisher {
     async fn try_deliver(&mut self, event: &Queued) -> Result<(), PublishError> {
         let request = self.request(event);
         let client = self.connected().await?;
-        match client.forward(context::with_duration(ANSWER_LIMIT), &request).await {
+        match client
+            .forward(context::with_duration(ANSWER_LIMIT), &request)
+            .await
+        {
             Ok(_) => Ok(()),
             Err(ttrpc::Error::RpcStatus(status))
                 if !matches!(status.code(), Code::UNAVAILABLE | Code::DEADLINE_EXCEEDED) =>
@@ -93,11 +104,17 @@ impl Publisher {
         let client = match self.client.take() {
             Some(client) => client,
             None => {
-                let path = self.address.strip_prefix("unix://").unwrap_or(&self.address);
-                let connecting = tokio::time::timeout(ANSWER_LIMIT, UnixStream::connect(path)).await;
+                let path = self
+                    .address
+                    .strip_prefix("unix://")
+                    .unwrap_or(&self.address);
+                let connecting =
+                    tokio::time::timeout(ANSWER_LIMIT, UnixStream::connect(path)).await;
                 let stream = connecting
                     .map_err(|elapsed| PublishError::Transport(elapsed.to_string()))?
-                    .map_err(|error| PublishError::Transport(format!("connect to {path}: {error}")))?;
+                    .map_err(|error| {
+                        PublishError::Transport(format!("connect to {path}: {error}"))
+                    })?;
                 EventsClient::new(Client::new(Socket::from(stream)))
             }
         };
@@ -105,7 +122,11 @@ impl Publisher {
     }
 
     fn request(&self, event: &Queued) -> ForwardRequest {
-        let any = Any { type_url: event.type_url.to_owned(), value: event.value.clone(), ..Default::default() };
+        let any = Any {
+            type_url: event.type_url.to_owned(),
+            value: event.value.clone(),
+            ..Default::default()
+        };
         let envelope = Envelope {
             timestamp: timestamp(event.at),
             namespace: self.namespace.clone(),
@@ -113,6 +134,9 @@ impl Publisher {
             event: MessageField::some(any),
             ..Default::default()
         };
-        ForwardRequest { envelope: MessageField::some(envelope), ..Default::default() }
+        ForwardRequest {
+            envelope: MessageField::some(envelope),
+            ..Default::default()
+        }
     }
 }

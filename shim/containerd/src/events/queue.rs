@@ -1,8 +1,8 @@
 //! The events that containerd has not received yet, in order.
 //!
-//! The queue is bounded: while containerd is down, a container with repeated out-of-memory kills makes events all the time.
-//! Beyond the bound the oldest report of such a kill is dropped or, without one, the oldest event. A containerd that returns
-//! queries states and exits itself.
+//! The queue is bounded: while containerd is down, a container with repeated out-of-memory kills
+//! makes events all the time. Beyond the bound the oldest report of such a kill is dropped or,
+//! without one, the oldest event. A containerd that returns queries states and exits itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -77,7 +77,10 @@ impl Items {
             // Frees the memory of a long queue.
             self.waiting = VecDeque::new();
             if self.dropped > 0 {
-                tracing::warn!(dropped = self.dropped, "containerd receives events again; the oldest were dropped");
+                tracing::warn!(
+                    dropped = self.dropped,
+                    "containerd receives events again; the oldest were dropped"
+                );
             }
             self.dropped = 0;
         }
@@ -86,11 +89,21 @@ impl Items {
 
     fn drop_one(&mut self) {
         let is_event = |item: &Item| matches!(item, Item::Event(_));
-        let is_kill = |item: &Item| matches!(item, Item::Event(event) if event.topic == TASK_OOM_EVENT_TOPIC);
-        let oldest = self.waiting.iter().position(is_kill).or_else(|| self.waiting.iter().position(is_event));
-        let Some(Item::Event(event)) = oldest.and_then(|place| self.waiting.remove(place)) else { return };
+        let is_kill =
+            |item: &Item| matches!(item, Item::Event(event) if event.topic == TASK_OOM_EVENT_TOPIC);
+        let oldest = self
+            .waiting
+            .iter()
+            .position(is_kill)
+            .or_else(|| self.waiting.iter().position(is_event));
+        let Some(Item::Event(event)) = oldest.and_then(|place| self.waiting.remove(place)) else {
+            return;
+        };
         if self.dropped == 0 {
-            tracing::warn!(topic = event.topic, "containerd receives no events: dropping the oldest of {MOST}");
+            tracing::warn!(
+                topic = event.topic,
+                "containerd receives no events: dropping the oldest of {MOST}"
+            );
         }
         self.dropped += 1;
     }
@@ -106,14 +119,22 @@ mod tests {
 
     fn event(topic: &'static str, number: usize) -> Item {
         let value = number.to_le_bytes().to_vec();
-        Item::Event(Queued { at: SystemTime::now(), topic, type_url: "", value })
+        Item::Event(Queued {
+            at: SystemTime::now(),
+            topic,
+            type_url: "",
+            value,
+        })
     }
 
     async fn topics_and_numbers(queue: &Arc<Queue>) -> Vec<(&'static str, usize)> {
         let mut all = Vec::new();
         while queue.len() > 0 {
             if let Item::Event(event) = queue.next().await {
-                all.push((event.topic, usize::from_le_bytes(event.value.try_into().unwrap())));
+                all.push((
+                    event.topic,
+                    usize::from_le_bytes(event.value.try_into().unwrap()),
+                ));
             }
         }
         all
@@ -128,11 +149,17 @@ mod tests {
         queue.add(event(TASK_EXIT_EVENT_TOPIC, 1));
         let left = topics_and_numbers(&queue).await;
         assert_eq!(left.len(), MOST);
-        assert_eq!(left[..2], [(TASK_EXIT_EVENT_TOPIC, 0), (TASK_OOM_EVENT_TOPIC, MOST + 2)]);
+        assert_eq!(
+            left[..2],
+            [(TASK_EXIT_EVENT_TOPIC, 0), (TASK_OOM_EVENT_TOPIC, MOST + 2)]
+        );
         assert_eq!(left[MOST - 1], (TASK_EXIT_EVENT_TOPIC, 1));
 
         (0..MOST + 1).for_each(|number| queue.add(event(TASK_EXIT_EVENT_TOPIC, number)));
-        assert_eq!(topics_and_numbers(&queue).await[0], (TASK_EXIT_EVENT_TOPIC, 1));
+        assert_eq!(
+            topics_and_numbers(&queue).await[0],
+            (TASK_EXIT_EVENT_TOPIC, 1)
+        );
     }
 
     #[tokio::test]

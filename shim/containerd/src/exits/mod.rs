@@ -1,12 +1,14 @@
 //! The exits of processes, and their waiters.
 //!
-//! The shim is a subreaper: processes that outlive the runtime, above all a container's init, become its children. Each known
-//! process is waited for by its own pidfd. There is no `waitpid(-1)`, which would race with each of those waits and with those
-//! of `tokio::process`. The reaper in `orphans` reaps every other zombie, at once.
+//! The shim is a subreaper: processes that outlive the runtime, above all a container's init,
+//! become its children. Each known process is waited for by its own pidfd. There is no
+//! `waitpid(-1)`, which would race with each of those waits and with those of `tokio::process`. The
+//! reaper in `orphans` reaps every other zombie, at once.
 //!
-//! One kind of process becomes known too late for that: a container's init, or an exec, is the shim's child as soon as its
-//! parent has ended, but the shim reads its pid only after the runtime's call. If such a process ends before, the reaper treats
-//! it as an orphan. So the statuses of reaped orphans are kept while such a call runs: see [`PendingProcess`].
+//! One kind of process becomes known too late for that: a container's init, or an exec, is the
+//! shim's child as soon as its parent has ended, but the shim reads its pid only after the
+//! runtime's call. If such a process ends before, the reaper treats it as an orphan. So the
+//! statuses of reaped orphans are kept while such a call runs: see [`PendingProcess`].
 
 mod orphans;
 mod pidfd;
@@ -28,7 +30,8 @@ pub(crate) struct Exits {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The number of waiters by pid: a pid may be used again before the last waiter for its old process is gone.
+    /// The number of waiters by pid: a pid may be used again before the last waiter for its old
+    /// process is gone.
     known: HashMap<u32, usize>,
     statuses: Statuses,
 }
@@ -37,13 +40,19 @@ impl Exits {
     /// Begins a call of the runtime that makes a process.
     pub(crate) fn pending_process(self: &Arc<Self>) -> PendingProcess {
         let since = self.inner().statuses.begin_call();
-        PendingProcess { exits: Arc::clone(self), since }
+        PendingProcess {
+            exits: Arc::clone(self),
+            since,
+        }
     }
 
     /// Marks a pid as waited for until the result is dropped.
     pub(crate) fn know(self: &Arc<Self>, pid: u32) -> Known {
         *self.inner().known.entry(pid).or_default() += 1;
-        Known { exits: Arc::clone(self), pid }
+        Known {
+            exits: Arc::clone(self),
+            pid,
+        }
     }
 
     fn is_known(&self, pid: u32) -> bool {
@@ -55,8 +64,8 @@ impl Exits {
     }
 }
 
-/// A process that a running call of the runtime makes. While this value exists, the statuses of reaped orphans are kept: the
-/// process may be among them.
+/// A process that a running call of the runtime makes. While this value exists, the statuses of
+/// reaped orphans are kept: the process may be among them.
 #[derive(Debug)]
 pub(crate) struct PendingProcess {
     exits: Arc<Exits>,
@@ -64,7 +73,8 @@ pub(crate) struct PendingProcess {
 }
 
 impl PendingProcess {
-    /// Watches the process, after the runtime has reported its pid. This works also after the process was reaped.
+    /// Watches the process, after the runtime has reported its pid. This works also after the
+    /// process was reaped.
     pub(crate) fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
         match Watched::open(pid, &self.exits) {
             Ok(watched) if watched.is_child() => Ok(watched),
@@ -116,7 +126,8 @@ mod tests {
         assert!(!exits.is_known(7));
     }
 
-    /// Issue 14: the deletion of an old exec made an orphan of a new one with the same pid, and its exit code was lost.
+    /// Issue 14: the deletion of an old exec made an orphan of a new one with the same pid, and its
+    /// exit code was lost.
     #[test]
     fn a_pid_that_is_used_again_is_known_by_its_new_process() {
         let exits = Arc::new(Exits::default());
@@ -127,7 +138,8 @@ mod tests {
         assert!(!exits.is_known(7));
     }
 
-    /// A process that has ended and is not deleted yet must not keep another process with its pid from being reaped.
+    /// A process that has ended and is not deleted yet must not keep another process with its pid
+    /// from being reaped.
     #[tokio::test]
     async fn a_reaped_pid_is_free() {
         let exits = Arc::new(Exits::default());
@@ -142,7 +154,11 @@ mod tests {
     async fn a_process_that_was_reaped_before_its_call_ended_keeps_its_status() {
         let exits = Arc::new(Exits::default());
         let pending = exits.pending_process();
-        let pid = Command::new("sh").args(["-c", "exit 42"]).spawn().unwrap().id();
+        let pid = Command::new("sh")
+            .args(["-c", "exit 42"])
+            .spawn()
+            .unwrap()
+            .id();
         while exits.inner().statuses.find(0, pid).is_none() {
             orphans::reap(pid, &exits);
         }
@@ -150,6 +166,9 @@ mod tests {
         assert!(watched.has_ended() && watched.signal(9).is_err());
         assert_eq!(watched.exit().await.status, 42);
         drop(pending);
-        assert!(exits.pending_process().watch(pid).is_err(), "the pid may be another's by now");
+        assert!(
+            exits.pending_process().watch(pid).is_err(),
+            "the pid may be another's by now"
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! Reaps zombies that have no waiter.
 //!
-//! A subreaper inherits unknown processes: those that a container in the host's pid namespace left, or that a runtime's hook
-//! forked. They are reaped at once, whatever else runs: a zombie counts against its container's pids limit, and a call of the
-//! runtime may hang for ever. On SIGCHLD the task reads the kernel's list of the shim's children and reaps each dead, unknown
-//! one. The shim's own children are known before this task can see them, because their starter runs on the same thread.
+//! A subreaper inherits unknown processes: those that a container in the host's pid namespace left,
+//! or that a runtime's hook forked. They are reaped at once, whatever else runs: a zombie counts
+//! against its container's pids limit, and a call of the runtime may hang for ever. On SIGCHLD the
+//! task reads the kernel's list of the shim's children and reaps each dead, unknown one. The shim's
+//! own children are known before this task can see them, because their starter runs on the same
+//! thread.
 
 use std::fs;
 use std::sync::Arc;
@@ -38,7 +40,8 @@ pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
     }
 }
 
-/// True if there is a dead child, waited for or not. Usually its own waiter was faster, and there is none.
+/// True if there is a dead child, waited for or not. Usually its own waiter was faster, and there
+/// is none.
 fn has_zombie() -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD))
@@ -49,20 +52,34 @@ pub(crate) fn child_pids() -> Vec<u32> {
     children_of(getpid())
 }
 
-/// The children of one thread: a child belongs to the thread that forked it. The kernel gives orphans to the first thread of a
-/// process (find_new_reaper in kernel/exit.c), which is the event loop's. Any other thread waits for its children itself:
-/// rootfs/fuse.rs, rootfs/id_map.rs.
+/// The children of one thread: a child belongs to the thread that forked it. The kernel gives
+/// orphans to the first thread of a process (find_new_reaper in kernel/exit.c), which is the event
+/// loop's. Any other thread waits for its children itself: rootfs/fuse.rs, rootfs/id_map.rs.
 fn children_of(thread: Pid) -> Vec<u32> {
-    let list = fs::read_to_string(format!("/proc/self/task/{}/children", thread.as_raw_pid())).unwrap_or_default();
-    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    let list = fs::read_to_string(format!("/proc/self/task/{}/children", thread.as_raw_pid()))
+        .unwrap_or_default();
+    list.split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
 }
 
 /// Reaps one process, if it is dead, and keeps its status for a call that may have made it.
 pub(super) fn reap(pid: u32, exits: &Exits) {
-    let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
-    match waitid(WaitId::Pid(raw), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+    let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return;
+    };
+    match waitid(
+        WaitId::Pid(raw),
+        WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+    ) {
         Ok(Some(status)) => {
-            exits.inner().statuses.keep(pid, Exit { status: status_of(&status), at: SystemTime::now() });
+            exits.inner().statuses.keep(
+                pid,
+                Exit {
+                    status: status_of(&status),
+                    at: SystemTime::now(),
+                },
+            );
             tracing::debug!(pid, "reaped an orphan");
         }
         Ok(None) => {}
@@ -76,9 +93,14 @@ mod tests {
 
     #[test]
     fn a_child_is_listed_for_the_thread_that_forked_it() {
-        let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("10")
+            .spawn()
+            .unwrap();
         assert!(children_of(rustix::thread::gettid()).contains(&child.id()));
-        let elsewhere = std::thread::spawn(|| children_of(rustix::thread::gettid())).join().unwrap();
+        let elsewhere = std::thread::spawn(|| children_of(rustix::thread::gettid()))
+            .join()
+            .unwrap();
         assert!(!elsewhere.contains(&child.id()));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,8 +1,9 @@
 //! Waiting for one process, by its pidfd.
 //!
-//! The event loop sees the pidfd become readable, then waitid(2) with P_PIDFD takes the status of exactly that process, never
-//! of another one with the same pid. This also works for a process that is dead when its pidfd is opened, until it is reaped.
-//! The orphans' reaper knows a process until it is reaped, and no longer: then another process may get its pid.
+//! The event loop sees the pidfd become readable, then waitid(2) with P_PIDFD takes the status of
+//! exactly that process, never of another one with the same pid. This also works for a process that
+//! is dead when its pidfd is opened, until it is reaped. The orphans' reaper knows a process until
+//! it is reaped, and no longer: then another process may get its pid.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +13,9 @@ use std::time::SystemTime;
 use nix::libc::ESRCH;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, pidfd_open, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, pidfd_open, waitid,
+};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -48,13 +51,17 @@ pub(crate) struct Watched {
 #[derive(Debug)]
 enum WatchedState {
     /// Not reaped yet by `exit`.
-    Present { pidfd: AsyncFd<OwnedFd>, known: Mutex<Option<Known>> },
+    Present {
+        pidfd: AsyncFd<OwnedFd>,
+        known: Mutex<Option<Known>>,
+    },
     /// The orphans' reaper reaped it before its pid was known.
     Reaped(Exit),
 }
 
 impl Watched {
-    /// Opens a process. Call it before the process can have been reaped: until then no other process gets its pid.
+    /// Opens a process. Call it before the process can have been reaped: until then no other
+    /// process gets its pid.
     pub(super) fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
         Self::known(exits.know(pid))
     }
@@ -84,18 +91,32 @@ impl Watched {
 
     /// A process that has ended, with the status that the orphans' reaper kept.
     pub(super) fn reaped(pid: u32, exit: Exit) -> Self {
-        Self { pid, process: WatchedState::Reaped(exit) }
+        Self {
+            pid,
+            process: WatchedState::Reaped(exit),
+        }
     }
 
     fn present(pid: u32, pidfd: AsyncFd<OwnedFd>, known: Known) -> Self {
-        Self { pid, process: WatchedState::Present { pidfd, known: Mutex::new(Some(known)) } }
+        Self {
+            pid,
+            process: WatchedState::Present {
+                pidfd,
+                known: Mutex::new(Some(known)),
+            },
+        }
     }
 
     /// True if it is a child of this process, not yet reaped.
     pub(super) fn is_child(&self) -> bool {
-        let WatchedState::Present { pidfd, .. } = &self.process else { return false };
+        let WatchedState::Present { pidfd, .. } = &self.process else {
+            return false;
+        };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        !matches!(waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), options), Err(Errno::CHILD))
+        !matches!(
+            waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), options),
+            Err(Errno::CHILD)
+        )
     }
 
     /// The process's pid.
@@ -106,14 +127,18 @@ impl Watched {
     /// Sends a signal, which cannot reach another process with the same pid.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.process {
-            WatchedState::Present { pidfd, .. } => crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal),
+            WatchedState::Present { pidfd, .. } => {
+                crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal)
+            }
             WatchedState::Reaped(_) => Err(io::Error::from_raw_os_error(ESRCH)),
         }
     }
 
     /// True if the process has ended, reaped or not: its pidfd is readable from then on.
     pub(crate) fn has_ended(&self) -> bool {
-        let WatchedState::Present { pidfd, .. } = &self.process else { return true };
+        let WatchedState::Present { pidfd, .. } = &self.process else {
+            return true;
+        };
         let mut fds = [PollFd::new(pidfd.get_ref(), PollFlags::IN)];
         matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
     }
@@ -138,7 +163,10 @@ impl Watched {
             }
         };
         known.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Exit { status, at: SystemTime::now() }
+        Exit {
+            status,
+            at: SystemTime::now(),
+        }
     }
 
     fn reap(&self, pidfd: &OwnedFd) -> Option<u32> {
@@ -157,7 +185,11 @@ impl Watched {
 /// The exit code, or 128 plus the signal.
 pub(super) fn status_of(status: &WaitIdStatus) -> u32 {
     let code = status.exit_status().map(|code| code.unsigned_abs());
-    let signal = || status.terminating_signal().map(|signal| 128 + signal.unsigned_abs());
+    let signal = || {
+        status
+            .terminating_signal()
+            .map(|signal| 128 + signal.unsigned_abs())
+    };
     code.or_else(signal).unwrap_or(LOST_STATUS)
 }
 

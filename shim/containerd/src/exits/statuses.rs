@@ -1,14 +1,15 @@
 //! The statuses of reaped orphans, for as long as one of them may be the process of a running call.
 //!
-//! Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a call began is not that
-//! call's process, whatever its pid.
+//! Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a
+//! call began is not that call's process, whatever its pid.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::Exit;
 
-/// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans all the time. Beyond it the
-/// oldest status is dropped. If that was a call's process, it is reported with a lost status.
+/// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
+/// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
+/// reported with a lost status.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -55,13 +56,24 @@ impl Statuses {
             self.kept.pop_front();
         }
         self.last += 1;
-        self.kept.push_back(OrphanStatus { number: self.last, pid, exit });
+        self.kept.push_back(OrphanStatus {
+            number: self.last,
+            pid,
+            exit,
+        });
     }
 
     /// The status of the last orphan of that pid that was reaped since a call began.
     pub(super) fn find(&self, since: u64, pid: u32) -> Option<Exit> {
-        let newest_first = self.kept.iter().rev().take_while(|kept| kept.number > since);
-        newest_first.into_iter().find(|kept| kept.pid == pid).map(|kept| kept.exit)
+        let newest_first = self
+            .kept
+            .iter()
+            .rev()
+            .take_while(|kept| kept.number > since);
+        newest_first
+            .into_iter()
+            .find(|kept| kept.pid == pid)
+            .map(|kept| kept.exit)
     }
 }
 
@@ -72,7 +84,10 @@ mod tests {
     use super::*;
 
     fn exit(status: u32) -> Exit {
-        Exit { status, at: SystemTime::now() }
+        Exit {
+            status,
+            at: SystemTime::now(),
+        }
     }
 
     fn found(statuses: &Statuses, since: u64, pid: u32) -> Option<u32> {
@@ -86,11 +101,20 @@ mod tests {
         let early = statuses.begin_call();
         statuses.keep(7, exit(2));
         let late = statuses.begin_call();
-        assert_eq!((found(&statuses, early, 7), found(&statuses, late, 7)), (Some(2), None));
+        assert_eq!(
+            (found(&statuses, early, 7), found(&statuses, late, 7)),
+            (Some(2), None)
+        );
         statuses.keep(7, exit(3));
-        assert_eq!((found(&statuses, early, 7), found(&statuses, late, 7)), (Some(3), Some(3)));
+        assert_eq!(
+            (found(&statuses, early, 7), found(&statuses, late, 7)),
+            (Some(3), Some(3))
+        );
         statuses.end_call(early);
-        assert_eq!((statuses.kept.len(), found(&statuses, late, 7)), (1, Some(3)));
+        assert_eq!(
+            (statuses.kept.len(), found(&statuses, late, 7)),
+            (1, Some(3))
+        );
         statuses.end_call(late);
         assert_eq!((statuses.kept.len(), statuses.kept.capacity()), (0, 0));
     }
@@ -103,6 +127,12 @@ mod tests {
             statuses.keep(pid, exit(pid));
         }
         assert_eq!(statuses.kept.len(), MOST);
-        assert_eq!((found(&statuses, hanging, 0), found(&statuses, hanging, 9999)), (None, Some(9999)));
+        assert_eq!(
+            (
+                found(&statuses, hanging, 0),
+                found(&statuses, hanging, 9999)
+            ),
+            (None, Some(9999))
+        );
     }
 }

@@ -1,9 +1,10 @@
 //! The socket over which the runtime sends the terminal's master.
 //!
-//! The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets one message with one descriptor
-//! (SCM_RIGHTS). The runtime connects and sends before `create` returns, and waits for no answer. So the shim needs no task for
-//! it: once the runtime has succeeded, the message is in the socket's queue. Each try of a create makes a connection, and the
-//! last one is the container's.
+//! The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets one message
+//! with one descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns, and
+//! waits for no answer. So the shim needs no task for it: once the runtime has succeeded, the
+//! message is in the socket's queue. Each try of a create makes a connection, and the last one is
+//! the container's.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, IoSliceMut};
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// A socket's path may have 107 bytes and a bundle's path is longer, so sockets are in a short directory of our own.
+/// A socket's path may have 107 bytes and a bundle's path is longer, so sockets are in a short
+/// directory of our own.
 const DIRECTORY: &str = "/run/containerd/s";
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
@@ -33,7 +35,10 @@ impl ConsoleSocket {
     }
 
     fn bind_in(directory: &Path) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("bindguard-pty-{}-{number}", std::process::id()));
         // Left by a dead shim that had our pid.
@@ -59,8 +64,9 @@ impl ConsoleSocket {
                 Err(error) => return Err(error),
             }
         }
-        let master =
-            master.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the runtime sent no terminal"))?;
+        let master = master.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::UnexpectedEof, "the runtime sent no terminal")
+        })?;
         let flags = rustix::fs::fcntl_getfl(&master)?;
         rustix::fs::fcntl_setfl(&master, flags | rustix::fs::OFlags::NONBLOCK)?;
         Ok(master)
@@ -72,7 +78,12 @@ fn receive(stream: impl AsFd) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    recvmsg(stream, &mut [IoSliceMut::new(&mut name)], &mut ancillary, flags)?;
+    recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut name)],
+        &mut ancillary,
+        flags,
+    )?;
     let mut fds = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
@@ -101,7 +112,13 @@ mod tests {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fds = [fd.as_fd()];
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-        sendmsg(&stream, &[IoSlice::new(b"/dev/ptmx")], &mut ancillary, SendFlags::empty()).unwrap();
+        sendmsg(
+            &stream,
+            &[IoSlice::new(b"/dev/ptmx")],
+            &mut ancillary,
+            SendFlags::empty(),
+        )
+        .unwrap();
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Copies bytes from one descriptor to another, in a task.
 //!
-//! The buffer is on the stack of the step that reads and writes, not in the task: an idle stream costs no memory. Only bytes
-//! that the reader has not accepted yet are kept, and until it accepts them nothing more is read. So a slow reader slows its
-//! own container and no other.
+//! The buffer is on the stack of the step that reads and writes, not in the task: an idle stream
+//! costs no memory. Only bytes that the reader has not accepted yet are kept, and until it accepts
+//! them nothing more is read. So a slow reader slows its own container and no other.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,19 +26,24 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    /// Starts copying until the source ends or the destination is gone. Both descriptors must be non-blocking.
+    /// Starts copying until the source ends or the destination is gone. Both descriptors must be
+    /// non-blocking.
     pub(crate) fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
         let (mover, progress) = progress();
         let task = tokio::spawn(async move {
             let ended = run(&from, &to, &mover).await;
-            // The descriptors close before the end is reported: the reader must also see the end by then.
+            // The descriptors close before the end is reported: the reader must also see the end by
+            // then.
             drop((from, to));
             if let Err(error) = ended {
                 tracing::debug!(%error, "a stream ended early");
             }
             drop(mover);
         });
-        Self { task: task.abort_handle(), progress }
+        Self {
+            task: task.abort_handle(),
+            progress,
+        }
     }
 
     /// Aborts the copy.
@@ -46,15 +51,20 @@ impl Copy {
         self.task.abort();
     }
 
-    /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves continues alone.
+    /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves
+    /// continues alone.
     pub(super) async fn finish_or_stall(&self, limits: DrainLimits) {
         match self.progress.drain(limits).await {
             DrainResult::Passed => {}
             DrainResult::Moving => {
-                tracing::warn!("a slow reader still takes the output of a process that is being deleted")
+                tracing::warn!(
+                    "a slow reader still takes the output of a process that is being deleted"
+                )
             }
             DrainResult::Stalled => {
-                tracing::warn!("closing a stream that has no reader, or that a leftover process has open");
+                tracing::warn!(
+                    "closing a stream that has no reader, or that a leftover process has open"
+                );
                 self.stop();
             }
         }
@@ -73,7 +83,9 @@ async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, mover: &Mover) -> i
         };
         mover.set_holding(true);
         while !rest.is_empty() {
-            let written = to.async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?)).await?;
+            let written = to
+                .async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?))
+                .await?;
             mover.moved(written);
             rest.drain(..written);
         }
@@ -135,26 +147,40 @@ mod tests {
     async fn more_than_all_pipes_hold_arrives_whole_and_in_order() {
         let ((source, feed), (drain, target)) = (pipe(), pipe());
         let copy = Copy::spawn(source, target);
-        let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[n as usize % 3]).collect();
+        let sent: Vec<u8> = (0..1_000_000_u32)
+            .map(|n| n.to_le_bytes()[n as usize % 3])
+            .collect();
         let feeding = sent.clone();
         tokio::spawn(async move {
             let mut left = &feeding[..];
             while !left.is_empty() {
-                let written = feed.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, left)?)).await.unwrap();
+                let written = feed
+                    .async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, left)?))
+                    .await
+                    .unwrap();
                 left = &left[written..];
             }
         });
         let mut got = Vec::new();
         loop {
             let mut buffer = [0; 5000];
-            let read = drain.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut buffer)?)).await.unwrap();
+            let read = drain
+                .async_io(Interest::READABLE, |fd| {
+                    Ok(rustix::io::read(fd, &mut buffer)?)
+                })
+                .await
+                .unwrap();
             if read == 0 {
                 break;
             }
             got.extend_from_slice(&buffer[..read]);
         }
         assert!(got == sent);
-        copy.finish_or_stall(DrainLimits { idle: LONG, total: LONG }).await;
+        copy.finish_or_stall(DrainLimits {
+            idle: LONG,
+            total: LONG,
+        })
+        .await;
     }
 
     #[tokio::test]
@@ -164,7 +190,12 @@ mod tests {
         while rustix::io::write(feed.get_ref(), &[1; 4096]).is_ok() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let limits = DrainLimits { idle: Duration::from_millis(50), total: Duration::from_millis(100) };
-        tokio::time::timeout(LONG, copy.finish_or_stall(limits)).await.unwrap();
+        let limits = DrainLimits {
+            idle: Duration::from_millis(50),
+            total: Duration::from_millis(100),
+        };
+        tokio::time::timeout(LONG, copy.finish_or_stall(limits))
+            .await
+            .unwrap();
     }
 }

@@ -1,9 +1,10 @@
 //! Opens the paths that containerd names as streams.
 //!
-//! Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading *and* writing: this
-//! succeeds before its reader comes, and a write after the reader has gone fills the fifo instead of failing with EPIPE. The
-//! same is true of the write end of an input, which the shim keeps open until `CloseIO`. Any other file (a regular file,
-//! /dev/null) is passed to the process itself.
+//! Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading
+//! *and* writing: this succeeds before its reader comes, and a write after the reader has gone
+//! fills the fifo instead of failing with EPIPE. The same is true of the write end of an input,
+//! which the shim keeps open until `CloseIO`. Any other file (a regular file, /dev/null) is passed
+//! to the process itself.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
@@ -32,10 +33,16 @@ pub(crate) struct Input {
 /// Opens an output.
 pub(crate) fn open_output(path: &Path) -> io::Result<Output> {
     if fs::metadata(path)?.file_type().is_fifo() {
-        let fifo = OpenOptions::new().read(true).write(true).custom_flags(nonblock()).open(path)?;
+        let fifo = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(nonblock())
+            .open(path)?;
         return Ok(Output::Fifo(fifo.into()));
     }
-    Ok(Output::File(OpenOptions::new().append(true).open(path)?.into()))
+    Ok(Output::File(
+        OpenOptions::new().append(true).open(path)?.into(),
+    ))
 }
 
 /// Opens the log file of a `file://` stream, and creates it if needed.
@@ -43,18 +50,36 @@ pub(crate) fn open_log_file(path: &Path) -> io::Result<OwnedFd> {
     if let Some(dir) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     }
-    Ok(OpenOptions::new().append(true).create(true).mode(0o644).open(path)?.into())
+    Ok(OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o644)
+        .open(path)?
+        .into())
 }
 
 /// Opens an input.
 pub(crate) fn open_input(path: &Path) -> io::Result<Input> {
     if !fs::metadata(path)?.file_type().is_fifo() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "stdin is not a fifo"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "stdin is not a fifo",
+        ));
     }
-    // The reader first: a non-blocking open of the write end fails (ENXIO) as long as there is no reader.
-    let read = OpenOptions::new().read(true).custom_flags(nonblock()).open(path)?;
-    let hold = OpenOptions::new().write(true).custom_flags(nonblock()).open(path)?;
-    Ok(Input { read: read.into(), hold: hold.into() })
+    // The reader first: a non-blocking open of the write end fails (ENXIO) as long as there is no
+    // reader.
+    let read = OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblock())
+        .open(path)?;
+    let hold = OpenOptions::new()
+        .write(true)
+        .custom_flags(nonblock())
+        .open(path)?;
+    Ok(Input {
+        read: read.into(),
+        hold: hold.into(),
+    })
 }
 
 fn nonblock() -> i32 {
@@ -79,7 +104,9 @@ mod tests {
     #[test]
     fn an_output_opens_before_its_reader_and_survives_it() {
         let (_dir, path) = fifo();
-        let Output::Fifo(fd) = open_output(&path).unwrap() else { panic!("no fifo") };
+        let Output::Fifo(fd) = open_output(&path).unwrap() else {
+            panic!("no fifo")
+        };
         let mut writer = fs::File::from(fd);
         writer.write_all(b"one").unwrap();
         let mut reader = fs::File::open(&path).unwrap();
@@ -96,7 +123,10 @@ mod tests {
         drop(OpenOptions::new().write(true).open(&path).unwrap());
         let mut read = fs::File::from(input.read);
         let mut buffer = [0; 8];
-        assert_eq!(read.read(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(
+            read.read(&mut buffer).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
         drop(input.hold);
         assert_eq!(read.read(&mut buffer).unwrap(), 0);
     }

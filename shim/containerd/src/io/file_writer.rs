@@ -1,8 +1,9 @@
 //! Writes a log file: `file://`.
 //!
-//! The process gets a pipe and never the file: with a descriptor of the file a container could truncate its own log. The event
-//! loop cannot wait for a disk, so a thread copies from the pipe to the file; it ends with the last writer. If stdout and
-//! stderr name the same file they share the pipe, and their lines stay in order.
+//! The process gets a pipe and never the file: with a descriptor of the file a container could
+//! truncate its own log. The event loop cannot wait for a disk, so a thread copies from the pipe to
+//! the file; it ends with the last writer. If stdout and stderr name the same file they share the
+//! pipe, and their lines stay in order.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -34,12 +35,15 @@ impl FileWriter {
     /// Waits until all bytes are in the file; gives up when the stream stalls.
     pub(super) async fn finish_or_stall(&self, limits: DrainLimits) {
         if self.progress.drain(limits).await != DrainResult::Passed {
-            tracing::warn!("a process left behind still holds a log file's pipe open, or its disk hangs");
+            tracing::warn!(
+                "a process left behind still holds a log file's pipe open, or its disk hangs"
+            );
         }
     }
 }
 
-/// A full disk costs lines of the log and nothing else: a process that had to wait for space would hang with it.
+/// A full disk costs lines of the log and nothing else: a process that had to wait for space would
+/// hang with it.
 fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
     let mut buffer = [0; STEP];
     let mut losing = false;
@@ -48,7 +52,9 @@ fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
             Ok(0) => return,
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return tracing::warn!(%error, "cannot read a container's output any more"),
+            Err(error) => {
+                return tracing::warn!(%error, "cannot read a container's output any more");
+            }
         };
         mover.set_holding(true);
         let written = file.write_all(&buffer[..read]);
@@ -80,7 +86,12 @@ mod tests {
         write.write_all(&[7; 200_000]).unwrap();
         drop(write);
         let long = Duration::from_secs(60);
-        writer.finish_or_stall(DrainLimits { idle: long, total: long }).await;
+        writer
+            .finish_or_stall(DrainLimits {
+                idle: long,
+                total: long,
+            })
+            .await;
         assert_eq!(std::fs::read(file.path()).unwrap(), [7; 200_000]);
     }
 }

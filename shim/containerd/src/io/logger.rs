@@ -6,11 +6,13 @@
 //!                      4 ◄──── its stderr
 //!                      5 ────► one byte, or the end: "I am ready"
 //! ```
-//! The process starts when the program is ready. When the process ends, the pipes have no writer, and the program ends. If it
-//! does not, the shim sends SIGTERM, and then kills it. Go's shim sends SIGTERM at once, so that a program without a handler
-//! loses unread output; here it may first read to the end.
+//! The process starts when the program is ready. When the process ends, the pipes have no writer,
+//! and the program ends. If it does not, the shim sends SIGTERM, and then kills it. Go's shim sends
+//! SIGTERM at once, so that a program without a handler loses unread output; here it may first read
+//! to the end.
 //!
-//! The program does not depend on the shim's life: when the shim is killed, the container continues to write to it.
+//! The program does not depend on the shim's life: when the shim is killed, the container continues
+//! to write to it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -97,34 +99,60 @@ impl Logger {
         [stdout, stderr]: [OwnedFd; 2],
     ) -> Result<Self, LoggerError> {
         let path = program.path.clone();
-        let failed = |source| LoggerError::Start { program: path.clone(), source };
-        let (ready, ready_writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+        let failed = |source| LoggerError::Start {
+            program: path.clone(),
+            source,
+        };
+        let (ready, ready_writer) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let mut ready = pipe::Receiver::from_owned_fd(ready).map_err(failed)?;
         let logger = Self::spawn(&program, process, vec![stdout, stderr, ready_writer]).await?;
         let mut word = [0];
         match tokio::time::timeout(READY_LIMIT, ready.read(&mut word)).await {
-            Ok(Ok(0)) if program.must_signal_ready => Err(LoggerError::NotReady { program: program.path }),
+            Ok(Ok(0)) if program.must_signal_ready => Err(LoggerError::NotReady {
+                program: program.path,
+            }),
             Ok(Ok(_)) => Ok(logger),
             Ok(Err(error)) => Err(failed(error)),
-            Err(_) => Err(LoggerError::Late { program: program.path }),
+            Err(_) => Err(LoggerError::Late {
+                program: program.path,
+            }),
         }
     }
 
-    /// Starts the program, away from the event loop: the file may be on a server that does not answer.
-    async fn spawn(program: &Program, process: LoggedProcess<'_>, fds: Vec<OwnedFd>) -> Result<Self, LoggerError> {
-        let failed = |source| LoggerError::Start { program: program.path.clone(), source };
+    /// Starts the program, away from the event loop: the file may be on a server that does not
+    /// answer.
+    async fn spawn(
+        program: &Program,
+        process: LoggedProcess<'_>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Self, LoggerError> {
+        let failed = |source| LoggerError::Start {
+            program: program.path.clone(),
+            source,
+        };
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).env_clear();
-        command.env("CONTAINER_ID", process.id).env("CONTAINER_NAMESPACE", process.namespace);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .env("CONTAINER_ID", process.id)
+            .env("CONTAINER_NAMESPACE", process.namespace);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
         kernel::with_default_signals(&mut command);
         let exits = Arc::clone(process.exits);
         // Known before the thread ends: while the thread lives, the child is no orphan.
         let start = move || command.spawn().map(|child| exits.know(child.id()));
-        let known = run_blocking(start).await.and_then(|started| started).map_err(failed)?;
-        let watched =
-            Watched::known(known).map_err(|source| LoggerError::Watch { program: program.path.clone(), source })?;
+        let known = run_blocking(start)
+            .await
+            .and_then(|started| started)
+            .map_err(failed)?;
+        let watched = Watched::known(known).map_err(|source| LoggerError::Watch {
+            program: program.path.clone(),
+            source,
+        })?;
         let watched = Arc::new(watched);
         let (end, ended) = watch::channel(false);
         let dying = Arc::clone(&watched);
@@ -132,10 +160,15 @@ impl Logger {
             dying.exit().await;
             end.send_replace(true);
         });
-        Ok(Self { program: program.path.clone(), watched, ended })
+        Ok(Self {
+            program: program.path.clone(),
+            watched,
+            ended,
+        })
     }
 
-    /// Waits for the program's end, which follows the end of its process, and forces it if necessary.
+    /// Waits for the program's end, which follows the end of its process, and forces it if
+    /// necessary.
     pub(super) async fn finish(&self) {
         if self.ends_within(READ_ON_LIMIT).await {
             return;
@@ -149,7 +182,9 @@ impl Logger {
 
     async fn ends_within(&self, limit: Duration) -> bool {
         let mut ended = self.ended.clone();
-        tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await.is_ok()
+        tokio::time::timeout(limit, ended.wait_for(|ended| *ended))
+            .await
+            .is_ok()
     }
 
     fn send(&self, signal: i32) {
@@ -175,21 +210,41 @@ mod tests {
     async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, LoggerError> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();
-        let program = Program { path: "/bin/sh".into(), arguments, must_signal_ready };
-        let pipes = [pipe_with(PipeFlags::CLOEXEC).unwrap().0, pipe_with(PipeFlags::CLOEXEC).unwrap().0];
-        Logger::start(program, LoggedProcess { id: "web", namespace: "n", exits: &exits }, pipes).await
+        let program = Program {
+            path: "/bin/sh".into(),
+            arguments,
+            must_signal_ready,
+        };
+        let pipes = [
+            pipe_with(PipeFlags::CLOEXEC).unwrap().0,
+            pipe_with(PipeFlags::CLOEXEC).unwrap().0,
+        ];
+        Logger::start(
+            program,
+            LoggedProcess {
+                id: "web",
+                namespace: "n",
+                exits: &exits,
+            },
+            pipes,
+        )
+        .await
     }
 
     #[tokio::test]
     async fn a_closed_pipe_means_ready_for_the_older_kind_only() {
         assert!(started("exit 0", false).await.is_ok());
-        assert!(matches!(started("exit 0", true).await, Err(LoggerError::NotReady { .. })));
+        assert!(matches!(
+            started("exit 0", true).await,
+            Err(LoggerError::NotReady { .. })
+        ));
         assert!(started("echo >&5", true).await.is_ok());
     }
 
     #[tokio::test]
     async fn the_environment_is_the_containers_name() {
-        let wanted = r#"test "$CONTAINER_NAMESPACE/$CONTAINER_ID" = n/web && test -z "$CARGO" && echo >&5"#;
+        let wanted =
+            r#"test "$CONTAINER_NAMESPACE/$CONTAINER_ID" = n/web && test -z "$CARGO" && echo >&5"#;
         assert!(started(wanted, true).await.is_ok());
     }
 
@@ -197,7 +252,10 @@ mod tests {
     async fn a_program_that_reads_to_the_end_is_not_signalled() {
         let folder = tempfile::tempdir().unwrap();
         let signalled = folder.path().join("signalled");
-        let script = format!("trap ': > {}' TERM; echo >&5; cat <&3 <&4; sleep 0.1", signalled.display());
+        let script = format!(
+            "trap ': > {}' TERM; echo >&5; cat <&3 <&4; sleep 0.1",
+            signalled.display()
+        );
         // a machine may be too slow for it once, but not ten times
         let mut is_left_alone = false;
         for _ in 0..10 {

@@ -8,9 +8,10 @@
 //!   binary:// ◄──────────────────────────────────pipe──  read by the client's program
 //!   terminal: both ways through the one pty master that the runtime sends over the console socket
 //! ```
-//! First everything is opened (`PreparedIo`), then the runtime runs with the container's ends, and only after its success do the
-//! copies begin (`RunningIo`). A second try of a create uses the same one, without the output of the failed try
-//! (`PreparedIo::withhold_output`). A logging program reads its pipes itself, so it also gets the output of failed tries.
+//! First everything is opened (`PreparedIo`), then the runtime runs with the container's ends, and
+//! only after its success do the copies begin (`RunningIo`). A second try of a create uses the same
+//! one, without the output of the failed try (`PreparedIo::withhold_output`). A logging program
+//! reads its pipes itself, so it also gets the output of failed tries.
 
 mod console;
 mod copy;
@@ -44,8 +45,12 @@ use progress::DrainLimits;
 /// A pty's master, shared by both directions.
 pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
 
-/// The time limits for the rest of a dead process's output: Go's shim waits ten seconds in either case.
-const DRAIN_LIMITS: DrainLimits = DrainLimits { idle: Duration::from_secs(2), total: Duration::from_secs(10) };
+/// The time limits for the rest of a dead process's output: Go's shim waits ten seconds in either
+/// case.
+const DRAIN_LIMITS: DrainLimits = DrainLimits {
+    idle: Duration::from_secs(2),
+    total: Duration::from_secs(10),
+};
 
 /// The streams that `Create` and `Exec` name for a process: paths or URIs. Empty means no stream.
 #[derive(Debug, Clone, Default)]
@@ -79,7 +84,8 @@ impl Sink {
 /// The streams of a running process.
 #[derive(Debug, Default)]
 pub(crate) struct RunningIo {
-    /// Kept open so that the process sees no end of its input before `CloseIO`, however often clients connect and leave.
+    /// Kept open so that the process sees no end of its input before `CloseIO`, however often
+    /// clients connect and leave.
     stdin_hold: Mutex<Option<OwnedFd>>,
     stdin: Option<Copy>,
     outputs: Vec<Copy>,
@@ -90,23 +96,34 @@ pub(crate) struct RunningIo {
 impl RunningIo {
     /// Closes stdin: the process sees its end as soon as the client's side is closed as well.
     pub(crate) fn close_stdin(&self) {
-        self.stdin_hold.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.stdin_hold
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
     }
 
     /// Sets the terminal's size; without a terminal there is nothing to set.
     pub(crate) fn resize(&self, columns: u16, rows: u16) -> std::io::Result<()> {
-        let Some(console) = &self.console else { return Ok(()) };
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let Some(console) = &self.console else {
+            return Ok(());
+        };
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         Ok(rustix::termios::tcsetwinsize(console.get_ref(), size)?)
     }
 
     /// Waits until all output of the dead process has been passed on.
     pub(crate) async fn drained(&self) {
-        let [first, second] = [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
-            if let Some(output) = output {
-                output.finish_or_stall(DRAIN_LIMITS).await;
-            }
-        });
+        let [first, second] =
+            [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
+                if let Some(output) = output {
+                    output.finish_or_stall(DRAIN_LIMITS).await;
+                }
+            });
         tokio::join!(first, second);
         for sink in &self.sinks {
             sink.finish().await;

@@ -1,7 +1,8 @@
 //! Opens the streams that containerd names for a process, away from the event loop.
 //!
-//! Any of the names may be a client's, and may lead to a server that does not answer; a `file://` may be a fifo without a
-//! reader. Such a call waits as long as the file does, as with Go's shim. The pod's other containers do not wait.
+//! Any of the names may be a client's, and may lead to a server that does not answer; a `file://`
+//! may be a fifo without a reader. Such a call waits as long as the file does, as with Go's shim.
+//! The pod's other containers do not wait.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -41,11 +42,16 @@ pub(super) enum OutputTarget {
 impl OpenedStreams {
     /// Opens them.
     pub(super) async fn open(streams: &Streams) -> Result<Self, IoError> {
-        if [&streams.stdin, &streams.stdout, &streams.stderr].iter().all(|name| name.is_empty()) {
+        if [&streams.stdin, &streams.stdout, &streams.stderr]
+            .iter()
+            .all(|name| name.is_empty())
+        {
             return Ok(Self::default());
         }
         let streams = streams.clone();
-        run_blocking(move || Self::open_all(&streams)).await.map_err(IoError::Thread)?
+        run_blocking(move || Self::open_all(&streams))
+            .await
+            .map_err(IoError::Thread)?
     }
 
     fn open_all(streams: &Streams) -> Result<Self, IoError> {
@@ -55,7 +61,9 @@ impl OpenedStreams {
             _ if streams.terminal => OutputTarget::Nowhere,
             // The program also reads stderr, whatever name stderr has.
             OutputTarget::Logger(_) => OutputTarget::Nowhere,
-            OutputTarget::LogFile(..) if streams.stderr == streams.stdout => OutputTarget::SameLogFile,
+            OutputTarget::LogFile(..) if streams.stderr == streams.stdout => {
+                OutputTarget::SameLogFile
+            }
             _ => match open_output("stderr", &streams.stderr)? {
                 OutputTarget::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
                 target => target,
@@ -63,8 +71,14 @@ impl OpenedStreams {
         };
         match stdout {
             // The event loop does not support such a file.
-            OutputTarget::File(_) if streams.terminal => Err(unsupported("stdout", &streams.stdout)),
-            stdout => Ok(Self { stdin, stdout, stderr }),
+            OutputTarget::File(_) if streams.terminal => {
+                Err(unsupported("stdout", &streams.stdout))
+            }
+            stdout => Ok(Self {
+                stdin,
+                stdout,
+                stderr,
+            }),
         }
     }
 }
@@ -73,7 +87,9 @@ fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
     const STREAM: &str = "stdin";
     match parse(STREAM, name)? {
         Stream::Nowhere => Ok(None),
-        Stream::Path(path) => fifo::open_input(&path).map(Some).map_err(open_failed(STREAM, &path)),
+        Stream::Path(path) => fifo::open_input(&path)
+            .map(Some)
+            .map_err(open_failed(STREAM, &path)),
         Stream::File(_) | Stream::Logger(_) => Err(unsupported(STREAM, name)),
     }
 }
@@ -98,9 +114,16 @@ fn parse(stream: &'static str, name: &str) -> Result<Stream, IoError> {
 }
 
 fn unsupported(stream: &'static str, name: &str) -> IoError {
-    IoError::Scheme { stream, uri: name.to_owned() }
+    IoError::Scheme {
+        stream,
+        uri: name.to_owned(),
+    }
 }
 
 fn open_failed(stream: &'static str, path: &Path) -> impl FnOnce(io::Error) -> IoError {
-    move |source| IoError::Open { stream, path: path.display().to_string(), source }
+    move |source| IoError::Open {
+        stream,
+        path: path.display().to_string(),
+        source,
+    }
 }

@@ -1,7 +1,8 @@
 //! A log file (`file://`) before its process exists.
 //!
-//! The runtime writes its errors to the stderr that the container gets. The copy begins only after the runtime succeeded. So
-//! the output of a failed try can be kept out of the log of a container that the next try starts.
+//! The runtime writes its errors to the stderr that the container gets. The copy begins only after
+//! the runtime succeeded. So the output of a failed try can be kept out of the log of a container
+//! that the next try starts.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -29,7 +30,12 @@ pub(super) struct PendingLog {
 impl PendingLog {
     /// `pipe` is the read end.
     pub(super) fn new(pipe: OwnedFd, file: OwnedFd, path: &Path) -> Self {
-        Self { pipe, file, path: path.to_owned(), failure: Mutex::default() }
+        Self {
+            pipe,
+            file,
+            path: path.to_owned(),
+            failure: Mutex::default(),
+        }
     }
 
     /// Removes the output of a failed try from the pipe: another try may follow.
@@ -41,7 +47,8 @@ impl PendingLog {
         text
     }
 
-    /// Writes the output of the last failed try, when no other follows. No caller waits for the disk.
+    /// Writes the output of the last failed try, when no other follows. No caller waits for the
+    /// disk.
     pub(super) fn write_failure(&self) -> io::Result<()> {
         let text = mem::take(&mut *self.failure());
         if text.is_empty() {
@@ -58,7 +65,9 @@ impl PendingLog {
 
     /// Starts to copy: the process exists now.
     pub(super) fn begin(self) -> Result<FileWriter, IoError> {
-        let Self { pipe, file, path, .. } = self;
+        let Self {
+            pipe, file, path, ..
+        } = self;
         FileWriter::start(pipe, file).map_err(|source| IoError::Writer { path, source })
     }
 
@@ -84,12 +93,20 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (read, write) = io::pipe().unwrap();
         let pending = PendingLog::new(read.into(), file.reopen().unwrap().into(), file.path());
-        TestLog { pending, process: OwnedFd::from(write).into(), file }
+        TestLog {
+            pending,
+            process: OwnedFd::from(write).into(),
+            file,
+        }
     }
 
     #[tokio::test]
     async fn the_log_of_a_process_has_no_output_of_failed_tries() {
-        let TestLog { pending, mut process, file } = log();
+        let TestLog {
+            pending,
+            mut process,
+            file,
+        } = log();
         for _ in 0..3 {
             process.write_all(b"runc create failed\n").unwrap();
             pending.withhold_output();
@@ -97,13 +114,24 @@ mod tests {
         process.write_all(b"its own\n").unwrap();
         drop(process);
         let long = Duration::from_secs(60);
-        pending.begin().unwrap().finish_or_stall(DrainLimits { idle: long, total: long }).await;
+        pending
+            .begin()
+            .unwrap()
+            .finish_or_stall(DrainLimits {
+                idle: long,
+                total: long,
+            })
+            .await;
         assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "its own\n");
     }
 
     #[test]
     fn the_last_failure_is_written_once() {
-        let TestLog { pending, mut process, file } = log();
+        let TestLog {
+            pending,
+            mut process,
+            file,
+        } = log();
         for text in [&b"first\n"[..], b"again\n", b""] {
             process.write_all(text).unwrap();
             pending.withhold_output();
@@ -112,7 +140,11 @@ mod tests {
         pending.write_failure().unwrap();
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while std::fs::read_to_string(file.path()).unwrap() != "again\n" {
-            assert!(std::time::Instant::now() < deadline, "{:?}", std::fs::read_to_string(file.path()));
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{:?}",
+                std::fs::read_to_string(file.path())
+            );
             thread::sleep(Duration::from_millis(2));
         }
     }

@@ -21,25 +21,36 @@ pub(crate) struct StreamOwner {
 }
 
 /// A pipe: the read end, the write end.
-pub(super) fn owned_pipe(stream: &'static str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd), IoError> {
+pub(super) fn owned_pipe(
+    stream: &'static str,
+    owner: StreamOwner,
+) -> Result<(OwnedFd, OwnedFd), IoError> {
     let make = || {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         if owner.uid != 0 || owner.gid != 0 {
-            fchown(&write, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))?;
+            fchown(
+                &write,
+                Some(Uid::from_raw(owner.uid)),
+                Some(Gid::from_raw(owner.gid)),
+            )?;
         }
         Ok((read, write))
     };
-    make().map_err(|source: rustix::io::Errno| IoError::Pipe { stream, source: source.into() })
+    make().map_err(|source: rustix::io::Errno| IoError::Pipe {
+        stream,
+        source: source.into(),
+    })
 }
 
-/// Makes calls on it fail instead of wait. All users of the end share this flag, so never set it on an end that a process gets.
+/// Makes calls on it fail instead of wait. All users of the end share this flag, so never set it on
+/// an end that a process gets.
 pub(super) fn nonblocking(fd: &OwnedFd) -> Result<(), IoError> {
     let set = || fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
     set().map_err(|errno| IoError::Watch(errno.into()))
 }
 
-/// Reads the current content of a pipe, whether its end blocks or not. A pipe holds a mebibyte at most (pipe(7)), and the read
-/// stops there even if a writer continues.
+/// Reads the current content of a pipe, whether its end blocks or not. A pipe holds a mebibyte at
+/// most (pipe(7)), and the read stops there even if a writer continues.
 pub(super) fn unread(pipe: &OwnedFd) -> Vec<u8> {
     const STEP: usize = 16 * 1024;
     const MOST: usize = 1 << 20;
@@ -55,7 +66,8 @@ pub(super) fn unread(pipe: &OwnedFd) -> Vec<u8> {
 
 fn has_bytes(pipe: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pipe, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..)) && fds[0].revents().contains(PollFlags::IN)
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+        && fds[0].revents().contains(PollFlags::IN)
 }
 
 /// Registers a descriptor in the event loop, for reading.
@@ -70,5 +82,7 @@ pub(super) fn writable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
 
 /// Registers a descriptor in the event loop.
 pub(super) fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
-    crate::kernel::watch(fd, interest).map(Arc::new).map_err(IoError::Watch)
+    crate::kernel::watch(fd, interest)
+        .map(Arc::new)
+        .map_err(IoError::Watch)
 }

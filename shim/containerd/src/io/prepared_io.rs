@@ -57,11 +57,15 @@ impl PreparedIo {
         }
         if streams.terminal {
             prepared_io.console = Some(ConsoleSocket::bind().map_err(IoError::Console)?);
-            prepared_io.take_console_output(opened.stdout, process).await?;
+            prepared_io
+                .take_console_output(opened.stdout, process)
+                .await?;
             return Ok(prepared_io);
         }
         match opened.stdout {
-            OutputTarget::Logger(program) => prepared_io.start_logger(program, owner, process).await?,
+            OutputTarget::Logger(program) => {
+                prepared_io.start_logger(program, owner, process).await?
+            }
             stdout => {
                 prepared_io.take_output(1, "stdout", stdout, owner)?;
                 prepared_io.take_output(2, "stderr", opened.stderr, owner)?;
@@ -70,7 +74,12 @@ impl PreparedIo {
         Ok(prepared_io)
     }
 
-    fn take_stdin(&mut self, input: Input, terminal: bool, owner: StreamOwner) -> Result<(), IoError> {
+    fn take_stdin(
+        &mut self,
+        input: Input,
+        terminal: bool,
+        owner: StreamOwner,
+    ) -> Result<(), IoError> {
         let mut to = None;
         if !terminal {
             let (read, write) = owned_pipe("stdin", owner)?;
@@ -78,7 +87,11 @@ impl PreparedIo {
             self.child[0] = Some(read);
             to = Some(write);
         }
-        self.stdin = Some(StdinPair { from: input.read, to, hold: input.hold });
+        self.stdin = Some(StdinPair {
+            from: input.read,
+            to,
+            hold: input.hold,
+        });
         Ok(())
     }
 
@@ -99,10 +112,15 @@ impl PreparedIo {
                 self.pairs.push(Pair { from, to });
                 Some(write)
             }
-            OutputTarget::LogFile(path, file) => Some(self.write_log_file(name, path, file, owner)?),
+            OutputTarget::LogFile(path, file) => {
+                Some(self.write_log_file(name, path, file, owner)?)
+            }
             OutputTarget::SameLogFile => {
                 let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
-                stdout.map_err(|source| IoError::Pipe { stream: name, source })?
+                stdout.map_err(|source| IoError::Pipe {
+                    stream: name,
+                    source,
+                })?
             }
         };
         Ok(())
@@ -129,24 +147,35 @@ impl PreparedIo {
     ) -> Result<(), IoError> {
         let (out, stdout) = owned_pipe("stdout", owner)?;
         let (err, stderr) = owned_pipe("stderr", owner)?;
-        self.sinks.push(Sink::Logger(Logger::start(program, process, [out, err]).await?));
+        self.sinks.push(Sink::Logger(
+            Logger::start(program, process, [out, err]).await?,
+        ));
         self.child[1] = Some(stdout);
         self.child[2] = Some(stderr);
         Ok(())
     }
 
-    /// A terminal has one output, which passes through the shim: only the shim may read from the master.
-    async fn take_console_output(&mut self, target: OutputTarget, process: LoggedProcess<'_>) -> Result<(), IoError> {
+    /// A terminal has one output, which passes through the shim: only the shim may read from the
+    /// master.
+    async fn take_console_output(
+        &mut self,
+        target: OutputTarget,
+        process: LoggedProcess<'_>,
+    ) -> Result<(), IoError> {
         const STREAM: &str = "stdout";
         let to = match target {
             OutputTarget::Nowhere | OutputTarget::SameLogFile => return Ok(()),
             OutputTarget::Fifo(to) | OutputTarget::File(to) => to,
-            OutputTarget::LogFile(path, file) => self.write_log_file(STREAM, path, file, StreamOwner::default())?,
+            OutputTarget::LogFile(path, file) => {
+                self.write_log_file(STREAM, path, file, StreamOwner::default())?
+            }
             OutputTarget::Logger(program) => {
                 let (out, stdout) = owned_pipe(STREAM, StreamOwner::default())?;
                 // Without a writer: the program sees the end of stderr at once.
                 let (err, _) = owned_pipe("stderr", StreamOwner::default())?;
-                self.sinks.push(Sink::Logger(Logger::start(program, process, [out, err]).await?));
+                self.sinks.push(Sink::Logger(
+                    Logger::start(program, process, [out, err]).await?,
+                ));
                 stdout
             }
         };
@@ -155,35 +184,49 @@ impl PreparedIo {
         Ok(())
     }
 
-    /// The process's stdin, stdout and stderr, if it has them; each run of the runtime borrows them.
+    /// The process's stdin, stdout and stderr, if it has them; each run of the runtime borrows
+    /// them.
     pub(crate) fn child_streams(&self) -> [Option<BorrowedFd<'_>>; 3] {
-        self.child.each_ref().map(|end| end.as_ref().map(AsFd::as_fd))
+        self.child
+            .each_ref()
+            .map(|end| end.as_ref().map(AsFd::as_fd))
     }
 
-    /// True if the process's stderr goes to a file. Otherwise the runtime's own stderr may be captured.
+    /// True if the process's stderr goes to a file. Otherwise the runtime's own stderr may be
+    /// captured.
     pub(crate) fn has_stderr(&self) -> bool {
         self.child[2].is_some()
     }
 
-    /// After a failed try of the runtime: keeps its output out of that of a container that another try makes.
+    /// After a failed try of the runtime: keeps its output out of that of a container that another
+    /// try makes.
     pub(crate) fn withhold_output(&self) {
         let of_pairs = self.pairs.iter().map(|pair| unread(&pair.from));
-        let text = of_pairs.chain(self.logs.iter().map(PendingLog::withhold_output)).collect::<Vec<_>>().concat();
+        let text = of_pairs
+            .chain(self.logs.iter().map(PendingLog::withhold_output))
+            .collect::<Vec<_>>()
+            .concat();
         if !text.is_empty() {
-            *self.last_output.lock().unwrap_or_else(PoisonError::into_inner) = text;
+            *self
+                .last_output
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = text;
         }
     }
 
     /// The end of the last try's output, if it failed and wrote any.
     pub(crate) fn last_output(&self) -> Option<String> {
         self.withhold_output();
-        let text = self.last_output.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = self
+            .last_output
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let end = &text[text.len().saturating_sub(LAST_OUTPUT)..];
         Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|output| !output.is_empty())
     }
 
-    /// Writes the runtime's output into a log file when no other try follows. The reader of a fifo gets only the answer to
-    /// `Create`, as with Go's shim.
+    /// Writes the runtime's output into a log file when no other try follows. The reader of a fifo
+    /// gets only the answer to `Create`, as with Go's shim.
     pub(crate) fn write_failure(&self) {
         for log in &self.logs {
             if let Err(error) = log.write_failure() {
@@ -197,7 +240,8 @@ impl PreparedIo {
         self.console.as_ref().map(|socket| socket.path().to_owned())
     }
 
-    /// Starts the copies. The process's ends are closed here: from now on only the process has them open.
+    /// Starts the copies. The process's ends are closed here: from now on only the process has them
+    /// open.
     pub(crate) fn attach(self) -> Result<RunningIo, IoError> {
         let mut attached = RunningIo::default();
         attached.sinks = self.sinks;
@@ -206,13 +250,17 @@ impl PreparedIo {
         }
         let mut stdin_target = None;
         for pair in self.pairs {
-            attached.outputs.push(Copy::spawn(readable(pair.from)?, writable(pair.to)?));
+            attached
+                .outputs
+                .push(Copy::spawn(readable(pair.from)?, writable(pair.to)?));
         }
         if let Some(console) = self.console {
             let master = console.take_master().map_err(IoError::Console)?;
             let master = watched(master, Interest::READABLE | Interest::WRITABLE)?;
             if let Some(out) = self.console_out {
-                attached.outputs.push(Copy::spawn(Arc::clone(&master), writable(out)?));
+                attached
+                    .outputs
+                    .push(Copy::spawn(Arc::clone(&master), writable(out)?));
             }
             stdin_target = Some(Arc::clone(&master));
             attached.console = Some(master);

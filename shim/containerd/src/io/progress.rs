@@ -1,8 +1,9 @@
 //! The progress of a stream, and its end.
 //!
-//! A process's output must be passed on before its delete is answered. But a leftover process may keep the stream open for
-//! ever, and a reader may be gone: neither may delay the delete for ever. So the wait depends on whether bytes move, and
-//! whether there are any: the limit for a reader that pauses is longer than that for a writer without output.
+//! A process's output must be passed on before its delete is answered. But a leftover process may
+//! keep the stream open for ever, and a reader may be gone: neither may delay the delete for ever.
+//! So the wait depends on whether bytes move, and whether there are any: the limit for a reader
+//! that pauses is longer than that for a writer without output.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -49,10 +50,24 @@ pub(super) struct Progress {
 
 /// Both sides of a stream that has not begun.
 pub(super) fn progress() -> (Mover, Progress) {
-    let (moved, holding) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (moved, holding) = (
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
     let (_open, open) = watch::channel(());
-    let mover = Mover { moved: Arc::clone(&moved), holding: Arc::clone(&holding), _open };
-    (mover, Progress { moved, holding, open })
+    let mover = Mover {
+        moved: Arc::clone(&moved),
+        holding: Arc::clone(&holding),
+        _open,
+    };
+    (
+        mover,
+        Progress {
+            moved,
+            holding,
+            open,
+        },
+    )
 }
 
 impl Mover {
@@ -74,10 +89,15 @@ impl Progress {
         let end = Instant::now() + limits.total;
         let mut before = self.moved.load(Ordering::Relaxed);
         // `changed` fails when the mover is gone.
-        while tokio::time::timeout(limits.idle, open.changed()).await.is_err() {
+        while tokio::time::timeout(limits.idle, open.changed())
+            .await
+            .is_err()
+        {
             let now = self.moved.load(Ordering::Relaxed);
             match (now == before, Instant::now() >= end) {
-                (true, late) if late || !self.holding.load(Ordering::Relaxed) => return DrainResult::Stalled,
+                (true, late) if late || !self.holding.load(Ordering::Relaxed) => {
+                    return DrainResult::Stalled;
+                }
                 (false, true) => return DrainResult::Moving,
                 _ => before = now,
             }
@@ -90,9 +110,12 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// For a paused clock, which stands still while any task works: the duration of that work does not matter.
-    const DRAIN_LIMITS: DrainLimits =
-        DrainLimits { idle: Duration::from_millis(20), total: Duration::from_millis(200) };
+    /// For a paused clock, which stands still while any task works: the duration of that work does
+    /// not matter.
+    const DRAIN_LIMITS: DrainLimits = DrainLimits {
+        idle: Duration::from_millis(20),
+        total: Duration::from_millis(200),
+    };
 
     #[tokio::test(start_paused = true)]
     async fn the_end_is_the_movers_end() {

@@ -6,9 +6,10 @@
 //!   binary:///usr/bin/logger?tag=web      a program that reads stdout and stderr; its arguments are `tag web`
 //!   binary-v2:///usr/bin/logger           the same, and it must report that it is ready
 //! ```
-//! The parser follows Go's net/url, because clients test against that: a host is ignored and may be missing (`file:/x`), `%20` is a
-//! blank in a path, and `+` is one in a query. A path with an invalid escape is refused, such a part of a query is skipped. The
-//! first value of a repeated key is used.
+//! The parser follows Go's net/url, because clients test against that: a host is ignored and may be
+//! missing (`file:/x`), `%20` is a blank in a path, and `+` is one in a query. A path with an
+//! invalid escape is refused, such a part of a query is skipped. The first value of a repeated key
+//! is used.
 
 use std::path::PathBuf;
 
@@ -46,13 +47,21 @@ impl Stream {
         if name.is_empty() {
             return Ok(Self::Nowhere);
         }
-        let Some((scheme, rest)) = name.split_once(":/").filter(|(scheme, _)| !scheme.contains('/')) else {
+        let Some((scheme, rest)) = name
+            .split_once(":/")
+            .filter(|(scheme, _)| !scheme.contains('/'))
+        else {
             return Ok(Self::Path(name.into()));
         };
-        let rest = rest.split_once('#').map_or(rest, |(before, _fragment)| before);
+        let rest = rest
+            .split_once('#')
+            .map_or(rest, |(before, _fragment)| before);
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let path = match place.strip_prefix('/') {
-            Some(after_slashes) => after_slashes.find('/').map_or("", |slash| &after_slashes[slash..]).to_owned(),
+            Some(after_slashes) => after_slashes
+                .find('/')
+                .map_or("", |slash| &after_slashes[slash..])
+                .to_owned(),
             None => format!("/{place}"),
         };
         let path = PathBuf::from(decoded(&path).ok_or(InvalidUri)?);
@@ -71,14 +80,23 @@ impl Stream {
 
 fn arguments(query: &str) -> Vec<String> {
     let mut pairs: Vec<(String, String)> = Vec::new();
-    for word in query.split('&').filter(|word| !word.is_empty() && !word.contains(';')) {
+    for word in query
+        .split('&')
+        .filter(|word| !word.is_empty() && !word.contains(';'))
+    {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        let [Some(key), Some(value)] = [key, value].map(|text| decoded(&text.replace('+', " "))) else { continue };
+        let [Some(key), Some(value)] = [key, value].map(|text| decoded(&text.replace('+', " ")))
+        else {
+            continue;
+        };
         if pairs.iter().all(|(known, _)| *known != key) {
             pairs.push((key, value));
         }
     }
-    pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()
+    pairs
+        .into_iter()
+        .flat_map(|(key, value)| [key, value])
+        .collect()
 }
 
 /// Percent-decoding. None: a `%` without two hexadecimal digits.
@@ -87,7 +105,9 @@ fn decoded(text: &str) -> Option<String> {
     let mut rest = text.as_bytes();
     while let [byte, after @ ..] = rest {
         let (value, after) = match byte {
-            b'%' => after.split_at_checked(2).and_then(|(digits, after)| Some((hex(digits)?, after)))?,
+            b'%' => after
+                .split_at_checked(2)
+                .and_then(|(digits, after)| Some((hex(digits)?, after)))?,
             _ => (*byte, after),
         };
         bytes.push(value);
@@ -97,7 +117,9 @@ fn decoded(text: &str) -> Option<String> {
 }
 
 fn hex(digits: &[u8]) -> Option<u8> {
-    let text = std::str::from_utf8(digits).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
+    let text = std::str::from_utf8(digits)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
     u8::from_str_radix(text, 16).ok()
 }
 
@@ -115,22 +137,43 @@ mod tests {
     #[test]
     fn paths_and_files() {
         assert_eq!(Stream::parse(""), Ok(Stream::Nowhere));
-        assert_eq!(Stream::parse("/run/a b%20"), Ok(Stream::Path("/run/a b%20".into())));
-        assert_eq!(Stream::parse("/run/odd://name"), Ok(Stream::Path("/run/odd://name".into())));
-        assert_eq!(Stream::parse("file:///var/log/a%20b?x=y"), Ok(Stream::File("/var/log/a b".into())));
+        assert_eq!(
+            Stream::parse("/run/a b%20"),
+            Ok(Stream::Path("/run/a b%20".into()))
+        );
+        assert_eq!(
+            Stream::parse("/run/odd://name"),
+            Ok(Stream::Path("/run/odd://name".into()))
+        );
+        assert_eq!(
+            Stream::parse("file:///var/log/a%20b?x=y"),
+            Ok(Stream::File("/var/log/a b".into()))
+        );
         assert_eq!(Stream::parse("npipe:////./pipe/x"), Err(InvalidUri));
     }
 
     /// Issue 25: as Go's net/url reads them.
     #[test]
     fn uris_without_a_host_and_with_invalid_escapes() {
-        assert_eq!(Stream::parse("file:/var/log/a"), Ok(Stream::File("/var/log/a".into())));
-        assert_eq!(logger("binary:/bin/log?tag=web").path, PathBuf::from("/bin/log"));
-        assert_eq!(Stream::parse("/run/a:/b%zz"), Ok(Stream::Path("/run/a:/b%zz".into())));
+        assert_eq!(
+            Stream::parse("file:/var/log/a"),
+            Ok(Stream::File("/var/log/a".into()))
+        );
+        assert_eq!(
+            logger("binary:/bin/log?tag=web").path,
+            PathBuf::from("/bin/log")
+        );
+        assert_eq!(
+            Stream::parse("/run/a:/b%zz"),
+            Ok(Stream::Path("/run/a:/b%zz".into()))
+        );
         for name in ["file:///tmp/%zz", "file:///tmp/100%", "binary:///bin/%2"] {
             assert_eq!(Stream::parse(name), Err(InvalidUri), "{name}");
         }
-        assert_eq!(logger("binary:///bin/log?a=%zz&b=1;c&d=2").arguments, ["d", "2"]);
+        assert_eq!(
+            logger("binary:///bin/log?a=%zz&b=1;c&d=2").arguments,
+            ["d", "2"]
+        );
     }
 
     #[test]

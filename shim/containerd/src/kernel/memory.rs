@@ -1,12 +1,14 @@
-//! Returns the memory that the allocator and the stack keep after a burst; changes the process's environment.
+//! Returns the memory that the allocator and the stack keep after a burst; changes the process's
+//! environment.
 
 use std::env;
 use std::ffi::OsString;
 
 use nix::libc;
 
-/// The size of the stack below the caller that is returned to the system. The kernel gives the main thread 128 KiB from the
-/// start (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte below, so nothing else can be there.
+/// The size of the stack below the caller that is returned to the system. The kernel gives the main
+/// thread 128 KiB from the start (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte
+/// below, so nothing else can be there.
 const STACK: usize = 128 * 1024;
 /// The stack to keep below the caller: the frames of this call itself.
 const MARGIN: usize = 1024;
@@ -32,17 +34,23 @@ pub(crate) fn trim_heap() {
     }
 }
 
-/// Returns the pages that deeper calls left on the calling thread's stack to the system. The stack must have 128 KiB below the
-/// caller, used or not: the event loop's stack has them, and those of this crate's own threads.
+/// Returns the pages that deeper calls left on the calling thread's stack to the system. The stack
+/// must have 128 KiB below the caller, used or not: the event loop's stack has them, and those of
+/// this crate's own threads.
 #[inline(never)]
 pub(crate) fn release_stack() {
     let here = 0_u8;
     let here = std::hint::black_box(&raw const here).addr();
     let end = (here - MARGIN) & !(PAGE - 1);
-    // SAFETY: the range is on this thread's stack, or where nothing can be mapped, and below all live frames: no code reads it
-    // before writing. An error means at most that a part of it was never used.
+    // SAFETY: the range is on this thread's stack, or where nothing can be mapped, and below all
+    // live frames: no code reads it before writing. An error means at most that a part of it was
+    // never used.
     unsafe {
-        libc::madvise(std::ptr::with_exposed_provenance_mut(end - STACK), STACK, libc::MADV_DONTNEED);
+        libc::madvise(
+            std::ptr::with_exposed_provenance_mut(end - STACK),
+            STACK,
+            libc::MADV_DONTNEED,
+        );
     }
 }
 
@@ -61,8 +69,13 @@ mod tests {
         let first = (std::hint::black_box(&raw const here).addr() - MARGIN - 64 * 1024) / PAGE;
         let mut entries = [0; 8 * 16];
         let pagemap = File::open("/proc/self/pagemap").unwrap();
-        pagemap.read_exact_at(&mut entries, (first * 8) as u64).unwrap();
-        entries.chunks(8).filter(|entry| entry[7] & 0x80 != 0).count()
+        pagemap
+            .read_exact_at(&mut entries, (first * 8) as u64)
+            .unwrap();
+        entries
+            .chunks(8)
+            .filter(|entry| entry[7] & 0x80 != 0)
+            .count()
     }
 
     #[inline(never)]
@@ -73,12 +86,14 @@ mod tests {
 
     #[test]
     fn unused_stack_pages_are_released() {
-        let thread = std::thread::Builder::new().stack_size(512 * 1024).spawn(|| {
-            go_deep();
-            let before = pages_below();
-            release_stack();
-            (before, pages_below())
-        });
+        let thread = std::thread::Builder::new()
+            .stack_size(512 * 1024)
+            .spawn(|| {
+                go_deep();
+                let before = pages_below();
+                release_stack();
+                (before, pages_below())
+            });
         assert_eq!(thread.unwrap().join().unwrap(), (16, 0));
     }
 
@@ -86,15 +101,28 @@ mod tests {
     fn free_heap_pages_are_released() {
         let resident = || {
             let mut statm = String::new();
-            File::open("/proc/self/statm").unwrap().read_to_string(&mut statm).unwrap();
+            File::open("/proc/self/statm")
+                .unwrap()
+                .read_to_string(&mut statm)
+                .unwrap();
             statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
         };
         // Every hundredth stays: the heap cannot shrink, but most of its pages are unused.
-        let mut boxes: Vec<_> = (0..100_000).map(|number| Some(Box::new([number; 60]))).collect();
-        boxes.iter_mut().enumerate().filter(|(number, _)| number % 100 != 0).for_each(|(_, one)| drop(one.take()));
+        let mut boxes: Vec<_> = (0..100_000)
+            .map(|number| Some(Box::new([number; 60])))
+            .collect();
+        boxes
+            .iter_mut()
+            .enumerate()
+            .filter(|(number, _)| number % 100 != 0)
+            .for_each(|(_, one)| drop(one.take()));
         let before = resident();
         trim_heap();
-        assert!(resident() + 3000 < before, "{before} pages before, {} after", resident());
+        assert!(
+            resident() + 3000 < before,
+            "{before} pages before, {} after",
+            resident()
+        );
         drop(boxes);
     }
 }

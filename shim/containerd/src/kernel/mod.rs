@@ -1,4 +1,5 @@
-//! The system calls without a safe form in the libraries. All `unsafe` of this crate is in this folder.
+//! The system calls without a safe form in the libraries. All `unsafe` of this crate is in this
+//! folder.
 
 mod child;
 mod memory;
@@ -14,22 +15,36 @@ use tokio::io::unix::AsyncFd;
 
 pub(crate) use child::{die_with_this_thread, inherit, inherit_from_three, with_default_signals};
 pub(crate) use memory::{release_stack, set_environment, trim_heap};
-pub(crate) use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device, map_ids};
+pub(crate) use mounts::{
+    LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device, map_ids,
+};
 pub(crate) use signals::{forward_signal, ignore_stray_signals};
 
-/// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the classic ones only.
+/// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the
+/// classic ones only.
 pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
     let fd = pidfd.as_fd().as_raw_fd();
-    // SAFETY: pidfd_send_signal(2) reads a descriptor that outlives the call, two numbers and a null siginfo, which means "as
-    // kill(2) would send it"; it writes no memory of this process.
-    let sent =
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, std::ptr::null::<libc::siginfo_t>(), 0) };
-    if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: pidfd_send_signal(2) reads a descriptor that outlives the call, two numbers and a
+    // null siginfo, which means "as kill(2) would send it"; it writes no memory of this process.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            fd,
+            signal,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+    if sent == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Registers a descriptor in the event loop.
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the AsyncFd owns the descriptor, which is thus open while it is registered; no code in this crate removes it or
-    // replaces the one inside.
+    // SAFETY: the AsyncFd owns the descriptor, which is thus open while it is registered; no code
+    // in this crate removes it or replaces the one inside.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }

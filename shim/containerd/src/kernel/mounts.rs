@@ -13,30 +13,45 @@ use nix::unistd::Pid;
 pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
     let mut stack = [0; 16 * 1024];
     let idle = Box::new(|| {
-        // SAFETY: prctl(2) gets a number. If the shim is killed now, the child dies with the thread that forked it.
+        // SAFETY: prctl(2) gets a number. If the shim is killed now, the child dies with the thread
+        // that forked it.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         loop {
             // SAFETY: pause(2) has no arguments and changes nothing.
             unsafe { libc::pause() };
         }
     });
-    // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of all other memory, so it cannot harm the
-    // parent. It makes two system calls that a child of a process with threads may make, and never returns.
-    Ok(unsafe { clone(idle, &mut stack, CloneFlags::CLONE_NEWUSER, Some(libc::SIGCHLD)) }?)
+    // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of all other
+    // memory, so it cannot harm the parent. It makes two system calls that a child of a process
+    // with threads may make, and never returns.
+    Ok(unsafe {
+        clone(
+            idle,
+            &mut stack,
+            CloneFlags::CLONE_NEWUSER,
+            Some(libc::SIGCHLD),
+        )
+    }?)
 }
 
-/// Maps the ids of a detached mount and of those below it by a user namespace, makes them private, and read-only if requested.
-/// See mount_setattr(2).
+/// Maps the ids of a detached mount and of those below it by a user namespace, makes them private,
+/// and read-only if requested. See mount_setattr(2).
 pub(crate) fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) -> io::Result<()> {
     let userns_fd = u64::try_from(namespace.as_fd().as_raw_fd()).map_err(io::Error::other)?;
     let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP | if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 },
+        attr_set: libc::MOUNT_ATTR_IDMAP
+            | if read_only {
+                libc::MOUNT_ATTR_RDONLY
+            } else {
+                0
+            },
         attr_clr: 0,
         propagation: libc::MS_PRIVATE,
         userns_fd,
     };
     let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
-    // SAFETY: the call reads a descriptor that outlives it, an empty C string, and a struct of the given size.
+    // SAFETY: the call reads a descriptor that outlives it, an empty C string, and a struct of the
+    // given size.
     let set = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -47,7 +62,11 @@ pub(crate) fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) ->
             size_of::<libc::mount_attr>(),
         )
     };
-    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if set == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 // linux/loop.h
@@ -100,13 +119,29 @@ pub(crate) fn free_loop_device(control: &File) -> io::Result<u32> {
     u32::try_from(number).map_err(io::Error::other)
 }
 
-/// Attaches a file to a loop device, which detaches it after its last user. EBUSY: another process attached first.
+/// Attaches a file to a loop device, which detaches it after its last user. EBUSY: another process
+/// attached first.
 pub(crate) fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
-    let direct_io = if mode.direct_io { LO_FLAGS_DIRECT_IO } else { 0 };
-    let read_only = if mode.read_only { LO_FLAGS_READ_ONLY } else { 0 };
+    let direct_io = if mode.direct_io {
+        LO_FLAGS_DIRECT_IO
+    } else {
+        0
+    };
+    let read_only = if mode.read_only {
+        LO_FLAGS_READ_ONLY
+    } else {
+        0
+    };
     let flags = LO_FLAGS_AUTOCLEAR | read_only | direct_io;
     let fd = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
-    let config = LoopConfig { fd, info: LoopInfo { flags, ..LoopInfo::default() }, ..LoopConfig::default() };
+    let config = LoopConfig {
+        fd,
+        info: LoopInfo {
+            flags,
+            ..LoopInfo::default()
+        },
+        ..LoopConfig::default()
+    };
     match ioctl(device, LOOP_CONFIGURE, (&raw const config).addr()) {
         // Before Linux 5.8.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
@@ -117,8 +152,15 @@ pub(crate) fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> 
 }
 
 fn attach_in_steps(device: &File, file: RawFd, flags: u32) -> io::Result<()> {
-    ioctl(device, LOOP_SET_FD, usize::try_from(file).map_err(io::Error::other)?)?;
-    let info = LoopInfo { flags, ..LoopInfo::default() };
+    ioctl(
+        device,
+        LOOP_SET_FD,
+        usize::try_from(file).map_err(io::Error::other)?,
+    )?;
+    let info = LoopInfo {
+        flags,
+        ..LoopInfo::default()
+    };
     let set = || {
         ioctl(device, LOOP_SET_STATUS64, (&raw const info).addr())?;
         if flags & LO_FLAGS_DIRECT_IO != 0 {
@@ -130,10 +172,14 @@ fn attach_in_steps(device: &File, file: RawFd, flags: u32) -> io::Result<()> {
 }
 
 fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32> {
-    // SAFETY: private to this file. The argument is a number, or the address of a struct in the kernel's layout that outlives
-    // the call and that none of these requests writes to.
+    // SAFETY: private to this file. The argument is a number, or the address of a struct in the
+    // kernel's layout that outlives the call and that none of these requests writes to.
     let answer = unsafe { libc::ioctl(device.as_raw_fd(), request, argument) };
-    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+    if answer < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(answer)
+    }
 }
 
 #[cfg(test)]
@@ -154,7 +200,10 @@ mod tests {
     fn attached_by_the_older_calls() {
         let open = |path: &str| OpenOptions::new().read(true).write(true).open(path);
         let Ok(control) = open("/dev/loop-control") else {
-            let _ = writeln!(io::stderr(), "SKIPPED attached_by_the_older_calls: no loop devices");
+            let _ = writeln!(
+                io::stderr(),
+                "SKIPPED attached_by_the_older_calls: no loop devices"
+            );
             return;
         };
         let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
@@ -164,10 +213,13 @@ mod tests {
             let number = free_loop_device(&control).ok()?;
             let device = open(&format!("/dev/loop{number}")).ok()?;
             let flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
-            attach_in_steps(&device, image.as_file().as_raw_fd(), flags).ok().map(|()| (number, device))
+            attach_in_steps(&device, image.as_file().as_raw_fd(), flags)
+                .ok()
+                .map(|()| (number, device))
         });
         let (number, _device) = attached.unwrap();
-        let of_device = |name: &str| fs::read_to_string(format!("/sys/block/loop{number}/{name}")).unwrap();
+        let of_device =
+            |name: &str| fs::read_to_string(format!("/sys/block/loop{number}/{name}")).unwrap();
         assert_eq!(of_device("size").trim(), "2048");
         assert_eq!(of_device("loop/autoclear").trim(), "1");
         assert_eq!(of_device("loop/dio").trim(), "1");

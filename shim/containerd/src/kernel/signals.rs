@@ -1,7 +1,9 @@
-//! Signals: handlers for those that the shim waits for, and for stray ones that would end the shim and its containers.
+//! Signals: handlers for those that the shim waits for, and for stray ones that would end the shim
+//! and its containers.
 //!
-//! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored signals ignored, and the
-//! runtime, hooks and containers must begin like any program. See signal(7).
+//! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored
+//! signals ignored, and the runtime, hooks and containers must begin like any program. See
+//! signal(7).
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -16,10 +18,18 @@ use rustix::net::{SendFlags, send};
 use signal_hook::low_level::register;
 
 /// The signals that the kernel sends for a fault of the program itself, which must end it.
-const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+const FAULTS: [c_int; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+];
 /// The faults after which the program would continue.
 const RESUMABLE_FAULTS: [c_int; 2] = [libc::SIGTRAP, libc::SIGSYS];
-/// Signals that have another use here or do nothing, and SIGPIPE, which Rust ignores. SIGTERM and SIGINT request the end.
+/// Signals that have another use here or do nothing, and SIGPIPE, which Rust ignores. SIGTERM and
+/// SIGINT request the end.
 const UNCHANGED: [c_int; 8] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -36,32 +46,43 @@ pub(super) const LIBC_SIGNALS: [c_int; 2] = [32, 33];
 /// The former actions of the faults.
 static FORMER_ACTIONS: OnceLock<[Option<libc::sigaction>; FAULTS.len()]> = OnceLock::new();
 
-/// From now on a signal sets the flag and sends a byte through the socket, instead of its former action.
-pub(crate) fn forward_signal(signal: c_int, arrived: Arc<AtomicBool>, socket: Arc<UnixStream>) -> io::Result<()> {
+/// From now on a signal sets the flag and sends a byte through the socket, instead of its former
+/// action.
+pub(crate) fn forward_signal(
+    signal: c_int,
+    arrived: Arc<AtomicBool>,
+    socket: Arc<UnixStream>,
+) -> io::Result<()> {
     let forward = move || {
         arrived.store(true, Ordering::Release);
         // A full socket has enough bytes to wake its reader.
         let _ = send(&*socket, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     };
-    // SAFETY: the action stores into an atomic and calls send(2), which signal-safety(7) allows; rustix makes the system call
-    // itself and does not change errno.
+    // SAFETY: the action stores into an atomic and calls send(2), which signal-safety(7) allows;
+    // rustix makes the system call itself and does not change errno.
     unsafe { register(signal, forward) }.map(drop)
 }
 
-/// Makes this process ignore all signals that other processes send, except requests to end. Call it once.
+/// Makes this process ignore all signals that other processes send, except requests to end. Call it
+/// once.
 pub(crate) fn ignore_stray_signals() {
-    let all = (1..=libc::SIGRTMAX()).filter(|signal| !UNCHANGED.contains(signal) && !LIBC_SIGNALS.contains(signal));
+    let all = (1..=libc::SIGRTMAX())
+        .filter(|signal| !UNCHANGED.contains(signal) && !LIBC_SIGNALS.contains(signal));
     let _ = FORMER_ACTIONS.set(FAULTS.map(action_of));
     // Ignored already: by Rust, or by the program that started containerd.
-    let is_ignored = |signal: &c_int| action_of(*signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN);
+    let is_ignored = |signal: &c_int| {
+        action_of(*signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN)
+    };
     for signal in all.filter(|signal| !is_ignored(signal)) {
-        // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO requires. It calls only
-        // functions that signal-safety(7) allows.
+        // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO
+        // requires. It calls only functions that signal-safety(7) allows.
         let set = unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
-            action.sa_sigaction = ignore_signal as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
+            action.sa_sigaction =
+                ignore_signal as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-            // One at a time: the frames of many pending signals would not fit into the alternate stack.
+            // One at a time: the frames of many pending signals would not fit into the alternate
+            // stack.
             libc::sigfillset(&raw mut action.sa_mask);
             libc::sigaction(signal, &raw const action, null_mut())
         };
@@ -69,33 +90,46 @@ pub(crate) fn ignore_stray_signals() {
             tracing::warn!(signal, error = %io::Error::last_os_error(), "this signal would end the shim");
         }
     }
-    LIBC_SIGNALS.iter().for_each(|signal| set_disposition(*signal, libc::SIG_IGN));
+    LIBC_SIGNALS
+        .iter()
+        .for_each(|signal| set_disposition(*signal, libc::SIG_IGN));
 }
 
 /// Sets SIG_IGN or SIG_DFL, by the kernel's own call.
 pub(super) fn set_disposition(signal: c_int, disposition: libc::sighandler_t) {
-    // The kernel's struct on 64-bit machines: the handler, flags, the restorer, a mask of 64 signals.
+    // The kernel's struct on 64-bit machines: the handler, flags, the restorer, a mask of 64
+    // signals.
     let action = [disposition, 0, 0, 0];
-    // SAFETY: rt_sigaction(2) reads the struct, whose mask has the size of the last argument, and writes nothing.
+    // SAFETY: rt_sigaction(2) reads the struct, whose mask has the size of the last argument, and
+    // writes nothing.
     unsafe {
-        libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), null::<c_void>(), size_of::<u64>());
+        libc::syscall(
+            libc::SYS_rt_sigaction,
+            signal,
+            action.as_ptr(),
+            null::<c_void>(),
+            size_of::<u64>(),
+        );
     }
 }
 
 fn action_of(signal: c_int) -> Option<libc::sigaction> {
     let mut action = MaybeUninit::uninit();
     // SAFETY: sigaction(2) writes the whole struct when it returns 0.
-    unsafe { (libc::sigaction(signal, null(), action.as_mut_ptr()) == 0).then(|| action.assume_init()) }
+    unsafe {
+        (libc::sigaction(signal, null(), action.as_mut_ptr()) == 0).then(|| action.assume_init())
+    }
 }
 
 extern "C" fn ignore_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let fault = FAULTS.iter().position(|fault| *fault == signal);
-    // SAFETY: with SA_SIGINFO the kernel passes a siginfo. The code of a signal that a process sent is not positive.
+    // SAFETY: with SA_SIGINFO the kernel passes a siginfo. The code of a signal that a process sent
+    // is not positive.
     let fault = fault.filter(|_| unsafe { (*info).si_code } > 0);
     let before = fault.and_then(|index| FORMER_ACTIONS.get()?.get(index)?.as_ref());
     if let Some(before) = before {
-        // The fault happens again, this time with the former action: Rust reports an exhausted stack.
-        // SAFETY: the action is one that the kernel returned; raise(3) takes a number.
+        // The fault happens again, this time with the former action: Rust reports an exhausted
+        // stack. SAFETY: the action is one that the kernel returned; raise(3) takes a number.
         unsafe {
             libc::sigaction(signal, before, null_mut());
             if RESUMABLE_FAULTS.contains(&signal) {
@@ -120,7 +154,13 @@ mod tests {
     /// Signals are per process, so the test is another process, which runs `in_the_child`.
     fn child(what: &str) -> Command {
         let mut child = Command::new(env::current_exe().unwrap());
-        child.args(["--exact", "kernel::signals::tests::in_the_child", "--nocapture"]).env(CHILD, what);
+        child
+            .args([
+                "--exact",
+                "kernel::signals::tests::in_the_child",
+                "--nocapture",
+            ])
+            .env(CHILD, what);
         child
     }
 
@@ -129,7 +169,9 @@ mod tests {
     }
 
     fn sent() -> impl Iterator<Item = c_int> {
-        (1..=64).filter(|signal| !UNCHANGED.contains(signal)).flat_map(|signal| [signal; 2])
+        (1..=64)
+            .filter(|signal| !UNCHANGED.contains(signal))
+            .flat_map(|signal| [signal; 2])
     }
 
     #[test]
@@ -162,14 +204,23 @@ mod tests {
         assert_eq!(status("abort").signal(), Some(libc::SIGABRT));
     }
 
-    /// Signals that come to a stopped process arrive together when it continues: on one small stack.
+    /// Signals that come to a stopped process arrive together when it continues: on one small
+    /// stack.
     #[test]
     fn many_pending_signals_are_ignored() {
-        let mut child = child("wait").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = child("wait")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains(READY)));
         let pid = c_int::try_from(child.id()).unwrap();
-        for signal in [libc::SIGSTOP].into_iter().chain(sent()).chain([libc::SIGCONT]) {
+        for signal in [libc::SIGSTOP]
+            .into_iter()
+            .chain(sent())
+            .chain([libc::SIGCONT])
+        {
             // SAFETY: kill(2) takes two numbers, and the child is not reaped yet.
             assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
         }

@@ -1,13 +1,13 @@
 //! The options of a container's runtime, which come with `Create`.
 //!
-//! They have three types, distinguished only by their type URL. With the runtime type `io.containerd.runc.v2` it is
-//! `containerd.runc.v1.Options`. With any other type containerd packs the TOML table of its config into
-//! `runtimeoptions.v1.Options`. Its 1.x clients send the options for a user namespace as `containerd.linux.runc.CreateOptions`,
-//! the options of the very first shim. Bytes of one type also parse as another, with wrong values, so an unknown type is
-//! refused.
+//! They have three types, distinguished only by their type URL. With the runtime type
+//! `io.containerd.runc.v2` it is `containerd.runc.v1.Options`. With any other type containerd packs
+//! the TOML table of its config into `runtimeoptions.v1.Options`. Its 1.x clients send the options
+//! for a user namespace as `containerd.linux.runc.CreateOptions`, the options of the very first
+//! shim. Bytes of one type also parse as another, with wrong values, so an unknown type is refused.
 //!
-//! They are kept in the bundle as `options.json`, in the format of Go's shim, so that `delete` works on a bundle of either
-//! shim.
+//! They are kept in the bundle as `options.json`, in the format of Go's shim, so that `delete`
+//! works on a bundle of either shim.
 
 mod wire;
 
@@ -88,8 +88,9 @@ pub(crate) struct Options {
     /// The criu binary; containerd 2.0 dropped it, older ones still send it.
     #[serde(alias = "CriuPath", skip_serializing_if = "is_default")]
     pub(crate) criu_path: String,
-    /// The images of a container to restore. Only clients of containerd 1.x send them in options, in those of the first shim.
-    /// A handler's options have a key `CriuImagePath`, too. Go's shim ignores that key.
+    /// The images of a container to restore. Only clients of containerd 1.x send them in options,
+    /// in those of the first shim. A handler's options have a key `CriuImagePath`, too. Go's shim
+    /// ignores that key.
     #[serde(skip)]
     pub(crate) images_to_restore: String,
     /// criu's working directory.
@@ -102,30 +103,42 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Options {
-    /// Like `from_any`, for the shim's server: reads a file away from the event loop, since its file server may hang.
+    /// Like `from_any`, for the shim's server: reads a file away from the event loop, since its
+    /// file server may hang.
     pub(crate) async fn of_request(any: Option<&Any>) -> Result<Self, OptionsError> {
         match any.filter(|any| any.type_url.ends_with(GENERIC)).cloned() {
             None => Self::from_any(any),
-            Some(any) => run_blocking(move || Self::from_any(Some(&any))).await.map_err(OptionsError::Thread)?,
+            Some(any) => run_blocking(move || Self::from_any(Some(&any)))
+                .await
+                .map_err(OptionsError::Thread)?,
         }
     }
 
     /// Decodes by the type URL. A missing or empty message means defaults.
     pub(crate) fn from_any(any: Option<&Any>) -> Result<Self, OptionsError> {
-        let Some(any) = any else { return Ok(Self::default()) };
+        let Some(any) = any else {
+            return Ok(Self::default());
+        };
         let full_name = any.type_url.rsplit('/').next().unwrap_or_default();
         match full_name {
             "" if any.value.is_empty() => Ok(Self::default()),
             "containerd.runc.v1.Options" => Self::from_runc(&any.value),
             GENERIC => Self::from_generic(&any.value),
-            "containerd.linux.runc.CreateOptions" => wire::first_shims_options(&any.value)
-                .map_err(|source| OptionsError::Malformed { kind: "containerd.linux.runc.CreateOptions", source }),
+            "containerd.linux.runc.CreateOptions" => {
+                wire::first_shims_options(&any.value).map_err(|source| OptionsError::Malformed {
+                    kind: "containerd.linux.runc.CreateOptions",
+                    source,
+                })
+            }
             _ => Err(OptionsError::UnknownType(any.type_url.clone())),
         }
     }
 
     fn from_runc(bytes: &[u8]) -> Result<Self, OptionsError> {
-        let malformed = |source| OptionsError::Malformed { kind: "containerd.runc.v1.Options", source };
+        let malformed = |source| OptionsError::Malformed {
+            kind: "containerd.runc.v1.Options",
+            source,
+        };
         let sent = oci::Options::parse_from_bytes(bytes).map_err(malformed)?;
         Ok(Self {
             no_pivot_root: sent.no_pivot_root,
@@ -143,20 +156,29 @@ impl Options {
     }
 
     fn from_generic(bytes: &[u8]) -> Result<Self, OptionsError> {
-        let sent = Generic::decode(bytes).map_err(|source| OptionsError::Malformed { kind: GENERIC, source })?;
+        let sent = Generic::decode(bytes).map_err(|source| OptionsError::Malformed {
+            kind: GENERIC,
+            source,
+        })?;
         if !sent.config_body.is_empty() {
             return Self::from_table(&String::from_utf8_lossy(&sent.config_body), None);
         }
         if sent.config_path.is_empty() {
             return Ok(Self::default());
         }
-        let text = std::fs::read_to_string(&sent.config_path)
-            .map_err(|source| OptionsError::File { path: sent.config_path.clone(), source })?;
+        let text =
+            std::fs::read_to_string(&sent.config_path).map_err(|source| OptionsError::File {
+                path: sent.config_path.clone(),
+                source,
+            })?;
         Self::from_table(&text, Some(sent.config_path))
     }
 
     fn from_table(text: &str, path: Option<String>) -> Result<Self, OptionsError> {
-        toml::from_str(text).map_err(|source| OptionsError::Table { path, source: Box::new(source) })
+        toml::from_str(text).map_err(|source| OptionsError::Table {
+            path,
+            source: Box::new(source),
+        })
     }
 }
 
@@ -165,7 +187,11 @@ mod tests {
     use super::*;
 
     fn any(type_url: &str, value: Vec<u8>) -> Any {
-        Any { type_url: type_url.into(), value, ..Default::default() }
+        Any {
+            type_url: type_url.into(),
+            value,
+            ..Default::default()
+        }
     }
 
     fn generic(path: &str, body: &str) -> Vec<u8> {
@@ -181,14 +207,24 @@ mod tests {
     #[test]
     fn nothing_means_defaults() {
         assert_eq!(Options::from_any(None).unwrap(), Options::default());
-        assert_eq!(Options::from_any(Some(&any("", vec![]))).unwrap(), Options::default());
+        assert_eq!(
+            Options::from_any(Some(&any("", vec![]))).unwrap(),
+            Options::default()
+        );
     }
 
     #[test]
     fn runc_options_with_and_without_a_url_prefix() {
-        let sent = oci::Options { binary_name: "crun".into(), systemd_cgroup: true, ..Default::default() };
+        let sent = oci::Options {
+            binary_name: "crun".into(),
+            systemd_cgroup: true,
+            ..Default::default()
+        };
         let bytes = sent.write_to_bytes().unwrap();
-        for url in ["containerd.runc.v1.Options", "types.containerd.io/containerd.runc.v1.Options"] {
+        for url in [
+            "containerd.runc.v1.Options",
+            "types.containerd.io/containerd.runc.v1.Options",
+        ] {
             let options = Options::from_any(Some(&any(url, bytes.clone()))).unwrap();
             assert_eq!(options.binary_name, "crun");
             assert_eq!(options.systemd_cgroup, Some(true));
@@ -197,24 +233,41 @@ mod tests {
 
     #[test]
     fn a_table_in_the_body_or_in_a_file() {
-        let table = "BinaryName = '/usr/bin/crun'\nRoot='/run/x'\nSystemdCgroup = true\nFancy = 3\n";
-        let options = Options::from_any(Some(&any("runtimeoptions.v1.Options", generic("", table)))).unwrap();
-        assert_eq!((options.binary_name.as_str(), options.root.as_str()), ("/usr/bin/crun", "/run/x"));
+        let table =
+            "BinaryName = '/usr/bin/crun'\nRoot='/run/x'\nSystemdCgroup = true\nFancy = 3\n";
+        let options =
+            Options::from_any(Some(&any("runtimeoptions.v1.Options", generic("", table)))).unwrap();
+        assert_eq!(
+            (options.binary_name.as_str(), options.root.as_str()),
+            ("/usr/bin/crun", "/run/x")
+        );
 
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), table).unwrap();
         let sent = generic(file.path().to_str().unwrap(), "");
-        assert_eq!(Options::from_any(Some(&any("runtimeoptions.v1.Options", sent))).unwrap(), options);
+        assert_eq!(
+            Options::from_any(Some(&any("runtimeoptions.v1.Options", sent))).unwrap(),
+            options
+        );
     }
 
     /// Issue 25: containerd's default configuration shows the key.
     #[test]
     fn the_image_path_of_a_handler_is_no_request_to_restore() {
-        let sent = oci::Options { criu_image_path: "/images".into(), ..Default::default() };
+        let sent = oci::Options {
+            criu_image_path: "/images".into(),
+            ..Default::default()
+        };
         let of_runc = any("containerd.runc.v1.Options", sent.write_to_bytes().unwrap());
-        let of_table = any("runtimeoptions.v1.Options", generic("", "CriuImagePath = '/images'\n"));
+        let of_table = any(
+            "runtimeoptions.v1.Options",
+            generic("", "CriuImagePath = '/images'\n"),
+        );
         for handler in [of_runc, of_table] {
-            assert_eq!(Options::from_any(Some(&handler)).unwrap().images_to_restore, "");
+            assert_eq!(
+                Options::from_any(Some(&handler)).unwrap().images_to_restore,
+                ""
+            );
         }
     }
 
@@ -224,14 +277,24 @@ mod tests {
         assert!(matches!(refused, Err(OptionsError::UnknownType(_))));
         let garbage = Options::from_any(Some(&any("containerd.runc.v1.Options", vec![0xff])));
         assert!(matches!(garbage, Err(OptionsError::Malformed { .. })));
-        let table = Options::from_any(Some(&any("runtimeoptions.v1.Options", generic("", "IoUid = 'x'"))));
+        let table = Options::from_any(Some(&any(
+            "runtimeoptions.v1.Options",
+            generic("", "IoUid = 'x'"),
+        )));
         assert!(matches!(table, Err(OptionsError::Table { path: None, .. })));
     }
 
     #[test]
     fn the_json_matches_the_one_of_gos_shim() {
-        let options = Options { binary_name: "crun".into(), io_uid: 7, ..Default::default() };
-        assert_eq!(serde_json::to_string(&options).unwrap(), r#"{"io_uid":7,"binary_name":"crun"}"#);
+        let options = Options {
+            binary_name: "crun".into(),
+            io_uid: 7,
+            ..Default::default()
+        };
+        assert_eq!(
+            serde_json::to_string(&options).unwrap(),
+            r#"{"io_uid":7,"binary_name":"crun"}"#
+        );
         let gos = r#"{"root":"/run/y","systemd_cgroup":true,"task_api_version":3}"#;
         assert_eq!(serde_json::from_str::<Options>(gos).unwrap().root, "/run/y");
     }

@@ -40,7 +40,8 @@ impl Generic {
     }
 }
 
-/// `containerd.linux.runc.CreateOptions`, see `runtime/linux/runctypes/runc.proto` of containerd 1.7.
+/// `containerd.linux.runc.CreateOptions`, see `runtime/linux/runctypes/runc.proto` of containerd
+/// 1.7.
 pub(super) fn first_shims_options(bytes: &[u8]) -> protobuf::Result<Options> {
     const NO_PIVOT_ROOT: u32 = number(1);
     const NO_NEW_KEYRING: u32 = number(8);

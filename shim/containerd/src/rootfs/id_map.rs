@@ -1,13 +1,14 @@
-//! Id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`, which containerd sends for containers in a user namespace.
+//! Id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`, which containerd sends for containers
+//! in a user namespace.
 //!
 //! ```text
 //!   child in a new user namespace ── /proc/PID/uid_map, gid_map ── /proc/PID/ns/user ──► fd, the child is killed
 //!   open_tree(CLONE) ── mount_setattr(IDMAP, fd) ── move_mount
 //! ```
-//! The kernel accepts a mapping only as a user namespace, and only for a detached mount. So a clone is mapped and attached. An
-//! overlay cannot be mapped itself; its lower directories are. Their common parent is cloned, mapped and mounted beside the
-//! root filesystem until the overlay, which keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and
-//! user_namespaces(7).
+//! The kernel accepts a mapping only as a user namespace, and only for a detached mount. So a clone
+//! is mapped and attached. An overlay cannot be mapped itself; its lower directories are. Their
+//! common parent is cloned, mapped and mounted beside the root filesystem until the overlay, which
+//! keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and user_namespaces(7).
 
 use std::fs::{self, File};
 use std::io;
@@ -37,36 +38,59 @@ impl IdMap {
         let child = NamespaceChild(child_in_user_namespace()?);
         fs::write(child.file("uid_map"), users)?;
         fs::write(child.file("gid_map"), groups)?;
-        Ok(Self { namespace: File::open(child.file("ns/user"))? })
+        Ok(Self {
+            namespace: File::open(child.file("ns/user"))?,
+        })
     }
 
-    /// Maps the ids of the mount on `target`. No other process may use the mount yet: it is replaced by its clone.
+    /// Maps the ids of the mount on `target`. No other process may use the mount yet: it is
+    /// replaced by its clone.
     pub(super) fn apply(&self, target: &Path) -> io::Result<()> {
         let mapped = self.clone_of(target, false)?;
         umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
         attach(&mapped, target)
     }
 
-    /// Names the lower directories by a mapped mount at `directory`. Drop it when the overlay is mounted.
-    pub(super) fn layers(&self, words: &[String], directory: PathBuf) -> io::Result<(MappedLayers, Vec<String>)> {
+    /// Names the lower directories by a mapped mount at `directory`. Drop it when the overlay is
+    /// mounted.
+    pub(super) fn layers(
+        &self,
+        words: &[String],
+        directory: PathBuf,
+    ) -> io::Result<(MappedLayers, Vec<String>)> {
         let unusable = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let lower = words.iter().find_map(|word| word.strip_prefix("lowerdir="));
-        let lower: Vec<&Path> =
-            lower.ok_or_else(|| unusable("no lowerdir to map"))?.split(':').map(Path::new).collect();
-        let parent = common_parent(&lower).ok_or_else(|| unusable("the lower directories have no common parent"))?;
+        let lower: Vec<&Path> = lower
+            .ok_or_else(|| unusable("no lowerdir to map"))?
+            .split(':')
+            .map(Path::new)
+            .collect();
+        let parent = common_parent(&lower)
+            .ok_or_else(|| unusable("the lower directories have no common parent"))?;
         let mapped = self.clone_of(&parent, true)?;
         fs::create_dir(&directory)?;
         let layers = MappedLayers { directory };
         attach(&mapped, &layers.directory)?;
-        let names: Vec<String> =
-            lower.iter().filter_map(|path| path.strip_prefix(&parent).ok()).map(|path| layers.name(path)).collect();
+        let names: Vec<String> = lower
+            .iter()
+            .filter_map(|path| path.strip_prefix(&parent).ok())
+            .map(|path| layers.name(path))
+            .collect();
         let lower = format!("lowerdir={}", names.join(":"));
-        let replace = |word: &String| if word.starts_with("lowerdir=") { lower.clone() } else { word.clone() };
+        let replace = |word: &String| {
+            if word.starts_with("lowerdir=") {
+                lower.clone()
+            } else {
+                word.clone()
+            }
+        };
         Ok((layers, words.iter().map(replace).collect()))
     }
 
     fn clone_of(&self, path: &Path, read_only: bool) -> io::Result<OwnedFd> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_RECURSIVE;
         let clone = open_tree(CWD, path, flags)?;
         map_ids(clone.as_fd(), self.namespace.as_fd(), read_only)?;
         Ok(clone)
@@ -87,8 +111,12 @@ impl MappedLayers {
 
 impl Drop for MappedLayers {
     fn drop(&mut self) {
-        // Unmounted already, or never mounted; without the directory there is nothing to remove either.
-        let _ = umount2(&self.directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        // Unmounted already, or never mounted; without the directory there is nothing to remove
+        // either.
+        let _ = umount2(
+            &self.directory,
+            MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW,
+        );
         if let Err(error) = fs::remove_dir(&self.directory) {
             tracing::warn!(path = %self.directory.display(), %error, "cannot remove the mount point of an overlay's mapped layers");
         }
@@ -96,19 +124,37 @@ impl Drop for MappedLayers {
 }
 
 fn attach(tree: &OwnedFd, target: &Path) -> io::Result<()> {
-    Ok(move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    Ok(move_mount(
+        tree,
+        "",
+        CWD,
+        target,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )?)
 }
 
 /// `container host size`, the format of /proc/PID/uid_map.
 fn lines(mapping: &str) -> io::Result<String> {
     let line = |range: &str| {
-        let numbers: Vec<u32> = range.split(':').map(|number| number.parse().ok()).collect::<Option<_>>()?;
-        let [inside, outside, size] = numbers[..] else { return None };
+        let numbers: Vec<u32> = range
+            .split(':')
+            .map(|number| number.parse().ok())
+            .collect::<Option<_>>()?;
+        let [inside, outside, size] = numbers[..] else {
+            return None;
+        };
         Some(format!("{inside} {outside} {size}\n"))
     };
-    mapping.split(',').map(line).collect::<Option<String>>().ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, format!("{mapping:?} is no mapping of ids (container:host:size)"))
-    })
+    mapping
+        .split(',')
+        .map(line)
+        .collect::<Option<String>>()
+        .ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{mapping:?} is no mapping of ids (container:host:size)"),
+            )
+        })
 }
 
 /// The child for which the kernel creates a user namespace.
@@ -134,7 +180,10 @@ mod tests {
 
     #[test]
     fn mappings_are_read_or_refused() {
-        assert_eq!(lines("0:1000:1,1:100000:65535").unwrap(), "0 1000 1\n1 100000 65535\n");
+        assert_eq!(
+            lines("0:1000:1,1:100000:65535").unwrap(),
+            "0 1000 1\n1 100000 65535\n"
+        );
         for wrong in ["", "0:1", "0:1:2:3", "a:b:c", "0:-1:1"] {
             assert!(lines(wrong).is_err(), "{wrong}");
         }

@@ -1,5 +1,5 @@
-//! This folder's tests on the real kernel, each in a mount namespace of its own thread. Without the right to mount they are
-//! reported as skipped.
+//! This folder's tests on the real kernel, each in a mount namespace of its own thread. Without the
+//! right to mount they are reported as skipped.
 
 use std::env;
 use std::fs::{self, create_dir};
@@ -16,14 +16,21 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::{RootfsError, call, mount_all, unmount_all, unmount_and_remove};
 
-/// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports id-mapped mounts.
+/// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports
+/// id-mapped mounts.
 fn in_namespace(test: impl FnOnce(&Path) + Send + 'static) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_owned();
     create_dir(path.join("rootfs")).unwrap();
     let finished = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS)?;
-        call(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
+        call(
+            None,
+            Path::new("/"),
+            None,
+            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+            None,
+        )?;
         test(&path);
         io::Result::Ok(())
     });
@@ -34,7 +41,10 @@ fn in_namespace(test: impl FnOnce(&Path) + Send + 'static) {
 
 /// Writes past the test runner's capture of `eprintln!`.
 fn skipped(why: &str) {
-    let name = thread::current().name().unwrap_or("a test of root filesystems").to_owned();
+    let name = thread::current()
+        .name()
+        .unwrap_or("a test of root filesystems")
+        .to_owned();
     let _ = writeln!(io::stderr(), "SKIPPED {name}: {why}");
 }
 
@@ -56,7 +66,14 @@ fn make(path: PathBuf) -> PathBuf {
 fn mounts_below(path: &Path) -> usize {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let path = path.display().to_string();
-    table.lines().filter(|line| line.split(' ').nth(4).is_some_and(|place| place.starts_with(&path))).count()
+    table
+        .lines()
+        .filter(|line| {
+            line.split(' ')
+                .nth(4)
+                .is_some_and(|place| place.starts_with(&path))
+        })
+        .count()
 }
 
 fn owner(path: &Path) -> (u32, u32) {
@@ -67,8 +84,14 @@ fn owner(path: &Path) -> (u32, u32) {
 /// False, with a message, if this kernel or this filesystem has no id-mapped mounts.
 fn can_map_ids(result: Result<(), RootfsError>) -> bool {
     match result {
-        Err(RootfsError::Mount { step: "map the ids of" | "mount", source, .. })
-            if matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) =>
+        Err(RootfsError::Mount {
+            step: "map the ids of" | "mount",
+            source,
+            ..
+        }) if matches!(
+            source.kind(),
+            io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+        ) =>
         {
             skipped(&format!("no id-mapped mounts: {source}"));
             false
@@ -87,9 +110,15 @@ fn a_bind_with_other_ids() {
     in_namespace(|dir| {
         let (source, rootfs) = (make(dir.join("source")), dir.join("rootfs"));
         fs::write(source.join("file"), "").unwrap();
-        if can_map_ids(mount_all(&[mount("bind", &source, "", &format!("rbind,ro,{MAP}"))], &rootfs)) {
+        if can_map_ids(mount_all(
+            &[mount("bind", &source, "", &format!("rbind,ro,{MAP}"))],
+            &rootfs,
+        )) {
             assert_eq!(owner(&rootfs.join("file")), (100_000, 200_000));
-            assert!(fs::write(rootfs.join("new"), "").is_err(), "it was to be read-only");
+            assert!(
+                fs::write(rootfs.join("new"), "").is_err(),
+                "it was to be read-only"
+            );
             assert_eq!(mounts_below(&rootfs), 1);
             unmount_all(&rootfs).unwrap();
         }
@@ -116,7 +145,8 @@ fn the_mount_point_is_removed_and_a_full_directory_stays() {
 fn an_overlay_with_other_ids() {
     in_namespace(|dir| {
         let rootfs = dir.join("rootfs");
-        let [upper, work, low, high] = ["upper", "work", "s/1/fs", "s/2/fs"].map(|name| make(dir.join(name)));
+        let [upper, work, low, high] =
+            ["upper", "work", "s/1/fs", "s/2/fs"].map(|name| make(dir.join(name)));
         fs::write(low.join("low"), "").unwrap();
         fs::write(high.join("high"), "").unwrap();
         let options = format!(
@@ -126,7 +156,10 @@ fn an_overlay_with_other_ids() {
             high.display(),
             low.display()
         );
-        if can_map_ids(mount_all(&[mount("overlay", Path::new("overlay"), "", &options)], &rootfs)) {
+        if can_map_ids(mount_all(
+            &[mount("overlay", Path::new("overlay"), "", &options)],
+            &rootfs,
+        )) {
             assert_eq!(owner(&rootfs.join("low")), (100_000, 200_000));
             assert_eq!(owner(&rootfs.join("high")), (100_000, 200_000));
             unmount_all(&rootfs).unwrap();
@@ -150,7 +183,10 @@ fn a_file_through_a_loop_device_without_the_page_cache() {
 fn through_a_loop_device(dir: &Path, options: &str) {
     let (image, rootfs) = (dir.join("image"), dir.join("rootfs"));
     fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
-    let made = Command::new("/sbin/mkfs.ext4").args(["-q", "-F"]).arg(&image).status();
+    let made = Command::new("/sbin/mkfs.ext4")
+        .args(["-q", "-F"])
+        .arg(&image)
+        .status();
     if !made.is_ok_and(|status| status.success()) || fs::metadata("/dev/loop-control").is_err() {
         return skipped("no mkfs.ext4, or no loop devices");
     }
@@ -158,7 +194,11 @@ fn through_a_loop_device(dir: &Path, options: &str) {
     assert!(fs::metadata(rootfs.join("lost+found")).unwrap().is_dir());
     let devices = || attached_to(&image);
     assert_eq!(devices(), 1);
-    assert_eq!(uses_direct_io(&image), options.contains("direct-io"), "{options}");
+    assert_eq!(
+        uses_direct_io(&image),
+        options.contains("direct-io"),
+        "{options}"
+    );
     unmount_all(&rootfs).unwrap();
     // The device detaches when the last user has gone, which may be a moment later.
     let gone = (0..100).any(|_| {
@@ -169,27 +209,47 @@ fn through_a_loop_device(dir: &Path, options: &str) {
 }
 
 fn uses_direct_io(file: &Path) -> bool {
-    let devices = fs::read_dir("/sys/block").unwrap().flatten().map(|device| device.path().join("loop"));
+    let devices = fs::read_dir("/sys/block")
+        .unwrap()
+        .flatten()
+        .map(|device| device.path().join("loop"));
     let of_file = |device: &PathBuf| {
-        fs::read_to_string(device.join("backing_file")).is_ok_and(|name| name.trim() == file.display().to_string())
+        fs::read_to_string(device.join("backing_file"))
+            .is_ok_and(|name| name.trim() == file.display().to_string())
     };
-    let flag = devices.filter(of_file).find_map(|device| fs::read_to_string(device.join("dio")).ok());
+    let flag = devices
+        .filter(of_file)
+        .find_map(|device| fs::read_to_string(device.join("dio")).ok());
     flag.unwrap().trim() == "1"
 }
 
 fn attached_to(file: &Path) -> usize {
     let devices = fs::read_dir("/sys/block").unwrap().flatten();
-    let backing = devices.filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok());
-    backing.filter(|name| name.trim() == file.display().to_string()).count()
+    let backing = devices
+        .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok());
+    backing
+        .filter(|name| name.trim() == file.display().to_string())
+        .count()
 }
 
 #[test]
 fn a_mount_below_another() {
     in_namespace(|dir| {
-        let (base, data, rootfs) = (make(dir.join("base")), make(dir.join("data")), dir.join("rootfs"));
+        let (base, data, rootfs) = (
+            make(dir.join("base")),
+            make(dir.join("data")),
+            dir.join("rootfs"),
+        );
         create_dir(base.join("volume")).unwrap();
         fs::write(data.join("file"), "").unwrap();
-        mount_all(&[mount("bind", &base, "", "rbind"), mount("bind", &data, "/volume", "rbind")], &rootfs).unwrap();
+        mount_all(
+            &[
+                mount("bind", &base, "", "rbind"),
+                mount("bind", &data, "/volume", "rbind"),
+            ],
+            &rootfs,
+        )
+        .unwrap();
         assert!(fs::metadata(rootfs.join("volume/file")).unwrap().is_file());
         unmount_all(&rootfs).unwrap();
         assert_eq!(mounts_below(dir), 0);
@@ -202,12 +262,18 @@ fn failed_mounts_leave_nothing_mounted() {
         let (base, rootfs) = (make(dir.join("base")), dir.join("rootfs"));
         let wrong = mount("bind", &dir.join("missing"), "", "rbind");
         let error = mount_all(&[mount("bind", &base, "", "rbind"), wrong], &rootfs).unwrap_err();
-        assert!(error.to_string().starts_with("failed to mount rootfs component: mount bind "), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("failed to mount rootfs component: mount bind "),
+            "{error}"
+        );
         assert_eq!(mounts_below(dir), 0);
     });
 }
 
-/// As under a rootless containerd: the flags of the volume are locked. The test runs itself again in such a namespace.
+/// As under a rootless containerd: the flags of the volume are locked. The test runs itself again
+/// in such a namespace.
 #[test]
 fn a_read_only_bind_in_a_user_namespace() {
     const FOLDER: &str = "BINDGUARD_TEST_FOLDER";
@@ -215,9 +281,16 @@ fn a_read_only_bind_in_a_user_namespace() {
         let (folder, flags) = (Path::new(&folder), ["rbind,ro", "bind,ro,relatime"]);
         let rootfs = folder.join("rootfs");
         for options in flags {
-            mount_all(&[mount("bind", &folder.join("volume"), "", options)], &rootfs).unwrap();
+            mount_all(
+                &[mount("bind", &folder.join("volume"), "", options)],
+                &rootfs,
+            )
+            .unwrap();
             let has = statvfs(&rootfs).unwrap().flags();
-            assert!(has.contains(FsFlags::ST_RDONLY | FsFlags::ST_NOSUID | FsFlags::ST_NODEV), "{has:?}");
+            assert!(
+                has.contains(FsFlags::ST_RDONLY | FsFlags::ST_NOSUID | FsFlags::ST_NODEV),
+                "{has:?}"
+            );
             unmount_all(&rootfs).unwrap();
         }
         return;
@@ -225,18 +298,37 @@ fn a_read_only_bind_in_a_user_namespace() {
     in_namespace(|folder| {
         let volume = make(folder.join("volume"));
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME;
-        call(Some(Path::new("tmpfs")), &volume, Some("tmpfs"), flags, None).unwrap();
+        call(
+            Some(Path::new("tmpfs")),
+            &volume,
+            Some("tmpfs"),
+            flags,
+            None,
+        )
+        .unwrap();
         let in_user_namespace = |program: &Path, words: &[&str]| {
             let mut command = Command::new("unshare");
-            command.args(["--user", "--map-root-user", "--mount"]).arg(program).args(words).env(FOLDER, folder);
+            command
+                .args(["--user", "--map-root-user", "--mount"])
+                .arg(program)
+                .args(words)
+                .env(FOLDER, folder);
             command.output().unwrap()
         };
         if !in_user_namespace(Path::new("true"), &[]).status.success() {
             return skipped("no user namespace");
         }
-        let words = ["--exact", "rootfs::live::a_read_only_bind_in_a_user_namespace", "--nocapture"];
+        let words = [
+            "--exact",
+            "rootfs::live::a_read_only_bind_in_a_user_namespace",
+            "--nocapture",
+        ];
         let inside = in_user_namespace(&env::current_exe().unwrap(), &words);
-        assert!(inside.status.success(), "{}", String::from_utf8_lossy(&inside.stderr));
+        assert!(
+            inside.status.success(),
+            "{}",
+            String::from_utf8_lossy(&inside.stderr)
+        );
         assert!(String::from_utf8_lossy(&inside.stdout).contains("1 passed"));
     });
 }

@@ -1,8 +1,9 @@
 //! The `loop` option: a file with a filesystem becomes a block device while it is mounted.
 //!
-//! The kernel names a free device, but does not reserve it: the first process that attaches gets it, and EBUSY means to try
-//! another one. The device detaches the file by itself after its last user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user:
-//! it stays open until the filesystem is mounted.
+//! The kernel names a free device, but does not reserve it: the first process that attaches gets
+//! it, and EBUSY means to try another one. The device detaches the file by itself after its last
+//! user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user: it stays open until the filesystem is
+//! mounted.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,16 +34,30 @@ impl LoopDevice {
             let path = PathBuf::from(format!("/dev/loop{}", free_loop_device(&control)?));
             let device = open(&path, !mode.read_only)?;
             match attach_loop_device(&device, &file, mode) {
-                Ok(()) => return Ok(Self { path, _until_it_is_mounted: device }),
+                Ok(()) => {
+                    return Ok(Self {
+                        path,
+                        _until_it_is_mounted: device,
+                    });
+                }
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(PAUSE),
                 Err(error) => return Err(error),
             }
         }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "others were faster with every free loop device"))
+        Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "others were faster with every free loop device",
+        ))
     }
 }
 
 fn open(path: &Path, writable: bool) -> io::Result<File> {
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("open {}: {error}", path.display()));
-    OpenOptions::new().read(true).write(writable).open(path).map_err(named)
+    let named = |error: io::Error| {
+        io::Error::new(error.kind(), format!("open {}: {error}", path.display()))
+    };
+    OpenOptions::new()
+        .read(true)
+        .write(writable)
+        .open(path)
+        .map_err(named)
 }

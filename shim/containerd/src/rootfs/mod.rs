@@ -1,8 +1,9 @@
 //! The container's root filesystem: the snapshotter's mounts, on `rootfs` in the bundle.
 //!
-//! Usually one overlay, sometimes id-mapped. A devmapper or erofs snapshotter uses block devices or images, a lazy-pulling one
-//! a FUSE filesystem. All of it is mounted on a separate thread, and a failure unmounts what was mounted before. No mount or
-//! unmount reads the mount table: with ten thousand mounts on a node that would be the main cost.
+//! Usually one overlay, sometimes id-mapped. A devmapper or erofs snapshotter uses block devices or
+//! images, a lazy-pulling one a FUSE filesystem. All of it is mounted on a separate thread, and a
+//! failure unmounts what was mounted before. No mount or unmount reads the mount table: with ten
+//! thousand mounts on a node that would be the main cost.
 
 mod fuse;
 mod id_map;
@@ -33,8 +34,10 @@ use overlay::OverlayMount;
 use unmount::{unmount_all, unmount_and_remove};
 
 /// The flags for access times.
-const ATIME: MsFlags =
-    MsFlags::MS_NOATIME.union(MsFlags::MS_NODIRATIME).union(MsFlags::MS_RELATIME).union(MsFlags::MS_STRICTATIME);
+const ATIME: MsFlags = MsFlags::MS_NOATIME
+    .union(MsFlags::MS_NODIRATIME)
+    .union(MsFlags::MS_RELATIME)
+    .union(MsFlags::MS_STRICTATIME);
 const OVERLAY: &str = "overlay";
 /// Beside the root filesystem, and only during the mount.
 const MAPPED_LAYERS: &str = "mapped-layers";
@@ -96,13 +99,17 @@ pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), Roo
         return Ok(());
     }
     let target = rootfs.clone();
-    run_blocking(move || mount_all(&mounts, &rootfs)).await.map_err(|source| RootfsError::Thread { target, source })?
+    run_blocking(move || mount_all(&mounts, &rootfs))
+        .await
+        .map_err(|source| RootfsError::Thread { target, source })?
 }
 
 /// Unmounts everything there, and removes the mount point. It is no error if nothing is mounted.
 pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), RootfsError> {
     let target = rootfs.clone();
-    run_blocking(move || unmount_and_remove(&rootfs)).await.map_err(|source| RootfsError::Thread { target, source })?
+    run_blocking(move || unmount_and_remove(&rootfs))
+        .await
+        .map_err(|source| RootfsError::Thread { target, source })?
 }
 
 fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
@@ -110,7 +117,10 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
     for mount in mounts {
         if let Err(error) = mount_one(mount, rootfs) {
             if let Err(left) = unmount_all(rootfs) {
-                tracing::warn!(error = error_chain(&left), "a half mounted root filesystem stays");
+                tracing::warn!(
+                    error = error_chain(&left),
+                    "a half mounted root filesystem stays"
+                );
             }
             return Err(error);
         }
@@ -123,7 +133,10 @@ fn make_directory(path: &Path) -> Result<(), RootfsError> {
         .recursive(true)
         .mode(0o711)
         .create(path)
-        .map_err(|source| RootfsError::MountPoint { path: path.to_owned(), source })
+        .map_err(|source| RootfsError::MountPoint {
+            path: path.to_owned(),
+            source,
+        })
 }
 
 fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
@@ -140,16 +153,22 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
     if let Some(fuse) = Fuse::of_type(&mount.type_) {
         return fuse.mount(mount, &target).map_err(failed("mount"));
     }
-    let options = MountOptions::parse(&mount.options)
-        .map_err(|source| RootfsError::Option { source_path: mount.source.clone(), source })?;
-    let id_map = options.id_map.as_ref().map(|(users, groups)| IdMap::new(users, groups));
+    let options = MountOptions::parse(&mount.options).map_err(|source| RootfsError::Option {
+        source_path: mount.source.clone(),
+        source,
+    })?;
+    let id_map = options
+        .id_map
+        .as_ref()
+        .map(|(users, groups)| IdMap::new(users, groups));
     let id_map = id_map.transpose().map_err(failed("map the ids of"))?;
 
     if !options.is_remount_only() {
         mount_itself(mount, rootfs, &target, &options, id_map.as_ref()).map_err(failed("mount"))?;
     }
     if !options.propagation.is_empty() {
-        call(None, &target, None, options.propagation, None).map_err(failed("change the propagation of"))?;
+        call(None, &target, None, options.propagation, None)
+            .map_err(failed("change the propagation of"))?;
     }
     // The kernel ignores every other flag of a new bind: read-only needs a second call.
     let read_only_bind = MsFlags::MS_BIND | MsFlags::MS_RDONLY;
@@ -171,21 +190,36 @@ fn mount_itself(
     id_map: Option<&IdMap>,
 ) -> io::Result<()> {
     let source = Path::new(&mount.source);
-    let device = options.loop_device.map(|mode| LoopDevice::attach(source, mode)).transpose()?;
+    let device = options
+        .loop_device
+        .map(|mode| LoopDevice::attach(source, mode))
+        .transpose()?;
     let source = device.as_ref().map_or(source, |device| &device.path);
-    let overlay_mount = OverlayMount { kind: &mount.type_, source, flags: options.flags, data: &options.data };
+    let overlay_mount = OverlayMount {
+        kind: &mount.type_,
+        source,
+        flags: options.flags,
+        data: &options.data,
+    };
     match id_map.filter(|_| mount.type_ == OVERLAY) {
         None => overlay::mount_with_long_options(&overlay_mount, target),
         Some(map) => {
-            let (_until_it_is_mounted, data) = map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
-            overlay::mount_with_long_options(&OverlayMount { data: &data, ..overlay_mount }, target)
+            let (_until_it_is_mounted, data) =
+                map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
+            overlay::mount_with_long_options(
+                &OverlayMount {
+                    data: &data,
+                    ..overlay_mount
+                },
+                target,
+            )
         }
     }
 }
 
-/// Gives a bind its flags. In a user namespace the flags of a mount from outside are locked, see mount_namespaces(7): the
-/// kernel refuses a call that leaves one out. Then the locked flags are kept, and so is the mount's atime mode, which the
-/// kernel keeps when the call has no atime flag.
+/// Gives a bind its flags. In a user namespace the flags of a mount from outside are locked, see
+/// mount_namespaces(7): the kernel refuses a call that leaves one out. Then the locked flags are
+/// kept, and so is the mount's atime mode, which the kernel keeps when the call has no atime flag.
 fn remount(target: &Path, flags: MsFlags) -> io::Result<()> {
     match call(None, target, None, flags | MsFlags::MS_REMOUNT, None) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -204,7 +238,11 @@ fn lockable_flags(target: &Path) -> io::Result<MsFlags> {
         (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
         (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
     ];
-    Ok(lockable.into_iter().filter(|(flag, _)| has.contains(*flag)).map(|(_, flag)| flag).collect())
+    Ok(lockable
+        .into_iter()
+        .filter(|(flag, _)| has.contains(*flag))
+        .map(|(_, flag)| flag)
+        .collect())
 }
 
 /// mount(2).

@@ -1,7 +1,9 @@
-//! fstab's options, converted for mount(2): flags, propagation and the rest for the filesystem itself.
+//! fstab's options, converted for mount(2): flags, propagation and the rest for the filesystem
+//! itself.
 //!
-//! Three options need more than mount(2), as with mount(8): `loop`, and the pair `uidmap=` and `gidmap=`. The table is
-//! mount(8)'s. A change of propagation needs a separate call, see mount(2), so it is kept separately.
+//! Three options need more than mount(2), as with mount(8): `loop`, and the pair `uidmap=` and
+//! `gidmap=`. The table is mount(8)'s. A change of propagation needs a separate call, see mount(2),
+//! so it is kept separately.
 
 use nix::mount::MsFlags;
 
@@ -31,27 +33,49 @@ const OPTIONS: &[(&str, OptionEffect)] = &[
     ("noexec", OptionEffect::Set(MsFlags::MS_NOEXEC)),
     ("nomand", OptionEffect::Clear(MsFlags::MS_MANDLOCK)),
     ("norelatime", OptionEffect::Clear(MsFlags::MS_RELATIME)),
-    ("nostrictatime", OptionEffect::Clear(MsFlags::MS_STRICTATIME)),
+    (
+        "nostrictatime",
+        OptionEffect::Clear(MsFlags::MS_STRICTATIME),
+    ),
     ("nosuid", OptionEffect::Set(MsFlags::MS_NOSUID)),
     ("private", OptionEffect::Propagate(MsFlags::MS_PRIVATE)),
-    ("rbind", OptionEffect::Set(MsFlags::MS_BIND.union(MsFlags::MS_REC))),
+    (
+        "rbind",
+        OptionEffect::Set(MsFlags::MS_BIND.union(MsFlags::MS_REC)),
+    ),
     ("relatime", OptionEffect::Set(MsFlags::MS_RELATIME)),
     ("remount", OptionEffect::Set(MsFlags::MS_REMOUNT)),
     ("ro", OptionEffect::Set(MsFlags::MS_RDONLY)),
-    ("rprivate", OptionEffect::Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC))),
-    ("rshared", OptionEffect::Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC))),
-    ("rslave", OptionEffect::Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC))),
-    ("runbindable", OptionEffect::Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC))),
+    (
+        "rprivate",
+        OptionEffect::Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC)),
+    ),
+    (
+        "rshared",
+        OptionEffect::Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC)),
+    ),
+    (
+        "rslave",
+        OptionEffect::Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC)),
+    ),
+    (
+        "runbindable",
+        OptionEffect::Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC)),
+    ),
     ("rw", OptionEffect::Clear(MsFlags::MS_RDONLY)),
     ("shared", OptionEffect::Propagate(MsFlags::MS_SHARED)),
     ("slave", OptionEffect::Propagate(MsFlags::MS_SLAVE)),
     ("strictatime", OptionEffect::Set(MsFlags::MS_STRICTATIME)),
     ("suid", OptionEffect::Clear(MsFlags::MS_NOSUID)),
     ("sync", OptionEffect::Set(MsFlags::MS_SYNCHRONOUS)),
-    ("unbindable", OptionEffect::Propagate(MsFlags::MS_UNBINDABLE)),
+    (
+        "unbindable",
+        OptionEffect::Propagate(MsFlags::MS_UNBINDABLE),
+    ),
 ];
 
-/// Options that containerd's mount manager should have applied and removed; the filesystem would not know them.
+/// Options that containerd's mount manager should have applied and removed; the filesystem would
+/// not know them.
 const INTERNAL: &str = "X-containerd.";
 
 /// An option that this shim cannot apply.
@@ -84,7 +108,9 @@ impl MountOptions {
                 Some((_, OptionEffect::Set(bits))) => flags |= *bits,
                 Some((_, OptionEffect::Clear(bits))) => flags -= *bits,
                 Some((_, OptionEffect::Propagate(bits))) => propagation = *bits,
-                None if option.starts_with(INTERNAL) => return Err(UnsupportedOption(option.clone())),
+                None if option.starts_with(INTERNAL) => {
+                    return Err(UnsupportedOption(option.clone()));
+                }
                 None => match option.split_once('=').unwrap_or((option, "")) {
                     ("loop", "") => is_loop = true,
                     ("uidmap", map) => users = Some(map.to_owned()),
@@ -95,7 +121,13 @@ impl MountOptions {
         }
         let loop_device = is_loop.then(|| take_loop_mode(&mut data, flags));
         // One mapping without the other maps nothing, as with containerd's own mounts.
-        Ok(Self { flags, propagation, data, loop_device, id_map: users.zip(groups) })
+        Ok(Self {
+            flags,
+            propagation,
+            data,
+            loop_device,
+            id_map: users.zip(groups),
+        })
     }
 
     /// A remount without data changes flags only, and those are applied by the calls that follow.
@@ -108,7 +140,10 @@ impl MountOptions {
 fn take_loop_mode(data: &mut Vec<String>, flags: MsFlags) -> LoopMode {
     let before = data.len();
     data.retain(|option| option != "direct-io");
-    LoopMode { read_only: flags.contains(MsFlags::MS_RDONLY), direct_io: data.len() < before }
+    LoopMode {
+        read_only: flags.contains(MsFlags::MS_RDONLY),
+        direct_io: data.len() < before,
+    }
 }
 
 #[cfg(test)]
@@ -123,13 +158,19 @@ mod tests {
     fn an_overlay_keeps_its_own_options_in_order() {
         let options = parse("index=off,workdir=/w,upperdir=/u,lowerdir=/a:/b").unwrap();
         assert!(options.flags.is_empty() && options.propagation.is_empty());
-        assert_eq!(options.data, ["index=off", "workdir=/w", "upperdir=/u", "lowerdir=/a:/b"]);
+        assert_eq!(
+            options.data,
+            ["index=off", "workdir=/w", "upperdir=/u", "lowerdir=/a:/b"]
+        );
     }
 
     #[test]
     fn later_options_win_and_propagation_is_separate() {
         let options = parse("rbind,ro,rw,ro,rslave").unwrap();
-        assert_eq!(options.flags, MsFlags::MS_BIND | MsFlags::MS_REC | MsFlags::MS_RDONLY);
+        assert_eq!(
+            options.flags,
+            MsFlags::MS_BIND | MsFlags::MS_REC | MsFlags::MS_RDONLY
+        );
         assert_eq!(options.propagation, MsFlags::MS_SLAVE | MsFlags::MS_REC);
         assert_eq!(parse("ro,rw").unwrap().flags, MsFlags::empty());
     }
@@ -137,7 +178,13 @@ mod tests {
     #[test]
     fn options_that_need_more_than_a_mount() {
         let options = parse("ro,loop,direct-io,errors=continue").unwrap();
-        assert_eq!(options.loop_device, Some(LoopMode { read_only: true, direct_io: true }));
+        assert_eq!(
+            options.loop_device,
+            Some(LoopMode {
+                read_only: true,
+                direct_io: true
+            })
+        );
         assert_eq!(options.data, ["errors=continue"]);
         assert_eq!(parse("ro,direct-io").unwrap().loop_device, None);
         let options = parse("uidmap=0:1000:1,gidmap=0:2000:1").unwrap();
@@ -147,7 +194,10 @@ mod tests {
 
     #[test]
     fn an_unsupported_option_is_an_error() {
-        assert_eq!(parse("ro,X-containerd.mkfs.fs=ext4"), Err(UnsupportedOption("X-containerd.mkfs.fs=ext4".into())));
+        assert_eq!(
+            parse("ro,X-containerd.mkfs.fs=ext4"),
+            Err(UnsupportedOption("X-containerd.mkfs.fs=ext4".into()))
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Overlays with very many layers.
 //!
-//! mount(2) takes one page of options. An image of about sixty layers needs more, with all layers below one directory of the
-//! snapshotter. So the lower directories are named relative to that directory, and mount(2) is called with it as the working
-//! directory. The whole process shares that, hence unshare(CLONE_FS) first: this runs on a thread that ends afterwards.
+//! mount(2) takes one page of options. An image of about sixty layers needs more, with all layers
+//! below one directory of the snapshotter. So the lower directories are named relative to that
+//! directory, and mount(2) is called with it as the working directory. The whole process shares
+//! that, hence unshare(CLONE_FS) first: this runs on a thread that ends afterwards.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,26 +40,49 @@ pub(super) fn mount_with_long_options(overlay: &OverlayMount<'_>, target: &Path)
         data = short.join(",");
     }
     if data.len() > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::ArgumentListTooLong, "more options than mount(2) takes"));
+        return Err(io::Error::new(
+            io::ErrorKind::ArgumentListTooLong,
+            "more options than mount(2) takes",
+        ));
     }
-    call(Some(overlay.source), target, Some(overlay.kind), overlay.flags, Some(&data))
+    call(
+        Some(overlay.source),
+        target,
+        Some(overlay.kind),
+        overlay.flags,
+        Some(&data),
+    )
 }
 
 /// The lower directories' common parent, and the options with names relative to it.
 fn shorten(data: &[String]) -> Option<(PathBuf, Vec<String>)> {
-    let lower = data.iter().find_map(|word| word.strip_prefix("lowerdir="))?;
+    let lower = data
+        .iter()
+        .find_map(|word| word.strip_prefix("lowerdir="))?;
     let layers: Vec<&Path> = lower.split(':').map(Path::new).collect();
     let parent = common_parent(&layers)?;
-    let relative: Option<Vec<&str>> = layers.iter().map(|layer| layer.strip_prefix(&parent).ok()?.to_str()).collect();
+    let relative: Option<Vec<&str>> = layers
+        .iter()
+        .map(|layer| layer.strip_prefix(&parent).ok()?.to_str())
+        .collect();
     let lower = format!("lowerdir={}", relative?.join(":"));
-    let replace = |word: &String| if word.starts_with("lowerdir=") { lower.clone() } else { word.clone() };
+    let replace = |word: &String| {
+        if word.starts_with("lowerdir=") {
+            lower.clone()
+        } else {
+            word.clone()
+        }
+    };
     Some((parent, data.iter().map(replace).collect()))
 }
 
 /// The lowest directory that has all of these below it; none if that is `/`.
 pub(super) fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
     let mut parent = paths.first()?.parent()?.to_owned();
-    while !paths.iter().all(|path| path.starts_with(&parent) && *path != parent) {
+    while !paths
+        .iter()
+        .all(|path| path.starts_with(&parent) && *path != parent)
+    {
         parent = parent.parent()?.to_owned();
     }
     (parent != Path::new("/") && parent.is_absolute()).then_some(parent)
@@ -76,10 +100,15 @@ mod tests {
 
     #[test]
     fn layers_become_relative_and_the_rest_stays() {
-        let (directory, short) =
-            shorten(&words("workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=/s/12/fs:/s/3/fs,index=off")).unwrap();
+        let (directory, short) = shorten(&words(
+            "workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=/s/12/fs:/s/3/fs,index=off",
+        ))
+        .unwrap();
         assert_eq!(directory, Path::new("/s"));
-        assert_eq!(short, words("workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=12/fs:3/fs,index=off"));
+        assert_eq!(
+            short,
+            words("workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=12/fs:3/fs,index=off")
+        );
     }
 
     #[test]
@@ -92,9 +121,23 @@ mod tests {
     /// In a mount namespace of its own thread.
     fn mount_hundred_layers(dir: &Path) -> io::Result<()> {
         unshare(CloneFlags::CLONE_NEWNS)?;
-        call(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None)?;
-        call(Some(Path::new("layers")), dir, Some("tmpfs"), MsFlags::empty(), None)?;
-        let layers: Vec<PathBuf> = (0..100).map(|n| dir.join(format!("{n:0>30}")).join("fs")).collect();
+        call(
+            None,
+            Path::new("/"),
+            None,
+            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+            None,
+        )?;
+        call(
+            Some(Path::new("layers")),
+            dir,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            None,
+        )?;
+        let layers: Vec<PathBuf> = (0..100)
+            .map(|n| dir.join(format!("{n:0>30}")).join("fs"))
+            .collect();
         for (n, layer) in layers.iter().enumerate() {
             fs::create_dir_all(layer)?;
             fs::write(layer.join(format!("from-{n}")), "")?;
@@ -103,16 +146,26 @@ mod tests {
         for directory in [&upper, &work, &merged] {
             fs::create_dir(directory)?;
         }
-        let lower: Vec<_> = layers.iter().map(|layer| layer.display().to_string()).collect();
+        let lower: Vec<_> = layers
+            .iter()
+            .map(|layer| layer.display().to_string())
+            .collect();
         let words = [
             format!("workdir={}", work.display()),
             format!("upperdir={}", upper.display()),
             format!("lowerdir={}", lower.join(":")),
         ];
         let source = Path::new("overlay");
-        let overlay = OverlayMount { kind: "overlay", source, flags: MsFlags::empty(), data: &words };
+        let overlay = OverlayMount {
+            kind: "overlay",
+            source,
+            flags: MsFlags::empty(),
+            data: &words,
+        };
         mount_with_long_options(&overlay, &merged)?;
-        fs::metadata(merged.join("from-0")).and(fs::metadata(merged.join("from-99"))).map(drop)
+        fs::metadata(merged.join("from-0"))
+            .and(fs::metadata(merged.join("from-99")))
+            .map(drop)
     }
 
     #[test]
@@ -120,8 +173,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let here = std::env::current_dir().unwrap();
         let path = dir.path().to_owned();
-        match std::thread::spawn(move || mount_hundred_layers(&path)).join().unwrap() {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => eprintln!("SKIPPED: no right to mount"),
+        match std::thread::spawn(move || mount_hundred_layers(&path))
+            .join()
+            .unwrap()
+        {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                eprintln!("SKIPPED: no right to mount")
+            }
             result => result.unwrap(),
         }
         assert_eq!(std::env::current_dir().unwrap(), here);

@@ -1,7 +1,8 @@
 //! The place of a mount's `target` below the root filesystem.
 //!
-//! The image provides the files there, and may contain a symlink `/data -> /etc`. The kernel resolves the target as if the root
-//! filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link leads out of it.
+//! The image provides the files there, and may contain a symlink `/data -> /etc`. The kernel
+//! resolves the target as if the root filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link
+//! leads out of it.
 
 use std::fs::{File, read_link};
 use std::io;

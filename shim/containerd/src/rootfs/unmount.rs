@@ -14,8 +14,8 @@ use super::RootfsError;
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's whole mount table before it
-/// removes the bundle, see `UnmountRecursive` in its `mount` package.
+/// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's
+/// whole mount table before it removes the bundle, see `UnmountRecursive` in its `mount` package.
 pub(super) fn unmount_and_remove(rootfs: &Path) -> Result<(), RootfsError> {
     unmount_all(rootfs)?;
     // A directory with files in it is not only a mount point, and stays.
@@ -27,7 +27,11 @@ pub(super) fn unmount_and_remove(rootfs: &Path) -> Result<(), RootfsError> {
 pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
     let mut busy = 0;
     loop {
-        let lazy = if busy > BUSY_TRIES { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+        let lazy = if busy > BUSY_TRIES {
+            MntFlags::MNT_DETACH
+        } else {
+            MntFlags::empty()
+        };
         match umount2(rootfs, lazy | MntFlags::UMOUNT_NOFOLLOW) {
             // There may be another mount underneath.
             Ok(()) => {}
@@ -37,7 +41,12 @@ pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
                 busy += 1;
                 thread::sleep(BUSY_PAUSE);
             }
-            Err(errno) => return Err(RootfsError::Unmount { target: rootfs.to_owned(), source: errno.into() }),
+            Err(errno) => {
+                return Err(RootfsError::Unmount {
+                    target: rootfs.to_owned(),
+                    source: errno.into(),
+                });
+            }
         }
     }
 }

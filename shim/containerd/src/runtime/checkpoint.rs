@@ -1,4 +1,5 @@
-//! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and create it again from there.
+//! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and create
+//! it again from there.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -61,34 +62,73 @@ impl CheckpointCall {
             (self.file_locks, "--file-locks"),
             (!self.exit, "--leave-running"),
         ];
-        args.extend(flags.into_iter().filter(|(wanted, _)| *wanted).map(|(_, flag)| flag.into()));
-        args.extend(self.empty_namespaces.iter().flat_map(|kind| ["--empty-ns".into(), kind.into()]));
+        args.extend(
+            flags
+                .into_iter()
+                .filter(|(wanted, _)| *wanted)
+                .map(|(_, flag)| flag.into()),
+        );
+        args.extend(
+            self.empty_namespaces
+                .iter()
+                .flat_map(|kind| ["--empty-ns".into(), kind.into()]),
+        );
         args
     }
 }
 
 impl Runtime {
     /// Writes a running or paused container.
-    pub(crate) async fn checkpoint(&self, id: &str, call: &CheckpointCall) -> Result<(), RuntimeError> {
-        self.run("checkpoint", call.args().into_iter().chain([id.into()])).await
+    pub(crate) async fn checkpoint(
+        &self,
+        id: &str,
+        call: &CheckpointCall,
+    ) -> Result<(), RuntimeError> {
+        self.run("checkpoint", call.args().into_iter().chain([id.into()]))
+            .await
     }
 
-    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at once.
-    pub(crate) async fn restore(&self, id: &str, call: &RestoreCall<'_>) -> Result<Created, RuntimeError> {
+    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at
+    /// once.
+    pub(crate) async fn restore(
+        &self,
+        id: &str,
+        call: &RestoreCall<'_>,
+    ) -> Result<Created, RuntimeError> {
         let mut args: Vec<OsString> = vec!["--image-path".into(), call.images.into()];
         args.extend(["--work-path".into(), call.work.clone().into()]);
         if !call.parent.is_empty() {
             args.extend(["--parent-path".into(), call.parent.into()]);
         }
-        args.extend(["--detach".into(), "--pid-file".into(), self.bundle.init_pid_file().into()]);
+        args.extend([
+            "--detach".into(),
+            "--pid-file".into(),
+            self.bundle.init_pid_file().into(),
+        ]);
         if let Some(socket) = call.prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
         // The shim is the subreaper: the restored process becomes its child.
-        args.extend(["--no-subreaper".into(), "--bundle".into(), self.bundle.path().into(), id.into()]);
-        let RestoreCall { prepared_io, settings, .. } = *call;
-        self.create_or_restore(&GuardedCall { verb: "restore", args, id, prepared_io, settings }).await
+        args.extend([
+            "--no-subreaper".into(),
+            "--bundle".into(),
+            self.bundle.path().into(),
+            id.into(),
+        ]);
+        let RestoreCall {
+            prepared_io,
+            settings,
+            ..
+        } = *call;
+        self.create_or_restore(&GuardedCall {
+            verb: "restore",
+            args,
+            id,
+            prepared_io,
+            settings,
+        })
+        .await
     }
 }
 
@@ -98,8 +138,15 @@ mod tests {
 
     #[test]
     fn every_option_has_its_flag() {
-        let call = CheckpointCall { images: "/i".into(), work: "/w".into(), ..CheckpointCall::default() };
-        assert_eq!(call.args(), ["--image-path", "/i", "--work-path", "/w", "--leave-running"]);
+        let call = CheckpointCall {
+            images: "/i".into(),
+            work: "/w".into(),
+            ..CheckpointCall::default()
+        };
+        assert_eq!(
+            call.args(),
+            ["--image-path", "/i", "--work-path", "/w", "--leave-running"]
+        );
         let all = CheckpointCall {
             parent: "../before".into(),
             exit: true,

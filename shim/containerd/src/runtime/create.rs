@@ -24,9 +24,20 @@ pub(crate) struct CreateCall<'a> {
 impl Runtime {
     /// Creates the container, admitted by the guard if there is one.
     pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
-        let CreateCall { id, prepared_io, settings, .. } = *call;
-        self.create_or_restore(&GuardedCall { verb: "create", args: self.create_args(call), id, prepared_io, settings })
-            .await
+        let CreateCall {
+            id,
+            prepared_io,
+            settings,
+            ..
+        } = *call;
+        self.create_or_restore(&GuardedCall {
+            verb: "create",
+            args: self.create_args(call),
+            id,
+            prepared_io,
+            settings,
+        })
+        .await
     }
 
     fn create_args(&self, call: &CreateCall<'_>) -> Vec<OsString> {

@@ -1,7 +1,8 @@
 //! Runs `create` and `restore`, which make a container, through the guard.
 //!
-//! `bindguard-runtime` is called with the runtime's own arguments. It checks the bundle's mounts, repairs stale ones and then
-//! *becomes* the runtime by exec. Right before, it writes one line to a pipe:
+//! `bindguard-runtime` is called with the runtime's own arguments. It checks the bundle's mounts,
+//! repairs stale ones and then *becomes* the runtime by exec. Right before, it writes one line to a
+//! pipe:
 //!
 //! ```text
 //!   handover          the runtime runs now; its result is the call's
@@ -12,11 +13,12 @@
 //!   end of file       the guard died
 //!   nothing in time   the guard hangs, perhaps on a dead mount: it is killed and not waited for
 //! ```
-//! In the last two cases, and if no guard is installed, the runtime runs without it: a guard that breaks creates is worse than
-//! the fault that it repairs. If the policy refuses any verdict, the container is refused: it may have such a bind. After a
-//! failure of the runtime the guard runs again, up to three times: a volume may have been updated between its check and the
-//! runtime's mount (kubernetes#127602). The runtime's text is not parsed. A failed try's output to the container's stderr does
-//! not appear in the output of a container that the next try makes.
+//! In the last two cases, and if no guard is installed, the runtime runs without it: a guard that
+//! breaks creates is worse than the fault that it repairs. If the policy refuses any verdict, the
+//! container is refused: it may have such a bind. After a failure of the runtime the guard runs
+//! again, up to three times: a volume may have been updated between its check and the runtime's
+//! mount (kubernetes#127602). The runtime's text is not parsed. A failed try's output to the
+//! container's stderr does not appear in the output of a container that the next try makes.
 
 use std::ffi::OsString;
 use std::io;
@@ -83,41 +85,67 @@ enum GuardResult {
 
 impl Runtime {
     /// Makes the container, admitted by the guard if there is one.
-    pub(super) async fn create_or_restore(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
-        self.run_through_guard(call).await.map_err(|error| error.into_final(call.prepared_io))
+    pub(super) async fn create_or_restore(
+        &self,
+        call: &GuardedCall<'_>,
+    ) -> Result<Created, RuntimeError> {
+        self.run_through_guard(call)
+            .await
+            .map_err(|error| error.into_final(call.prepared_io))
     }
 
     async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary()?;
         let Some(guard) = guard_program() else {
-            return self.run_unguarded(call, &format!("{WRAPPER} is not installed")).await;
+            return self
+                .run_unguarded(call, &format!("{WRAPPER} is not installed"))
+                .await;
         };
         match self.run_guard(&guard, call, 0).await? {
             GuardResult::Created(created) => Ok(created),
             GuardResult::Refused(reason) => Err(RuntimeError::Refused { reason }),
             GuardResult::RuntimeFailed(failure) => self.retry(&guard, call, failure).await,
-            GuardResult::Unchanged(_) => self.run_unguarded(call, "the guard answered as for a retry").await,
+            GuardResult::Unchanged(_) => {
+                self.run_unguarded(call, "the guard answered as for a retry")
+                    .await
+            }
             GuardResult::NoGuard(why) => {
-                self.run_unguarded(call, &format!("the guard did not hand over ({why})")).await
+                self.run_unguarded(call, &format!("the guard did not hand over ({why})"))
+                    .await
             }
         }
     }
 
-    async fn retry(&self, guard: &Path, call: &GuardedCall<'_>, first: RuntimeError) -> Result<Created, RuntimeError> {
+    async fn retry(
+        &self,
+        guard: &Path,
+        call: &GuardedCall<'_>,
+        first: RuntimeError,
+    ) -> Result<Created, RuntimeError> {
         let mut failure = first;
         for attempt in 1..=RETRIES {
             self.remove_failed_create(call.id).await;
             call.prepared_io.withhold_output();
             match self.run_guard(guard, call, attempt).await? {
                 GuardResult::Created(created) => {
-                    tracing::info!(id = call.id, attempt, "created after a mount was repaired; before: {failure}");
+                    tracing::info!(
+                        id = call.id,
+                        attempt,
+                        "created after a mount was repaired; before: {failure}"
+                    );
                     return Ok(created);
                 }
                 GuardResult::Refused(reason) => return Err(RuntimeError::Refused { reason }),
                 GuardResult::RuntimeFailed(again) => failure = again,
-                GuardResult::Unchanged(unrepaired) => return Err(failure.with_unrepaired(unrepaired)),
+                GuardResult::Unchanged(unrepaired) => {
+                    return Err(failure.with_unrepaired(unrepaired));
+                }
                 GuardResult::NoGuard(why) => {
-                    tracing::warn!(id = call.id, attempt, "no second check of the mounts: {why}");
+                    tracing::warn!(
+                        id = call.id,
+                        attempt,
+                        "no second check of the mounts: {why}"
+                    );
                     return Err(failure);
                 }
             }
@@ -125,33 +153,61 @@ impl Runtime {
         Err(failure)
     }
 
-    async fn run_unguarded(&self, call: &GuardedCall<'_>, why: &str) -> Result<Created, RuntimeError> {
+    async fn run_unguarded(
+        &self,
+        call: &GuardedCall<'_>,
+        why: &str,
+    ) -> Result<Created, RuntimeError> {
         if let Some(reason) = refusal_of_unseen(why, &call.settings.policy) {
             return Err(RuntimeError::Refused { reason });
         }
-        tracing::warn!(id = call.id, "{why}: the container is created without a check of its mounts");
-        // A guard that broke, or was killed when it had become the runtime, may have written to the container's stderr.
+        tracing::warn!(
+            id = call.id,
+            "{why}: the container is created without a check of its mounts"
+        );
+        // A guard that broke, or was killed when it had become the runtime, may have written to the
+        // container's stderr.
         if let Some(output) = call.prepared_io.last_output() {
             tracing::warn!(id = call.id, "the guard's last output: {output}");
         }
         let program = self.resolve_binary()?;
         let plain = Call::new(self, program, call.verb, call.args.clone());
-        plain.run(RunStreams::Process(call.prepared_io)).await.map(|_| Created::default())
+        plain
+            .run(RunStreams::Process(call.prepared_io))
+            .await
+            .map(|_| Created::default())
     }
 
-    async fn run_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> Result<GuardResult, RuntimeError> {
+    async fn run_guard(
+        &self,
+        guard: &Path,
+        call: &GuardedCall<'_>,
+        attempt: u32,
+    ) -> Result<GuardResult, RuntimeError> {
         let (running, mut answers) = match self.spawn_guard(guard, call, attempt) {
             Ok(spawned) => spawned,
             Err(error) => return Ok(GuardResult::NoGuard(error.to_string())),
         };
         let mut received = Vec::new();
-        if tokio::time::timeout(call.settings.deadline, read_answer(&mut answers, &mut received)).await.is_err() {
-            self.kill_late_guard(running, &mut answers, &mut received, call.id).await;
-            return Ok(GuardResult::NoGuard(format!("no answer within {:?}", call.settings.deadline)));
+        if tokio::time::timeout(
+            call.settings.deadline,
+            read_answer(&mut answers, &mut received),
+        )
+        .await
+        .is_err()
+        {
+            self.kill_late_guard(running, &mut answers, &mut received, call.id)
+                .await;
+            return Ok(GuardResult::NoGuard(format!(
+                "no answer within {:?}",
+                call.settings.deadline
+            )));
         }
         match parse_answer(&received) {
             Some(GuardAnswer::Handover { verify }) => Ok(match running.finish().await {
-                Ok(_) => GuardResult::Created(Created { needs_verification: verify }),
+                Ok(_) => GuardResult::Created(Created {
+                    needs_verification: verify,
+                }),
                 Err(error) => GuardResult::RuntimeFailed(
                     error.with_unrepaired(read_unrepaired(&mut answers, &mut received).await),
                 ),
@@ -163,29 +219,46 @@ impl Runtime {
                     Some(GuardAnswer::Unchanged) => {
                         GuardResult::Unchanged(read_unrepaired(&mut answers, &mut received).await)
                     }
-                    _ => GuardResult::NoGuard(format!("unexpected answer {:?}", String::from_utf8_lossy(&received))),
+                    _ => GuardResult::NoGuard(format!(
+                        "unexpected answer {:?}",
+                        String::from_utf8_lossy(&received)
+                    )),
                 })
             }
         }
     }
 
-    fn spawn_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> io::Result<(Running, pipe::Receiver)> {
+    fn spawn_guard(
+        &self,
+        guard: &Path,
+        call: &GuardedCall<'_>,
+        attempt: u32,
+    ) -> io::Result<(Running, pipe::Receiver)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let answers = pipe::Receiver::from_owned_fd(read)?;
         let mut request = Call::new(self, guard.to_owned(), call.verb, call.args.clone());
         request.env(handover::RUNTIME_VARIABLE, &self.binary);
         request.env(handover::PIPE_VARIABLE, write.as_raw_fd().to_string());
         request.env(handover::ATTEMPT_VARIABLE, attempt.to_string());
-        // A probe that the guard forked holds the container's streams: it must be killed together with a late guard.
+        // A probe that the guard forked holds the container's streams: it must be killed together
+        // with a late guard.
         request.lead_group();
         request.inherit(write);
-        let running = request.spawn(RunStreams::Process(call.prepared_io)).map_err(io::Error::other)?;
+        let running = request
+            .spawn(RunStreams::Process(call.prepared_io))
+            .map_err(io::Error::other)?;
         Ok((running, answers))
     }
 
-    /// Kills a late guard. It may, at the very last moment, have become the runtime: then the container that it began must be
-    /// removed before the runtime runs again.
-    async fn kill_late_guard(&self, running: Running, answers: &mut pipe::Receiver, received: &mut Vec<u8>, id: &str) {
+    /// Kills a late guard. It may, at the very last moment, have become the runtime: then the
+    /// container that it began must be removed before the runtime runs again.
+    async fn kill_late_guard(
+        &self,
+        running: Running,
+        answers: &mut pipe::Receiver,
+        received: &mut Vec<u8>,
+        id: &str,
+    ) {
         running.kill_group();
         self.finish_guard(running, KILL_GRACE).await;
         let _ = answers.try_read_buf(received);
@@ -194,8 +267,8 @@ impl Runtime {
         }
     }
 
-    /// Lets a guard that has finished end. If it hangs in the kernel it cannot even be killed: it is left to a separate task
-    /// and never waited for here.
+    /// Lets a guard that has finished end. If it hangs in the kernel it cannot even be killed: it
+    /// is left to a separate task and never waited for here.
     async fn finish_guard(&self, running: Running, grace: Duration) {
         let ended = tokio::time::timeout(grace, running.ended()).await.is_ok();
         running.forward_log();
@@ -219,6 +292,10 @@ impl Runtime {
 
 /// The shim's own folder first: the two belong together, and PATH may have another version.
 pub(super) fn guard_program() -> Option<PathBuf> {
-    let beside_shim = std::fs::read_link("/proc/self/exe").ok().and_then(|exe| Some(exe.parent()?.join(WRAPPER)));
-    beside_shim.filter(|path| is_program(path)).or_else(|| look_up(WRAPPER))
+    let beside_shim = std::fs::read_link("/proc/self/exe")
+        .ok()
+        .and_then(|exe| Some(exe.parent()?.join(WRAPPER)));
+    beside_shim
+        .filter(|path| is_program(path))
+        .or_else(|| look_up(WRAPPER))
 }

@@ -1,8 +1,9 @@
 //! The line in which the guard reports its result.
 //!
-//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its first word is checked, so that
-//! a later guard may add more. A second line, `unrepaired REASON`, names a bind that the guard left as it was and on which a
-//! runtime can fail. It is read if the runtime failed.
+//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its
+//! first word is checked, so that a later guard may add more. A second line, `unrepaired REASON`,
+//! names a bind that the guard left as it was and on which a runtime can fail. It is read if the
+//! runtime failed.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use bindguard_core::handover::{HANDOVER, LONGEST_LINE, REFUSED, UNCHANGED, UNREP
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
-/// For the second line, which is written together with the first: the pipe closes when the runtime begins.
+/// For the second line, which is written together with the first: the pipe closes when the runtime
+/// begins.
 const REST_LIMIT: Duration = Duration::from_millis(500);
 
 /// The guard's first line.
@@ -35,14 +37,24 @@ pub(super) async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec
 }
 
 /// Reads the rest, and returns a reason for which the runtime can have failed.
-pub(super) async fn read_unrepaired(answers: &mut pipe::Receiver, received: &mut Vec<u8>) -> Option<String> {
+pub(super) async fn read_unrepaired(
+    answers: &mut pipe::Receiver,
+    received: &mut Vec<u8>,
+) -> Option<String> {
     let _ = tokio::time::timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
     let text = String::from_utf8_lossy(received);
-    let reason = text.lines().skip(1).find_map(|line| line.strip_prefix(UNREPAIRED)?.strip_prefix(' '));
+    let reason = text
+        .lines()
+        .skip(1)
+        .find_map(|line| line.strip_prefix(UNREPAIRED)?.strip_prefix(' '));
     reason.map(str::to_owned)
 }
 
-async fn read_while(answers: &mut pipe::Receiver, received: &mut Vec<u8>, wants_more: impl Fn(&[u8]) -> bool) {
+async fn read_while(
+    answers: &mut pipe::Receiver,
+    received: &mut Vec<u8>,
+    wants_more: impl Fn(&[u8]) -> bool,
+) {
     while received.len() < LONGEST_LINE && wants_more(received) {
         match answers.read_buf(received).await {
             Ok(0) => return,
@@ -57,11 +69,16 @@ async fn read_while(answers: &mut pipe::Receiver, received: &mut Vec<u8>, wants_
 
 /// The first line of the received bytes; None while there are none.
 pub(super) fn parse_answer(received: &[u8]) -> Option<GuardAnswer> {
-    let end = received.iter().position(|byte| *byte == b'\n').unwrap_or(received.len());
+    let end = received
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .unwrap_or(received.len());
     let line = String::from_utf8_lossy(&received[..end]);
     match line.split_once(' ').unwrap_or((&line, "")) {
         ("", _) => None,
-        (HANDOVER, more) => Some(GuardAnswer::Handover { verify: more == VERIFY }),
+        (HANDOVER, more) => Some(GuardAnswer::Handover {
+            verify: more == VERIFY,
+        }),
         (UNCHANGED, _) => Some(GuardAnswer::Unchanged),
         (REFUSED, reason) => Some(GuardAnswer::Refused(reason.to_owned())),
         _ => Some(GuardAnswer::Invalid),
@@ -74,9 +91,18 @@ mod tests {
 
     #[test]
     fn the_first_lines_of_the_protocol() {
-        assert_eq!(parse_answer(b"handover\n"), Some(GuardAnswer::Handover { verify: false }));
-        assert_eq!(parse_answer(b"handover verify\n"), Some(GuardAnswer::Handover { verify: true }));
-        assert_eq!(parse_answer(b"handover at once\n"), Some(GuardAnswer::Handover { verify: false }));
+        assert_eq!(
+            parse_answer(b"handover\n"),
+            Some(GuardAnswer::Handover { verify: false })
+        );
+        assert_eq!(
+            parse_answer(b"handover verify\n"),
+            Some(GuardAnswer::Handover { verify: true })
+        );
+        assert_eq!(
+            parse_answer(b"handover at once\n"),
+            Some(GuardAnswer::Handover { verify: false })
+        );
         assert_eq!(parse_answer(b"unchanged\n"), Some(GuardAnswer::Unchanged));
         assert_eq!(
             parse_answer(b"refused /mnt is not mounted\nmore"),
@@ -90,7 +116,10 @@ mod tests {
     async fn a_second_line_is_the_reason() {
         for (sent, reason) in [
             ("handover\n", None),
-            ("handover verify\nunrepaired app.conf is gone\n", Some("app.conf is gone")),
+            (
+                "handover verify\nunrepaired app.conf is gone\n",
+                Some("app.conf is gone"),
+            ),
             ("unchanged\nof a later guard\nunrepaired why\n", Some("why")),
             ("unrepaired is no first line\n", None),
         ] {
@@ -99,7 +128,13 @@ mod tests {
             std::io::Write::write_all(&mut { write }, sent.as_bytes()).unwrap();
             let mut received = Vec::new();
             read_answer(&mut answers, &mut received).await;
-            assert_eq!(read_unrepaired(&mut answers, &mut received).await.as_deref(), reason, "{sent:?}");
+            assert_eq!(
+                read_unrepaired(&mut answers, &mut received)
+                    .await
+                    .as_deref(),
+                reason,
+                "{sent:?}"
+            );
         }
     }
 }

@@ -1,7 +1,8 @@
 //! One run of the runtime: its arguments, its streams, and its result.
 //!
-//! The runtime's output goes to memory files, not to pipes. A container's init inherits the streams of its `create`. So a pipe
-//! would stay open, and a wait for its end would last, as long as the container lives.
+//! The runtime's output goes to memory files, not to pipes. A container's init inherits the streams
+//! of its `create`. So a pipe would stay open, and a wait for its end would last, as long as the
+//! container lives.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -113,11 +114,21 @@ pub(crate) struct Running {
 
 impl Call {
     /// `PROGRAM --root R --log L --log-format json [--systemd-cgroup] VERB ARGS`
-    pub(crate) fn new(runtime: &Runtime, program: PathBuf, verb: &'static str, args: Vec<OsString>) -> Self {
+    pub(crate) fn new(
+        runtime: &Runtime,
+        program: PathBuf,
+        verb: &'static str,
+        args: Vec<OsString>,
+    ) -> Self {
         let directory = runtime.bundle.path().to_owned();
         let log = LogFile::in_bundle(&directory, verb);
         let mut arguments: Vec<OsString> = vec!["--root".into(), (&runtime.root).into()];
-        arguments.extend(["--log".into(), log.path().into(), "--log-format".into(), "json".into()]);
+        arguments.extend([
+            "--log".into(),
+            log.path().into(),
+            "--log-format".into(),
+            "json".into(),
+        ]);
         arguments.extend(runtime.systemd_cgroup.then(|| "--systemd-cgroup".into()));
         arguments.push(verb.into());
         arguments.extend(args);
@@ -158,11 +169,18 @@ impl Call {
     /// Starts it.
     pub(crate) fn spawn(self, streams: RunStreams<'_>) -> Result<Running, RuntimeError> {
         let program = self.program.display().to_string();
-        let failed = |source| RuntimeError::Spawn { program: program.clone(), source };
+        let failed = |source| RuntimeError::Spawn {
+            program: program.clone(),
+            source,
+        };
         let (stdout_file, stderr_file) = match &streams {
             RunStreams::Captured => (None, Some(memory_file().map_err(failed)?)),
-            RunStreams::CapturedStdout => (Some(memory_file().map_err(failed)?), Some(memory_file().map_err(failed)?)),
-            // With a terminal no other reader gets the runtime's stderr; the process itself never sees it.
+            RunStreams::CapturedStdout => (
+                Some(memory_file().map_err(failed)?),
+                Some(memory_file().map_err(failed)?),
+            ),
+            // With a terminal no other reader gets the runtime's stderr; the process itself never
+            // sees it.
             RunStreams::Process(prepared_io) => {
                 let is_free = !prepared_io.has_stderr() && prepared_io.console_socket().is_some();
                 (None, is_free.then(memory_file).transpose().map_err(failed)?)
@@ -179,7 +197,10 @@ impl Call {
             RunStreams::Process(_) => stdout,
         };
         let mut command = Command::new(&self.program);
-        command.args(self.arguments).envs(self.environment).current_dir(self.directory);
+        command
+            .args(self.arguments)
+            .envs(self.environment)
+            .current_dir(self.directory);
         command.stdin(stdio(stdin).map_err(failed)?);
         command.stdout(stdio(stdout).map_err(failed)?);
         command.stderr(stdio(stderr.or(captured)).map_err(failed)?);
@@ -191,14 +212,26 @@ impl Call {
         if let Some(fd) = self.inherited {
             kernel::inherit(&mut command, fd);
         }
-        let child = command.spawn().and_then(|child| Watched::child(child.id(), &self.exits)).map_err(failed)?;
-        Ok(Running { child, verb: self.verb, log: self.log, stdout_file, stderr_file })
+        let child = command
+            .spawn()
+            .and_then(|child| Watched::child(child.id(), &self.exits))
+            .map_err(failed)?;
+        Ok(Running {
+            child,
+            verb: self.verb,
+            log: self.log,
+            stdout_file,
+            stderr_file,
+        })
     }
 }
 
 /// /dev/null in place of a missing stream.
 fn stdio(fd: Option<BorrowedFd<'_>>) -> io::Result<Stdio> {
-    fd.map_or_else(|| Ok(Stdio::null()), |fd| fd.try_clone_to_owned().map(Stdio::from))
+    fd.map_or_else(
+        || Ok(Stdio::null()),
+        |fd| fd.try_clone_to_owned().map(Stdio::from),
+    )
 }
 
 impl Running {
@@ -207,11 +240,20 @@ impl Running {
         let exit = self.ended().await;
         let last_error = self.log.read();
         if exit.status == 0 {
-            return Ok(self.stdout_file.map(|file| read_from(file, 0)).unwrap_or_default());
+            return Ok(self
+                .stdout_file
+                .map(|file| read_from(file, 0))
+                .unwrap_or_default());
         }
-        let unexplained = RuntimeError::Unexplained { verb: self.verb, status: exit.status };
-        Err(unexplained
-            .explained_by(last_error.filter(|text| !text.is_empty()).or_else(|| self.stderr_file.and_then(tail))))
+        let unexplained = RuntimeError::Unexplained {
+            verb: self.verb,
+            status: exit.status,
+        };
+        Err(unexplained.explained_by(
+            last_error
+                .filter(|text| !text.is_empty())
+                .or_else(|| self.stderr_file.and_then(tail)),
+        ))
     }
 
     /// Resolves once, when it has ended.
@@ -219,7 +261,8 @@ impl Running {
         self.child.exit().await
     }
 
-    /// Kills it and the processes that it forked. Call it before its end, for a run that leads a group.
+    /// Kills it and the processes that it forked. Call it before its end, for a run that leads a
+    /// group.
     pub(crate) fn kill_group(&self) {
         let group = i32::try_from(self.child.pid()).ok().and_then(Pid::from_raw);
         if let Some(group) = group {
@@ -234,8 +277,8 @@ impl Running {
 }
 
 impl RuntimeError {
-    /// The error of the last try. If the runtime explains it only on the process's stderr, as crun does for a missing program,
-    /// the error quotes that. A log file gets all of it.
+    /// The error of the last try. If the runtime explains it only on the process's stderr, as crun
+    /// does for a missing program, the error quotes that. A log file gets all of it.
     pub(super) fn into_final(self, prepared_io: &PreparedIo) -> Self {
         let message = prepared_io.last_output();
         prepared_io.write_failure();
@@ -245,8 +288,13 @@ impl RuntimeError {
     /// Adds the guard's reason. The reason of the latest check wins.
     pub(super) fn with_unrepaired(self, unrepaired: Option<String>) -> Self {
         match (self, unrepaired) {
-            (Self::Unrepaired { failure, .. }, Some(reason)) => Self::Unrepaired { failure, reason },
-            (error, Some(reason)) => Self::Unrepaired { failure: Box::new(error), reason },
+            (Self::Unrepaired { failure, .. }, Some(reason)) => {
+                Self::Unrepaired { failure, reason }
+            }
+            (error, Some(reason)) => Self::Unrepaired {
+                failure: Box::new(error),
+                reason,
+            },
             (error, None) => error,
         }
     }
@@ -255,9 +303,10 @@ impl RuntimeError {
     fn explained_by(self, message: Option<String>) -> Self {
         match (self, message) {
             (Self::Unexplained { .. }, Some(message)) => Self::Failed { message },
-            (Self::Unrepaired { failure, reason }, message) => {
-                Self::Unrepaired { failure: Box::new(failure.explained_by(message)), reason }
-            }
+            (Self::Unrepaired { failure, reason }, message) => Self::Unrepaired {
+                failure: Box::new(failure.explained_by(message)),
+                reason,
+            },
             (error, _) => error,
         }
     }
@@ -275,7 +324,9 @@ fn memory_file() -> io::Result<File> {
 
 fn read_from(mut file: File, start: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_to_end(&mut bytes));
+    let read = file
+        .seek(SeekFrom::Start(start))
+        .and_then(|_| file.read_to_end(&mut bytes));
     if let Err(error) = read {
         tracing::warn!(%error, "cannot read what the runtime printed");
     }

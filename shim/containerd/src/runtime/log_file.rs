@@ -1,8 +1,9 @@
 //! The runtime's `--log` file: one JSON object a line.
 //!
-//! Each call has its own file, so that the last `error` line is from this call and not from an older one. An incomplete line,
-//! whose writer was killed, must not hide its neighbours. The guard writes its messages into the same file, below the level of
-//! an error; they are passed on to the shim's log.
+//! Each call has its own file, so that the last `error` line is from this call and not from an
+//! older one. An incomplete line, whose writer was killed, must not hide its neighbours. The guard
+//! writes its messages into the same file, below the level of an error; they are passed on to the
+//! shim's log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek};
@@ -32,16 +33,29 @@ struct RuntimeLogLine {
 }
 
 impl LogFile {
-    /// A file in the bundle that no other call has. If it cannot be made (the disk is full, or read-only) the runtime logs to
-    /// `/dev/null`: it ends at once if it cannot open its log, and a container must still be killed and deleted.
+    /// A file in the bundle that no other call has. If it cannot be made (the disk is full, or
+    /// read-only) the runtime logs to `/dev/null`: it ends at once if it cannot open its log, and a
+    /// container must still be killed and deleted.
     pub(crate) fn in_bundle(bundle: &Path, verb: &str) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
-        match OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path) {
-            Ok(file) => Self { path, file: Some(file) },
+        match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+        {
+            Ok(file) => Self {
+                path,
+                file: Some(file),
+            },
             Err(error) => {
                 tracing::warn!(%error, path = %path.display(), "the runtime is called without a log");
-                Self { path: NOWHERE.into(), file: None }
+                Self {
+                    path: NOWHERE.into(),
+                    file: None,
+                }
             }
         }
     }
@@ -55,7 +69,9 @@ impl LogFile {
     pub(crate) fn read(&self) -> Option<String> {
         let mut bytes = Vec::new();
         let mut file = self.file.as_ref()?;
-        file.rewind().and_then(|()| file.read_to_end(&mut bytes)).ok()?;
+        file.rewind()
+            .and_then(|()| file.read_to_end(&mut bytes))
+            .ok()?;
         let lines = parse(&String::from_utf8_lossy(&bytes));
         for line in &lines {
             match line.level.as_str() {
@@ -78,12 +94,18 @@ impl Drop for LogFile {
 }
 
 fn parse(text: &str) -> Vec<RuntimeLogLine> {
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    text.lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
 }
 
 fn last_error(lines: Vec<RuntimeLogLine>) -> Option<String> {
-    let is_error = |line: &RuntimeLogLine| matches!(line.level.as_str(), "error" | "fatal" | "panic");
-    lines.into_iter().rfind(is_error).map(|line| line.msg.trim().to_owned())
+    let is_error =
+        |line: &RuntimeLogLine| matches!(line.level.as_str(), "error" | "fatal" | "panic");
+    lines
+        .into_iter()
+        .rfind(is_error)
+        .map(|line| line.msg.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -96,7 +118,10 @@ mod tests {
             {"level":"error","msg":"first","time":"2026-11-21T05:10:00Z"}
             {"level":"error","msg":"runc create failed: no such file or directory\n","time":"2026-11-21T05:10:00Z"}
             {"level":"warning","msg":"re-bound /var/lib/kubelet/x"}"#;
-        assert_eq!(last_error(parse(text)).as_deref(), Some("runc create failed: no such file or directory"));
+        assert_eq!(
+            last_error(parse(text)).as_deref(),
+            Some("runc create failed: no such file or directory")
+        );
     }
 
     #[test]
@@ -114,7 +139,10 @@ mod tests {
         let log = LogFile::in_bundle(dir.path(), "create");
         assert_ne!(log.path(), LogFile::in_bundle(dir.path(), "create").path());
         assert_eq!(log.read(), None);
-        assert_eq!(LogFile::in_bundle(&dir.path().join("missing"), "create").path(), Path::new(NOWHERE));
+        assert_eq!(
+            LogFile::in_bundle(&dir.path().join("missing"), "create").path(),
+            Path::new(NOWHERE)
+        );
         fs::write(log.path(), "{\"level\":\"error\",\"msg\":\"x\"}").unwrap();
         assert_eq!(log.read().as_deref(), Some("x"));
         let path = log.path().to_owned();

@@ -1,7 +1,8 @@
 //! The OCI runtime's command line: one method per verb.
 //!
-//! `create` and `restore` go through the guard (`guard`), all other verbs directly to runc, crun or the program that the
-//! options name. The runtime's *text* is passed on, never parsed: decisions depend on exit codes, files and pidfds.
+//! `create` and `restore` go through the guard (`guard`), all other verbs directly to runc, crun or
+//! the program that the options name. The runtime's *text* is passed on, never parsed: decisions
+//! depend on exit codes, files and pidfds.
 
 mod checkpoint;
 mod create;
@@ -28,7 +29,8 @@ use crate::io::PreparedIo;
 use crate::options::Options;
 use invoke::{Call, RunStreams};
 
-/// runc's state directory under containerd, without the namespace; Go's shim uses it for every runtime.
+/// runc's state directory under containerd, without the namespace; Go's shim uses it for every
+/// runtime.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
 const DEFAULT_BINARY: &str = "runc";
 
@@ -54,8 +56,19 @@ pub(crate) struct ExecCall<'a> {
 
 impl Runtime {
     /// The runtime that these options name, for a container of this namespace.
-    pub(crate) fn new(options: &Options, namespace: &str, bundle: Bundle, exits: Arc<Exits>) -> Self {
-        let or = |value: &str, default: &str| if value.is_empty() { default.to_owned() } else { value.to_owned() };
+    pub(crate) fn new(
+        options: &Options,
+        namespace: &str,
+        bundle: Bundle,
+        exits: Arc<Exits>,
+    ) -> Self {
+        let or = |value: &str, default: &str| {
+            if value.is_empty() {
+                default.to_owned()
+            } else {
+                value.to_owned()
+            }
+        };
         Self {
             binary: or(&options.binary_name, DEFAULT_BINARY),
             root: PathBuf::from(or(&options.root, DEFAULT_ROOT)).join(namespace),
@@ -78,7 +91,12 @@ impl Runtime {
     /// Sends a signal to the container's init, or to all its processes.
     pub(crate) async fn kill(&self, id: &str, signal: u32, all: bool) -> Result<(), RuntimeError> {
         let all = all.then(|| OsString::from("--all"));
-        self.run("kill", all.into_iter().chain([id.into(), signal.to_string().into()])).await
+        self.run(
+            "kill",
+            all.into_iter()
+                .chain([id.into(), signal.to_string().into()]),
+        )
+        .await
     }
 
     /// Removes a container that has stopped, or was never started.
@@ -103,22 +121,32 @@ impl Runtime {
 
     /// Changes resource limits; `resources` is a file with an OCI LinuxResources.
     pub(crate) async fn update(&self, id: &str, resources: &Path) -> Result<(), RuntimeError> {
-        self.run("update", ["--resources".into(), resources.into(), id.into()]).await
+        self.run(
+            "update",
+            ["--resources".into(), resources.into(), id.into()],
+        )
+        .await
     }
 
     /// The pids of all processes of the container.
     pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
         let args = vec!["--format".into(), "json".into(), id.into()];
-        let json = Call::new(self, self.resolve_binary()?, "ps", args).run(RunStreams::CapturedStdout).await?;
+        let json = Call::new(self, self.resolve_binary()?, "ps", args)
+            .run(RunStreams::CapturedStdout)
+            .await?;
         // An empty container is `null` in Go's JSON.
         serde_json::from_slice::<Option<Vec<u32>>>(&json)
             .map(Option::unwrap_or_default)
-            .map_err(|error| RuntimeError::Answer { verb: "ps", why: error.to_string() })
+            .map_err(|error| RuntimeError::Answer {
+                verb: "ps",
+                why: error.to_string(),
+            })
     }
 
     /// Adds a process to a running container.
     pub(crate) async fn exec(&self, id: &str, exec: &ExecCall<'_>) -> Result<(), RuntimeError> {
-        let mut args: Vec<OsString> = vec!["--process".into(), exec.process.into(), "--detach".into()];
+        let mut args: Vec<OsString> =
+            vec!["--process".into(), exec.process.into(), "--detach".into()];
         args.extend(["--pid-file".into(), exec.pid_file.into()]);
         if let Some(socket) = exec.prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
@@ -131,19 +159,30 @@ impl Runtime {
             .map_err(|error| error.into_final(exec.prepared_io))
     }
 
-    /// True if the runtime still has state of this container. runc, crun and youki have a directory per container. If that
-    /// directory cannot be checked, the answer is true.
+    /// True if the runtime still has state of this container. runc, crun and youki have a directory
+    /// per container. If that directory cannot be checked, the answer is true.
     pub(crate) fn knows(&self, id: &str) -> bool {
         self.root.join(id).try_exists().unwrap_or(true)
     }
 
-    async fn run(&self, verb: &'static str, args: impl IntoIterator<Item = OsString>) -> Result<(), RuntimeError> {
-        let call = Call::new(self, self.resolve_binary()?, verb, args.into_iter().collect());
+    async fn run(
+        &self,
+        verb: &'static str,
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<(), RuntimeError> {
+        let call = Call::new(
+            self,
+            self.resolve_binary()?,
+            verb,
+            args.into_iter().collect(),
+        );
         call.run(RunStreams::Captured).await.map(drop)
     }
 
     fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {
-        look_up(&self.binary).ok_or_else(|| RuntimeError::Missing { binary: self.binary.clone() })
+        look_up(&self.binary).ok_or_else(|| RuntimeError::Missing {
+            binary: self.binary.clone(),
+        })
     }
 }
 
@@ -154,10 +193,13 @@ pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH")
         .unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| is_program(file))
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(program))
+        .find(|file| is_program(file))
 }
 
-/// execvp(3) skips files that it cannot run, such as a directory, or a file in a folder that it may not search.
+/// execvp(3) skips files that it cannot run, such as a directory, or a file in a folder that it may
+/// not search.
 pub(crate) fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }

@@ -26,21 +26,47 @@ struct Call {
 
 impl Calls {
     /// Begins a call; it is pending until the result is dropped.
-    pub(super) fn begin(self: &Arc<Self>, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
-        let call = Call { method, id: id.to_owned(), exec_id: exec_id.to_owned(), since: Instant::now() };
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        method: &'static str,
+        id: &str,
+        exec_id: &str,
+    ) -> PendingCall {
+        let call = Call {
+            method,
+            id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
+            since: Instant::now(),
+        };
         let mut pending = self.pending();
         pending.last += 1;
         let number = pending.last;
         pending.calls.insert(number, call);
-        PendingCall { calls: Arc::clone(self), method, number }
+        PendingCall {
+            calls: Arc::clone(self),
+            method,
+            number,
+        }
     }
 
     /// One line for each call, the oldest first.
     pub(super) fn describe(&self) -> Vec<String> {
         let line = |call: &Call| {
-            let Call { method, id, exec_id, since } = call;
-            let exec_id = if exec_id.is_empty() { String::new() } else { format!(" exec {exec_id}") };
-            format!("pending call: {method} {id}{exec_id}, for {:.1} s", since.elapsed().as_secs_f64())
+            let Call {
+                method,
+                id,
+                exec_id,
+                since,
+            } = call;
+            let exec_id = if exec_id.is_empty() {
+                String::new()
+            } else {
+                format!(" exec {exec_id}")
+            };
+            format!(
+                "pending call: {method} {id}{exec_id}, for {:.1} s",
+                since.elapsed().as_secs_f64()
+            )
         };
         self.pending().calls.values().map(line).collect()
     }
@@ -78,10 +104,19 @@ mod tests {
     #[test]
     fn a_call_is_pending_until_it_is_answered() {
         let calls = Arc::new(Calls::default());
-        let (wait, kill) = (calls.begin("wait", "web", "e"), calls.begin("kill", "web", ""));
+        let (wait, kill) = (
+            calls.begin("wait", "web", "e"),
+            calls.begin("kill", "web", ""),
+        );
         let lines = calls.describe();
-        assert!(lines[0].starts_with("pending call: wait web exec e, for 0."), "{lines:?}");
-        assert!(lines[1].starts_with("pending call: kill web, for 0."), "{lines:?}");
+        assert!(
+            lines[0].starts_with("pending call: wait web exec e, for 0."),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].starts_with("pending call: kill web, for 0."),
+            "{lines:?}"
+        );
         drop((wait, kill));
         assert!(calls.describe().is_empty());
     }

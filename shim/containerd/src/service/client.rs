@@ -14,18 +14,31 @@ use super::V3;
 /// The time limit: a server that hangs must not block the caller.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// True if the server behind this connection lives. A killed server accepts until the kernel has closed its files, and then
-/// hangs up. A living one answers, whether it knows the container or not. One that hangs counts as alive.
+/// True if the server behind this connection lives. A killed server accepts until the kernel has
+/// closed its files, and then hangs up. A living one answers, whether it knows the container or
+/// not. One that hangs counts as alive.
 pub(crate) async fn is_alive(server: UnixStream, id: &str) -> bool {
-    !call_server(server, V3, "Connect", id).await.is_err_and(|error| has_hung_up(&error))
+    !call_server(server, V3, "Connect", id)
+        .await
+        .is_err_and(|error| has_hung_up(&error))
 }
 
 /// Calls a method whose only argument is the container.
-pub(super) async fn call_server(server: UnixStream, service: &str, method: &str, id: &str) -> ttrpc::Result<Response> {
+pub(super) async fn call_server(
+    server: UnixStream,
+    service: &str,
+    method: &str,
+    id: &str,
+) -> ttrpc::Result<Response> {
     let other = |error: &dyn std::error::Error| ttrpc::Error::Others(error.to_string());
-    server.set_nonblocking(true).map_err(|error| other(&error))?;
+    server
+        .set_nonblocking(true)
+        .map_err(|error| other(&error))?;
     let server = tokio::net::UnixStream::from_std(server).map_err(|error| other(&error))?;
-    let message = ConnectRequest { id: id.to_owned(), ..Default::default() };
+    let message = ConnectRequest {
+        id: id.to_owned(),
+        ..Default::default()
+    };
     let request = Request {
         service: service.to_owned(),
         method: method.to_owned(),

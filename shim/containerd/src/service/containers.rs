@@ -1,11 +1,13 @@
 //! The containers of this shim: a pod's, or a single one.
 //!
-//! The map is locked for a look-up and never while a runtime runs, so no container waits for another. A name is reserved from
-//! the beginning of its `create`: a second create is refused, and the shim does not shut down during the first.
+//! The map is locked for a look-up and never while a runtime runs, so no container waits for
+//! another. A name is reserved from the beginning of its `create`: a second create is refused, and
+//! the shim does not shut down during the first.
 //!
-//! A shim ends when it has no container and containerd does not need it. Two states make this safe. A container whose `start`
-//! was answered with this shim is *expected*: its pod's last container may end just before it arrives. A *deserted* shim ends
-//! by itself: a containerd that was killed in the middle of a call may never send `Shutdown`.
+//! A shim ends when it has no container and containerd does not need it. Two states make this safe.
+//! A container whose `start` was answered with this shim is *expected*: its pod's last container
+//! may end just before it arrives. A *deserted* shim ends by itself: a containerd that was killed
+//! in the middle of a call may never send `Shutdown`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,11 +22,13 @@ use super::refusal::Refusal;
 use crate::events::timestamp;
 use crate::task::{SharedState, Task, TaskError};
 
-/// The time limit for the `Create` of a container whose `start` was answered; it usually follows within milliseconds.
+/// The time limit for the `Create` of a container whose `start` was answered; it usually follows
+/// within milliseconds.
 const EXPECTED_LIMIT: Duration = Duration::from_secs(10);
 /// The time limit for containerd's `Shutdown`, which follows the last delete at once.
 const DESERTED_LIMIT: Duration = Duration::from_secs(10);
-/// The same for a shim that never had a container: containerd may be busy before its first `Create`.
+/// The same for a shim that never had a container: containerd may be busy before its first
+/// `Create`.
 const UNUSED_LIMIT: Duration = Duration::from_secs(60);
 
 /// The containers, and their shared state.
@@ -60,9 +64,20 @@ impl Containers {
     /// Without containers.
     pub(crate) fn new(shared: SharedState) -> Self {
         let (by_id, expected) = (HashMap::new(), HashMap::new());
-        let register = Register { by_id, expected, deserted_at: Instant::now() + UNUSED_LIMIT, closed: false };
+        let register = Register {
+            by_id,
+            expected,
+            deserted_at: Instant::now() + UNUSED_LIMIT,
+            closed: false,
+        };
         let (shutdown, occupancy_changed, calls) = (Notify::new(), Notify::new(), Arc::default());
-        Self { shared, register: Mutex::new(register), shutdown, occupancy_changed, calls }
+        Self {
+            shared,
+            register: Mutex::new(register),
+            shutdown,
+            occupancy_changed,
+            calls,
+        }
     }
 
     /// Begins a call of the service; it is pending until the result is dropped.
@@ -80,7 +95,10 @@ impl Containers {
             }
         }
         lines.extend(self.calls.describe());
-        lines.push(format!("events that containerd has not received yet: {}", self.shared.events.waiting()));
+        lines.push(format!(
+            "events that containerd has not received yet: {}",
+            self.shared.events.waiting()
+        ));
         lines
     }
 
@@ -115,7 +133,8 @@ impl Containers {
         })
     }
 
-    /// Announces a container: `start` is about to answer with this shim. Refused if the shim is about to end.
+    /// Announces a container: `start` is about to answer with this shim. Refused if the shim is
+    /// about to end.
     pub(super) fn expect(&self, id: &str) -> Result<(), Refusal> {
         let mut register = self.register();
         if register.closed {
@@ -200,7 +219,10 @@ impl Containers {
             Entry::Occupied(_) => Err(TaskError::AlreadyExists(id.to_owned()).into()),
             Entry::Vacant(free) => {
                 free.insert(Slot::BeingCreated);
-                Ok(ReservedName { containers: self, id: id.to_owned() })
+                Ok(ReservedName {
+                    containers: self,
+                    id: id.to_owned(),
+                })
             }
         }
     }
@@ -230,13 +252,19 @@ struct ReservedName<'a> {
 
 impl ReservedName<'_> {
     fn fill(self, task: Arc<Task>) {
-        self.containers.register().by_id.insert(self.id.clone(), Slot::Ready(task));
+        self.containers
+            .register()
+            .by_id
+            .insert(self.id.clone(), Slot::Ready(task));
     }
 }
 
 impl Drop for ReservedName<'_> {
     fn drop(&mut self) {
-        let is_free_again = matches!(self.containers.register().by_id.get(&self.id), Some(Slot::BeingCreated));
+        let is_free_again = matches!(
+            self.containers.register().by_id.get(&self.id),
+            Some(Slot::BeingCreated)
+        );
         if is_free_again {
             self.containers.forget(&self.id);
         }
@@ -253,7 +281,11 @@ pub(super) mod tests {
     pub(crate) fn containers() -> Containers {
         let events = Events::publish_to("/nonexistent".into(), "n".into());
         let exits = Arc::new(Exits::default());
-        Containers::new(SharedState { namespace: "n".into(), events, exits })
+        Containers::new(SharedState {
+            namespace: "n".into(),
+            events,
+            exits,
+        })
     }
 
     #[tokio::test]
@@ -294,7 +326,10 @@ pub(super) mod tests {
         let name = containers.reserve("a").unwrap();
         assert!(!containers.close_if_deserted());
         drop(name);
-        assert!(!containers.close_if_deserted(), "containerd may still request it");
+        assert!(
+            !containers.close_if_deserted(),
+            "containerd may still request it"
+        );
         containers.register().deserted_at = Instant::now();
         containers.deserted().await;
         assert!(containers.reserve("b").is_err());

@@ -1,7 +1,8 @@
 //! The answer to a request that cannot be decoded.
 //!
-//! Go's ttrpc answers INTERNAL. The Rust one answers UNKNOWN to any error of a handler. A handler itself returns only the errors of
-//! decoding and encoding: those of a method are in its response already.
+//! Go's ttrpc answers INTERNAL. The Rust one answers UNKNOWN to any error of a handler. A handler
+//! itself returns only the errors of decoding and encoding: those of a method are in its response
+//! already.
 
 use async_trait::async_trait;
 use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
@@ -12,7 +13,10 @@ type Handler = Box<dyn MethodHandler + Send + Sync>;
 /// The same service, with this answer.
 pub(super) fn decoded(service: Service) -> Service {
     let answering = |(name, handler)| (name, Box::new(Decoding(handler)) as Handler);
-    Service { methods: service.methods.into_iter().map(answering).collect(), streams: service.streams }
+    Service {
+        methods: service.methods.into_iter().map(answering).collect(),
+        streams: service.streams,
+    }
 }
 
 struct Decoding(Handler);
@@ -50,24 +54,45 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         let services = services(&Arc::new(containers()));
-        let mut server = Server::new().add_listener(Listener::try_from(listener).unwrap()).register_service(services);
+        let mut server = Server::new()
+            .add_listener(Listener::try_from(listener).unwrap())
+            .register_service(services);
         server.start().await.unwrap();
         for (service, method, payload, code) in [
             (V2, "State", &b"\xff"[..], Code::INTERNAL),
             (V3, "Create", b"\xff", Code::INTERNAL),
             (V3, "State", b"", Code::NOT_FOUND),
             (V3, "Dance", b"", Code::UNIMPLEMENTED),
-            ("containerd.runtime.sandbox.v1.Sandbox", "Platform", b"", Code::UNIMPLEMENTED),
-            ("containerd.services.streaming.v1.Streaming", "Stream", b"", Code::UNIMPLEMENTED),
+            (
+                "containerd.runtime.sandbox.v1.Sandbox",
+                "Platform",
+                b"",
+                Code::UNIMPLEMENTED,
+            ),
+            (
+                "containerd.services.streaming.v1.Streaming",
+                "Stream",
+                b"",
+                Code::UNIMPLEMENTED,
+            ),
         ] {
             let stream = UnixStream::connect(&path).unwrap();
             stream.set_nonblocking(true).unwrap();
-            let client = Client::new(Socket::from(tokio::net::UnixStream::from_std(stream).unwrap()));
+            let client = Client::new(Socket::from(
+                tokio::net::UnixStream::from_std(stream).unwrap(),
+            ));
             let (service, method) = (service.to_owned(), method.to_owned());
-            let request = Request { service, method, payload: payload.to_owned(), ..Default::default() };
+            let request = Request {
+                service,
+                method,
+                payload: payload.to_owned(),
+                ..Default::default()
+            };
             let called = format!("{}/{}", request.service, request.method);
             match client.request(request).await {
-                Err(Error::RpcStatus(status)) => assert_eq!(status.code(), code, "{called}: {status}"),
+                Err(Error::RpcStatus(status)) => {
+                    assert_eq!(status.code(), code, "{called}: {status}")
+                }
                 other => panic!("{called}: {other:?}"),
             }
         }

@@ -1,9 +1,10 @@
 //! The wrapper between ttrpc and every method.
 //!
-//! ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create` is dropped between the
-//! runtime's run and its record, the container is unknown to the shim. So a method that changes something runs to its end in a
-//! separate task. A method that panics would never answer: the panic is caught and answered as INTERNAL, and the other
-//! containers of the pod live on.
+//! ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create`
+//! is dropped between the runtime's run and its record, the container is unknown to the shim. So a
+//! method that changes something runs to its end in a separate task. A method that panics would
+//! never answer: the panic is caught and answered as INTERNAL, and the other containers of the pod
+//! live on.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -16,7 +17,10 @@ use super::refusal::Refusal;
 /// Makes a method panic for the container that is named after it, in a build with fault points.
 #[cfg(feature = "fault-points")]
 pub(super) fn panic_on_request(method: &str, id: &str) {
-    assert!(id.strip_prefix(bindguard_core::fault_points::PANIC_IN) != Some(method), "a fault point");
+    assert!(
+        id.strip_prefix(bindguard_core::fault_points::PANIC_IN) != Some(method),
+        "a fault point"
+    );
 }
 
 /// This build has no fault points.
@@ -77,8 +81,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_answered() {
-        assert_eq!(code(run_to_end(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
-        assert_eq!(code(run_cancellable(call(), async { panic!("no") }).await), ttrpc::Code::INTERNAL);
+        assert_eq!(
+            code(run_to_end(call(), async { panic!("no") }).await),
+            ttrpc::Code::INTERNAL
+        );
+        assert_eq!(
+            code(run_cancellable(call(), async { panic!("no") }).await),
+            ttrpc::Code::INTERNAL
+        );
     }
 
     #[tokio::test]
@@ -92,6 +102,9 @@ mod tests {
         });
         assert!(timeout(Duration::from_millis(5), work).await.is_err());
         go_on.send(()).unwrap();
-        timeout(Duration::from_secs(60), seen).await.unwrap().unwrap();
+        timeout(Duration::from_secs(60), seen)
+            .await
+            .unwrap()
+            .unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! The call by which `start` announces a container to a server that it finds.
 //!
-//! A pod's last container may be deleted, and its shim shut down, between the answer to another container's `start` and its
-//! `Create`: that create would find no server. So `start` calls first. If the server answers that it ends, `start` makes a new
-//! one. A server without this call, of Go's shim or an older version of this one, is used as it is.
+//! A pod's last container may be deleted, and its shim shut down, between the answer to another
+//! container's `start` and its `Create`: that create would find no server. So `start` calls first.
+//! If the server answers that it ends, `start` makes a new one. A server without this call, of Go's
+//! shim or an older version of this one, is used as it is.
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -32,7 +33,9 @@ pub(crate) enum Expectation {
 /// Calls the server behind this connection.
 pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
     match call_server(server, SERVICE, METHOD, id).await {
-        Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => Expectation::Ends,
+        Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => {
+            Expectation::Ends
+        }
         // The server hung up before, during or after the call.
         Err(error) if has_hung_up(&error) => Expectation::Ends,
         Err(error @ ttrpc::Error::Others(_)) => {
@@ -45,8 +48,13 @@ pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
 
 /// The server's side.
 pub(super) fn service(containers: &Arc<Containers>) -> Service {
-    let method: Box<dyn MethodHandler + Send + Sync> = Box::new(Expect { containers: Arc::clone(containers) });
-    Service { methods: HashMap::from([(METHOD.to_owned(), method)]), streams: HashMap::new() }
+    let method: Box<dyn MethodHandler + Send + Sync> = Box::new(Expect {
+        containers: Arc::clone(containers),
+    });
+    Service {
+        methods: HashMap::from([(METHOD.to_owned(), method)]),
+        streams: HashMap::new(),
+    }
 }
 
 struct Expect {
@@ -56,11 +64,15 @@ struct Expect {
 #[async_trait]
 impl MethodHandler for Expect {
     async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let message = ConnectRequest::parse_from_bytes(&request.payload)
-            .map_err(|error| ttrpc::Error::RpcStatus(get_status(Code::INVALID_ARGUMENT, error.to_string())))?;
+        let message = ConnectRequest::parse_from_bytes(&request.payload).map_err(|error| {
+            ttrpc::Error::RpcStatus(get_status(Code::INVALID_ARGUMENT, error.to_string()))
+        })?;
         let expected = self.containers.expect(&message.id);
         // ttrpc 0.10 converts a raw handler's error to UNKNOWN, whatever its code is.
-        Ok(expected.map_or_else(|refusal| ttrpc::Error::from(refusal).into(), |()| Response::new()))
+        Ok(expected.map_or_else(
+            |refusal| ttrpc::Error::from(refusal).into(),
+            |()| Response::new(),
+        ))
     }
 }
 
@@ -93,10 +105,14 @@ mod tests {
             let listener = UnixListener::bind(&path).unwrap();
             listener.set_nonblocking(true).unwrap();
             let methods = HashMap::from([(SERVICE.to_owned(), service(&containers))]);
-            let mut server =
-                Server::new().add_listener(Listener::try_from(listener).unwrap()).register_service(methods);
+            let mut server = Server::new()
+                .add_listener(Listener::try_from(listener).unwrap())
+                .register_service(methods);
             server.start().await.unwrap();
-            assert_eq!(expect(UnixStream::connect(&path).unwrap(), "c").await, answer);
+            assert_eq!(
+                expect(UnixStream::connect(&path).unwrap(), "c").await,
+                answer
+            );
         }
     }
 
@@ -107,7 +123,10 @@ mod tests {
         let path = folder.path().join("socket");
         for read_limit in [None, Some(1), Some(100)] {
             let listener = UnixListener::bind(&path).unwrap();
-            let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
+            let clients = [
+                UnixStream::connect(&path).unwrap(),
+                UnixStream::connect(&path).unwrap(),
+            ];
             let server = thread::spawn(move || {
                 let Some(most) = read_limit else { return };
                 for _ in 0..2 {
@@ -116,7 +135,11 @@ mod tests {
             });
             let [one, other] = clients;
             assert!(!is_alive(one, "c").await, "{read_limit:?}");
-            assert_eq!(expect(other, "c").await, Expectation::Ends, "{read_limit:?}");
+            assert_eq!(
+                expect(other, "c").await,
+                Expectation::Ends,
+                "{read_limit:?}"
+            );
             server.join().unwrap();
             fs::remove_file(&path).unwrap();
         }

@@ -1,8 +1,8 @@
 //! The task service: containerd's requests, each to its task.
 //!
-//! containerd 1.x calls it `containerd.task.v2.Task`, 2.x `containerd.task.v3.Task`; the messages are the same, so one
-//! implementation serves both names. Every method is explicit: for a missing method ttrpc answers NOT_FOUND, which means to
-//! containerd that the container is gone.
+//! containerd 1.x calls it `containerd.task.v2.Task`, 2.x `containerd.task.v3.Task`; the messages
+//! are the same, so one implementation serves both names. Every method is explicit: for a missing
+//! method ttrpc answers NOT_FOUND, which means to containerd that the container is gone.
 
 mod calls;
 mod client;
@@ -17,10 +17,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use containerd_shim_protos::api::{
-    CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest, CreateTaskResponse,
-    DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest, PauseRequest, PidsRequest, PidsResponse,
-    ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest, StartResponse, StateRequest, StateResponse,
-    StatsRequest, StatsResponse, UpdateTaskRequest, WaitRequest, WaitResponse,
+    CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest,
+    CreateTaskResponse, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest,
+    PauseRequest, PidsRequest, PidsResponse, ResizePtyRequest, ResumeRequest, ShutdownRequest,
+    StartRequest, StartResponse, StateRequest, StateResponse, StatsRequest, StatsResponse,
+    UpdateTaskRequest, WaitRequest, WaitResponse,
 };
 use containerd_shim_protos::shim_async::{Task as TaskMethods, create_task};
 use protobuf::MessageField;
@@ -38,21 +39,41 @@ use crate::events::timestamp;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
-/// The other services that containerd may call on a shim. ttrpc answers UNIMPLEMENTED only for a service that it knows, and
-/// containerd tries something else at this code alone.
-const NOT_SERVED: [&str; 2] = ["containerd.runtime.sandbox.v1.Sandbox", "containerd.services.streaming.v1.Streaming"];
+/// The other services that containerd may call on a shim. ttrpc answers UNIMPLEMENTED only for a
+/// service that it knows, and containerd tries something else at this code alone.
+const NOT_SERVED: [&str; 2] = [
+    "containerd.runtime.sandbox.v1.Sandbox",
+    "containerd.services.streaming.v1.Streaming",
+];
 
-/// Both names of the service, over the same containers, the one that our own `start` calls, and those without methods.
+/// Both names of the service, over the same containers, the one that our own `start` calls, and
+/// those without methods.
 pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
-    let service = || Arc::new(TaskService { containers: Arc::clone(containers) });
+    let service = || {
+        Arc::new(TaskService {
+            containers: Arc::clone(containers),
+        })
+    };
     let mut all = create_task(service());
     if let Some(twin) = create_task(service()).remove(V3) {
         all.insert(V2.to_owned(), twin);
     }
-    all.insert(expectation::SERVICE.to_owned(), expectation::service(containers));
-    let mut all: HashMap<String, Service> = all.into_iter().map(|(name, service)| (name, decoded(service))).collect();
+    all.insert(
+        expectation::SERVICE.to_owned(),
+        expectation::service(containers),
+    );
+    let mut all: HashMap<String, Service> = all
+        .into_iter()
+        .map(|(name, service)| (name, decoded(service)))
+        .collect();
     for name in NOT_SERVED {
-        all.insert(name.to_owned(), Service { methods: HashMap::new(), streams: HashMap::new() });
+        all.insert(
+            name.to_owned(),
+            Service {
+                methods: HashMap::new(),
+                streams: HashMap::new(),
+            },
+        );
     }
     all
 }
@@ -71,49 +92,79 @@ type TtrpcResult<T> = ttrpc::Result<T>;
 
 #[async_trait]
 impl TaskMethods for TaskService {
-    async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> TtrpcResult<CreateTaskResponse> {
+    async fn create(
+        &self,
+        _: &TtrpcContext,
+        request: CreateTaskRequest,
+    ) -> TtrpcResult<CreateTaskResponse> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("create", &request.id, ""), async move {
             panic_on_request("create", &request.id);
             let pid = containers.create(request).await?;
-            Ok(CreateTaskResponse { pid, ..Default::default() })
+            Ok(CreateTaskResponse {
+                pid,
+                ..Default::default()
+            })
         })
         .await
     }
 
     async fn start(&self, _: &TtrpcContext, request: StartRequest) -> TtrpcResult<StartResponse> {
         let containers = Arc::clone(&self.containers);
-        run_to_end(self.begin("start", &request.id, &request.exec_id), async move {
-            panic_on_request("start", &request.id);
-            let pid = containers.find(&request.id)?.start(&request.exec_id).await?;
-            Ok(StartResponse { pid, ..Default::default() })
-        })
+        run_to_end(
+            self.begin("start", &request.id, &request.exec_id),
+            async move {
+                panic_on_request("start", &request.id);
+                let pid = containers
+                    .find(&request.id)?
+                    .start(&request.exec_id)
+                    .await?;
+                Ok(StartResponse {
+                    pid,
+                    ..Default::default()
+                })
+            },
+        )
         .await
     }
 
     async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
-        run_to_end(self.begin("exec", &request.id, &request.exec_id), async move {
-            containers.find(&request.id)?.add_exec(request)?;
-            Ok(Empty::new())
-        })
+        run_to_end(
+            self.begin("exec", &request.id, &request.exec_id),
+            async move {
+                containers.find(&request.id)?.add_exec(request)?;
+                Ok(Empty::new())
+            },
+        )
         .await
     }
 
-    async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> TtrpcResult<DeleteResponse> {
+    async fn delete(
+        &self,
+        _: &TtrpcContext,
+        request: DeleteRequest,
+    ) -> TtrpcResult<DeleteResponse> {
         let containers = Arc::clone(&self.containers);
-        run_to_end(self.begin("delete", &request.id, &request.exec_id), async move {
-            containers.delete(&request.id, &request.exec_id).await
-        })
+        run_to_end(
+            self.begin("delete", &request.id, &request.exec_id),
+            async move { containers.delete(&request.id, &request.exec_id).await },
+        )
         .await
     }
 
     async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
-        run_to_end(self.begin("kill", &request.id, &request.exec_id), async move {
-            containers.find(&request.id)?.kill(&request.exec_id, request.signal, request.all).await?;
-            Ok(Empty::new())
-        })
+        run_to_end(
+            self.begin("kill", &request.id, &request.exec_id),
+            async move {
+                containers
+                    .find(&request.id)?
+                    .kill(&request.exec_id, request.signal, request.all)
+                    .await?;
+                Ok(Empty::new())
+            },
+        )
         .await
     }
 
@@ -138,7 +189,10 @@ impl TaskMethods for TaskService {
     async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("update", &request.id, ""), async move {
-            containers.find(&request.id)?.update(&request.resources.value).await?;
+            containers
+                .find(&request.id)?
+                .update(&request.resources.value)
+                .await?;
             Ok(Empty::new())
         })
         .await
@@ -155,44 +209,75 @@ impl TaskMethods for TaskService {
     async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> TtrpcResult<PidsResponse> {
         run_cancellable(self.begin("pids", &request.id, ""), async {
             let processes = self.containers.find(&request.id)?.pids().await?;
-            Ok(PidsResponse { processes, ..Default::default() })
+            Ok(PidsResponse {
+                processes,
+                ..Default::default()
+            })
         })
         .await
     }
 
     async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> TtrpcResult<WaitResponse> {
         run_cancellable(self.begin("wait", &request.id, &request.exec_id), async {
-            let exit = self.containers.find(&request.id)?.wait(&request.exec_id).await?;
-            Ok(WaitResponse { exit_status: exit.status, exited_at: timestamp(exit.at), ..Default::default() })
+            let exit = self
+                .containers
+                .find(&request.id)?
+                .wait(&request.exec_id)
+                .await?;
+            Ok(WaitResponse {
+                exit_status: exit.status,
+                exited_at: timestamp(exit.at),
+                ..Default::default()
+            })
         })
         .await
     }
 
     async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> TtrpcResult<Empty> {
-        run_cancellable(self.begin("close io", &request.id, &request.exec_id), async {
-            let task = self.containers.find(&request.id)?;
-            if request.stdin {
-                task.close_stdin(&request.exec_id)?;
-            }
-            Ok(Empty::new())
-        })
+        run_cancellable(
+            self.begin("close io", &request.id, &request.exec_id),
+            async {
+                let task = self.containers.find(&request.id)?;
+                if request.stdin {
+                    task.close_stdin(&request.exec_id)?;
+                }
+                Ok(Empty::new())
+            },
+        )
         .await
     }
 
     async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> TtrpcResult<Empty> {
         run_cancellable(self.begin("resize", &request.id, &request.exec_id), async {
-            self.containers.find(&request.id)?.resize(&request.exec_id, request.width, request.height)?;
+            self.containers.find(&request.id)?.resize(
+                &request.exec_id,
+                request.width,
+                request.height,
+            )?;
             Ok(Empty::new())
         })
         .await
     }
 
-    async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> TtrpcResult<ConnectResponse> {
+    async fn connect(
+        &self,
+        _: &TtrpcContext,
+        request: ConnectRequest,
+    ) -> TtrpcResult<ConnectResponse> {
         run_cancellable(self.begin("connect", &request.id, ""), async {
-            // Answered for an unknown container as well: this is how a restarted containerd finds the shim.
-            let task_pid = self.containers.find(&request.id).map_or(0, |task| task.pid());
+            // Answered for an unknown container as well: this is how a restarted containerd finds
+            // the shim.
+            let task_pid = self
+                .containers
+                .find(&request.id)
+                .map_or(0, |task| task.pid());
             let shim_pid = std::process::id();
-            Ok(ConnectResponse { shim_pid, task_pid, version: String::new(), ..Default::default() })
+            Ok(ConnectResponse {
+                shim_pid,
+                task_pid,
+                version: String::new(),
+                ..Default::default()
+            })
         })
         .await
     }
@@ -206,7 +291,11 @@ impl TaskMethods for TaskService {
         .await
     }
 
-    async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> TtrpcResult<Empty> {
+    async fn checkpoint(
+        &self,
+        _: &TtrpcContext,
+        request: CheckpointTaskRequest,
+    ) -> TtrpcResult<Empty> {
         let containers = Arc::clone(&self.containers);
         run_to_end(self.begin("checkpoint", &request.id, ""), async move {
             containers.find(&request.id)?.checkpoint(request).await?;
@@ -218,7 +307,10 @@ impl TaskMethods for TaskService {
     async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> TtrpcResult<StatsResponse> {
         run_cancellable(self.begin("stats", &request.id, ""), async {
             let stats = self.containers.find(&request.id)?.stats()?;
-            Ok(StatsResponse { stats: MessageField::some(stats), ..Default::default() })
+            Ok(StatsResponse {
+                stats: MessageField::some(stats),
+                ..Default::default()
+            })
         })
         .await
     }

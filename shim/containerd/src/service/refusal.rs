@@ -1,7 +1,8 @@
 //! An error in the form for containerd: a gRPC code and one line.
 //!
-//! containerd decides by the code: NOT_FOUND to a kill means that the process has ended. It shows any error that it cannot
-//! handle to its user, with its text. So every error of a task has its code here, and the match has no other arm.
+//! containerd decides by the code: NOT_FOUND to a kill means that the process has ended. It shows
+//! any error that it cannot handle to its user, with its text. So every error of a task has its
+//! code here, and the match has no other arm.
 
 use bindguard_core::error_chain;
 use ttrpc::{Code, get_status};
@@ -18,12 +19,18 @@ pub(super) struct Refusal {
 impl Refusal {
     /// A method that panicked; the log has the details.
     pub(super) fn panicked(method: &str) -> Self {
-        Self { code: Code::INTERNAL, message: format!("the shim broke in {method}; its log says where") }
+        Self {
+            code: Code::INTERNAL,
+            message: format!("the shim broke in {method}; its log says where"),
+        }
     }
 
     /// The shim is about to end; containerd must start another one.
     pub(super) fn shutting_down() -> Self {
-        Self { code: Code::UNAVAILABLE, message: "the shim is shutting down".to_owned() }
+        Self {
+            code: Code::UNAVAILABLE,
+            message: "the shim is shutting down".to_owned(),
+        }
     }
 
     /// A container that this shim does not have.
@@ -31,7 +38,8 @@ impl Refusal {
         TaskError::NotFound(format!("container {id} not created")).into()
     }
 
-    /// Writes it into the debug log: containerd's own log has it at the level that containerd chooses.
+    /// Writes it into the debug log: containerd's own log has it at the level that containerd
+    /// chooses.
     pub(super) fn logged(self, method: &str) -> Self {
         tracing::debug!(method, code = ?self.code, "{}", self.message);
         self
@@ -40,7 +48,10 @@ impl Refusal {
 
 impl From<TaskError> for Refusal {
     fn from(error: TaskError) -> Self {
-        Self { code: code(&error), message: error_chain(&error) }
+        Self {
+            code: code(&error),
+            message: error_chain(&error),
+        }
     }
 }
 
@@ -75,9 +86,17 @@ mod tests {
 
     #[test]
     fn a_failed_create_reads_as_with_gos_shim() {
-        let source = RuntimeError::Failed { message: "runc create failed: no such file or directory".into() };
-        let refusal = Refusal::from(TaskError::Runtime { stage: "create", source });
+        let source = RuntimeError::Failed {
+            message: "runc create failed: no such file or directory".into(),
+        };
+        let refusal = Refusal::from(TaskError::Runtime {
+            stage: "create",
+            source,
+        });
         assert_eq!(refusal.code, Code::UNKNOWN);
-        assert_eq!(refusal.message, "OCI runtime create failed: runc create failed: no such file or directory");
+        assert_eq!(
+            refusal.message,
+            "OCI runtime create failed: runc create failed: no such file or directory"
+        );
     }
 }

@@ -1,10 +1,12 @@
 //! `Checkpoint`, and the `Start` of a container that is created from one.
 //!
-//! A restored container has no time between its creation and its start: criu creates it running. So `Create` only opens its
-//! streams, answers with pid 0 and keeps the parameters. `Start` lets the runtime restore it.
+//! A restored container has no time between its creation and its start: criu creates it running. So
+//! `Create` only opens its streams, answers with pid 0 and keeps the parameters. `Start` lets the
+//! runtime restore it.
 //!
-//! A client of containerd may name the directory of the images in its options. containerd copies the directory into the request,
-//! but 1.x does so only if the runtime's name begins with `io.containerd.runc`. Under another name the shim must read the options.
+//! A client of containerd may name the directory of the images in its options. containerd copies
+//! the directory into the request, but 1.x does so only if the runtime's name begins with
+//! `io.containerd.runc`. Under another name the shim must read the options.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +27,8 @@ use crate::options::{Options, OptionsError};
 use crate::runtime::{CheckpointCall, RestoreCall};
 
 const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
-/// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the same, but two are swapped.
+/// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the
+/// same, but two are swapped.
 const FIRST_OPTIONS_TYPE: &str = "containerd.linux.runc.CheckpointOptions";
 /// The copy of criu's log, for after the removal of criu's own directory.
 const DUMP_LOG: &str = "criu-dump.log";
@@ -40,7 +43,9 @@ pub(super) struct Restoration {
 
 impl std::fmt::Debug for Restoration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Restoration").field("images", &self.images).finish_non_exhaustive()
+        f.debug_struct("Restoration")
+            .field("images", &self.images)
+            .finish_non_exhaustive()
     }
 }
 
@@ -52,7 +57,10 @@ impl Task {
         let _turn = self.turn.lock().await;
         self.init.state().admits_checkpoint()?;
         // A directory that the client names stays for the client to inspect.
-        let own = options.work_path.is_empty().then(|| self.bundle.work().join("criu-work"));
+        let own = options
+            .work_path
+            .is_empty()
+            .then(|| self.bundle.work().join("criu-work"));
         let call = CheckpointCall {
             images: images_directory(options.image_path, request.path).into(),
             parent,
@@ -66,7 +74,10 @@ impl Task {
         };
         let done = match self.runtime.checkpoint(&self.id, &call).await {
             Ok(()) => Ok(()),
-            Err(source) => Err(TaskError::Checkpoint { source, log: self.keep_log(&call.work).await }),
+            Err(source) => Err(TaskError::Checkpoint {
+                source,
+                log: self.keep_log(&call.work).await,
+            }),
         };
         if let Some(own) = own {
             let _ = fs::remove_dir_all(own);
@@ -78,7 +89,10 @@ impl Task {
     async fn keep_log(&self, work: &Path) -> PathBuf {
         let kept = self.bundle.path().join(DUMP_LOG);
         let (from, to) = (work.join("dump.log"), kept.clone());
-        if let Err(error) = run_blocking(move || fs::copy(from, to)).await.and_then(|copied| copied) {
+        if let Err(error) = run_blocking(move || fs::copy(from, to))
+            .await
+            .and_then(|copied| copied)
+        {
             tracing::debug!(id = self.id, %error, "criu left no log");
         }
         kept
@@ -94,7 +108,12 @@ impl Task {
             images: images_of(request, options).to_owned(),
             parent: request.parent_checkpoint.clone(),
             no_pivot_root: options.no_pivot_root,
-            prepared_io: PreparedIo::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?,
+            prepared_io: PreparedIo::open(
+                self.init.streams(),
+                self.owner,
+                self.logged_process(&self.id),
+            )
+            .await?,
         };
         *self.restoration() = Some(restoration);
         Ok(())
@@ -128,21 +147,29 @@ impl Task {
         };
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         if restored.needs_verification {
-            self.runtime.spawn_verification(&self.id, pid, settings.deadline);
+            self.runtime
+                .spawn_verification(&self.id, pid, settings.deadline);
         }
         let watched = Arc::new(pending.watch(pid)?);
-        self.init.set_running_process(Arc::clone(&watched), from.prepared_io.attach()?);
+        self.init
+            .set_running_process(Arc::clone(&watched), from.prepared_io.attach()?);
         Ok(watched)
     }
 
     pub(super) fn restoration(&self) -> MutexGuard<'_, Option<Restoration>> {
-        self.restoration.lock().unwrap_or_else(PoisonError::into_inner)
+        self.restoration
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The images of the new container; empty for one without a checkpoint.
 pub(super) fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
-    if request.checkpoint.is_empty() { &options.images_to_restore } else { &request.checkpoint }
+    if request.checkpoint.is_empty() {
+        &options.images_to_restore
+    } else {
+        &request.checkpoint
+    }
 }
 
 /// The directory for the images. The client expects the images in the directory that it names.
@@ -160,7 +187,9 @@ fn parent_path(options: &CheckpointOptions) -> String {
 }
 
 fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
-    let Some(any) = any.filter(|any| !any.type_url.is_empty()) else { return Ok(CheckpointOptions::default()) };
+    let Some(any) = any.filter(|any| !any.type_url.is_empty()) else {
+        return Ok(CheckpointOptions::default());
+    };
     let parse = |kind| {
         let malformed = |source| OptionsError::Malformed { kind, source };
         CheckpointOptions::parse_from_bytes(&any.value).map_err(malformed)
@@ -182,14 +211,29 @@ mod tests {
 
     #[test]
     fn the_directory_in_the_options_is_used() {
-        assert_eq!(images_directory(String::new(), "/tmp/ctrd-checkpoint1".into()), "/tmp/ctrd-checkpoint1");
-        assert_eq!(images_directory("/images".into(), "/tmp/ctrd-checkpoint1".into()), "/images");
+        assert_eq!(
+            images_directory(String::new(), "/tmp/ctrd-checkpoint1".into()),
+            "/tmp/ctrd-checkpoint1"
+        );
+        assert_eq!(
+            images_directory("/images".into(), "/tmp/ctrd-checkpoint1".into()),
+            "/images"
+        );
 
-        let named = Options { images_to_restore: "/images".into(), ..Options::default() };
-        let given = CreateTaskRequest { checkpoint: "/given".into(), ..CreateTaskRequest::default() };
+        let named = Options {
+            images_to_restore: "/images".into(),
+            ..Options::default()
+        };
+        let given = CreateTaskRequest {
+            checkpoint: "/given".into(),
+            ..CreateTaskRequest::default()
+        };
         assert_eq!(images_of(&given, &named), "/given");
         assert_eq!(images_of(&CreateTaskRequest::default(), &named), "/images");
-        assert_eq!(images_of(&CreateTaskRequest::default(), &Options::default()), "");
+        assert_eq!(
+            images_of(&CreateTaskRequest::default(), &Options::default()),
+            ""
+        );
     }
 
     #[test]
@@ -202,12 +246,26 @@ mod tests {
         // exit, and fields 8 and 9
         let bytes = b"\x08\x01\x42\x01e\x4a\x01n";
         let options = decode(Some(&any(OPTIONS_TYPE, bytes))).unwrap();
-        assert_eq!((options.exit, options.image_path.as_str(), options.work_path.as_str()), (true, "e", "n"));
+        assert_eq!(
+            (
+                options.exit,
+                options.image_path.as_str(),
+                options.work_path.as_str()
+            ),
+            (true, "e", "n")
+        );
         assert_eq!(parent_path(&options), "");
         let with_parent = decode(Some(&any(OPTIONS_TYPE, b"\x08\x01\x52\x03../"))).unwrap();
         assert_eq!(parent_path(&with_parent), "../");
         let first = decode(Some(&any(FIRST_OPTIONS_TYPE, bytes))).unwrap();
-        assert_eq!((first.exit, first.work_path.as_str(), first.image_path.as_str()), (true, "e", "n"));
+        assert_eq!(
+            (
+                first.exit,
+                first.work_path.as_str(),
+                first.image_path.as_str()
+            ),
+            (true, "e", "n")
+        );
         assert_eq!(decode(None).unwrap(), CheckpointOptions::default());
         assert!(decode(Some(&any("containerd.runc.v1.Options", bytes))).is_err());
     }

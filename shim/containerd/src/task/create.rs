@@ -1,7 +1,7 @@
 //! `Create`: from containerd's request to an init that waits for its start.
 //!
-//! If any step fails, the steps before are undone: streams are closed, the root filesystem is unmounted, and the container that
-//! the runtime began is deleted.
+//! If any step fails, the steps before are undone: streams are closed, the root filesystem is
+//! unmounted, and the container that the runtime began is deleted.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -37,20 +37,27 @@ pub(crate) struct Rollback<'a> {
 }
 
 impl Rollback<'_> {
-    /// Removes the container from the runtime, in any state, and also the parts that the runtime no longer knows: its init, its
-    /// cgroup, its root filesystem.
+    /// Removes the container from the runtime, in any state, and also the parts that the runtime no
+    /// longer knows: its init, its cgroup, its root filesystem.
     pub(crate) async fn run(self) {
         self.runtime.remove_failed_create(self.id).await;
         remove_leftover_cgroup(self.cgroups_path, &self.runtime.state_of(self.id)).await;
         if let Err(error) = rootfs::unmount(self.bundle.rootfs()).await {
-            tracing::warn!(id = self.id, error = error_chain(&error), "the root filesystem stays mounted");
+            tracing::warn!(
+                id = self.id,
+                error = error_chain(&error),
+                "the root filesystem stays mounted"
+            );
         }
     }
 }
 
 impl Task {
     /// Creates the container and queues the event for containerd.
-    pub(crate) async fn create(shared: &SharedState, request: CreateTaskRequest) -> Result<Arc<Self>, TaskError> {
+    pub(crate) async fn create(
+        shared: &SharedState,
+        request: CreateTaskRequest,
+    ) -> Result<Arc<Self>, TaskError> {
         let mut options = Options::of_request(request.options.as_ref()).await?;
         let bundle = Bundle::at(&request.bundle);
         let spec = bundle.spec()?;
@@ -58,7 +65,8 @@ impl Task {
         bundle.write_options(&options)?;
         let exits = Arc::clone(&shared.exits);
         let runtime = Runtime::new(&options, &shared.namespace, bundle.clone(), exits);
-        // Refused here, not by the runtime: a failed create ends with a forced delete, and this container is not ours.
+        // Refused here, not by the runtime: a failed create ends with a forced delete, and this
+        // container is not ours.
         if runtime.knows(&request.id) {
             return Err(TaskError::AlreadyExists(request.id));
         }
@@ -67,7 +75,10 @@ impl Task {
         task.mount_rootfs(&request).await?;
         let made = match images_of(&request, &options).is_empty() {
             true => task.create_init(&options, &spec).await.map(Some),
-            false => task.prepare_restoration(&request, &options).await.map(|()| None),
+            false => task
+                .prepare_restoration(&request, &options)
+                .await
+                .map(|()| None),
         };
         match made {
             Ok(watched) => {
@@ -80,7 +91,14 @@ impl Task {
             }
             Err(error) => {
                 let (bundle, cgroups_path) = (&task.bundle, spec.cgroups_path());
-                Rollback { runtime: &task.runtime, id: &task.id, bundle, cgroups_path }.run().await;
+                Rollback {
+                    runtime: &task.runtime,
+                    id: &task.id,
+                    bundle,
+                    cgroups_path,
+                }
+                .run()
+                .await;
                 Err(error)
             }
         }
@@ -104,7 +122,10 @@ impl Task {
             id: request.id.clone(),
             bundle,
             runtime,
-            owner: StreamOwner { uid: options.io_uid, gid: options.io_gid },
+            owner: StreamOwner {
+                uid: options.io_uid,
+                gid: options.io_gid,
+            },
             outlives_init: !spec.has_own_pid_namespace(),
             init: Arc::new(TaskProcess::new(request.id.clone(), streams)),
             cgroup: OnceLock::new(),
@@ -122,8 +143,17 @@ impl Task {
         Ok(rootfs::mount(request.rootfs.clone(), self.bundle.rootfs()).await?)
     }
 
-    async fn create_init(&self, options: &Options, spec: &ShimSpec) -> Result<Arc<Watched>, TaskError> {
-        let prepared_io = PreparedIo::open(self.init.streams(), self.owner, self.logged_process(&self.id)).await?;
+    async fn create_init(
+        &self,
+        options: &Options,
+        spec: &ShimSpec,
+    ) -> Result<Arc<Watched>, TaskError> {
+        let prepared_io = PreparedIo::open(
+            self.init.streams(),
+            self.owner,
+            self.logged_process(&self.id),
+        )
+        .await?;
         let pending = self.shared.exits.pending_process();
         let settings = guard_settings(spec).await;
         let call = CreateCall {
@@ -133,17 +163,24 @@ impl Task {
             no_new_keyring: options.no_new_keyring,
             settings: &settings,
         };
-        let created = self.runtime.create(&call).await.map_err(TaskError::runtime("create"))?;
+        let created = self
+            .runtime
+            .create(&call)
+            .await
+            .map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         if created.needs_verification {
-            self.runtime.spawn_verification(&self.id, pid, settings.deadline);
+            self.runtime
+                .spawn_verification(&self.id, pid, settings.deadline);
         }
         let watched = Arc::new(pending.watch(pid)?);
-        // A process that has ended already is in no cgroup any more, and another process may have its pid.
+        // A process that has ended already is in no cgroup any more, and another process may have
+        // its pid.
         if !watched.has_ended() {
             self.find_cgroup(pid);
         }
-        self.init.set_running_process(Arc::clone(&watched), prepared_io.attach()?);
+        self.init
+            .set_running_process(Arc::clone(&watched), prepared_io.attach()?);
         Ok(watched)
     }
 
@@ -154,7 +191,11 @@ impl Task {
                 cgroup.enable_controllers();
                 drop(self.cgroup.set(cgroup));
             }
-            Err(error) => tracing::warn!(id = self.id, error = error_chain(&error), "no figures of this container"),
+            Err(error) => tracing::warn!(
+                id = self.id,
+                error = error_chain(&error),
+                "no figures of this container"
+            ),
         }
     }
 

@@ -1,7 +1,8 @@
 //! `Delete`: of an init with its container, or of an exec.
 //!
-//! The output of a process is passed on before its delete is answered, because the client then closes its side. An exec's end
-//! sends no TaskDelete: containerd would take that for the container's.
+//! The output of a process is passed on before its delete is answered, because the client then
+//! closes its side. An exec's end sends no TaskDelete: containerd would take that for the
+//! container's.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,13 +22,18 @@ const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 impl Task {
     /// Removes an exec, or the container; returns the process and its exit, if it had one.
-    pub(crate) async fn delete(&self, exec_id: &str) -> Result<(Arc<TaskProcess>, Option<Exit>), TaskError> {
+    pub(crate) async fn delete(
+        &self,
+        exec_id: &str,
+    ) -> Result<(Arc<TaskProcess>, Option<Exit>), TaskError> {
         let process = self.process(exec_id)?;
         match exec_id {
             "" => self.delete_init().await?,
             _ => self.delete_exec(self.exec(exec_id)?).await?,
         }
-        let exit = process.exit().filter(|_| !(exec_id.is_empty() && self.is_deleted_unstarted()));
+        let exit = process
+            .exit()
+            .filter(|_| !(exec_id.is_empty() && self.is_deleted_unstarted()));
         Ok((process, exit))
     }
 
@@ -50,7 +56,8 @@ impl Task {
             release(&self.init).await;
         }
         let is_unstarted = self.init.state() == ProcessState::Created;
-        self.deleted_unstarted.store(is_unstarted, Ordering::Relaxed);
+        self.deleted_unstarted
+            .store(is_unstarted, Ordering::Relaxed);
         if let Err(error) = self.delete_from_runtime().await {
             self.deleted_unstarted.store(false, Ordering::Relaxed);
             return Err(error);
@@ -60,7 +67,10 @@ impl Task {
         if self.init.state() == ProcessState::Created && self.init.watched().is_some() {
             let ended = Arc::clone(&self.init).wait();
             if tokio::time::timeout(KILLED_LIMIT, ended).await.is_err() {
-                tracing::warn!(id = self.id, "an init that was never started outlives its container");
+                tracing::warn!(
+                    id = self.id,
+                    "an init that was never started outlives its container"
+                );
             }
             release(&self.init).await;
         }
@@ -79,7 +89,8 @@ impl Task {
         }
     }
 
-    /// True if the runtime ended the init for a delete. No program ran, so there is no exit to report.
+    /// True if the runtime ended the init for a delete. No program ran, so there is no exit to
+    /// report.
     pub(super) fn is_deleted_unstarted(&self) -> bool {
         self.deleted_unstarted.load(Ordering::Relaxed)
     }

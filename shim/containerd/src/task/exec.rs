@@ -1,7 +1,7 @@
 //! `Exec`: adds a process to the container.
 //!
-//! Here it only gets its name; `Start` creates it. The process's description stays as containerd sent it, except for one field:
-//! the request decides whether there is a terminal.
+//! Here it only gets its name; `Start` creates it. The process's description stays as containerd
+//! sent it, except for one field: the request decides whether there is a terminal.
 
 use std::collections::hash_map::Entry;
 use std::fmt::Write as _;
@@ -32,7 +32,9 @@ impl Task {
         let exec_id = request.exec_id;
         // The id becomes part of file names in the bundle.
         if exec_id.is_empty() || exec_id.contains('/') {
-            return Err(TaskError::Invalid(format!("exec id {exec_id:?} is no name")));
+            return Err(TaskError::Invalid(format!(
+                "exec id {exec_id:?} is no name"
+            )));
         }
         self.init.state().admits_exec()?;
         let spec = with_terminal(&request.spec.value, request.terminal)
@@ -52,20 +54,28 @@ impl Task {
             Entry::Occupied(_) => return Err(TaskError::AlreadyExists(exec_id)),
             Entry::Vacant(free) => free.insert(Arc::new(exec)),
         };
-        let added = proto::TaskExecAdded { container_id: self.id.clone(), exec_id, ..Default::default() };
+        let added = proto::TaskExecAdded {
+            container_id: self.id.clone(),
+            exec_id,
+            ..Default::default()
+        };
         self.shared.events.send(&Event::ExecAdded(added));
         Ok(())
     }
 }
 
-/// The process as it was sent, with another `terminal` at the end. Keys may be escaped or repeated: the runtime interprets
-/// them.
+/// The process as it was sent, with another `terminal` at the end. Keys may be escaped or repeated:
+/// the runtime interprets them.
 fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
     // As Go does: bytes that are not UTF-8 are U+FFFD.
     let process = String::from_utf8_lossy(process);
     let fields: Option<RawObject<'_>> = serde_json::from_str(&process)?;
     let mut out = String::from("{");
-    for (key, value) in fields.iter().flat_map(RawObject::entries).filter(|(key, _)| *key != "terminal") {
+    for (key, value) in fields
+        .iter()
+        .flat_map(RawObject::entries)
+        .filter(|(key, _)| *key != "terminal")
+    {
         let _ = write!(out, "{}:{},", serde_json::to_string(key)?, value.get());
     }
     let _ = write!(out, "\"terminal\":{terminal}}}");
@@ -80,13 +90,17 @@ mod tests {
     fn only_the_terminal_field_is_replaced() {
         let sent = br#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/"}"#;
         let got = String::from_utf8(with_terminal(sent, true).unwrap()).unwrap();
-        assert_eq!(got, r#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/","terminal":true}"#);
+        assert_eq!(
+            got,
+            r#"{"args":["sh"],"x-new":{"b":1,"a":1e400},"cwd":"/","terminal":true}"#
+        );
         assert!(with_terminal(b"{}{", true).is_err());
     }
 
     #[test]
     fn bytes_that_are_not_utf_8_are_replaced() {
-        let got = String::from_utf8(with_terminal(b"{\"env\":[\"A=\xe9\"]}", false).unwrap()).unwrap();
+        let got =
+            String::from_utf8(with_terminal(b"{\"env\":[\"A=\xe9\"]}", false).unwrap()).unwrap();
         assert_eq!(got, "{\"env\":[\"A=\u{fffd}\"],\"terminal\":false}");
     }
 
@@ -94,6 +108,9 @@ mod tests {
     fn keys_may_be_escaped_and_written_twice() {
         let sent = br#"{"\u0061rgs":["sh"],"terminal":false,"cwd":"/a","cwd":"/b"}"#;
         let got = String::from_utf8(with_terminal(sent, true).unwrap()).unwrap();
-        assert_eq!(got, r#"{"args":["sh"],"cwd":"/a","cwd":"/b","terminal":true}"#);
+        assert_eq!(
+            got,
+            r#"{"args":["sh"],"cwd":"/a","cwd":"/b","terminal":true}"#
+        );
     }
 }

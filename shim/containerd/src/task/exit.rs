@@ -13,11 +13,11 @@ use crate::cgroup::OomWatch;
 use crate::events::{Event, timestamp};
 use crate::exits::{Exit, Watched};
 
-/// The time limit for which an init's exit waits for those of its execs. They are dead or dying by then: only one that hangs in
-/// the kernel can take longer.
+/// The time limit for which an init's exit waits for those of its execs. They are dead or dying by
+/// then: only one that hangs in the kernel can take longer.
 const EXECS_LIMIT: Duration = Duration::from_secs(10);
-/// The time limit for the runtime's answer to a signal to the init. The init has ended, so only a runtime that hangs takes that
-/// long.
+/// The time limit for the runtime's answer to a signal to the init. The init has ended, so only a
+/// runtime that hangs takes that long.
 const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Task {
@@ -29,13 +29,22 @@ impl Task {
             if task.outlives_init {
                 task.kill_remaining_processes().await;
             }
-            if tokio::time::timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
+            if tokio::time::timeout(EXECS_LIMIT, task.execs_ended())
+                .await
+                .is_err()
+            {
                 tracing::warn!(id = task.id, "an exec outlives its container's init");
             }
             // A start or signal of the init that is in progress is answered first.
             let _turn = task.turn.lock().await;
-            if tokio::time::timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
-                tracing::warn!(id = task.id, "the runtime hangs with a signal to an init that has ended");
+            if tokio::time::timeout(SIGNALS_LIMIT, task.signals.write())
+                .await
+                .is_err()
+            {
+                tracing::warn!(
+                    id = task.id,
+                    "the runtime hangs with a signal to an init that has ended"
+                );
             }
             if task.is_deleted_unstarted() {
                 task.init.ended(exit);
@@ -47,7 +56,9 @@ impl Task {
 
     /// Waits for the init and reports out-of-memory kills meanwhile, the last ones included.
     async fn end_of_init(&self, watched: &Watched) -> Exit {
-        let Some(mut ooms) = self.watch_oom() else { return watched.exit().await };
+        let Some(mut ooms) = self.watch_oom() else {
+            return watched.exit().await;
+        };
         let exit = loop {
             tokio::select! {
                 exit = watched.exit() => break exit,
@@ -65,14 +76,21 @@ impl Task {
             Ok(ooms) => Some(ooms),
             Err(error) => {
                 // The node has no memory controller, or the init is gone already.
-                tracing::debug!(id = self.id, error = error_chain(&error), "out-of-memory kills will not be reported");
+                tracing::debug!(
+                    id = self.id,
+                    error = error_chain(&error),
+                    "out-of-memory kills will not be reported"
+                );
                 None
             }
         }
     }
 
     fn publish_oom(&self) {
-        let killed = proto::TaskOOM { container_id: self.id.clone(), ..Default::default() };
+        let killed = proto::TaskOOM {
+            container_id: self.id.clone(),
+            ..Default::default()
+        };
         self.shared.events.send(&Event::OutOfMemory(killed));
     }
 
@@ -99,7 +117,11 @@ impl Task {
 
     /// Without its own pid namespace the container's other processes continue to run.
     async fn kill_remaining_processes(&self) {
-        if let Err(error) = self.runtime.kill(&self.id, SIGKILL.unsigned_abs(), true).await {
+        if let Err(error) = self
+            .runtime
+            .kill(&self.id, SIGKILL.unsigned_abs(), true)
+            .await
+        {
             tracing::debug!(id = self.id, %error, "kill what the init left");
         }
     }

@@ -1,4 +1,5 @@
-//! The settings of the guard before the runtime: from the node's config, with the changes of the pod's annotations.
+//! The settings of the guard before the runtime: from the node's config, with the changes of the
+//! pod's annotations.
 
 use std::io;
 use std::time::Duration;
@@ -13,25 +14,34 @@ use crate::blocking::run_blocking;
 use crate::bundle::ShimSpec;
 use crate::runtime::GuardSettings;
 
-/// The time limit for reading the config: it may be on a server that hangs, and the event loop serves the whole pod.
+/// The time limit for reading the config: it may be on a server that hangs, and the event loop
+/// serves the whole pod.
 const READ_LIMIT: Duration = Duration::from_millis(700);
 
 /// A reading that hangs keeps its thread until the server answers again: this limits their number.
 static READ_SLOTS: Semaphore = Semaphore::const_new(64);
 
-/// Read for each create and restore, so that a change of the config also affects a pod that runs for months.
+/// Read for each create and restore, so that a change of the config also affects a pod that runs
+/// for months.
 pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
     let config = active_config().await;
     // The guard itself reports the annotations that are ignored.
-    let (policy, _) = policy_of_pod(config.policy(), |name| spec.annotations.get(name).map(String::as_str));
-    GuardSettings { deadline: config.deadline(), policy: policy.into_owned() }
+    let (policy, _) = policy_of_pod(config.policy(), |name| {
+        spec.annotations.get(name).map(String::as_str)
+    });
+    GuardSettings {
+        deadline: config.deadline(),
+        policy: policy.into_owned(),
+    }
 }
 
 async fn active_config() -> Config {
     let loaded = match timeout(READ_LIMIT, read()).await {
         Ok(Ok(loaded)) => loaded,
         Ok(Err(error)) => load_without_file(error),
-        Err(_) => load_without_file(io::Error::other(format!("it did not answer within {READ_LIMIT:?}"))),
+        Err(_) => load_without_file(io::Error::other(format!(
+            "it did not answer within {READ_LIMIT:?}"
+        ))),
     };
     // The guard records the mistakes of a file that is used.
     if let Some(problem) = &loaded.problem {
@@ -44,12 +54,18 @@ async fn read() -> io::Result<Loaded> {
     run_blocking(with_slot(&READ_SLOTS, bindguard_config::load)?).await
 }
 
-/// The slot belongs to the reading, so that it is free again when the reading ends, panics, or gets no thread.
-fn with_slot<T>(slots: &'static Semaphore, load: fn() -> T) -> io::Result<impl FnOnce() -> T + Send + 'static>
+/// The slot belongs to the reading, so that it is free again when the reading ends, panics, or gets
+/// no thread.
+fn with_slot<T>(
+    slots: &'static Semaphore,
+    load: fn() -> T,
+) -> io::Result<impl FnOnce() -> T + Send + 'static>
 where
     T: Send + 'static,
 {
-    let slot = slots.try_acquire().map_err(|_| io::Error::other("so far it has not answered"))?;
+    let slot = slots
+        .try_acquire()
+        .map_err(|_| io::Error::other("so far it has not answered"))?;
     Ok(move || {
         let loaded = load();
         drop(slot);
@@ -65,10 +81,19 @@ mod tests {
     async fn a_config_read_frees_its_slot_however_it_ends() {
         static SLOTS: Semaphore = Semaphore::const_new(1);
         let without_a_thread = with_slot(&SLOTS, || ()).unwrap();
-        assert!(with_slot(&SLOTS, || ()).is_err(), "two readings in one slot");
+        assert!(
+            with_slot(&SLOTS, || ()).is_err(),
+            "two readings in one slot"
+        );
         drop(without_a_thread);
-        assert!(run_blocking(with_slot(&SLOTS, || panic!("no config")).unwrap()).await.is_err());
-        run_blocking(with_slot(&SLOTS, || ()).unwrap()).await.unwrap();
+        assert!(
+            run_blocking(with_slot(&SLOTS, || panic!("no config")).unwrap())
+                .await
+                .is_err()
+        );
+        run_blocking(with_slot(&SLOTS, || ()).unwrap())
+            .await
+            .unwrap();
         assert_eq!(SLOTS.available_permits(), 1);
     }
 }

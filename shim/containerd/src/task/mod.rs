@@ -1,10 +1,12 @@
 //! A container and its processes, from `Create` to `Delete`.
 //!
-//! One file for each event. Three rules keep answers and events in order. `turn` is held from before a runtime call that
-//! changes the init until its event has been queued, and the init's end waits for its turn: so TaskStart comes before TaskExit
-//! even if the program ends at once. An init's exit is published only after those of its execs. It is also published only after
-//! signals to the init are answered, because containerd deletes an exited container and hangs up. Signals take no turn: one may
-//! be needed to end a call that hangs. Queries (`State`, `Wait`, `Pids`) take no turn either, and never wait for the runtime.
+//! One file for each event. Three rules keep answers and events in order. `turn` is held from
+//! before a runtime call that changes the init until its event has been queued, and the init's end
+//! waits for its turn: so TaskStart comes before TaskExit even if the program ends at once. An
+//! init's exit is published only after those of its execs. It is also published only after signals
+//! to the init are answered, because containerd deletes an exited container and hangs up. Signals
+//! take no turn: one may be needed to end a call that hangs. Queries (`State`, `Wait`, `Pids`) take
+//! no turn either, and never wait for the runtime.
 
 mod checkpoint;
 mod create;
@@ -56,7 +58,8 @@ pub(crate) struct Task {
     bundle: Bundle,
     runtime: Runtime,
     owner: StreamOwner,
-    /// The other processes are not in a pid namespace that ends with the init, so they may outlive it.
+    /// The other processes are not in a pid namespace that ends with the init, so they may outlive
+    /// it.
     outlives_init: bool,
     init: Arc<TaskProcess>,
     /// Present while the container waits to be restored.
@@ -150,7 +153,11 @@ impl Task {
     }
 
     fn logged_process<'a>(&'a self, id: &'a str) -> LoggedProcess<'a> {
-        LoggedProcess { id, namespace: &self.shared.namespace, exits: &self.shared.exits }
+        LoggedProcess {
+            id,
+            namespace: &self.shared.namespace,
+            exits: &self.shared.exits,
+        }
     }
 
     /// The init where the exec id is empty, as in containerd's requests.

@@ -28,8 +28,18 @@ struct Life {
 impl TaskProcess {
     /// A process that has only a name yet.
     pub(super) fn new(id: String, streams: Streams) -> Self {
-        let life = Life { state: ProcessState::Created, pid: 0, watched: None, attached: None };
-        Self { id, streams, life: Mutex::new(life), exit: watch::Sender::new(None) }
+        let life = Life {
+            state: ProcessState::Created,
+            pid: 0,
+            watched: None,
+            attached: None,
+        };
+        Self {
+            id,
+            streams,
+            life: Mutex::new(life),
+            exit: watch::Sender::new(None),
+        }
     }
 
     /// Its name in events: the container's id for an init, else the exec's.
@@ -80,7 +90,11 @@ impl TaskProcess {
         self.finish(ProcessState::failed_to_start, exit);
     }
 
-    fn finish(&self, event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>, exit: Exit) {
+    fn finish(
+        &self,
+        event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>,
+        exit: Exit,
+    ) {
         if let Err(illegal) = self.advance(event) {
             tracing::error!(id = self.id, "{illegal}");
         }
@@ -97,7 +111,10 @@ impl TaskProcess {
         let mut exit = self.exit.subscribe();
         // Only the channel is kept: a waiter must not keep a deleted process alive.
         drop(self);
-        exit.wait_for(Option::is_some).await.ok().and_then(|exit| *exit)
+        exit.wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|exit| *exit)
     }
 
     /// The kernel's process, while it may be signalled.
@@ -132,7 +149,10 @@ mod tests {
         let process = Arc::new(TaskProcess::new("p".into(), Streams::default()));
         let early = tokio::spawn(Arc::clone(&process).wait());
         tokio::task::yield_now().await;
-        let exit = Exit { status: 3, at: SystemTime::now() };
+        let exit = Exit {
+            status: 3,
+            at: SystemTime::now(),
+        };
         process.ended(exit);
         assert_eq!(early.await.unwrap(), Some(exit));
         assert_eq!(Arc::clone(&process).wait().await, Some(exit));

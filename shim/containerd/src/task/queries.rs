@@ -40,14 +40,36 @@ impl Task {
 
     /// The container and its execs, one line each.
     pub(crate) fn describe(&self) -> Vec<String> {
-        let line =
-            |process: &TaskProcess| format!("{}, pid {}", process.state().within(self.init.state()), process.pid());
-        let is_busy = if self.turn.try_lock().is_err() { ", a call changes it" } else { "" };
-        let mut lines = vec![format!("container {}: {}{is_busy}", self.id, line(&self.init))];
+        let line = |process: &TaskProcess| {
+            format!(
+                "{}, pid {}",
+                process.state().within(self.init.state()),
+                process.pid()
+            )
+        };
+        let is_busy = if self.turn.try_lock().is_err() {
+            ", a call changes it"
+        } else {
+            ""
+        };
+        let mut lines = vec![format!(
+            "container {}: {}{is_busy}",
+            self.id,
+            line(&self.init)
+        )];
         let execs = self.execs();
         lines.extend(execs.values().map(|exec| {
-            let is_busy = if exec.turn.try_lock().is_err() { ", a call changes it" } else { "" };
-            format!("exec {} of {}: {}{is_busy}", exec.process.id(), self.id, line(&exec.process))
+            let is_busy = if exec.turn.try_lock().is_err() {
+                ", a call changes it"
+            } else {
+                ""
+            };
+            format!(
+                "exec {} of {}: {}{is_busy}",
+                exec.process.id(),
+                self.id,
+                line(&exec.process)
+            )
         }));
         lines
     }
@@ -64,33 +86,51 @@ impl Task {
 
     /// All processes of the container, those of execs by name.
     ///
-    /// A restarted containerd calls this first, and takes a container without processes for a leaked one: it kills the shim,
-    /// and with it the exit status of a container that has only just stopped. So a stopped init is still listed until it is
-    /// deleted.
+    /// A restarted containerd calls this first, and takes a container without processes for a
+    /// leaked one: it kills the shim, and with it the exit status of a container that has only just
+    /// stopped. So a stopped init is still listed until it is deleted.
     pub(crate) async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
         if !self.is_alive() {
             return match self.init.state() {
                 ProcessState::Deleted => Err(TaskError::NotFound(format!("container {}", self.id))),
-                _ => Ok(vec![ProcessInfo { pid: self.pid(), ..Default::default() }]),
+                _ => Ok(vec![ProcessInfo {
+                    pid: self.pid(),
+                    ..Default::default()
+                }]),
             };
         }
-        let pids = self.runtime.pids(&self.id).await.map_err(TaskError::runtime("ps"))?;
+        let pids = self
+            .runtime
+            .pids(&self.id)
+            .await
+            .map_err(TaskError::runtime("ps"))?;
         let names = self.exec_names();
-        pids.into_iter().map(|pid| describe(pid, names.get(&pid))).collect()
+        pids.into_iter()
+            .map(|pid| describe(pid, names.get(&pid)))
+            .collect()
     }
 
     /// Only of running execs: the pid of an ended one may be another process's.
     fn exec_names(&self) -> HashMap<u32, String> {
         let execs = self.execs();
-        let running = execs.values().filter(|exec| exec.process.watched().is_some_and(|watched| !watched.has_ended()));
-        running.map(|exec| (exec.process.pid(), exec.process.id().to_owned())).collect()
+        let running = execs.values().filter(|exec| {
+            exec.process
+                .watched()
+                .is_some_and(|watched| !watched.has_ended())
+        });
+        running
+            .map(|exec| (exec.process.pid(), exec.process.id().to_owned()))
+            .collect()
     }
 
-    /// The resource usage of the container's cgroup, also after the init's end, until the cgroup is removed.
+    /// The resource usage of the container's cgroup, also after the init's end, until the cgroup is
+    /// removed.
     pub(crate) fn stats(&self) -> Result<Any, TaskError> {
         let gone = || TaskError::NotFound(format!("cgroup of container {}", self.id));
         match self.cgroup.get().ok_or_else(gone)?.metrics() {
-            Ok(metrics) => metrics.to_any().map_err(|error| TaskError::Invalid(error.to_string())),
+            Ok(metrics) => metrics
+                .to_any()
+                .map_err(|error| TaskError::Invalid(error.to_string())),
             Err(CgroupError::Gone) => Err(gone()),
             Err(error) => Err(error.into()),
         }
@@ -104,20 +144,32 @@ impl Task {
         Ok(())
     }
 
-    /// Sets the size of a process's terminal. The kernel's sizes have 16 bits; Go's shim also drops the others.
+    /// Sets the size of a process's terminal. The kernel's sizes have 16 bits; Go's shim also drops
+    /// the others.
     pub(crate) fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
         let [columns, rows] = [columns, rows].map(lower_half);
-        let Some(attached) = self.process(exec_id)?.attached() else { return Ok(()) };
+        let Some(attached) = self.process(exec_id)?.attached() else {
+            return Ok(());
+        };
         attached
             .resize(columns, rows)
-            .map_err(|source| TaskError::Os { what: "set the terminal's size".to_owned(), source })
+            .map_err(|source| TaskError::Os {
+                what: "set the terminal's size".to_owned(),
+                source,
+            })
     }
 
     /// Waits for a process: the init if the exec id is empty.
-    pub(crate) async fn wait(self: Arc<Self>, exec_id: &str) -> Result<crate::exits::Exit, TaskError> {
+    pub(crate) async fn wait(
+        self: Arc<Self>,
+        exec_id: &str,
+    ) -> Result<crate::exits::Exit, TaskError> {
         let process = self.process(exec_id)?;
         drop(self);
-        process.wait().await.ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
+        process
+            .wait()
+            .await
+            .ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
     }
 }
 
@@ -127,12 +179,24 @@ fn lower_half(number: u32) -> u16 {
 }
 
 fn describe(pid: u32, exec_id: Option<&String>) -> Result<ProcessInfo, TaskError> {
-    let mut info = ProcessInfo { pid, ..Default::default() };
+    let mut info = ProcessInfo {
+        pid,
+        ..Default::default()
+    };
     if let Some(exec_id) = exec_id {
-        let details = ProcessDetails { exec_id: exec_id.clone(), ..Default::default() };
-        let value = details.write_to_bytes().map_err(|error| TaskError::Invalid(error.to_string()))?;
+        let details = ProcessDetails {
+            exec_id: exec_id.clone(),
+            ..Default::default()
+        };
+        let value = details
+            .write_to_bytes()
+            .map_err(|error| TaskError::Invalid(error.to_string()))?;
         let type_url = "containerd.runc.v1.ProcessDetails".to_owned();
-        info.info = MessageField::some(Any { type_url, value, ..Default::default() });
+        info.info = MessageField::some(Any {
+            type_url,
+            value,
+            ..Default::default()
+        });
     }
     Ok(info)
 }

@@ -1,7 +1,8 @@
 //! `Kill`: any signal to the init, to the whole container, or to an exec.
 //!
-//! The runtime signals an init: it handles a frozen container, or one without a pid namespace. The shim signals an exec through
-//! its pidfd. The kernel reports that a process has ended; the runtime's text is never parsed for it.
+//! The runtime signals an init: it handles a frozen container, or one without a pid namespace. The
+//! shim signals an exec through its pidfd. The kernel reports that a process has ended; the
+//! runtime's text is never parsed for it.
 
 use nix::libc::ESRCH;
 
@@ -10,7 +11,12 @@ use super::{Task, TaskError, TaskProcess};
 
 impl Task {
     /// Sends the signal.
-    pub(crate) async fn kill(&self, exec_id: &str, signal: u32, all: bool) -> Result<(), TaskError> {
+    pub(crate) async fn kill(
+        &self,
+        exec_id: &str,
+        signal: u32,
+        all: bool,
+    ) -> Result<(), TaskError> {
         match exec_id {
             "" => self.kill_init(signal, all).await,
             _ => kill_exec(&*self.process(exec_id)?, signal),
@@ -22,7 +28,8 @@ impl Task {
         if self.init.state() == ProcessState::Deleted {
             return Err(finished(&self.init));
         }
-        // `all` also reaches processes that an init left, so a stopped init is no reason to refuse it.
+        // `all` also reaches processes that an init left, so a stopped init is no reason to refuse
+        // it.
         if !all && has_ended(&self.init) {
             return Err(finished(&self.init));
         }
@@ -36,9 +43,11 @@ impl Task {
 fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
     let Some(watched) = process.watched() else {
         return match process.state() {
-            state @ (ProcessState::Created | ProcessState::NotStarted) => {
-                Err(super::IllegalMove { verb: "kill", state }.into())
+            state @ (ProcessState::Created | ProcessState::NotStarted) => Err(super::IllegalMove {
+                verb: "kill",
+                state,
             }
+            .into()),
             ProcessState::Running
             | ProcessState::Pausing
             | ProcessState::Paused
@@ -46,10 +55,14 @@ fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
             | ProcessState::Deleted => Err(finished(process)),
         };
     };
-    let number = i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;
+    let number =
+        i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;
     match watched.signal(number) {
         Err(error) if error.raw_os_error() == Some(ESRCH) => Err(finished(process)),
-        result => result.map_err(|source| TaskError::Os { what: format!("signal process {}", watched.pid()), source }),
+        result => result.map_err(|source| TaskError::Os {
+            what: format!("signal process {}", watched.pid()),
+            source,
+        }),
     }
 }
 

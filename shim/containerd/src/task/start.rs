@@ -16,7 +16,8 @@ use crate::exits::{Exit, Watched};
 use crate::io::PreparedIo;
 use crate::runtime::{ExecCall, RuntimeError};
 
-/// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not see success.
+/// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not
+/// see success.
 const NOT_STARTED: u32 = 255;
 
 impl Task {
@@ -35,13 +36,20 @@ impl Task {
         let restored = match restoration {
             Some(restoration) => Some(self.restore(restoration).await?),
             None => {
-                self.runtime.start(&self.id).await.map_err(TaskError::runtime("start"))?;
+                self.runtime
+                    .start(&self.id)
+                    .await
+                    .map_err(TaskError::runtime("start"))?;
                 None
             }
         };
         self.init.advance(ProcessState::started)?;
         let pid = self.init.pid();
-        let started = proto::TaskStart { container_id: self.id.clone(), pid, ..Default::default() };
+        let started = proto::TaskStart {
+            container_id: self.id.clone(),
+            pid,
+            ..Default::default()
+        };
         self.shared.events.send(&Event::Started(started));
         if let Some(watched) = restored {
             self.await_init(watched);
@@ -56,18 +64,23 @@ impl Task {
             Ok(watched) => watched,
             Err(error) => {
                 // All waiters get an end, but containerd gets no event: no process was started.
-                exec.process.did_not_start(Exit { status: NOT_STARTED, at: SystemTime::now() });
+                exec.process.did_not_start(Exit {
+                    status: NOT_STARTED,
+                    at: SystemTime::now(),
+                });
                 return Err(error);
             }
         };
         exec.process.advance(ProcessState::started)?;
         let pid = watched.pid();
-        self.shared.events.send(&Event::ExecStarted(proto::TaskExecStarted {
-            container_id: self.id.clone(),
-            exec_id: exec.process.id().to_owned(),
-            pid,
-            ..Default::default()
-        }));
+        self.shared
+            .events
+            .send(&Event::ExecStarted(proto::TaskExecStarted {
+                container_id: self.id.clone(),
+                exec_id: exec.process.id().to_owned(),
+                pid,
+                ..Default::default()
+            }));
         // Its end is waited for only now: however early it comes, it is reported after the start.
         self.await_exec(Arc::clone(&exec.process), watched);
         Ok(pid)
@@ -76,16 +89,29 @@ impl Task {
     async fn create_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
         self.init.state().admits_exec()?;
         let process: &TaskProcess = &exec.process;
-        let prepared_io = PreparedIo::open(process.streams(), self.owner, self.logged_process(process.id())).await?;
+        let prepared_io = PreparedIo::open(
+            process.streams(),
+            self.owner,
+            self.logged_process(process.id()),
+        )
+        .await?;
         let spec_file = self.bundle.exec_spec_file(process.id());
         let pid_file = self.bundle.exec_pid_file(process.id());
-        fs::write(&spec_file, &exec.spec)
-            .map_err(|source| TaskError::Os { what: format!("write {}", spec_file.display()), source })?;
+        fs::write(&spec_file, &exec.spec).map_err(|source| TaskError::Os {
+            what: format!("write {}", spec_file.display()),
+            source,
+        })?;
 
         let pending = self.shared.exits.pending_process();
-        let call = ExecCall { process: &spec_file, pid_file: &pid_file, prepared_io: &prepared_io };
+        let call = ExecCall {
+            process: &spec_file,
+            pid_file: &pid_file,
+            prepared_io: &prepared_io,
+        };
         let made = self.runtime.exec(&self.id, &call).await;
-        let pid = made.map_err(TaskError::runtime("exec")).and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
+        let pid = made
+            .map_err(TaskError::runtime("exec"))
+            .and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
         let _ = fs::remove_file(&spec_file);
         let _ = fs::remove_file(&pid_file);
 
@@ -93,7 +119,8 @@ impl Task {
         match prepared_io.attach() {
             Ok(attached) => process.set_running_process(Arc::clone(&watched), attached),
             Err(error) => {
-                // The client gets an error, so the process must not run. The orphans' reaper reaps it.
+                // The client gets an error, so the process must not run. The orphans' reaper reaps
+                // it.
                 let _ = watched.signal(SIGKILL);
                 return Err(error.into());
             }
@@ -111,7 +138,10 @@ impl Task {
             return Err(TaskError::runtime("pause")(error));
         }
         self.init.advance(ProcessState::paused)?;
-        let paused = proto::TaskPaused { container_id: self.id.clone(), ..Default::default() };
+        let paused = proto::TaskPaused {
+            container_id: self.id.clone(),
+            ..Default::default()
+        };
         self.shared.events.send(&Event::Paused(paused));
         Ok(())
     }
@@ -120,9 +150,15 @@ impl Task {
     pub(crate) async fn resume(&self) -> Result<(), TaskError> {
         let _turn = self.turn.lock().await;
         self.init.state().resumed()?;
-        self.runtime.resume(&self.id).await.map_err(TaskError::runtime("resume"))?;
+        self.runtime
+            .resume(&self.id)
+            .await
+            .map_err(TaskError::runtime("resume"))?;
         self.init.advance(ProcessState::resumed)?;
-        let resumed = proto::TaskResumed { container_id: self.id.clone(), ..Default::default() };
+        let resumed = proto::TaskResumed {
+            container_id: self.id.clone(),
+            ..Default::default()
+        };
         self.shared.events.send(&Event::Resumed(resumed));
         Ok(())
     }
@@ -131,8 +167,10 @@ impl Task {
     pub(crate) async fn update(&self, resources: &[u8]) -> Result<(), TaskError> {
         let file = self.bundle.path().join("update-resources.json");
         let _turn = self.turn.lock().await;
-        fs::write(&file, resources)
-            .map_err(|source| TaskError::Os { what: format!("write {}", file.display()), source })?;
+        fs::write(&file, resources).map_err(|source| TaskError::Os {
+            what: format!("write {}", file.display()),
+            source,
+        })?;
         let updated: Result<(), RuntimeError> = self.runtime.update(&self.id, &file).await;
         let _ = fs::remove_file(&file);
         updated.map_err(TaskError::runtime("update"))

@@ -7,8 +7,8 @@
 //!     ├──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
 //!     └──failed to start──► NotStarted ──deleted──► Deleted
 //! ```
-//! One enum, one method per event, one error for a move that does not exist. It makes no system call and sends nothing: its
-//! caller has just seen the event.
+//! One enum, one method per event, one error for a move that does not exist. It makes no system
+//! call and sends nothing: its caller has just seen the event.
 
 use containerd_shim_protos::types::task::Status;
 
@@ -25,7 +25,8 @@ pub(crate) enum ProcessState {
     Paused,
     /// Has exited, its status is kept.
     Stopped,
-    /// The start of an exec failed, so it never had a process. containerd sees CREATED, as from Go's shim.
+    /// The start of an exec failed, so it never had a process. containerd sees CREATED, as from
+    /// Go's shim.
     NotStarted,
     /// Removed; the name may be used again.
     Deleted,
@@ -46,9 +47,12 @@ impl ProcessState {
     pub(crate) fn started(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Created => Ok(Self::Running),
-            Self::Running | Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
-                self.refuse("start")
-            }
+            Self::Running
+            | Self::Pausing
+            | Self::Paused
+            | Self::Stopped
+            | Self::NotStarted
+            | Self::Deleted => self.refuse("start"),
         }
     }
 
@@ -61,9 +65,12 @@ impl ProcessState {
     pub(crate) fn pausing(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Running => Ok(Self::Pausing),
-            Self::Created | Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
-                self.refuse("pause")
-            }
+            Self::Created
+            | Self::Pausing
+            | Self::Paused
+            | Self::Stopped
+            | Self::NotStarted
+            | Self::Deleted => self.refuse("pause"),
         }
     }
 
@@ -71,9 +78,12 @@ impl ProcessState {
     pub(crate) fn paused(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Pausing => Ok(Self::Paused),
-            Self::Created | Self::Running | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
-                self.refuse("pause")
-            }
+            Self::Created
+            | Self::Running
+            | Self::Paused
+            | Self::Stopped
+            | Self::NotStarted
+            | Self::Deleted => self.refuse("pause"),
         }
     }
 
@@ -81,7 +91,9 @@ impl ProcessState {
     pub(crate) fn resumed(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Pausing | Self::Paused => Ok(Self::Running),
-            Self::Created | Self::Running | Self::Stopped | Self::NotStarted | Self::Deleted => self.refuse("resume"),
+            Self::Created | Self::Running | Self::Stopped | Self::NotStarted | Self::Deleted => {
+                self.refuse("resume")
+            }
         }
     }
 
@@ -93,8 +105,8 @@ impl ProcessState {
         }
     }
 
-    /// The process's remains were removed. A container that was only created may be deleted as well: the runtime then ends its
-    /// init.
+    /// The process's remains were removed. A container that was only created may be deleted as
+    /// well: the runtime then ends its init.
     pub(crate) fn deleted(self) -> Result<Self, IllegalMove> {
         match self {
             Self::Created | Self::Stopped | Self::NotStarted => Ok(Self::Deleted),
@@ -104,14 +116,19 @@ impl ProcessState {
 
     /// True if there is a process that can be signalled or entered.
     pub(crate) fn is_alive(self) -> bool {
-        matches!(self, Self::Created | Self::Running | Self::Pausing | Self::Paused)
+        matches!(
+            self,
+            Self::Created | Self::Running | Self::Pausing | Self::Paused
+        )
     }
 
     /// Fails unless processes may be added to a container whose init is in this state.
     pub(crate) fn admits_exec(self) -> Result<(), IllegalMove> {
         match self {
             Self::Created | Self::Running => Ok(()),
-            Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => self.refuse("exec in"),
+            Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
+                self.refuse("exec in")
+            }
         }
     }
 
@@ -183,7 +200,13 @@ mod tests {
     #[test]
     fn a_common_life() {
         let state = ProcessState::Created.started().unwrap();
-        let state = state.pausing().unwrap().paused().unwrap().resumed().unwrap();
+        let state = state
+            .pausing()
+            .unwrap()
+            .paused()
+            .unwrap()
+            .resumed()
+            .unwrap();
         assert_eq!(state.exited().unwrap().deleted(), Ok(ProcessState::Deleted));
     }
 
@@ -197,19 +220,32 @@ mod tests {
 
     #[test]
     fn an_exec_is_frozen_with_its_container() {
-        assert_eq!(ProcessState::Running.within(ProcessState::Paused), ProcessState::Paused);
-        assert_eq!(ProcessState::Stopped.within(ProcessState::Paused), ProcessState::Stopped);
-        assert_eq!(ProcessState::Running.within(ProcessState::Running), ProcessState::Running);
+        assert_eq!(
+            ProcessState::Running.within(ProcessState::Paused),
+            ProcessState::Paused
+        );
+        assert_eq!(
+            ProcessState::Stopped.within(ProcessState::Paused),
+            ProcessState::Stopped
+        );
+        assert_eq!(
+            ProcessState::Running.within(ProcessState::Running),
+            ProcessState::Running
+        );
     }
 
     #[test]
     fn a_refusal_names_the_verb_and_the_state() {
         let refused = ProcessState::Running.deleted().unwrap_err();
-        assert_eq!(refused.to_string(), "cannot delete a process that is running");
+        assert_eq!(
+            refused.to_string(),
+            "cannot delete a process that is running"
+        );
     }
 
     proptest! {
-        /// After any events in any order: it exits at most once, nothing runs after that, and Deleted is final.
+        /// After any events in any order: it exits at most once, nothing runs after that, and
+        /// Deleted is final.
         #[test]
         fn a_process_exits_once_and_deleted_is_final(events in prop::collection::vec(0..EVENTS.len(), 0..40)) {
             let mut state = ProcessState::Created;

@@ -1,6 +1,10 @@
 //! `bindguard-runtime` as a process.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by unwrapping it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test says what it expects by unwrapping it"
+)]
 
 mod process_state_is_unchanged;
 mod unread_streams;

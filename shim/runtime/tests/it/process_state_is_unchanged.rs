@@ -1,5 +1,6 @@
-//! The real runtime finds the process as the caller made it. A script that records its environment is called directly and
-//! through `bindguard-runtime`, by callers of all kinds, and must record the same.
+//! The real runtime finds the process as the caller made it. A script that records its environment
+//! is called directly and through `bindguard-runtime`, by callers of all kinds, and must record the
+//! same.
 
 use std::fs;
 use std::io::Write;
@@ -8,8 +9,8 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// Records the shell's own descriptors, while it has none for a pipe, and the signals of a child that inherits them: the shell
-/// blocks some while it forks.
+/// Records the shell's own descriptors, while it has none for a pipe, and the signals of a child
+/// that inherits them: the shell blocks some while it forks.
 const RUNTIME: &str = r#"#!/bin/sh
 out=${0%/*}/found
 {
@@ -43,7 +44,13 @@ const CALLERS: [&str; 12] = [
     "echo 321 > /proc/self/oom_score_adj; exec setsid -w",
 ];
 
-const CALLS: [&str; 5] = ["create -b BUNDLE c", "run c", "state c", "", "create -b /nowhere c"];
+const CALLS: [&str; 5] = [
+    "create -b BUNDLE c",
+    "run c",
+    "state c",
+    "",
+    "create -b /nowhere c",
+];
 
 #[test]
 fn the_runtime_gets_the_same_process_state_as_without_bindguard() {
@@ -53,9 +60,16 @@ fn the_runtime_gets_the_same_process_state_as_without_bindguard() {
         for call in CALLS {
             let call = call.replace("BUNDLE", &scene.path("bundle").display().to_string());
             let directly = scene.found(caller, &scene.path("runtime"), &call);
-            let through = scene.found(caller, &PathBuf::from(env!("CARGO_BIN_EXE_bindguard-runtime")), &call);
+            let through = scene.found(
+                caller,
+                &PathBuf::from(env!("CARGO_BIN_EXE_bindguard-runtime")),
+                &call,
+            );
             if directly != through {
-                different.push(format!("{caller} … {call}: {}", directly.difference_to(&through)));
+                different.push(format!(
+                    "{caller} … {call}: {}",
+                    directly.difference_to(&through)
+                ));
             }
         }
     }
@@ -72,14 +86,23 @@ fn a_user_without_access_to_the_journal_gets_no_warning() {
         assert_eq!(String::from_utf8_lossy(&stderr(user)), "said\n", "{user}");
     }
     if works("exec setpriv --bounding-set +sys_admin") {
-        assert!(String::from_utf8_lossy(&stderr("exec")).contains("bindguard: "), "the node's root gets the warning");
+        assert!(
+            String::from_utf8_lossy(&stderr("exec")).contains("bindguard: "),
+            "the node's root gets the warning"
+        );
     }
 }
 
 fn works(caller: &str) -> bool {
-    let tried = Command::new("sh").args(["-c", &format!("{caller} true")]).output().unwrap();
+    let tried = Command::new("sh")
+        .args(["-c", &format!("{caller} true")])
+        .output()
+        .unwrap();
     if !tried.status.success() {
-        eprintln!("SKIPPED {caller}: {}", String::from_utf8_lossy(&tried.stderr));
+        eprintln!(
+            "SKIPPED {caller}: {}",
+            String::from_utf8_lossy(&tried.stderr)
+        );
     }
     tried.status.success()
 }
@@ -88,7 +111,8 @@ fn works(caller: &str) -> bool {
 fn the_script_distinguishes_its_callers() {
     let scene = Scene::new();
     let runtime = scene.path("runtime");
-    let [plain, ignoring, closed] = [CALLERS[0], CALLERS[1], CALLERS[6]].map(|c| scene.found(c, &runtime, "state c"));
+    let [plain, ignoring, closed] =
+        [CALLERS[0], CALLERS[1], CALLERS[6]].map(|c| scene.found(c, &runtime, "state c"));
     assert_eq!(plain.output.status.code(), Some(42));
     assert_ne!(plain.record, ignoring.record);
     assert_ne!(plain.record, closed.record);
@@ -104,21 +128,35 @@ impl Found {
     /// Only the differences.
     fn difference_to(&self, other: &Self) -> String {
         let lines = |found: &Self, than: &Self| {
-            let lines = found.record.lines().filter(|line| !than.record.lines().any(|l| l == *line));
+            let lines = found
+                .record
+                .lines()
+                .filter(|line| !than.record.lines().any(|l| l == *line));
             lines.collect::<Vec<_>>().join("\n  ")
         };
         let [directly, through] = [lines(self, other), lines(other, self)];
-        format!("directly {:?}\n  {directly}\nthrough {:?}\n  {through}", self.output, other.output)
+        format!(
+            "directly {:?}\n  {directly}\nthrough {:?}\n  {through}",
+            self.output, other.output
+        )
     }
 }
 
-/// Another process writes it: a child of another test would inherit the file open for writing, and then execve(2) fails
-/// (ETXTBSY).
+/// Another process writes it: a child of another test would inherit the file open for writing, and
+/// then execve(2) fails (ETXTBSY).
 fn write_program(file: &Path, text: &str) {
     let mut shell = Command::new("sh");
-    shell.args(["-ec", "cat > \"$0\"; chmod 755 \"$0\""]).arg(file).stdin(Stdio::piped());
+    shell
+        .args(["-ec", "cat > \"$0\"; chmod 755 \"$0\""])
+        .arg(file)
+        .stdin(Stdio::piped());
     let mut shell = shell.spawn().unwrap();
-    shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    shell
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
     assert!(shell.wait().unwrap().success());
 }
 
@@ -132,12 +170,21 @@ impl Scene {
     }
 
     fn with_journal(journal: &str) -> Self {
-        let scene = Self { folder: tempfile::tempdir().unwrap() };
+        let scene = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
         let runtime = scene.path("runtime");
         write_program(&runtime, RUNTIME);
         fs::create_dir(scene.path("bundle")).unwrap();
-        fs::write(scene.path("bundle/config.json"), r#"{"ociVersion":"1.0.0","mounts":[]}"#).unwrap();
-        let config = format!("[runtime]\npath = {runtime:?}\n[journal]\npath = {:?}\n", scene.path(journal));
+        fs::write(
+            scene.path("bundle/config.json"),
+            r#"{"ociVersion":"1.0.0","mounts":[]}"#,
+        )
+        .unwrap();
+        let config = format!(
+            "[runtime]\npath = {runtime:?}\n[journal]\npath = {:?}\n",
+            scene.path(journal)
+        );
         fs::write(scene.path("config.toml"), config).unwrap();
         scene
     }
@@ -150,9 +197,16 @@ impl Scene {
     fn found(&self, caller: &str, program: &PathBuf, call: &str) -> Found {
         fs::write(self.path("stdin"), b"to stdin\n").unwrap();
         let mut shell = Command::new("sh");
-        shell.args(["-c", &format!("{caller} \"$0\" \"$@\"")]).arg(program).args(call.split_whitespace());
-        shell.current_dir(self.path("bundle")).stdin(Stdio::from(fs::File::open(self.path("stdin")).unwrap()));
-        shell.env("BINDGUARD_CONFIG", self.path("config.toml")).env_remove("BINDGUARD_RUNTIME");
+        shell
+            .args(["-c", &format!("{caller} \"$0\" \"$@\"")])
+            .arg(program)
+            .args(call.split_whitespace());
+        shell
+            .current_dir(self.path("bundle"))
+            .stdin(Stdio::from(fs::File::open(self.path("stdin")).unwrap()));
+        shell
+            .env("BINDGUARD_CONFIG", self.path("config.toml"))
+            .env_remove("BINDGUARD_RUNTIME");
         let output = shell.output().unwrap();
         let record = fs::read_to_string(self.path("found")).unwrap();
         fs::remove_file(self.path("found")).unwrap();

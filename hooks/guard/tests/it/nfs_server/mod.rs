@@ -1,7 +1,9 @@
-//! The kernel's own NFS server, and its client on the same machine: nfsd(7), NFS version 4.2 over loopback.
+//! The kernel's own NFS server, and its client on the same machine: nfsd(7), NFS version 4.2 over
+//! loopback.
 //!
-//! This code replaces exportfs(8) and rpc.mountd(8): it fills the server's caches in advance with every answer that they
-//! would request. See the kernel's Documentation/filesystems/nfs/rpc-cache.rst.
+//! This code replaces exportfs(8) and rpc.mountd(8): it fills the server's caches in advance with
+//! every answer that they would request. See the kernel's
+//! Documentation/filesystems/nfs/rpc-cache.rst.
 
 use std::fs;
 use std::io;
@@ -28,17 +30,27 @@ pub struct Server {
 impl Server {
     /// `None`, with a printed reason, if the kernel has no nfsd, or another one is running.
     pub fn start() -> Option<Self> {
-        let has = |name| fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(name));
+        let has =
+            |name| fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(name));
         if !has("\tnfsd\n") || !has("\tnfs4\n") {
             skipped("this kernel has no nfsd and no NFS 4 loaded: `make kernels` has");
             return None;
         }
         // kernel BUG at net/sunrpc/svc.c:568
-        if fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("5.") {
+        if fs::read_to_string("/proc/sys/kernel/osrelease")
+            .unwrap()
+            .starts_with("5.")
+        {
             skipped("this kernel's nfsd crashes when it stops");
             return None;
         }
-        match mount(Some("nfsd"), CONTROL, Some("nfsd"), MsFlags::empty(), None::<&str>) {
+        match mount(
+            Some("nfsd"),
+            CONTROL,
+            Some("nfsd"),
+            MsFlags::empty(),
+            None::<&str>,
+        ) {
             Ok(()) | Err(Errno::EBUSY) => {}
             Err(errno) => panic!("mount {CONTROL}: {errno}"),
         }
@@ -46,17 +58,25 @@ impl Server {
             skipped("another nfsd runs here");
             return None;
         }
-        let server = Self { folder: tempfile::tempdir().unwrap() };
+        let server = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
         let clients = server.folder.path().join("clients");
         fs::create_dir(&clients).unwrap();
-        // The directory in which it records its clients. Newer kernels have a daemon for that. Without it, the server begins
-        // with a grace period in which no client can open a file, and which cannot be ended.
+        // The directory in which it records its clients. Newer kernels have a daemon for that.
+        // Without it, the server begins with a grace period in which no client can open a file, and
+        // which cannot be ended.
         let _ = control("nfsv4recoverydir", clients.to_str().unwrap());
         // Version 3 would want rpcbind.
-        for (file, value) in [("versions", "-3"), ("nfsv4leasetime", "10"), ("nfsv4gracetime", "10")] {
+        for (file, value) in [
+            ("versions", "-3"),
+            ("nfsv4leasetime", "10"),
+            ("nfsv4gracetime", "10"),
+        ] {
             control(file, value).unwrap();
         }
-        // Linux 7's client may hold a directory delegation from the server, and then answers from its own cache.
+        // Linux 7's client may hold a directory delegation from the server, and then answers from
+        // its own cache.
         let _ = fs::write("/sys/module/nfsv4/parameters/directory_delegations", "N");
         server.begin();
         Some(server)
@@ -69,10 +89,19 @@ impl Server {
         share
     }
 
-    /// Mounts with the options of the kubelet's mount.nfs(8). The client keeps attributes for its default time.
+    /// Mounts with the options of the kubelet's mount.nfs(8). The client keeps attributes for its
+    /// default time.
     pub fn mount(&self, at: &Path) {
-        let options = "vers=4.2,addr=127.0.0.1,clientaddr=127.0.0.1,proto=tcp,hard,timeo=600,retrans=2";
-        mount(Some("127.0.0.1:/share"), at, Some("nfs"), MsFlags::empty(), Some(options)).unwrap();
+        let options =
+            "vers=4.2,addr=127.0.0.1,clientaddr=127.0.0.1,proto=tcp,hard,timeo=600,retrans=2";
+        mount(
+            Some("127.0.0.1:/share"),
+            at,
+            Some("nfs"),
+            MsFlags::empty(),
+            Some(options),
+        )
+        .unwrap();
     }
 
     /// Begins to serve, or does so again.
@@ -88,7 +117,10 @@ impl Server {
         for (cache, entry) in [
             ("auth.unix.ip", format!("nfsd 127.0.0.1 {NEVER} tests")),
             ("nfsd.fh", format!("tests 1 {root} {NEVER} {folder}")),
-            ("nfsd.export", format!("tests {folder} {NEVER} {EXPORT_FLAGS} {anonymous} {anonymous} 0")),
+            (
+                "nfsd.export",
+                format!("tests {folder} {NEVER} {EXPORT_FLAGS} {anonymous} {anonymous} 0"),
+            ),
         ] {
             fs::write(format!("{CACHES}/{cache}/channel"), entry + "\n").unwrap();
         }
@@ -99,8 +131,8 @@ impl Server {
         control("threads", "0").unwrap();
     }
 
-    /// Runs `work` while the server is stopped. A waiting call gets an answer in the end, so that a test fails and does not
-    /// hang.
+    /// Runs `work` while the server is stopped. A waiting call gets an answer in the end, so that a
+    /// test fails and does not hang.
     pub fn stopped_during<T>(&self, work: impl FnOnce() -> T) -> T {
         self.stop();
         let (over, wait) = mpsc::channel::<()>();
@@ -128,7 +160,10 @@ pub fn forget() {
 }
 
 fn read(file: &str) -> String {
-    fs::read_to_string(format!("{CONTROL}/{file}")).unwrap().trim().to_owned()
+    fs::read_to_string(format!("{CONTROL}/{file}"))
+        .unwrap()
+        .trim()
+        .to_owned()
 }
 
 fn control(file: &str, value: &str) -> io::Result<()> {

@@ -1,11 +1,12 @@
-//! A pod with a running container that binds some of its keys, and the agent's steps after an update.
+//! A pod with a running container that binds some of its keys, and the agent's steps after an
+//! update.
 
 use std::fs;
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    AttachMethod, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
-    refresh_container,
+    AttachMethod, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, TuckRecords, VolumeOfPod,
+    rebind_volume, refresh_container,
 };
 
 pub mod supervised;
@@ -21,7 +22,10 @@ pub struct Scene {
 
 impl Scene {
     pub fn with_keys(keys: u32) -> Self {
-        Self { pod: Pod::with_keys(keys), root: tempfile::tempdir().unwrap() }
+        Self {
+            pod: Pod::with_keys(keys),
+            root: tempfile::tempdir().unwrap(),
+        }
     }
 
     pub fn binds(&self, keys: u32) -> Vec<Inside> {
@@ -47,14 +51,25 @@ impl Scene {
 
     pub fn rebind(&self) {
         let kubelet_root = self.pod.places().kubelet_roots[0].clone();
-        let volume = VolumeOfPod { kubelet_root, pod_uid: "uid-1".to_owned(), volume: "conf".to_owned() };
+        let volume = VolumeOfPod {
+            kubelet_root,
+            pod_uid: "uid-1".to_owned(),
+            volume: "conf".to_owned(),
+        };
         let report = rebind_volume(&volume, &self.pod.policy());
         assert!(report.problems.is_empty(), "{report:?}");
     }
 
     pub fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
         let volumes = PodVolumes::open(&self.pod.directory()).unwrap();
-        refresh_container(&container.process, Some(container.spec()), &volumes, act, &self.records()).unwrap()
+        refresh_container(
+            &container.process,
+            Some(container.spec()),
+            &volumes,
+            act,
+            &self.records(),
+        )
+        .unwrap()
     }
 }
 
@@ -65,7 +80,11 @@ pub fn can_run() -> bool {
 
 /// The method of this kernel.
 pub fn method() -> AttachMethod {
-    if live::kernel() >= (6, 5) { AttachMethod::Beneath } else { AttachMethod::Tucked }
+    if live::kernel() >= (6, 5) {
+        AttachMethod::Beneath
+    } else {
+        AttachMethod::Tucked
+    }
 }
 
 pub fn methods(refreshed: &Refreshed) -> Vec<AttachMethod> {
@@ -73,15 +92,25 @@ pub fn methods(refreshed: &Refreshed) -> Vec<AttachMethod> {
         RefreshOutcome::Replaced(method) => *method,
         other => panic!("not replaced: {other:?}"),
     };
-    refreshed.mounts.iter().map(|mount| method(&mount.outcome)).collect()
+    refreshed
+        .mounts
+        .iter()
+        .map(|mount| method(&mount.outcome))
+        .collect()
 }
 
 /// No mount of the container is left in the host's table.
 pub fn container_free(scene: &Scene) -> bool {
-    !fs::read_to_string("/proc/thread-self/mountinfo").unwrap().contains(scene.root.path().to_str().unwrap())
+    !fs::read_to_string("/proc/thread-self/mountinfo")
+        .unwrap()
+        .contains(scene.root.path().to_str().unwrap())
 }
 
 /// The number of rounds: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
 pub fn rounds(in_test: u64, in_soak: u64) -> u64 {
-    if std::env::var_os("BINDGUARD_SOAK").is_some() { in_soak } else { in_test }
+    if std::env::var_os("BINDGUARD_SOAK").is_some() {
+        in_soak
+    } else {
+        in_test
+    }
 }

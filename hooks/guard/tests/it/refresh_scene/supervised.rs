@@ -1,5 +1,6 @@
-//! A process whose mount calls wait for the test, those of its children as well: seccomp_unotify(2). So a test can kill all of them
-//! between two calls. On any kernel, the process sees one without `MOVE_MOUNT_BENEATH`.
+//! A process whose mount calls wait for the test, those of its children as well:
+//! seccomp_unotify(2). So a test can kill all of them between two calls. On any kernel, the process
+//! sees one without `MOVE_MOUNT_BENEATH`.
 
 use std::io;
 use std::mem;
@@ -13,8 +14,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// The calls that change mounts or enter another namespace.
-const CALLS: [libc::c_long; 6] =
-    [libc::SYS_mount, libc::SYS_umount2, libc::SYS_open_tree, libc::SYS_move_mount, libc::SYS_unshare, libc::SYS_setns];
+const CALLS: [libc::c_long; 6] = [
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+];
 
 /// `MOVE_MOUNT_BENEATH`
 const BENEATH: u32 = 0x200;
@@ -23,10 +30,11 @@ const BENEATH: u32 = 0x200;
 const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 
-/// Runs `work` in a process and lets it make this many of its mount calls; kills it with its children before the next one. Returns
-/// true if it ended by itself before.
+/// Runs `work` in a process and lets it make this many of its mount calls; kills it with its
+/// children before the next one. Returns true if it ended by itself before.
 pub fn killed_after(calls: u32, work: impl FnOnce()) -> bool {
-    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without returning.
+    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+    // returning.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             setpgid(Pid::from_raw(0), Pid::from_raw(0)).unwrap();
@@ -39,20 +47,28 @@ pub fn killed_after(calls: u32, work: impl FnOnce()) -> bool {
         ForkResult::Parent { child } => {
             waitpid(child, Some(WaitPidFlag::WUNTRACED)).unwrap();
             nix::sys::signal::kill(child, Signal::SIGCONT).unwrap();
-            let pidfd =
-                pidfd_open(rustix::process::Pid::from_raw(child.as_raw()).unwrap(), PidfdFlags::empty()).unwrap();
+            let pidfd = pidfd_open(
+                rustix::process::Pid::from_raw(child.as_raw()).unwrap(),
+                PidfdFlags::empty(),
+            )
+            .unwrap();
             let ended = let_go_on(calls, &pidfd);
             // The group: the refresh's own child as well.
             let _ = killpg(child, Signal::SIGKILL);
             let status = waitpid(child, None).unwrap();
-            assert!(!ended || status == WaitStatus::Exited(child, 0), "{status:?}");
+            assert!(
+                !ended || status == WaitStatus::Exited(child, 0),
+                "{status:?}"
+            );
             ended
         }
     }
 }
 
 fn let_go_on(calls: u32, process: &OwnedFd) -> bool {
-    let Some(listener) = listener_of(process) else { return true };
+    let Some(listener) = listener_of(process) else {
+        return true;
+    };
     for _ in 0..calls {
         if !is_waiting(&listener, process) {
             return true;
@@ -77,14 +93,25 @@ const LISTENER: i32 = 700;
 
 /// Waits for a call. False if the process ends before.
 fn is_waiting(listener: &OwnedFd, process: &OwnedFd) -> bool {
-    let mut both = [PollFd::new(listener, PollFlags::IN), PollFd::new(process, PollFlags::IN)];
+    let mut both = [
+        PollFd::new(listener, PollFlags::IN),
+        PollFd::new(process, PollFlags::IN),
+    ];
     poll(&mut both, None).unwrap();
     both[0].revents().contains(PollFlags::IN)
 }
 
 fn has_ended(process: &OwnedFd) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(&process.as_fd(), PollFlags::IN)], Some(&now)).unwrap() > 0
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(
+        &mut [PollFd::new(&process.as_fd(), PollFlags::IN)],
+        Some(&now),
+    )
+    .unwrap()
+        > 0
 }
 
 /// Lets the kernel make the call, but for one with [`BENEATH`].
@@ -92,8 +119,14 @@ fn answer(listener: &OwnedFd) {
     // SAFETY: the structures are the kernel's, and zero is a valid value of each field.
     unsafe {
         let mut call: libc::seccomp_notif = mem::zeroed();
-        assert_eq!(libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call), 0, "{}", io::Error::last_os_error());
-        let is_beneath = i64::from(call.data.nr) == libc::SYS_move_mount && call.data.args[4] as u32 & BENEATH != 0;
+        assert_eq!(
+            libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call),
+            0,
+            "{}",
+            io::Error::last_os_error()
+        );
+        let is_beneath = i64::from(call.data.nr) == libc::SYS_move_mount
+            && call.data.args[4] as u32 & BENEATH != 0;
         let mut reply: libc::seccomp_notif_resp = mem::zeroed();
         reply.id = call.id;
         if is_beneath {
@@ -101,23 +134,50 @@ fn answer(listener: &OwnedFd) {
         } else {
             reply.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
         }
-        assert_eq!(libc::ioctl(listener.as_raw_fd(), SEND, &raw mut reply), 0, "{}", io::Error::last_os_error());
+        assert_eq!(
+            libc::ioctl(listener.as_raw_fd(), SEND, &raw mut reply),
+            0,
+            "{}",
+            io::Error::last_os_error()
+        );
     }
 }
 
 /// From now on the calls of this process wait for the one that has the listener.
 fn supervise_self() -> io::Result<()> {
-    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let statement = |code: u32, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for (index, call) in CALLS.into_iter().enumerate() {
         let to_notify = (CALLS.len() - index) as u8;
         let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-        filter.push(libc::sock_filter { code, jt: to_notify, jf: 0, k: call as u32 });
+        filter.push(libc::sock_filter {
+            code,
+            jt: to_notify,
+            jf: 0,
+            k: call as u32,
+        });
     }
-    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
-    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_USER_NOTIF));
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    let (set, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+    filter.push(statement(
+        libc::BPF_RET | libc::BPF_K,
+        libc::SECCOMP_RET_ALLOW,
+    ));
+    filter.push(statement(
+        libc::BPF_RET | libc::BPF_K,
+        libc::SECCOMP_RET_USER_NOTIF,
+    ));
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    let (set, flags) = (
+        libc::SECCOMP_SET_MODE_FILTER,
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+    );
     // SAFETY: the filter lives as long as the call, and the kernel copies it.
     let listener = unsafe { libc::syscall(libc::SYS_seccomp, set, flags, &raw const program) };
     if listener < 0 {

@@ -1,4 +1,5 @@
-//! The kernel's own SMB server, and its client on the same machine: ksmbd and cifs, SMB 3.1.1 over loopback.
+//! The kernel's own SMB server, and its client on the same machine: ksmbd and cifs, SMB 3.1.1 over
+//! loopback.
 
 mod mountd;
 
@@ -25,17 +26,24 @@ pub struct Server {
 impl Server {
     /// `None`, with a printed reason, if the kernel has no ksmbd or no client.
     pub fn start() -> Option<Self> {
-        let has_client = fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains("\tcifs\n"));
+        let has_client =
+            fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains("\tcifs\n"));
         if !has_client || fs::metadata(KILL).is_err() {
             skipped("this kernel has no ksmbd and no cifs loaded: `make kernels` has");
             return None;
         }
         // In smb2_open: opinfo_put of NULL in 6.1, and now and then a list that is corrupt in 6.12.
-        if fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("6.") {
+        if fs::read_to_string("/proc/sys/kernel/osrelease")
+            .unwrap()
+            .starts_with("6.")
+        {
             skipped("this kernel's ksmbd may die of a file that is opened");
             return None;
         }
-        let mut server = Self { folder: tempfile::tempdir().unwrap(), mountd: None };
+        let mut server = Self {
+            folder: tempfile::tempdir().unwrap(),
+            mountd: None,
+        };
         server.begin();
         Some(server)
     }
@@ -51,7 +59,14 @@ impl Server {
     pub fn mount(&self, share: &str, at: &Path, options: &str) {
         let options = format!("ip=127.0.0.1,user={USER},pass={PASSWORD},vers=3.1.1,{options}");
         let source = format!("//127.0.0.1/{share}");
-        mount(Some(source.as_str()), at, Some("cifs"), MsFlags::empty(), Some(options.as_str())).unwrap();
+        mount(
+            Some(source.as_str()),
+            at,
+            Some("cifs"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .unwrap();
     }
 
     /// Begins to serve, or does so again.
@@ -61,7 +76,10 @@ impl Server {
             match Mountd::start(self.folder.path()) {
                 Ok(mountd) => break Some(mountd),
                 // It is still busy with ending.
-                Err(error) if error.kind() == ErrorKind::InvalidInput && began.elapsed() < Duration::from_secs(60) => {
+                Err(error)
+                    if error.kind() == ErrorKind::InvalidInput
+                        && began.elapsed() < Duration::from_secs(60) =>
+                {
                     thread::sleep(Duration::from_millis(50));
                 }
                 Err(error) => panic!("start ksmbd: {error}"),
@@ -75,8 +93,8 @@ impl Server {
         self.mountd = None;
     }
 
-    /// Runs `work` while nothing arrives at the server. A waiting call gets an answer in the end, so that a test fails and
-    /// does not hang.
+    /// Runs `work` while nothing arrives at the server. A waiting call gets an answer in the end,
+    /// so that a test fails and does not hang.
     pub fn cut_off_during<T>(&self, work: impl FnOnce() -> T) -> T {
         loopback("down");
         let (over, wait) = mpsc::channel::<()>();
@@ -99,8 +117,13 @@ impl Drop for Server {
 }
 
 fn loopback(state: &str) {
-    let done = Command::new("ip").args(["link", "set", "lo", state]).status();
-    assert!(done.is_ok_and(|status| status.success()), "ip link set lo {state}");
+    let done = Command::new("ip")
+        .args(["link", "set", "lo", state])
+        .status();
+    assert!(
+        done.is_ok_and(|status| status.success()),
+        "ip link set lo {state}"
+    );
 }
 
 /// The client forgets what it need not keep: names, attributes and pages.

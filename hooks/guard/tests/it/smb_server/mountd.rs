@@ -1,7 +1,8 @@
-//! The part of ksmbd.mountd(8) that configures the kernel's SMB server: the accounts that may log in, and the directory of a
-//! share.
+//! The part of ksmbd.mountd(8) that configures the kernel's SMB server: the accounts that may log
+//! in, and the directory of a share.
 //!
-//! Generic netlink, see netlink(7); the messages are those of the kernel's fs/smb/server/ksmbd_netlink.h.
+//! Generic netlink, see netlink(7); the messages are those of the kernel's
+//! fs/smb/server/ksmbd_netlink.h.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,7 +13,8 @@ use std::thread::{self, JoinHandle};
 
 use nix::sys::socket::sockopt::ReceiveTimeout;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
+    setsockopt, socket,
 };
 use nix::sys::time::TimeVal;
 
@@ -50,11 +52,26 @@ impl Mountd {
         let socket = Socket::to("SMBD_GENL")?;
         // No flags; signing as the client likes it; whichever versions both know.
         let begin = Message::default().number(0).number(2).zeros(16 + 16);
-        let begin = begin.text("TESTS", 16).text("WORKGROUP", 64).text("tests", 64);
-        // The port; the most files that are open; the kernel's own limits; and no list of interfaces.
-        let begin = begin.short(445).short(0).number(0).number(10_000).zeros(4 * 4).zeros(4 * 3);
+        let begin = begin
+            .text("TESTS", 16)
+            .text("WORKGROUP", 64)
+            .text("tests", 64);
+        // The port; the most files that are open; the kernel's own limits; and no list of
+        // interfaces.
+        let begin = begin
+            .short(445)
+            .short(0)
+            .number(0)
+            .number(10_000)
+            .zeros(4 * 4)
+            .zeros(4 * 3);
         let begin = begin.zeros(4 * 3).zeros(4 * 126).number(0);
-        socket.send(STARTING_UP, STARTING_UP.into(), &begin.0, REQUEST | ACKNOWLEDGE)?;
+        socket.send(
+            STARTING_UP,
+            STARTING_UP.into(),
+            &begin.0,
+            REQUEST | ACKNOWLEDGE,
+        )?;
         socket.receive()?;
         let is_over = Arc::new(AtomicBool::new(false));
         let (stop, folder) = (Arc::clone(&is_over), folder.to_str().unwrap().to_owned());
@@ -67,7 +84,10 @@ impl Mountd {
                 }
             }
         });
-        Ok(Self { is_over, thread: Some(thread) })
+        Ok(Self {
+            is_over,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -83,18 +103,44 @@ fn answer(socket: &Socket, event: u8, request: &[u8], folder: &str) {
     // Every request begins with a number of its own.
     let answer = || Message(request[4..8].to_vec());
     let message = match event {
-        LOGIN => answer().zeros(8).text(USER, 48).short(1).short(HASH.len() as u16).bytes(&HASH, 18).zeros(2 + 64),
+        LOGIN => answer()
+            .zeros(8)
+            .text(USER, 48)
+            .short(1)
+            .short(HASH.len() as u16)
+            .bytes(&HASH, 18)
+            .zeros(2 + 64),
         SHARE_CONFIG => {
             let is_pipe = request[8..].starts_with(b"IPC$\0");
-            let path = if is_pipe { Vec::new() } else { [folder.as_bytes(), b"\0"].concat() };
-            let flags = if is_pipe { 1 | 1 << 8 } else { 1 | 1 << 2 | 1 << 7 };
-            let masks = answer().number(flags).short(0o777).short(0o777).zeros(4).short(u16::MAX).short(u16::MAX);
-            masks.zeros(64 + 4 * 111).number(path.len() as u32).number(0).bytes(&path, path.len())
+            let path = if is_pipe {
+                Vec::new()
+            } else {
+                [folder.as_bytes(), b"\0"].concat()
+            };
+            let flags = if is_pipe {
+                1 | 1 << 8
+            } else {
+                1 | 1 << 2 | 1 << 7
+            };
+            let masks = answer()
+                .number(flags)
+                .short(0o777)
+                .short(0o777)
+                .zeros(4)
+                .short(u16::MAX)
+                .short(u16::MAX);
+            masks
+                .zeros(64 + 4 * 111)
+                .number(path.len() as u32)
+                .number(0)
+                .bytes(&path, path.len())
         }
         TREE_CONNECT => answer().short(0).short(1 << 2).zeros(64),
         _ => return,
     };
-    socket.send(event + 1, u16::from(event) + 1, &message.0, REQUEST).unwrap();
+    socket
+        .send(event + 1, u16::from(event) + 1, &message.0, REQUEST)
+        .unwrap();
 }
 
 /// A C struct, field after field.
@@ -136,15 +182,28 @@ struct Socket {
 
 impl Socket {
     fn to(family: &str) -> io::Result<Self> {
-        let socket =
-            socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkGeneric)?;
+        let socket = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkGeneric,
+        )?;
         bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
         setsockopt(&socket, ReceiveTimeout, &TimeVal::new(0, 200_000))?;
-        let mut this = Self { socket, family: CONTROL };
-        this.send(GET_FAMILY, FAMILY_NAME, &[family.as_bytes(), b"\0"].concat(), REQUEST)?;
+        let mut this = Self {
+            socket,
+            family: CONTROL,
+        };
+        this.send(
+            GET_FAMILY,
+            FAMILY_NAME,
+            &[family.as_bytes(), b"\0"].concat(),
+            REQUEST,
+        )?;
         let (_, mut attributes) = this.receive()?;
         while attributes.len() >= 4 {
-            let [length, kind] = [0, 2].map(|at| u16::from_ne_bytes([attributes[at], attributes[at + 1]]));
+            let [length, kind] =
+                [0, 2].map(|at| u16::from_ne_bytes([attributes[at], attributes[at + 1]]));
             if kind == FAMILY_ID {
                 this.family = u16::from_ne_bytes([attributes[4], attributes[5]]);
                 return Ok(this);
@@ -157,8 +216,16 @@ impl Socket {
     fn send(&self, command: u8, attribute: u16, payload: &[u8], flags: u16) -> io::Result<()> {
         let length = 4 + payload.len();
         let padded = length.next_multiple_of(4);
-        let message = Message::default().number((HEADERS + padded) as u32).short(self.family).short(flags).zeros(8);
-        let message = message.bytes(&[command, 1], 4).short(length as u16).short(attribute).bytes(payload, padded - 4);
+        let message = Message::default()
+            .number((HEADERS + padded) as u32)
+            .short(self.family)
+            .short(flags)
+            .zeros(8);
+        let message = message
+            .bytes(&[command, 1], 4)
+            .short(length as u16)
+            .short(attribute)
+            .bytes(payload, padded - 4);
         send(self.socket.as_raw_fd(), &message.0, MsgFlags::empty())?;
         Ok(())
     }
@@ -170,7 +237,11 @@ impl Socket {
         buffer.truncate(length);
         if u16::from_ne_bytes([buffer[4], buffer[5]]) == ERROR {
             let number = i32::from_ne_bytes(buffer[16..20].try_into().unwrap());
-            return if number == 0 { Ok((0, Vec::new())) } else { Err(io::Error::from_raw_os_error(-number)) };
+            return if number == 0 {
+                Ok((0, Vec::new()))
+            } else {
+                Err(io::Error::from_raw_os_error(-number))
+            };
         }
         Ok((buffer[16], buffer.split_off(HEADERS)))
     }

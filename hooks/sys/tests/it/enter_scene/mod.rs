@@ -26,7 +26,9 @@ pub struct Scene {
 
 impl Scene {
     pub fn new() -> Self {
-        let scene = Self { folder: Folder::new() };
+        let scene = Self {
+            folder: Folder::new(),
+        };
         fs::create_dir(scene.root()).unwrap();
         fs::write(scene.file(0), "0").unwrap();
         scene
@@ -74,23 +76,42 @@ pub fn stale(container: &Container) -> (MountEntry, MountEntry) {
     (stale, parent)
 }
 
-pub fn new_mount(scene: &Scene, version: u32, stale: &MountEntry, container: &Container) -> NewMount {
-    clone_like(&Handle::of(&scene.file(version)).unwrap(), stale, &container.namespace(), None).unwrap()
+pub fn new_mount(
+    scene: &Scene,
+    version: u32,
+    stale: &MountEntry,
+    container: &Container,
+) -> NewMount {
+    clone_like(
+        &Handle::of(&scene.file(version)).unwrap(),
+        stale,
+        &container.namespace(),
+        None,
+    )
+    .unwrap()
 }
 
 /// Enters, with the stale mount at its place open.
 pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     let (stale, parent) = stale(container);
     let new = new_mount(scene, version, &stale, container);
-    let replacement = Replacement { stale: &stale, parent: Some(&parent), new: Some(new) };
-    let entered = Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+    let replacement = Replacement {
+        stale: &stale,
+        parent: Some(&parent),
+        new: Some(new),
+    };
+    let entered =
+        Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
     entered.open(0).unwrap();
     entered
 }
 
 /// Attaches a mount beneath the stale one.
 pub type Attach = fn(&Entered) -> Result<(), EnterError>;
-pub const METHODS: [Attach; 2] = [|entered| entered.attach_beneath(0), |entered| entered.tuck(0)];
+pub const METHODS: [Attach; 2] = [
+    |entered| entered.attach_beneath(0),
+    |entered| entered.tuck(0),
+];
 
 /// False, with a printed reason, where the kernel has no `MOVE_MOUNT_BENEATH`.
 pub fn attached(attach: Attach, entered: &Entered) -> bool {

@@ -31,16 +31,30 @@ struct Group {
 
 impl Default for SimilarEvents {
     fn default() -> Self {
-        Self { groups: LruCache::new(CAPACITY), hasher: RandomState::new() }
+        Self {
+            groups: LruCache::new(CAPACITY),
+            hasher: RandomState::new(),
+        }
     }
 }
 
 impl SimilarEvents {
     /// Adds a message. True if it is one of many.
-    pub(super) fn are_many(&mut self, pod_uid: &str, reason: Reason, message: &str, now: Duration) -> bool {
+    pub(super) fn are_many(
+        &mut self,
+        pod_uid: &str,
+        reason: Reason,
+        message: &str,
+        now: Duration,
+    ) -> bool {
         let message = self.hasher.hash_one(message);
-        let new = || Group { messages: HashSet::new(), last: now };
-        let group = self.groups.get_or_insert_mut((pod_uid.to_owned(), reason), new);
+        let new = || Group {
+            messages: HashSet::new(),
+            last: now,
+        };
+        let group = self
+            .groups
+            .get_or_insert_mut((pod_uid.to_owned(), reason), new);
         if now.saturating_sub(group.last) > INTERVAL {
             group.messages.clear();
         }

@@ -23,7 +23,9 @@ impl Default for SpamFilter {
 impl SpamFilter {
     /// True if one more event about this pod is admitted.
     pub(super) fn admits(&mut self, pod_uid: &str, now: Duration) -> bool {
-        let bucket = self.0.get_or_insert_mut(pod_uid.to_owned(), || TokenBucket::new(BURST, INTERVAL, now));
+        let bucket = self.0.get_or_insert_mut(pod_uid.to_owned(), || {
+            TokenBucket::new(BURST, INTERVAL, now)
+        });
         bucket.take(now)
     }
 }

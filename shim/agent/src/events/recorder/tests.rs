@@ -33,7 +33,10 @@ impl EventApi for Server {
                 return Err(WriteError::Gone);
             }
             if seen.fails {
-                return Err(WriteError::Unavailable { why: "down".to_owned(), pause: None });
+                return Err(WriteError::Unavailable {
+                    why: "down".to_owned(),
+                    pause: None,
+                });
             }
             seen.hangs
         };
@@ -66,14 +69,25 @@ fn start(server: &Server, per_minute: u32) -> (Events, Arc<Metrics>) {
 fn start_node(server: &Server, per_minute: u32, metrics: &Arc<Metrics>) -> Events {
     let (events, occurrences) = Events::on(EventMode::All, Arc::clone(metrics));
     let cri = Cri::of(Path::new("/nowhere.sock"));
-    tokio::spawn(Recorder::new(server.clone(), cri, per_minute, Arc::clone(metrics)).run(occurrences));
+    tokio::spawn(
+        Recorder::new(server.clone(), cri, per_minute, Arc::clone(metrics)).run(occurrences),
+    );
     events
 }
 
 fn repaired(pod: usize, message: &str) -> Occurrence {
-    let pod = PodIdentity { namespace: "n".to_owned(), name: format!("p-{pod}"), uid: format!("u-{pod}") };
+    let pod = PodIdentity {
+        namespace: "n".to_owned(),
+        name: format!("p-{pod}"),
+        uid: format!("u-{pod}"),
+    };
     let (subject, container, message) = (Subject::Pod(pod), None, message.to_owned());
-    Occurrence { subject, container, reason: Reason::BindMountRepaired, message }
+    Occurrence {
+        subject,
+        container,
+        reason: Reason::BindMountRepaired,
+        message,
+    }
 }
 
 async fn pass(seconds: u64) {
@@ -82,7 +96,9 @@ async fn pass(seconds: u64) {
 
 fn figure(metrics: &Metrics, name: &str) -> u64 {
     let text = metrics.text().unwrap();
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap()
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,9 +109,16 @@ async fn repeated_occurrences_are_created_once_and_then_counted() {
     pass(5).await;
     events.record([repaired(0, "a")]);
     pass(5).await;
-    let seen: Vec<_> = server.requests().into_iter().map(|(_, event)| (event.count, event.exists)).collect();
+    let seen: Vec<_> = server
+        .requests()
+        .into_iter()
+        .map(|(_, event)| (event.count, event.exists))
+        .collect();
     assert_eq!(seen, [(3, false), (4, true)]);
-    assert_eq!(figure(&metrics, "bindguard_events_total{result=\"written\"}"), 2);
+    assert_eq!(
+        figure(&metrics, "bindguard_events_total{result=\"written\"}"),
+        2
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,7 +130,11 @@ async fn an_event_that_the_server_forgot_is_created_again() {
     server.set(|seen| seen.forgets = true);
     events.record([repaired(0, "a")]);
     pass(5).await;
-    let seen: Vec<_> = server.requests().into_iter().map(|(_, event)| (event.count, event.exists)).collect();
+    let seen: Vec<_> = server
+        .requests()
+        .into_iter()
+        .map(|(_, event)| (event.count, event.exists))
+        .collect();
     assert_eq!(seen, [(1, false), (2, true), (2, false)]);
 }
 
@@ -119,13 +146,17 @@ async fn an_idle_connection_is_closed_once() {
     for bursts in 1..=2 {
         events.record((0..20).map(|pod| repaired(pod, &bursts.to_string())));
         pass(600).await;
-        let (requests, disconnects) = (server.requests(), server.0.lock().unwrap().disconnects.clone());
+        let (requests, disconnects) = (
+            server.requests(),
+            server.0.lock().unwrap().disconnects.clone(),
+        );
         assert_eq!((requests.len(), disconnects.len()), (20 * bursts, bursts));
         assert_eq!(disconnects[bursts - 1] - requests[20 * bursts - 1].0, IDLE);
     }
 }
 
-/// An API server that is down for an hour, or hangs, costs few requests and no growing memory. Afterwards come the latest events.
+/// An API server that is down for an hour, or hangs, costs few requests and no growing memory.
+/// Afterwards come the latest events.
 #[tokio::test(start_paused = true)]
 async fn an_hour_without_an_api_server() {
     for hangs in [false, true] {
@@ -139,28 +170,39 @@ async fn an_hour_without_an_api_server() {
         let during = server.requests().len();
         assert!((10..40).contains(&during), "{during} requests in an hour");
         assert!(figure(&metrics, "bindguard_event_request_failures_total") >= 10);
-        let dropped =
-            ["queue_full", "expired", "spam"].map(|result| format!("bindguard_events_total{{result=\"{result}\"}}"));
-        assert!(dropped.iter().map(|name| figure(&metrics, name)).sum::<u64>() > 1000);
+        let dropped = ["queue_full", "expired", "spam"]
+            .map(|result| format!("bindguard_events_total{{result=\"{result}\"}}"));
+        assert!(
+            dropped
+                .iter()
+                .map(|name| figure(&metrics, name))
+                .sum::<u64>()
+                > 1000
+        );
         server.set(|seen| (seen.fails, seen.hangs) = (false, false));
         pass(310).await;
         let after = server.requests();
         assert!(after.len() > during, "nothing is written afterwards");
         let (_, last) = after.last().unwrap();
         let age = since_epoch().saturating_sub(last.last);
-        assert!(age < Duration::from_secs(60), "the wall clock does not move in this test");
+        assert!(
+            age < Duration::from_secs(60),
+            "the wall clock does not move in this test"
+        );
     }
 }
 
-/// Every node of a large cluster has more events than it may write, at the same moment: the sum stays within the bound that
-/// docs/agent.md gives.
+/// Every node of a large cluster has more events than it may write, at the same moment: the sum
+/// stays within the bound that docs/agent.md gives.
 #[tokio::test(start_paused = true)]
 async fn a_storm_on_2000_nodes() {
     const NODES: usize = 2000;
     const PER_MINUTE: usize = 6;
     let server = Server::default();
     let metrics = Metrics::new();
-    let nodes: Vec<_> = (0..NODES).map(|_| start_node(&server, PER_MINUTE as u32, &metrics)).collect();
+    let nodes: Vec<_> = (0..NODES)
+        .map(|_| start_node(&server, PER_MINUTE as u32, &metrics))
+        .collect();
     let begin = Instant::now();
     for events in &nodes {
         events.record((0..100).map(|pod| repaired(pod, "a")));
@@ -173,9 +215,16 @@ async fn a_storm_on_2000_nodes() {
     let busiest = by_second.iter().max().unwrap();
     let later: usize = by_second[300..600].iter().sum();
     let total: usize = by_second.iter().sum();
-    println!("busiest second: {busiest}, requests: {total}, a second after five minutes: {}", later / 300);
+    println!(
+        "busiest second: {busiest}, requests: {total}, a second after five minutes: {}",
+        later / 300
+    );
     assert!(*busiest <= 800, "{busiest} requests in one second");
-    assert!(later / 300 <= NODES * PER_MINUTE / 60, "{} in a second later on", later / 300);
+    assert!(
+        later / 300 <= NODES * PER_MINUTE / 60,
+        "{} in a second later on",
+        later / 300
+    );
     assert!(total <= NODES * (10 + PER_MINUTE * 10 + 1));
     assert!(total >= NODES * 60, "the nodes wait for nothing: {total}");
 }

@@ -38,9 +38,15 @@ impl FakeRuntime {
     }
 
     fn call(&mut self, method: &str, payload: Vec<u8>) -> Response {
-        let call = Request { service: PLUGIN.to_owned(), method: method.to_owned(), payload };
+        let call = Request {
+            service: PLUGIN.to_owned(),
+            method: method.to_owned(),
+            payload,
+        };
         self.send(TO_PLUGIN, &Message::Request(5, call));
-        let Message::Response(5, response) = self.receive(TO_PLUGIN) else { panic!("no answer to {method}") };
+        let Message::Response(5, response) = self.receive(TO_PLUGIN) else {
+            panic!("no answer to {method}")
+        };
         response
     }
 }
@@ -51,11 +57,23 @@ fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError>
     let socket = folder.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let metrics = Metrics::new();
-    let creates = Creates::new(&Config::default(), Arc::clone(&metrics), JournalWriter::off(Arc::clone(&metrics)));
+    let creates = Creates::new(
+        &Config::default(),
+        Arc::clone(&metrics),
+        JournalWriter::off(Arc::clone(&metrics)),
+    );
     let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&creates));
-    let mut fake = FakeRuntime { stream: listener.accept().unwrap().0, metrics };
-    let Message::Request(1, call) = fake.receive(TO_RUNTIME) else { panic!("no registration") };
-    assert_eq!((call.service.as_str(), call.method.as_str()), (RUNTIME, "RegisterPlugin"));
+    let mut fake = FakeRuntime {
+        stream: listener.accept().unwrap().0,
+        metrics,
+    };
+    let Message::Request(1, call) = fake.receive(TO_RUNTIME) else {
+        panic!("no registration")
+    };
+    assert_eq!(
+        (call.service.as_str(), call.method.as_str()),
+        (RUNTIME, "RegisterPlugin")
+    );
     runtime(&mut fake);
     drop(fake);
     plugin.join().unwrap()
@@ -66,12 +84,27 @@ fn a_list_in_parts_is_acknowledged_part_by_part() {
     let ended = beside(|runtime| {
         runtime.send(TO_RUNTIME, &Message::Response(1, Response::default()));
         let configured = runtime.call("Configure", Vec::new()).payload;
-        assert_eq!(ConfigureResponse::decode(configured.as_slice()).unwrap().events, CREATE_CONTAINER);
+        assert_eq!(
+            ConfigureResponse::decode(configured.as_slice())
+                .unwrap()
+                .events,
+            CREATE_CONTAINER
+        );
         for more in [true, true, false] {
-            let part = SynchronizeRequest { containers: vec![Listed::default(); 3], more };
+            let part = SynchronizeRequest {
+                containers: vec![Listed::default(); 3],
+                more,
+            };
             let answer = runtime.call("Synchronize", part.encode_to_vec()).payload;
-            assert_eq!(SynchronizeResponse::decode(answer.as_slice()).unwrap().more, more);
-            assert_eq!(runtime.metrics.nri.connected.get(), i64::from(!more), "a part of the list is not the end");
+            assert_eq!(
+                SynchronizeResponse::decode(answer.as_slice()).unwrap().more,
+                more
+            );
+            assert_eq!(
+                runtime.metrics.nri.connected.get(),
+                i64::from(!more),
+                "a part of the list is not the end"
+            );
         }
     });
     assert!(ended.is_ok(), "{ended:?}");
@@ -80,13 +113,32 @@ fn a_list_in_parts_is_acknowledged_part_by_part() {
 #[test]
 fn a_request_that_cannot_be_read_changes_nothing_and_the_next_one_is_answered() {
     let ended = beside(|runtime| {
-        assert_eq!(runtime.call("CreateContainer", vec![0xff; 20]), Response::default());
-        assert_eq!(runtime.call("StopContainer", Vec::new()), Response::default());
-        assert_eq!(runtime.call("Unheard", Vec::new()).status.unwrap().code, Status::UNIMPLEMENTED);
-        assert_eq!(runtime.call("CreateContainer", Vec::new()), Response::default());
+        assert_eq!(
+            runtime.call("CreateContainer", vec![0xff; 20]),
+            Response::default()
+        );
+        assert_eq!(
+            runtime.call("StopContainer", Vec::new()),
+            Response::default()
+        );
+        assert_eq!(
+            runtime.call("Unheard", Vec::new()).status.unwrap().code,
+            Status::UNIMPLEMENTED
+        );
+        assert_eq!(
+            runtime.call("CreateContainer", Vec::new()),
+            Response::default()
+        );
         let figures = runtime.metrics.text().unwrap();
-        for line in ["{answer=\"failed\"} 1", "{answer=\"unchanged\"} 1", "{answer=\"timed_out\"} 0"] {
-            assert!(figures.contains(&format!("bindguard_nri_creates_total{line}")), "{line} is not in\n{figures}");
+        for line in [
+            "{answer=\"failed\"} 1",
+            "{answer=\"unchanged\"} 1",
+            "{answer=\"timed_out\"} 0",
+        ] {
+            assert!(
+                figures.contains(&format!("bindguard_nri_creates_total{line}")),
+                "{line} is not in\n{figures}"
+            );
         }
     });
     assert!(ended.is_ok(), "{ended:?}");
@@ -95,10 +147,23 @@ fn a_request_that_cannot_be_read_changes_nothing_and_the_next_one_is_answered() 
 #[test]
 fn a_refused_registration_and_bytes_that_are_no_message_end_the_connection() {
     let refused = beside(|runtime| {
-        let status = Some(Status { code: 2, message: "no such index".to_owned() });
-        runtime.send(TO_RUNTIME, &Message::Response(1, Response { status, ..Response::default() }));
+        let status = Some(Status {
+            code: 2,
+            message: "no such index".to_owned(),
+        });
+        runtime.send(
+            TO_RUNTIME,
+            &Message::Response(
+                1,
+                Response {
+                    status,
+                    ..Response::default()
+                },
+            ),
+        );
     });
     assert!(matches!(refused, Err(ConnectionError::Refused(why)) if why == "no such index"));
-    let garbage = beside(|runtime| write_frames(&mut runtime.stream, TO_PLUGIN, &[0xff; 20]).unwrap());
+    let garbage =
+        beside(|runtime| write_frames(&mut runtime.stream, TO_PLUGIN, &[0xff; 20]).unwrap());
     assert!(matches!(garbage, Err(ConnectionError::Ttrpc(_))));
 }

@@ -34,27 +34,37 @@ impl Agent {
             .spawn()
             .unwrap();
         let agent = Self { child, socket };
-        until("the agent is ready", || agent.get("/readyz").starts_with("HTTP/1.1 200"));
+        until("the agent is ready", || {
+            agent.get("/readyz").starts_with("HTTP/1.1 200")
+        });
         agent
     }
 
     /// The whole answer to a GET; empty if nothing answers.
     pub fn get(&self, path: &str) -> String {
-        self.request(&format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"))
+        self.request(&format!(
+            "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"
+        ))
     }
 
     /// The whole answer to a request.
     pub fn request(&self, request: &str) -> String {
-        let Ok(mut stream) = UnixStream::connect(&self.socket) else { return String::new() };
+        let Ok(mut stream) = UnixStream::connect(&self.socket) else {
+            return String::new();
+        };
         let mut answer = String::new();
-        let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
+        let _ = stream
+            .write_all(request.as_bytes())
+            .and_then(|()| stream.read_to_string(&mut answer));
         answer
     }
 
     /// The value of a figure, its labels included in the name.
     pub fn figure(&self, name: &str) -> f64 {
         let text = self.get("/metrics");
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.trim().parse().unwrap())
     }
 

@@ -1,4 +1,5 @@
-//! The active configuration of a running containerd: `config` in the answer to `Status` with `verbose` of the CRI.
+//! The active configuration of a running containerd: `config` in the answer to `Status` with
+//! `verbose` of the CRI.
 
 use std::collections::HashMap;
 use std::fs;
@@ -42,8 +43,13 @@ pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     let socket = socket_of(containerd);
     match status(&socket) {
         Ok(answer) => {
-            let config = answer.info.get("config").context("the answer has no config")?;
-            serde_json::from_str(config).context("read the answer's config as JSON").map(Some)
+            let config = answer
+                .info
+                .get("config")
+                .context("the answer has no config")?;
+            serde_json::from_str(config)
+                .context("read the answer's config as JSON")
+                .map(Some)
         }
         Err(error) if has_code(&error, &[UNIMPLEMENTED]) => Ok(None),
         Err(error) => Err(error),
@@ -55,30 +61,49 @@ fn status(socket: &Path) -> Result<StatusResponse> {
     let start = Instant::now();
     loop {
         match query(socket, "Status", StatusRequest { verbose: true }) {
-            Err(error) if has_code(&error, &STARTING) && start.elapsed() < START_LIMIT => thread::sleep(PAUSE),
+            Err(error) if has_code(&error, &STARTING) && start.elapsed() < START_LIMIT => {
+                thread::sleep(PAUSE)
+            }
             answer => return answer,
         }
     }
 }
 
 fn has_code(error: &Error, codes: &[&str]) -> bool {
-    error.downcast_ref::<GrpcStatus>().is_some_and(|status| codes.contains(&status.code.as_str()))
+    error
+        .downcast_ref::<GrpcStatus>()
+        .is_some_and(|status| codes.contains(&status.code.as_str()))
 }
 
 /// The socket of its arguments, of its file, or the default one.
 fn socket_of(containerd: &Daemon) -> PathBuf {
     let of_file = || {
-        let text = fs::read_to_string(containerd.config().unwrap_or_else(|| Path::new(CONFIG).to_owned())).ok()?;
+        let text = fs::read_to_string(
+            containerd
+                .config()
+                .unwrap_or_else(|| Path::new(CONFIG).to_owned()),
+        )
+        .ok()?;
         address_in(&text)
     };
-    containerd.address().or_else(of_file).unwrap_or_else(|| Path::new(SOCKET).to_owned())
+    containerd
+        .address()
+        .or_else(of_file)
+        .unwrap_or_else(|| Path::new(SOCKET).to_owned())
 }
 
 /// The address in containerd's file: in the section of version 4, or in that of older ones.
 fn address_in(text: &str) -> Option<PathBuf> {
     let file: toml::Table = toml::from_str(text).ok()?;
-    let server = file.get("plugins").and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
-    Some(PathBuf::from(server.or_else(|| file.get("grpc"))?.get("address")?.as_str()?))
+    let server = file
+        .get("plugins")
+        .and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
+    Some(PathBuf::from(
+        server
+            .or_else(|| file.get("grpc"))?
+            .get("address")?
+            .as_str()?,
+    ))
 }
 
 #[cfg(test)]
@@ -88,8 +113,12 @@ mod tests {
     #[test]
     fn the_address_is_found_in_every_version_of_the_file() {
         let old = "version = 3\n[grpc]\naddress = '/run/a.sock'\n";
-        let new = "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/a.sock'\n";
-        assert_eq!([old, new].map(address_in), [(); 2].map(|()| Some(PathBuf::from("/run/a.sock"))));
+        let new =
+            "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/a.sock'\n";
+        assert_eq!(
+            [old, new].map(address_in),
+            [(); 2].map(|()| Some(PathBuf::from("/run/a.sock")))
+        );
         assert_eq!(address_in("version = 4\n"), None);
     }
 }

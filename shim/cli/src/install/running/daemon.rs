@@ -1,10 +1,11 @@
 //! Daemons of this root file system: processes that see the same `/run` as this process.
 //!
-//! The mount namespace would not do: a pod that works in the node's root has its own. A container has its own `/run`, and so has
-//! the root of an image.
+//! The mount namespace would not do: a pod that works in the node's root has its own. A container
+//! has its own `/run`, and so has the root of an image.
 //!
-//! A process of a container can have any name. So its `/run` is compared by its mount table: a walk through its root directory
-//! could hang on a filesystem of the container. Its command line is read with a time limit.
+//! A process of a container can have any name. So its `/run` is compared by its mount table: a walk
+//! through its root directory could hang on a filesystem of the container. Its command line is read
+//! with a time limit.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -39,26 +40,36 @@ impl Daemon {
         if pids.is_empty() {
             return Vec::new();
         }
-        let Some(own) = read_mount_table().ok().and_then(|table| run_of(&table)) else { return Vec::new() };
+        let Some(own) = read_mount_table().ok().and_then(|table| run_of(&table)) else {
+            return Vec::new();
+        };
         pids.retain(|pid| run_of_process(*pid).as_ref() == Some(&own));
         // a child that is about to execute another program still has its parent's name
         let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
-        let mut found: Vec<Self> = pids.iter().copied().filter(|pid| !is_child(pid)).filter_map(Self::of).collect();
+        let mut found: Vec<Self> = pids
+            .iter()
+            .copied()
+            .filter(|pid| !is_child(pid))
+            .filter_map(Self::of)
+            .collect();
         found.sort_by_key(|daemon| (daemon.started, daemon.pid));
         found
     }
 
     /// True if a process has this name and only root may read to which root it belongs.
     pub fn is_hidden(name: &str) -> bool {
-        pids_named(name)
-            .iter()
-            .any(|pid| namespace_of(*pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied))
+        pids_named(name).iter().any(|pid| {
+            namespace_of(*pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+        })
     }
 
     /// The process with this pid, if there is one.
     pub fn of(pid: u32) -> Option<Self> {
         let started = stat_field(pid, 22)?;
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim_end().to_owned();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .ok()?
+            .trim_end()
+            .to_owned();
         Some(Self { pid, started, boot })
     }
 
@@ -71,12 +82,19 @@ impl Daemon {
     pub fn program(&self) -> Option<PathBuf> {
         let link = links(&[ProcessFile::of(self.pid, "exe")]).pop()?.ok()?;
         let path = link.to_str()?;
-        Some(PathBuf::from(path.strip_suffix(" (deleted)").unwrap_or(path)))
+        Some(PathBuf::from(
+            path.strip_suffix(" (deleted)").unwrap_or(path),
+        ))
     }
 
-    /// Its arguments, its name first. None if it gives no answer: then its default configuration counts.
+    /// Its arguments, its name first. None if it gives no answer: then its default configuration
+    /// counts.
     pub fn arguments(&self) -> Vec<String> {
-        arguments_of(&[self.pid]).into_iter().flatten().flatten().collect()
+        arguments_of(&[self.pid])
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect()
     }
 
     /// The file that `--config` or `-c` names.
@@ -89,7 +107,8 @@ impl Daemon {
         option(&self.arguments(), &["address", "a"]).map(PathBuf::from)
     }
 
-    /// The systemd service that it belongs to: `/system.slice/containerd.service` in proc_pid_cgroup(5).
+    /// The systemd service that it belongs to: `/system.slice/containerd.service` in
+    /// proc_pid_cgroup(5).
     pub fn service(&self) -> Option<String> {
         let text = fs::read_to_string(file(self.pid, "cgroup")).ok()?;
         service_in(&text)
@@ -100,7 +119,9 @@ impl Daemon {
 pub fn option(words: &[String], names: &[&str]) -> Option<String> {
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        let Some(name) = word.strip_prefix('-') else { continue };
+        let Some(name) = word.strip_prefix('-') else {
+            continue;
+        };
         let name = name.strip_prefix('-').unwrap_or(name);
         match name.split_once('=') {
             Some((name, value)) if names.contains(&name) => return Some(value.to_owned()),
@@ -113,13 +134,19 @@ pub fn option(words: &[String], names: &[&str]) -> Option<String> {
 
 fn service_in(cgroup: &str) -> Option<String> {
     let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    paths.flat_map(|path| path.rsplit('/')).find_map(|part| part.strip_suffix(".service")).map(str::to_owned)
+    paths
+        .flat_map(|path| path.rsplit('/'))
+        .find_map(|part| part.strip_suffix(".service"))
+        .map(str::to_owned)
 }
 
 fn pids_named(name: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)).collect()
+    pids.filter(|pid| {
+        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
+    })
+    .collect()
 }
 
 fn parent_of(pid: u32) -> Option<u32> {
@@ -148,7 +175,9 @@ fn run_of_process(pid: u32) -> Option<(Device, PathBuf)> {
 }
 
 fn namespace_of(pid: u32) -> io::Result<u64> {
-    inodes(&[ProcessFile::of(pid, "ns/mnt")]).pop().unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
+    inodes(&[ProcessFile::of(pid, "ns/mnt")])
+        .pop()
+        .unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
 }
 
 fn file(pid: u32, name: &str) -> PathBuf {
@@ -170,7 +199,14 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let daemon = Daemon::of(child.id()).unwrap();
         assert!(daemon.still_runs());
-        assert!(!Daemon { started: daemon.started + 1, ..daemon.clone() }.still_runs(), "a later process of that pid");
+        assert!(
+            !Daemon {
+                started: daemon.started + 1,
+                ..daemon.clone()
+            }
+            .still_runs(),
+            "a later process of that pid"
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!daemon.still_runs());
@@ -178,17 +214,27 @@ mod tests {
 
     #[test]
     fn a_daemon_that_holds_its_memory_is_found_without_its_arguments() {
-        let Some(holder) = Holder::start(c"held-daemon", || {}) else { return };
-        assert!(blocks_readers(holder.pid()), "the process does not hold its memory");
+        let Some(holder) = Holder::start(c"held-daemon", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
         let found = Daemon::named("held-daemon");
-        assert_eq!(found.iter().map(|daemon| daemon.pid).collect::<Vec<_>>(), [holder.pid()]);
+        assert_eq!(
+            found.iter().map(|daemon| daemon.pid).collect::<Vec<_>>(),
+            [holder.pid()]
+        );
         assert_eq!((found[0].config(), found[0].address()), (None, None));
     }
 
     /// A container has a filesystem of its own at `/run`, whose daemon never answers.
     #[test]
     fn another_run_is_recognized_without_a_walk() {
-        let Some(files) = Unwritable::mounted() else { return };
+        let Some(files) = Unwritable::mounted() else {
+            return;
+        };
         let run = files.file();
         let script = format!(
             "mount --bind {} /run 2>/dev/null || exit 1; echo there; read end",
@@ -197,10 +243,19 @@ mod tests {
         let bin = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/bin/sh", bin.path().join("other-run")).unwrap();
         let mut other = Command::new("unshare");
-        other.args(["--mount", "--propagation", "private"]).arg(bin.path().join("other-run")).args(["-c", &script]);
-        let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        other
+            .args(["--mount", "--propagation", "private"])
+            .arg(bin.path().join("other-run"))
+            .args(["-c", &script]);
+        let mut other = other
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut said = String::new();
-        BufReader::new(other.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        BufReader::new(other.stdout.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
         assert_eq!(said, "there\n");
         files.stop_answering();
         assert!(Daemon::named("other-run").is_empty());
@@ -211,19 +266,33 @@ mod tests {
 
     #[test]
     fn options_of_both_forms_are_read() {
-        let of = |line: &str, names: &[&str]| option(&line.split(' ').map(str::to_owned).collect::<Vec<_>>(), names);
-        for line in
-            ["containerd -c /x", "containerd --config /x", "containerd --config=/x -a /y", "containerd -config=/x"]
-        {
+        let of = |line: &str, names: &[&str]| {
+            option(
+                &line.split(' ').map(str::to_owned).collect::<Vec<_>>(),
+                names,
+            )
+        };
+        for line in [
+            "containerd -c /x",
+            "containerd --config /x",
+            "containerd --config=/x -a /y",
+            "containerd -config=/x",
+        ] {
             assert_eq!(of(line, &["config", "c"]).as_deref(), Some("/x"), "{line}");
         }
-        assert_eq!(of("containerd --config=/x -a /y", &["address", "a"]).as_deref(), Some("/y"));
+        assert_eq!(
+            of("containerd --config=/x -a /y", &["address", "a"]).as_deref(),
+            Some("/y")
+        );
         assert_eq!(of("containerd config", &["config", "c"]), None);
     }
 
     #[test]
     fn the_service_is_in_the_cgroups_path() {
-        assert_eq!(service_in("0::/system.slice/k3s.service\n").as_deref(), Some("k3s"));
+        assert_eq!(
+            service_in("0::/system.slice/k3s.service\n").as_deref(),
+            Some("k3s")
+        );
         assert_eq!(
             service_in("1:name=systemd:/system.slice/containerd.service\n0::/\n").as_deref(),
             Some("containerd")

@@ -13,11 +13,18 @@ pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
         Some(config.map(|config| GuardedRuntimes::of_containerd(&config)))
     });
     let of_docker = Daemon::named("dockerd").into_iter().map(|_| {
-        docker_info().map(|info| GuardedRuntimes::from_config("dockerd", &info, "Runtimes", "DefaultRuntime"))
+        docker_info().map(|info| {
+            GuardedRuntimes::from_config("dockerd", &info, "Runtimes", "DefaultRuntime")
+        })
     });
     let of_crio = Daemon::named("crio").into_iter().map(|_| {
         let config = serde_json::to_value(crio_config()?)?;
-        Ok(GuardedRuntimes::from_config("crio", &config["crio"]["runtime"], "runtimes", "default_runtime"))
+        Ok(GuardedRuntimes::from_config(
+            "crio",
+            &config["crio"]["runtime"],
+            "runtimes",
+            "default_runtime",
+        ))
     });
     of_containerd.chain(of_docker).chain(of_crio).collect()
 }

@@ -1,7 +1,8 @@
 //! The runtimes that run now, and whether their active configuration names a program.
 //!
-//! A daemon uses the files that it read at its start. So an edited file does not show whether a program can be removed: the
-//! running daemon is queried. Without one, in the root file system of an image, the files alone decide.
+//! A daemon uses the files that it read at its start. So an edited file does not show whether a
+//! program can be removed: the running daemon is queried. Without one, in the root file system of
+//! an image, the files alone decide.
 //!
 //! | daemon | query |
 //! |---|---|
@@ -41,9 +42,15 @@ pub fn daemon_of(owner: Owner) -> Option<Daemon> {
 
 /// The containerds that serve pods. dockerd starts one for itself, with a file that dockerd writes.
 pub fn containerds() -> Vec<Daemon> {
-    let is_dockers =
-        |daemon: &Daemon| daemon.config().is_some_and(|config| config.to_string_lossy().contains("/docker/"));
-    Daemon::named("containerd").into_iter().filter(|daemon| !is_dockers(daemon)).collect()
+    let is_dockers = |daemon: &Daemon| {
+        daemon
+            .config()
+            .is_some_and(|config| config.to_string_lossy().contains("/docker/"))
+    };
+    Daemon::named("containerd")
+        .into_iter()
+        .filter(|daemon| !is_dockers(daemon))
+        .collect()
 }
 
 /// True if a daemon runs that only root can inspect.
@@ -58,19 +65,37 @@ pub fn is_hidden(name: &str) -> bool {
 pub fn daemons_that_name(program: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for containerd in containerds() {
-        let config = cri_status::active_config(&containerd)
-            .with_context(|| format!("read the active configuration of containerd, process {}", containerd.pid))?;
-        found.extend(config.filter(|config| names::json_names(config, program)).map(|_| "containerd".to_owned()));
+        let config = cri_status::active_config(&containerd).with_context(|| {
+            format!(
+                "read the active configuration of containerd, process {}",
+                containerd.pid
+            )
+        })?;
+        found.extend(
+            config
+                .filter(|config| names::json_names(config, program))
+                .map(|_| "containerd".to_owned()),
+        );
     }
     for dockerd in Daemon::named("dockerd") {
-        let info = docker_info()
-            .with_context(|| format!("read the active configuration of dockerd, process {}", dockerd.pid))?;
+        let info = docker_info().with_context(|| {
+            format!(
+                "read the active configuration of dockerd, process {}",
+                dockerd.pid
+            )
+        })?;
         found.extend(names::json_names(&info, program).then(|| "dockerd".to_owned()));
     }
     for crio in Daemon::named("crio") {
-        let config =
-            crio_config().with_context(|| format!("read the active configuration of CRI-O, process {}", crio.pid))?;
-        found.extend(names::toml_names(&toml::Value::Table(config), program).then(|| "crio".to_owned()));
+        let config = crio_config().with_context(|| {
+            format!(
+                "read the active configuration of CRI-O, process {}",
+                crio.pid
+            )
+        })?;
+        found.extend(
+            names::toml_names(&toml::Value::Table(config), program).then(|| "crio".to_owned()),
+        );
     }
     Ok(found)
 }
@@ -79,7 +104,11 @@ pub fn daemons_that_name(program: &Path) -> Result<Vec<String>> {
 pub fn docker_runtimes() -> Result<Vec<String>> {
     let info = docker_info()?;
     let runtimes = info.get("Runtimes").and_then(serde_json::Value::as_object);
-    Ok(runtimes.into_iter().flatten().map(|(name, _)| name.clone()).collect())
+    Ok(runtimes
+        .into_iter()
+        .flatten()
+        .map(|(name, _)| name.clone())
+        .collect())
 }
 
 fn crio_config() -> Result<toml::Table> {
@@ -90,10 +119,21 @@ fn crio_config() -> Result<toml::Table> {
 
 fn docker_info() -> Result<serde_json::Value> {
     let named = socket_option("dockerd", &["host", "H"]);
-    let usual = [PathBuf::from(DOCKER_SOCKET), Path::new("/var").join(&DOCKER_SOCKET[1..])];
-    let present = || usual.iter().find(|socket| socket.symlink_metadata().is_ok()).cloned();
-    let socket = named.or_else(present).unwrap_or_else(|| DOCKER_SOCKET.into());
-    serde_json::from_str(&unix_http::get(&socket, "/info")?).context("read dockerd's answer as JSON")
+    let usual = [
+        PathBuf::from(DOCKER_SOCKET),
+        Path::new("/var").join(&DOCKER_SOCKET[1..]),
+    ];
+    let present = || {
+        usual
+            .iter()
+            .find(|socket| socket.symlink_metadata().is_ok())
+            .cloned()
+    };
+    let socket = named
+        .or_else(present)
+        .unwrap_or_else(|| DOCKER_SOCKET.into());
+    serde_json::from_str(&unix_http::get(&socket, "/info")?)
+        .context("read dockerd's answer as JSON")
 }
 
 /// The unix socket that an option of a running daemon names, as a path or as a URL.

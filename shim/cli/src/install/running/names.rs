@@ -1,7 +1,7 @@
 //! Finds a program's name anywhere in a configuration.
 //!
-//! Each runtime has its own keys for paths, and versions add more. A value is enough: the path itself, another path to the same
-//! file, or the `runtime_type` by which containerd finds the shim.
+//! Each runtime has its own keys for paths, and versions add more. A value is enough: the path
+//! itself, another path to the same file, or the `runtime_type` by which containerd finds the shim.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,8 +16,12 @@ pub fn json_names(value: &serde_json::Value, program: &Path) -> bool {
     match value {
         serde_json::Value::String(text) => is_named(text, program),
         serde_json::Value::Array(items) => items.iter().any(|item| json_names(item, program)),
-        serde_json::Value::Object(members) => members.values().any(|member| json_names(member, program)),
-        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => false,
+        serde_json::Value::Object(members) => {
+            members.values().any(|member| json_names(member, program))
+        }
+        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {
+            false
+        }
     }
 }
 
@@ -27,24 +31,36 @@ pub fn toml_names(value: &toml::Value, program: &Path) -> bool {
         toml::Value::String(text) => is_named(text, program),
         toml::Value::Array(items) => items.iter().any(|item| toml_names(item, program)),
         toml::Value::Table(table) => table.iter().any(|(_, item)| toml_names(item, program)),
-        toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) | toml::Value::Datetime(_) => false,
+        toml::Value::Integer(_)
+        | toml::Value::Float(_)
+        | toml::Value::Boolean(_)
+        | toml::Value::Datetime(_) => false,
     }
 }
 
 fn is_named(text: &str, program: &Path) -> bool {
     let named = Path::new(text);
     named == program
-        || text == SHIM_RUNTIME_TYPE && is_found_by_type(program, search_path::find(SHIM).as_deref())
-        || named.is_absolute() && named.file_name() == program.file_name() && is_same_file(named, program)
+        || text == SHIM_RUNTIME_TYPE
+            && is_found_by_type(program, search_path::find(SHIM).as_deref())
+        || named.is_absolute()
+            && named.file_name() == program.file_name()
+            && is_same_file(named, program)
 }
 
-/// containerd searches its `PATH` for the shim of a type. If no search shows which one that is, it may be this one.
+/// containerd searches its `PATH` for the shim of a type. If no search shows which one that is, it
+/// may be this one.
 fn is_found_by_type(program: &Path, found: Option<&Path>) -> bool {
-    program.file_name().is_some_and(|name| name == SHIM) && found.is_none_or(|found| is_same_file(found, program))
+    program.file_name().is_some_and(|name| name == SHIM)
+        && found.is_none_or(|found| is_same_file(found, program))
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let identity = |path: &Path| {
+        fs::metadata(path)
+            .ok()
+            .map(|found| (found.dev(), found.ino()))
+    };
     identity(one).is_some_and(|found| identity(other) == Some(found))
 }
 
@@ -63,18 +79,32 @@ mod tests {
         let in_link = link.join(SHIM);
         for text in [real.to_str().unwrap(), in_link.to_str().unwrap()] {
             assert!(
-                json_names(&serde_json::json!({ "runtimes": [{ "x": { "runtimePath": text } }] }), &real),
+                json_names(
+                    &serde_json::json!({ "runtimes": [{ "x": { "runtimePath": text } }] }),
+                    &real
+                ),
                 "{text}"
             );
-            assert!(toml_names(&toml::Value::Array(vec![text.into()]), &real), "{text}");
+            assert!(
+                toml_names(&toml::Value::Array(vec![text.into()]), &real),
+                "{text}"
+            );
         }
-        for text in ["/usr/bin/runc", "/elsewhere/containerd-shim-bindguard-v2", "containerd-shim-runc-v2", ""] {
+        for text in [
+            "/usr/bin/runc",
+            "/elsewhere/containerd-shim-bindguard-v2",
+            "containerd-shim-runc-v2",
+            "",
+        ] {
             assert!(!json_names(&serde_json::json!([text]), &real), "{text}");
         }
         let other = folder.path().join("other");
         fs::write(&other, "").unwrap();
         assert!(is_found_by_type(&real, None) && is_found_by_type(&real, Some(&in_link)));
         assert!(!is_found_by_type(&real, Some(&other)), "another version");
-        assert!(!is_found_by_type(Path::new("/usr/local/bin/bindguard-runtime"), None));
+        assert!(!is_found_by_type(
+            Path::new("/usr/local/bin/bindguard-runtime"),
+            None
+        ));
     }
 }

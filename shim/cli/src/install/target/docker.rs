@@ -20,12 +20,22 @@ const DEFAULT: [&str; 1] = ["default-runtime"];
 
 /// Plans the change to it.
 pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("{CONFIG} is not text"));
+    let text = |bytes: &[u8]| {
+        String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("{CONFIG} is not text"))
+    };
     let before = text(&change::read(Path::new(CONFIG))?.unwrap_or_default())?;
     let entry = record.entry(&change::resolved(Path::new(CONFIG)));
     let original = entry.map(Entry::original).transpose()?.flatten();
-    let original = text(original.as_ref().and_then(Content::bytes).unwrap_or_default())?;
-    let mut plan = TargetPlan { command: Some(RELOAD.to_owned()), ..TargetPlan::default() };
+    let original = text(
+        original
+            .as_ref()
+            .and_then(Content::bytes)
+            .unwrap_or_default(),
+    )?;
+    let mut plan = TargetPlan {
+        command: Some(RELOAD.to_owned()),
+        ..TargetPlan::default()
+    };
     let doing = || format!("edit {CONFIG}");
     let mut former = before.clone();
     if is_default(&before).with_context(doing)? {
@@ -36,30 +46,43 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
         }
     }
     let after = if options.default { &before } else { &former };
-    let after = edited(after, &options.prefix.join(WRAPPER), options.default).with_context(doing)?;
+    let after =
+        edited(after, &options.prefix.join(WRAPPER), options.default).with_context(doing)?;
     if options.default {
         plan.needs_runtime = former_default(&former).with_context(|| format!("parse {CONFIG}"))?;
     }
-    plan.changes.push(Change::of(Path::new(CONFIG), Some(after.into_bytes()), 0o644)?);
+    plan.changes.push(Change::of(
+        Path::new(CONFIG),
+        Some(after.into_bytes()),
+        0o644,
+    )?);
     Ok(plan)
 }
 
-/// The command after which dockerd forgets what is no longer in its file. When it reloads a file without `runtimes`, it keeps the
-/// former ones, and a default runtime that the file no longer names (seen with Docker 20.10).
+/// The command after which dockerd forgets what is no longer in its file. When it reloads a file
+/// without `runtimes`, it keeps the former ones, and a default runtime that the file no longer
+/// names (seen with Docker 20.10).
 pub const RESTART: &str = "systemctl restart docker";
 
 /// True if the running dockerd knows the runtime of its file. A reload is enough for that.
 pub fn is_reloaded(command: &str) -> bool {
-    command == RELOAD && docker_runtimes().is_ok_and(|names| names.iter().any(|name| name == RUNTIME))
+    command == RELOAD
+        && docker_runtimes().is_ok_and(|names| names.iter().any(|name| name == RUNTIME))
 }
 
 /// The text without install's additions; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
     let mut text = json_text::without(text, &ENTRY)?;
-    if json_text::at(&text, &ENTRY[..1])? == Some(json!({})) && json_text::at(original, &ENTRY[..1])?.is_none() {
+    if json_text::at(&text, &ENTRY[..1])? == Some(json!({}))
+        && json_text::at(original, &ENTRY[..1])?.is_none()
+    {
         text = json_text::without(&text, &ENTRY[..1])?;
     }
-    if is_default(&text)? { with_former_default(&text, original) } else { Ok(text) }
+    if is_default(&text)? {
+        with_former_default(&text, original)
+    } else {
+        Ok(text)
+    }
 }
 
 fn is_default(text: &str) -> Result<bool> {
@@ -67,7 +90,11 @@ fn is_default(text: &str) -> Result<bool> {
 }
 
 fn with_former_default(text: &str, original: &str) -> Result<String> {
-    let former = if original.trim().is_empty() { None } else { json_text::at(original, &DEFAULT)? };
+    let former = if original.trim().is_empty() {
+        None
+    } else {
+        json_text::at(original, &DEFAULT)?
+    };
     Ok(match former.filter(|former| *former != json!(RUNTIME)) {
         Some(former) => json_text::with(text, &DEFAULT, &former)?,
         None => json_text::without(text, &DEFAULT)?,
@@ -88,7 +115,11 @@ fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
 
 /// The path of the runtime that was the default, unless it is Docker's own runc.
 fn former_default(text: &str) -> Result<Option<PathBuf>> {
-    let Some(name) = json_text::at(text, &DEFAULT)?.as_ref().and_then(Value::as_str).map(str::to_owned) else {
+    let Some(name) = json_text::at(text, &DEFAULT)?
+        .as_ref()
+        .and_then(Value::as_str)
+        .map(str::to_owned)
+    else {
         return Ok(None);
     };
     if name == RUNTIME || name == "runc" || name.starts_with("io.containerd.runc") {
@@ -111,9 +142,16 @@ mod tests {
     #[test]
     fn the_runtime_and_the_default_come_and_go() {
         let text = edited(MINE, Path::new("/b/bindguard-runtime"), true).unwrap();
-        let added = "{ \"path\": \"/usr/bin/nv\" }, \"bindguard\": {\"path\":\"/b/bindguard-runtime\"} }";
-        assert!(text.contains("\"default-runtime\": \"bindguard\"") && text.contains(added), "{text}");
-        assert_eq!(edited(&text, Path::new("/b/bindguard-runtime"), true).unwrap(), text);
+        let added =
+            "{ \"path\": \"/usr/bin/nv\" }, \"bindguard\": {\"path\":\"/b/bindguard-runtime\"} }";
+        assert!(
+            text.contains("\"default-runtime\": \"bindguard\"") && text.contains(added),
+            "{text}"
+        );
+        assert_eq!(
+            edited(&text, Path::new("/b/bindguard-runtime"), true).unwrap(),
+            text
+        );
         assert_eq!(former_default(MINE).unwrap(), Some("/usr/bin/nv".into()));
         let back = cleaned(&text.replace("1450", "9000"), MINE).unwrap();
         assert_eq!(back, MINE.replace("1450", "9000"));

@@ -16,8 +16,17 @@ pub const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
 /// Plans the change.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let path = options.prefix.join(WRAPPER).display().to_string();
-    let change = plan_drop_in(Path::new(DROP_IN), &place(), &value(Array::from_iter([path])), options)?;
-    Ok(TargetPlan { changes: vec![change], needs_runtime: crun_instead_of_runc(), ..TargetPlan::default() })
+    let change = plan_drop_in(
+        Path::new(DROP_IN),
+        &place(),
+        &value(Array::from_iter([path])),
+        options,
+    )?;
+    Ok(TargetPlan {
+        changes: vec![change],
+        needs_runtime: crun_instead_of_runc(),
+        ..TargetPlan::default()
+    })
 }
 
 /// The text without bindguard's runtime; `original` has the earlier default.

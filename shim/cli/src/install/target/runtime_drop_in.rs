@@ -1,7 +1,8 @@
-//! A drop-in for Podman or CRI-O: a file of bindguard's own in a folder whose files are read in order.
+//! A drop-in for Podman or CRI-O: a file of bindguard's own in a folder whose files are read in
+//! order.
 //!
-//! No other file is edited. The contents of a drop-in are merged with the other files: a runtime is added, and the default is
-//! the last one that a file names.
+//! No other file is edited. The contents of a drop-in are merged with the other files: a runtime is
+//! added, and the default is the last one that a file names.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,12 @@ use crate::install::toml_text::Place;
 pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
 /// Plans a drop-in with one runtime, and with the default on request.
-pub fn plan_drop_in(path: &Path, place: &Place, runtime: &Item, options: &InstallOptions) -> Result<Change> {
+pub fn plan_drop_in(
+    path: &Path,
+    place: &Place,
+    runtime: &Item,
+    options: &InstallOptions,
+) -> Result<Change> {
     let mut text = place.with_runtime("", RUNTIME, runtime)?;
     if options.default {
         text = place.with_default(&text, RUNTIME)?;
@@ -27,7 +33,12 @@ pub fn plan_drop_in(path: &Path, place: &Place, runtime: &Item, options: &Instal
     Change::of(path, Some(text.into_bytes()), 0o644)
 }
 
-/// bindguard-runtime becomes runc unless its config names another runtime. A node that has only crun needs that.
+/// bindguard-runtime becomes runc unless its config names another runtime. A node that has only
+/// crun needs that.
 pub fn crun_instead_of_runc() -> Option<PathBuf> {
-    if search_path::find("runc").is_some() { None } else { search_path::find("crun") }
+    if search_path::find("runc").is_some() {
+        None
+    } else {
+        search_path::find("crun")
+    }
 }

@@ -1,4 +1,5 @@
-//! The places of tables and keys in a TOML text, as the parser gives them: an edit splices there, and changes no other byte.
+//! The places of tables and keys in a TOML text, as the parser gives them: an edit splices there,
+//! and changes no other byte.
 
 use std::ops::Range;
 
@@ -51,15 +52,38 @@ impl<'t> Layout<'t> {
     /// Finds the places.
     pub fn of(document: &'t Document<&'t str>) -> Self {
         let text = document.raw();
-        let eol = if text.find('\n').is_some_and(|at| text[..at].ends_with('\r')) { "\r\n" } else { "\n" };
-        let begin = if text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
-        let root = Section { path: Vec::new(), spelled: Vec::new(), start: begin, header_end: begin, end: begin };
-        let mut layout = Self { text, document, sections: vec![root], entries: Vec::new(), eol };
+        let eol = if text.find('\n').is_some_and(|at| text[..at].ends_with('\r')) {
+            "\r\n"
+        } else {
+            "\n"
+        };
+        let begin = if text.starts_with('\u{feff}') {
+            '\u{feff}'.len_utf8()
+        } else {
+            0
+        };
+        let root = Section {
+            path: Vec::new(),
+            spelled: Vec::new(),
+            start: begin,
+            header_end: begin,
+            end: begin,
+        };
+        let mut layout = Self {
+            text,
+            document,
+            sections: vec![root],
+            entries: Vec::new(),
+            eol,
+        };
         layout.add_table(document.as_table(), &mut Vec::new());
         layout.sections.sort_by_key(|section| section.start);
         layout.entries.sort_by_key(|entry| entry.value.start);
         for entry in &layout.entries {
-            let section = layout.sections.iter_mut().rfind(|section| section.start <= entry.start);
+            let section = layout
+                .sections
+                .iter_mut()
+                .rfind(|section| section.start <= entry.start);
             if let Some(section) = section {
                 section.end = section.end.max(entry.end);
             }
@@ -73,7 +97,9 @@ impl<'t> Layout<'t> {
             path.push(name.to_owned());
             match item {
                 Item::Table(inner) => self.add_table(inner, path),
-                Item::ArrayOfTables(tables) => tables.iter().for_each(|inner| self.add_table(inner, path)),
+                Item::ArrayOfTables(tables) => {
+                    tables.iter().for_each(|inner| self.add_table(inner, path))
+                }
                 Item::Value(_) | Item::None => self.add_entry(table.key(name), item, path),
             }
             path.pop();
@@ -82,7 +108,9 @@ impl<'t> Layout<'t> {
 
     /// The span of a table without a header is that of a key.
     fn add_header(&mut self, table: &Table, path: &[String]) {
-        let Some(span) = table.span().filter(|span| self.text[span.start..].starts_with('[') && !path.is_empty())
+        let Some(span) = table
+            .span()
+            .filter(|span| self.text[span.start..].starts_with('[') && !path.is_empty())
         else {
             return;
         };
@@ -91,7 +119,10 @@ impl<'t> Layout<'t> {
         let header_end = self.line_end(span.end);
         self.sections.push(Section {
             path: path.to_vec(),
-            spelled: keys.iter().map(|key| key.display_repr().into_owned()).collect(),
+            spelled: keys
+                .iter()
+                .map(|key| key.display_repr().into_owned())
+                .collect(),
             start: self.line_start(span.start),
             header_end,
             end: header_end,
@@ -99,20 +130,33 @@ impl<'t> Layout<'t> {
     }
 
     fn add_entry(&mut self, key: Option<&Key>, item: &Item, path: &[String]) {
-        let (Some(key), Some(value)) = (key.and_then(Key::span), item.span()) else { return };
+        let (Some(key), Some(value)) = (key.and_then(Key::span), item.span()) else {
+            return;
+        };
         let (start, end) = (self.line_start(key.start), self.line_end(value.end));
-        self.entries.push(Entry { path: path.to_vec(), start, value, end });
+        self.entries.push(Entry {
+            path: path.to_vec(),
+            start,
+            value,
+            end,
+        });
     }
 
     /// The begin of the line of a place, without a byte order mark.
     pub fn line_start(&self, at: usize) -> usize {
         let start = self.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
-        if self.text[start..].starts_with('\u{feff}') { start + '\u{feff}'.len_utf8() } else { start }
+        if self.text[start..].starts_with('\u{feff}') {
+            start + '\u{feff}'.len_utf8()
+        } else {
+            start
+        }
     }
 
     /// The end of the line of a place, after its line end.
     pub fn line_end(&self, at: usize) -> usize {
-        self.text[at..].find('\n').map_or(self.text.len(), |newline| at + newline + 1)
+        self.text[at..]
+            .find('\n')
+            .map_or(self.text.len(), |newline| at + newline + 1)
     }
 
     /// The blanks at the begin of a line.
@@ -123,12 +167,17 @@ impl<'t> Layout<'t> {
 
     /// The blanks before the keys of a section; those before its header if it has no key.
     pub fn indent_of_keys(&self, section: &Section) -> &'t str {
-        let first = self.entries.iter().find(|entry| entry.start >= section.header_end && entry.end <= section.end);
+        let first = self
+            .entries
+            .iter()
+            .find(|entry| entry.start >= section.header_end && entry.end <= section.end);
         self.indent_at(first.map_or(section.start, |entry| entry.start))
     }
 
     /// The item at a path.
     pub fn find(&self, path: &[String]) -> Option<&'t Item> {
-        path.iter().try_fold(self.document.as_item(), |item, name| item.as_table_like()?.get(name))
+        path.iter().try_fold(self.document.as_item(), |item, name| {
+            item.as_table_like()?.get(name)
+        })
     }
 }

@@ -1,8 +1,10 @@
-//! A runtime in the TOML file of another program: inserts it or removes it, and leaves every other byte unchanged.
+//! A runtime in the TOML file of another program: inserts it or removes it, and leaves every other
+//! byte unchanged.
 //!
-//! containerd, CRI-O and Podman each keep their runtimes in a table by name. They differ in the path of that table and of the
-//! default's name: that is a [`Place`]. Comments, order, quotes, line ends and odd formatting are the operator's and stay: an
-//! edit splices text at the places that the parser gives ([`layout`]), and never prints the document.
+//! containerd, CRI-O and Podman each keep their runtimes in a table by name. They differ in the
+//! path of that table and of the default's name: that is a [`Place`]. Comments, order, quotes, line
+//! ends and odd formatting are the operator's and stay: an edit splices text at the places that the
+//! parser gives ([`layout`]), and never prints the document.
 
 mod layout;
 
@@ -39,28 +41,47 @@ pub enum NotEdited {
 type Splice = (Range<usize>, String);
 
 impl Place {
-    /// A place by the names of its two keys: the table with the runtimes, and the key that names the default.
+    /// A place by the names of its two keys: the table with the runtimes, and the key that names
+    /// the default.
     pub fn new(runtimes: &[&str], default: &[&str]) -> Self {
         let owned = |path: &[&str]| path.iter().map(|part| (*part).to_owned()).collect();
-        Self { runtimes: owned(runtimes), default: owned(default) }
+        Self {
+            runtimes: owned(runtimes),
+            default: owned(default),
+        }
     }
 
     /// The text with the runtime `name`, which replaces an existing one of that name.
     ///
     /// # Errors
     /// If the text cannot be edited, or has a value other than a table on the way to the runtimes.
-    pub fn with_runtime(&self, text: &str, name: &str, runtime: &Item) -> Result<String, NotEdited> {
+    pub fn with_runtime(
+        &self,
+        text: &str,
+        name: &str,
+        runtime: &Item,
+    ) -> Result<String, NotEdited> {
         let document = parse(text)?;
         let layout = Layout::of(&document);
-        if layout.find(&member(&self.runtimes, name)).is_some_and(|present| same(present, runtime)) {
+        if layout
+            .find(&member(&self.runtimes, name))
+            .is_some_and(|present| same(present, runtime))
+        {
             return Ok(text.to_owned());
         }
-        let text = spliced(text, removal_of_table(&layout, &member(&self.runtimes, name)));
+        let text = spliced(
+            text,
+            removal_of_table(&layout, &member(&self.runtimes, name)),
+        );
         let document = parse(&text)?;
         let layout = Layout::of(&document);
         let splice = match runtime {
             Item::Table(table) => insertion_of_table(&layout, &self.runtimes, name, table)?,
-            other => assignment(&layout, &member(&self.runtimes, name), other.to_string().trim())?,
+            other => assignment(
+                &layout,
+                &member(&self.runtimes, name),
+                other.to_string().trim(),
+            )?,
         };
         Ok(spliced(&text, vec![splice]))
     }
@@ -78,18 +99,30 @@ impl Place {
             true => format!("'{name}'"),
             false => Value::from(name).to_string(),
         };
-        Ok(spliced(text, vec![assignment(&layout, &self.default, &value)?]))
+        Ok(spliced(
+            text,
+            vec![assignment(&layout, &self.default, &value)?],
+        ))
     }
 
-    /// The text without the runtime `name`. A default that names it is restored from `original`, or removed.
+    /// The text without the runtime `name`. A default that names it is restored from `original`, or
+    /// removed.
     ///
     /// # Errors
     /// If one of the texts cannot be edited.
-    pub fn without_runtime(&self, text: &str, name: &str, original: &str) -> Result<String, NotEdited> {
+    pub fn without_runtime(
+        &self,
+        text: &str,
+        name: &str,
+        original: &str,
+    ) -> Result<String, NotEdited> {
         let document = parse(text)?;
         let layout = Layout::of(&document);
         let names_it = layout.find(&self.default).and_then(Item::as_str) == Some(name);
-        let text = spliced(text, removal_of_table(&layout, &member(&self.runtimes, name)));
+        let text = spliced(
+            text,
+            removal_of_table(&layout, &member(&self.runtimes, name)),
+        );
         if !names_it {
             return Ok(text);
         }
@@ -100,7 +133,10 @@ impl Place {
         }
         let document = parse(&text)?;
         let layout = Layout::of(&document);
-        Ok(spliced(&text, removal_of_key(&layout, &self.default, &original)))
+        Ok(spliced(
+            &text,
+            removal_of_key(&layout, &self.default, &original),
+        ))
     }
 }
 
@@ -127,7 +163,12 @@ pub fn with_root_value(text: &str, key: &str, literal: &str) -> Result<String, N
 /// If the text is not TOML, with the line.
 pub fn parse(text: &str) -> Result<Document<&str>, NotEdited> {
     Document::parse(text).map_err(|error| NotEdited::Foreign {
-        line: 1 + error.span().map_or(0, |span| text.bytes().take(span.start).filter(|byte| *byte == b'\n').count()),
+        line: 1 + error.span().map_or(0, |span| {
+            text.bytes()
+                .take(span.start)
+                .filter(|byte| *byte == b'\n')
+                .count()
+        }),
         what: error.message().replace('\n', ", "),
     })
 }
@@ -155,15 +196,30 @@ fn same(present: &Item, wanted: &Item) -> bool {
 fn content(item: &Item) -> Option<toml::Value> {
     match item.as_table_like() {
         Some(table) => {
-            let members = table.iter().map(|(name, item)| Some((name.to_owned(), content(item)?)));
-            members.collect::<Option<toml::Table>>().map(toml::Value::Table)
+            let members = table
+                .iter()
+                .map(|(name, item)| Some((name.to_owned(), content(item)?)));
+            members
+                .collect::<Option<toml::Table>>()
+                .map(toml::Value::Table)
         }
-        None => item.as_value()?.clone().decorated("", "").to_string().parse().ok(),
+        None => item
+            .as_value()?
+            .clone()
+            .decorated("", "")
+            .to_string()
+            .parse()
+            .ok(),
     }
 }
 
 /// The splice that adds a table to the table at `path`.
-fn insertion_of_table(layout: &Layout<'_>, path: &[String], name: &str, table: &Table) -> Result<Splice, NotEdited> {
+fn insertion_of_table(
+    layout: &Layout<'_>,
+    path: &[String],
+    name: &str,
+    table: &Table,
+) -> Result<Splice, NotEdited> {
     if let Some((inline, missing)) = inline_on(layout, path)? {
         let (first, value) = match missing.split_first() {
             None => (name, inlined(table).to_string()),
@@ -172,10 +228,16 @@ fn insertion_of_table(layout: &Layout<'_>, path: &[String], name: &str, table: &
         return Ok(insertion_into_inline(layout, inline, first, &value));
     }
     let below: Vec<&Section> = sections_below(layout, path);
-    let neighbour = below.iter().rfind(|section| section.path.len() == path.len() + 1).copied();
+    let neighbour = below
+        .iter()
+        .rfind(|section| section.path.len() == path.len() + 1)
+        .copied();
     let ancestor = ancestor_of(layout, path);
     let (header, keys) = match neighbour {
-        Some(neighbour) => (layout.indent_at(neighbour.start), layout.indent_of_keys(neighbour)),
+        Some(neighbour) => (
+            layout.indent_at(neighbour.start),
+            layout.indent_of_keys(neighbour),
+        ),
         None => ("", ""),
     };
     let spelled = match below.last() {
@@ -183,8 +245,16 @@ fn insertion_of_table(layout: &Layout<'_>, path: &[String], name: &str, table: &
         None => spelled_below(ancestor, path),
     };
     let mut block = String::new();
-    let lines = Lines { header, keys, eol: layout.eol };
-    lines.write(&mut block, &[spelled, vec![spelled_name(name)]].concat(), table);
+    let lines = Lines {
+        header,
+        keys,
+        eol: layout.eol,
+    };
+    lines.write(
+        &mut block,
+        &[spelled, vec![spelled_name(name)]].concat(),
+        table,
+    );
     let end = match below.last() {
         Some(section) => section.end,
         None => end_of(layout, &ancestor.path),
@@ -205,7 +275,11 @@ impl Lines<'_> {
         let Self { header, keys, eol } = self;
         out.push_str(&format!("{eol}{header}[{}]{eol}", spelled.join(".")));
         for (name, item) in table.iter().filter(|(_, item)| item.is_value()) {
-            out.push_str(&format!("{keys}{} = {}{eol}", spelled_name(name), item.to_string().trim()));
+            out.push_str(&format!(
+                "{keys}{} = {}{eol}",
+                spelled_name(name),
+                item.to_string().trim()
+            ));
         }
         for (name, item) in table {
             if let Item::Table(inner) = item {
@@ -219,7 +293,11 @@ impl Lines<'_> {
 fn insertion_of_lines(layout: &Layout<'_>, end: usize, block: &str) -> Splice {
     let before = &layout.text[..end];
     let is_empty = before.trim_start_matches('\u{feff}').is_empty();
-    let block = if is_empty { block.strip_prefix(layout.eol).unwrap_or(block).to_owned() } else { block.to_owned() };
+    let block = if is_empty {
+        block.strip_prefix(layout.eol).unwrap_or(block).to_owned()
+    } else {
+        block.to_owned()
+    };
     if is_empty || before.ends_with('\n') {
         return (end..end, block);
     }
@@ -229,17 +307,34 @@ fn insertion_of_lines(layout: &Layout<'_>, end: usize, block: &str) -> Splice {
 
 /// The splices that remove a table, in whatever form the text has it.
 fn removal_of_table(layout: &Layout<'_>, path: &[String]) -> Vec<Splice> {
-    let Some(item) = layout.find(path) else { return Vec::new() };
+    let Some(item) = layout.find(path) else {
+        return Vec::new();
+    };
     if let Some((parent, name)) = path.split_last().map(|(name, parent)| (parent, name))
         && let Some(Item::Value(Value::InlineTable(inline))) = layout.find(parent)
     {
-        return removal_from_inline(inline, name, item).into_iter().collect();
+        return removal_from_inline(inline, name, item)
+            .into_iter()
+            .collect();
     }
     let sections = sections_below(layout, path);
-    let in_section = |start: usize| sections.iter().any(|section| (section.start..section.end).contains(&start));
-    let lines = layout.entries.iter().filter(|entry| entry.path.starts_with(path) && !in_section(entry.start));
-    let mut splices: Vec<Splice> = lines.map(|entry| (entry.start..entry.end, String::new())).collect();
-    splices.extend(lines_of(layout, &sections).into_iter().map(|lines| (lines, String::new())));
+    let in_section = |start: usize| {
+        sections
+            .iter()
+            .any(|section| (section.start..section.end).contains(&start))
+    };
+    let lines = layout
+        .entries
+        .iter()
+        .filter(|entry| entry.path.starts_with(path) && !in_section(entry.start));
+    let mut splices: Vec<Splice> = lines
+        .map(|entry| (entry.start..entry.end, String::new()))
+        .collect();
+    splices.extend(
+        lines_of(layout, &sections)
+            .into_iter()
+            .map(|lines| (lines, String::new())),
+    );
     splices
 }
 
@@ -255,7 +350,10 @@ fn lines_of(layout: &Layout<'_>, sections: &[&Section]) -> Vec<Range<usize>> {
             None => all.push(start..section.end),
         }
     }
-    if let Some(last) = all.last_mut().filter(|last| last.start > 0 && !layout.text[..last.end].ends_with('\n')) {
+    if let Some(last) = all
+        .last_mut()
+        .filter(|last| last.start > 0 && !layout.text[..last.end].ends_with('\n'))
+    {
         // the line before was the last one, and did not end
         last.start -= layout.eol.len();
     }
@@ -264,7 +362,9 @@ fn lines_of(layout: &Layout<'_>, sections: &[&Section]) -> Vec<Range<usize>> {
 
 /// The splice that gives a key a value.
 fn assignment(layout: &Layout<'_>, path: &[String], literal: &str) -> Result<Splice, NotEdited> {
-    let Some((key, parent)) = path.split_last() else { return Ok((0..0, String::new())) };
+    let Some((key, parent)) = path.split_last() else {
+        return Ok((0..0, String::new()));
+    };
     if let Some(place) = layout.find(path).and_then(Item::span) {
         return Ok((place, literal.to_owned()));
     }
@@ -272,25 +372,52 @@ fn assignment(layout: &Layout<'_>, path: &[String], literal: &str) -> Result<Spl
         return Ok(match missing.split_first() {
             None => insertion_into_inline(layout, inline, key, literal),
             Some((first, rest)) => {
-                let names = rest.iter().map(|name| spelled_name(name)).chain([spelled_name(key)]);
+                let names = rest
+                    .iter()
+                    .map(|name| spelled_name(name))
+                    .chain([spelled_name(key)]);
                 let names: Vec<String> = names.collect();
-                let value =
-                    names.iter().rev().fold(literal.to_owned(), |inner, name| format!("{{ {name} = {inner} }}"));
+                let value = names.iter().rev().fold(literal.to_owned(), |inner, name| {
+                    format!("{{ {name} = {inner} }}")
+                });
                 insertion_into_inline(layout, inline, first, &value)
             }
         });
     }
     let key = spelled_name(key);
-    if let Some(section) = layout.sections.iter().find(|section| section.path == *parent && !parent.is_empty()) {
-        let line = format!("{}{key} = {literal}{}", layout.indent_of_keys(section), layout.eol);
+    if let Some(section) = layout
+        .sections
+        .iter()
+        .find(|section| section.path == *parent && !parent.is_empty())
+    {
+        let line = format!(
+            "{}{key} = {literal}{}",
+            layout.indent_of_keys(section),
+            layout.eol
+        );
         return Ok(insertion_of_lines(layout, section.end, &line));
     }
-    let dotted = layout.entries.iter().rfind(|entry| entry.path.starts_with(parent) && !is_in(layout, entry, parent));
+    let dotted = layout
+        .entries
+        .iter()
+        .rfind(|entry| entry.path.starts_with(parent) && !is_in(layout, entry, parent));
     if let Some(entry) = dotted {
-        let section = layout.sections.iter().rfind(|section| section.start <= entry.start);
+        let section = layout
+            .sections
+            .iter()
+            .rfind(|section| section.start <= entry.start);
         let depth = section.map_or(0, |section| section.path.len());
-        let names: Vec<String> = parent[depth..].iter().map(|name| spelled_name(name)).chain([key]).collect();
-        let line = format!("{}{} = {literal}{}", layout.indent_at(entry.start), names.join("."), layout.eol);
+        let names: Vec<String> = parent[depth..]
+            .iter()
+            .map(|name| spelled_name(name))
+            .chain([key])
+            .collect();
+        let line = format!(
+            "{}{} = {literal}{}",
+            layout.indent_at(entry.start),
+            names.join("."),
+            layout.eol
+        );
         return Ok(insertion_of_lines(layout, entry.end, &line));
     }
     let below = sections_below(layout, parent);
@@ -298,12 +425,25 @@ fn assignment(layout: &Layout<'_>, path: &[String], literal: &str) -> Result<Spl
         Some(section) => section.spelled[..parent.len()].to_vec(),
         None => spelled_below(ancestor_of(layout, parent), parent),
     };
-    let indents =
-        below.first().map_or(("", ""), |section| (layout.indent_at(section.start), layout.indent_of_keys(section)));
+    let indents = below.first().map_or(("", ""), |section| {
+        (
+            layout.indent_at(section.start),
+            layout.indent_of_keys(section),
+        )
+    });
     let eol = layout.eol;
-    let block = format!("{eol}{}[{}]{eol}{}{key} = {literal}{eol}", indents.0, spelled.join("."), indents.1);
-    let before_them =
-        below.first().and_then(|first| layout.sections.iter().rfind(|section| section.start < first.start));
+    let block = format!(
+        "{eol}{}[{}]{eol}{}{key} = {literal}{eol}",
+        indents.0,
+        spelled.join("."),
+        indents.1
+    );
+    let before_them = below.first().and_then(|first| {
+        layout
+            .sections
+            .iter()
+            .rfind(|section| section.start < first.start)
+    });
     let end = match before_them {
         Some(section) => section.end,
         None => end_of(layout, &ancestor_of(layout, parent).path),
@@ -313,23 +453,42 @@ fn assignment(layout: &Layout<'_>, path: &[String], literal: &str) -> Result<Spl
 
 /// True if a key is in a section at or below `path`, and not a dotted key of a section above.
 fn is_in(layout: &Layout<'_>, entry: &layout::Entry, path: &[String]) -> bool {
-    let section = layout.sections.iter().rfind(|section| section.start <= entry.start);
+    let section = layout
+        .sections
+        .iter()
+        .rfind(|section| section.start <= entry.start);
     section.is_some_and(|section| section.path.starts_with(path))
 }
 
-/// The splices that remove a key, and the header above it if that has nothing else and the original has no such header.
+/// The splices that remove a key, and the header above it if that has nothing else and the original
+/// has no such header.
 fn removal_of_key(layout: &Layout<'_>, path: &[String], original: &Layout<'_>) -> Vec<Splice> {
-    let Some((key, parent)) = path.split_last() else { return Vec::new() };
-    if let (Some(Item::Value(Value::InlineTable(inline))), Some(item)) = (layout.find(parent), layout.find(path)) {
+    let Some((key, parent)) = path.split_last() else {
+        return Vec::new();
+    };
+    if let (Some(Item::Value(Value::InlineTable(inline))), Some(item)) =
+        (layout.find(parent), layout.find(path))
+    {
         return removal_from_inline(inline, key, item).into_iter().collect();
     }
-    let Some(entry) = layout.entries.iter().find(|entry| entry.path == path) else { return Vec::new() };
-    let has_header = |layout: &Layout<'_>| layout.sections.iter().any(|section| section.path == parent);
-    let section = layout.sections.iter().find(|section| section.path == parent && !parent.is_empty());
+    let Some(entry) = layout.entries.iter().find(|entry| entry.path == path) else {
+        return Vec::new();
+    };
+    let has_header =
+        |layout: &Layout<'_>| layout.sections.iter().any(|section| section.path == parent);
+    let section = layout
+        .sections
+        .iter()
+        .find(|section| section.path == parent && !parent.is_empty());
     let alone = section.filter(|section| {
         let comment_above = layout.text[..section.start].trim_end_matches(['\n', '\r', ' ', '\t']);
-        let last = comment_above.rsplit('\n').next().unwrap_or_default().trim_start();
-        let has_comment = last.starts_with('#') && !layout.text[comment_above.len()..section.start].contains("\n\n");
+        let last = comment_above
+            .rsplit('\n')
+            .next()
+            .unwrap_or_default()
+            .trim_start();
+        let has_comment = last.starts_with('#')
+            && !layout.text[comment_above.len()..section.start].contains("\n\n");
         !has_header(original)
             && !has_comment
             && section.header_end == entry.start
@@ -337,7 +496,10 @@ fn removal_of_key(layout: &Layout<'_>, path: &[String], original: &Layout<'_>) -
             && !layout.text[section.start..section.header_end].contains('#')
     });
     match alone {
-        Some(section) => lines_of(layout, &[section]).into_iter().map(|lines| (lines, String::new())).collect(),
+        Some(section) => lines_of(layout, &[section])
+            .into_iter()
+            .map(|lines| (lines, String::new()))
+            .collect(),
         None => vec![(entry.start..entry.end, String::new())],
     }
 }
@@ -352,7 +514,9 @@ fn inline_on<'l, 't>(
         match layout.find(&path[..depth]) {
             None => break,
             Some(Item::Value(Value::InlineTable(inline))) => found = Some((inline, &path[depth..])),
-            Some(item) if !item.is_table_like() => return Err(NotEdited::Occupied(path[..depth].join("."))),
+            Some(item) if !item.is_table_like() => {
+                return Err(NotEdited::Occupied(path[..depth].join(".")));
+            }
             Some(_) => {}
         }
     }
@@ -360,16 +524,32 @@ fn inline_on<'l, 't>(
 }
 
 /// A member after the others of an inline table.
-fn insertion_into_inline(layout: &Layout<'_>, inline: &InlineTable, name: &str, value: &str) -> Splice {
+fn insertion_into_inline(
+    layout: &Layout<'_>,
+    inline: &InlineTable,
+    name: &str,
+    value: &str,
+) -> Splice {
     let member = format!("{} = {value}", spelled_name(name));
     let span = inline.span().unwrap_or_default();
-    let last = inline.iter().filter_map(|(_, value)| value.span()).map(|span| span.end).max();
+    let last = inline
+        .iter()
+        .filter_map(|(_, value)| value.span())
+        .map(|span| span.end)
+        .max();
     match last {
         Some(end) => (end..end, format!(", {member}")),
         None => {
             let empty = &layout.text[span.start + 1..span.end - 1];
             let place = span.start + 1..span.end - 1;
-            (place, if empty.trim().is_empty() { format!(" {member} ") } else { format!("{empty}{member} ") })
+            (
+                place,
+                if empty.trim().is_empty() {
+                    format!(" {member} ")
+                } else {
+                    format!("{empty}{member} ")
+                },
+            )
         }
     }
 }
@@ -377,11 +557,23 @@ fn insertion_into_inline(layout: &Layout<'_>, inline: &InlineTable, name: &str, 
 /// The removal of a member, with the comma that is no longer needed.
 fn removal_from_inline(inline: &InlineTable, name: &str, item: &Item) -> Option<Splice> {
     let (key, value) = (inline.key(name)?.span()?, item.span()?);
-    let spans = |other: &str| Some(inline.key(other)?.span()?.start..inline.get(other)?.span()?.end);
-    let others: Vec<Range<usize>> =
-        inline.iter().filter(|(other, _)| *other != name).filter_map(|(other, _)| spans(other)).collect();
-    let before = others.iter().map(|other| other.end).filter(|end| *end <= key.start).max();
-    let after = others.iter().map(|other| other.start).filter(|start| *start >= value.end).min();
+    let spans =
+        |other: &str| Some(inline.key(other)?.span()?.start..inline.get(other)?.span()?.end);
+    let others: Vec<Range<usize>> = inline
+        .iter()
+        .filter(|(other, _)| *other != name)
+        .filter_map(|(other, _)| spans(other))
+        .collect();
+    let before = others
+        .iter()
+        .map(|other| other.end)
+        .filter(|end| *end <= key.start)
+        .max();
+    let after = others
+        .iter()
+        .map(|other| other.start)
+        .filter(|start| *start >= value.end)
+        .min();
     let whole = inline.span()?;
     Some(match (before, after) {
         (Some(end), _) => (end..value.end, String::new()),
@@ -411,32 +603,57 @@ fn wrapped(name: &str, inner: InlineTable) -> InlineTable {
 /// An inline table of inline tables, with the table as the innermost member.
 fn nested(names: &[String], name: &str, table: &Table) -> String {
     let innermost = wrapped(name, inlined(table));
-    names.iter().rev().fold(innermost, |inner, name| wrapped(name, inner)).to_string()
+    names
+        .iter()
+        .rev()
+        .fold(innermost, |inner, name| wrapped(name, inner))
+        .to_string()
 }
 
 fn sections_below<'l>(layout: &'l Layout<'_>, path: &[String]) -> Vec<&'l Section> {
-    layout.sections.iter().filter(|section| !section.path.is_empty() && section.path.starts_with(path)).collect()
+    layout
+        .sections
+        .iter()
+        .filter(|section| !section.path.is_empty() && section.path.starts_with(path))
+        .collect()
 }
 
 /// The deepest section at or above `path`.
 fn ancestor_of<'l>(layout: &'l Layout<'_>, path: &[String]) -> &'l Section {
-    let above = layout.sections.iter().filter(|section| path.starts_with(&section.path));
-    above.max_by_key(|section| section.path.len()).unwrap_or(&layout.sections[0])
+    let above = layout
+        .sections
+        .iter()
+        .filter(|section| path.starts_with(&section.path));
+    above
+        .max_by_key(|section| section.path.len())
+        .unwrap_or(&layout.sections[0])
 }
 
 /// The end of the last section at or below `path`.
 fn end_of(layout: &Layout<'_>, path: &[String]) -> usize {
-    let last = layout.sections.iter().rfind(|section| section.path.starts_with(path));
+    let last = layout
+        .sections
+        .iter()
+        .rfind(|section| section.path.starts_with(path));
     match last {
         // what follows the last line of a text belongs to no other table
-        Some(last) if layout.sections.last().is_some_and(|end| end.start == last.start) => layout.text.len(),
+        Some(last)
+            if layout
+                .sections
+                .last()
+                .is_some_and(|end| end.start == last.start) =>
+        {
+            layout.text.len()
+        }
         Some(last) => last.end,
         None => layout.text.len(),
     }
 }
 
 fn spelled_below(ancestor: &Section, path: &[String]) -> Vec<String> {
-    let rest = path[ancestor.path.len()..].iter().map(|name| spelled_name(name));
+    let rest = path[ancestor.path.len()..]
+        .iter()
+        .map(|name| spelled_name(name));
     ancestor.spelled.iter().cloned().chain(rest).collect()
 }
 
@@ -455,7 +672,10 @@ mod tests {
     const MINE: &str = "# my node\nversion = 2 # two\n\n[plugins]\n  [plugins.\"cri\".containerd]\n    default = \"runc\"   # the usual\n\n    [plugins.\"cri\".containerd.runtimes.runc]\n      type = \"runc.v2\" # keep\n      [plugins.\"cri\".containerd.runtimes.runc.options]\n        SystemdCgroup = true\n\n  # an end\n  [plugins.\"other\"]\n    x = [ 1,2 ]\n# the last word\n";
 
     fn place() -> Place {
-        Place::new(&["plugins", "cri", "containerd", "runtimes"], &["plugins", "cri", "containerd", "default"])
+        Place::new(
+            &["plugins", "cri", "containerd", "runtimes"],
+            &["plugins", "cri", "containerd", "default"],
+        )
     }
 
     fn runtime() -> Item {
@@ -483,14 +703,24 @@ mod tests {
     #[test]
     fn the_default_keeps_its_comment() {
         let edited = place().with_default(MINE, "guard").unwrap();
-        assert_eq!(edited, MINE.replace("\"runc\"   # the usual", "\"guard\"   # the usual"));
-        assert_eq!(place().without_runtime(&edited, "guard", MINE).unwrap(), MINE);
+        assert_eq!(
+            edited,
+            MINE.replace("\"runc\"   # the usual", "\"guard\"   # the usual")
+        );
+        assert_eq!(
+            place().without_runtime(&edited, "guard", MINE).unwrap(),
+            MINE
+        );
     }
 
     /// Issue 16: removing from a file that has no such table added empty tables.
     #[test]
     fn removing_a_runtime_that_is_absent_changes_nothing() {
-        for text in ["version = 2\n", "version = 2\n\n[debug]\n  level = \"warn\"\n", MINE] {
+        for text in [
+            "version = 2\n",
+            "version = 2\n\n[debug]\n  level = \"warn\"\n",
+            MINE,
+        ] {
             assert_eq!(place().without_runtime(text, "guard", text).unwrap(), text);
         }
     }
@@ -500,9 +730,20 @@ mod tests {
         let runc = "version = 2\n[plugins.cri.containerd.runtimes.runc]\n  type = \"x\"\n";
         let edited = place().with_default(runc, "guard").unwrap();
         assert!(edited.contains("[plugins.cri.containerd]\n"), "{edited}");
-        assert_eq!(place().without_runtime(&edited, "guard", runc).unwrap(), runc);
-        let commented = edited.replace("[plugins.cri.containerd]\n", "# mine\n[plugins.cri.containerd]\n");
-        assert!(place().without_runtime(&commented, "guard", runc).unwrap().contains("# mine\n"));
+        assert_eq!(
+            place().without_runtime(&edited, "guard", runc).unwrap(),
+            runc
+        );
+        let commented = edited.replace(
+            "[plugins.cri.containerd]\n",
+            "# mine\n[plugins.cri.containerd]\n",
+        );
+        assert!(
+            place()
+                .without_runtime(&commented, "guard", runc)
+                .unwrap()
+                .contains("# mine\n")
+        );
     }
 
     #[test]
@@ -517,20 +758,40 @@ mod tests {
             "a = 1",
         ] {
             let place = place();
-            let edited = place.with_default(&place.with_runtime(text, "guard", &runtime()).unwrap(), "guard").unwrap();
+            let edited = place
+                .with_default(
+                    &place.with_runtime(text, "guard", &runtime()).unwrap(),
+                    "guard",
+                )
+                .unwrap();
             let document = parse(&edited).unwrap();
-            assert!(Layout::of(&document).find(&member(&place.runtimes, "guard")).is_some(), "{edited}");
-            assert_eq!(place.with_runtime(&edited, "guard", &runtime()).unwrap(), edited);
+            assert!(
+                Layout::of(&document)
+                    .find(&member(&place.runtimes, "guard"))
+                    .is_some(),
+                "{edited}"
+            );
+            assert_eq!(
+                place.with_runtime(&edited, "guard", &runtime()).unwrap(),
+                edited
+            );
             let back = place.without_runtime(&edited, "guard", text).unwrap();
-            let (back, before): (toml::Table, toml::Table) =
-                (toml::from_str(&back).unwrap(), toml::from_str(text).unwrap());
+            let (back, before): (toml::Table, toml::Table) = (
+                toml::from_str(&back).unwrap(),
+                toml::from_str(text).unwrap(),
+            );
             assert_eq!(without_empty(back), without_empty(before), "{edited}");
         }
     }
 
     #[test]
     fn what_is_no_such_file_is_told_with_its_line() {
-        let told = |text| place().with_runtime(text, "guard", &runtime()).unwrap_err().to_string();
+        let told = |text| {
+            place()
+                .with_runtime(text, "guard", &runtime())
+                .unwrap_err()
+                .to_string()
+        };
         assert!(
             told("a = 1\n{{ template . }}\n").starts_with("line 2 is not TOML"),
             "{}",
@@ -543,19 +804,36 @@ mod tests {
     #[test]
     fn every_other_byte_stays_whatever_its_style() {
         let mixed = "\u{feff}version = 2\r\n[plugins.'cri'.containerd ]\r\n\tx = 'a'\r\n[ plugins.\"cri\".containerd.runtimes . runc ]\r\n\ttype=\"x\"\r\n[plugins.\"cri\".cni]\r\nbin = 'b' # end";
-        for text in
-            [mixed, &mixed.replace('\r', ""), &format!("{mixed}\r\n"), &mixed.replace("[plugins.\"cri\".cni]", "#")]
-        {
+        for text in [
+            mixed,
+            &mixed.replace('\r', ""),
+            &format!("{mixed}\r\n"),
+            &mixed.replace("[plugins.\"cri\".cni]", "#"),
+        ] {
             let place = place();
-            let edited = place.with_default(&place.with_runtime(text, "guard", &runtime()).unwrap(), "guard").unwrap();
+            let edited = place
+                .with_default(
+                    &place.with_runtime(text, "guard", &runtime()).unwrap(),
+                    "guard",
+                )
+                .unwrap();
             let mut rest = edited.as_str();
             for line in text.split_inclusive('\n') {
-                let at = rest.find(line).unwrap_or_else(|| panic!("{line:?} is gone from {edited:?}"));
+                let at = rest
+                    .find(line)
+                    .unwrap_or_else(|| panic!("{line:?} is gone from {edited:?}"));
                 rest = &rest[at + line.len()..];
             }
             let bare = edited.replace("\r\n", "");
-            assert!(!text.contains('\r') || !bare.contains('\n'), "mixed line ends: {edited:?}");
-            assert_eq!(place.without_runtime(&edited, "guard", text).unwrap(), text, "from {edited:?}");
+            assert!(
+                !text.contains('\r') || !bare.contains('\n'),
+                "mixed line ends: {edited:?}"
+            );
+            assert_eq!(
+                place.without_runtime(&edited, "guard", text).unwrap(),
+                text,
+                "from {edited:?}"
+            );
         }
     }
 
@@ -565,7 +843,8 @@ mod tests {
             toml::Value::Table(inner) => (key, toml::Value::Table(without_empty(inner))),
             other => (key, other),
         });
-        kept.filter(|(_, value)| value.as_table().is_none_or(|table| !table.is_empty())).collect()
+        kept.filter(|(_, value)| value.as_table().is_none_or(|table| !table.is_empty()))
+            .collect()
     }
 
     proptest! {

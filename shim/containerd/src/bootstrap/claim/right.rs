@@ -3,9 +3,10 @@
 //! ```text
 //!   s/.<hash of the socket's path>.0  ── symbolic link ──►  a socket on which the owner of the right listens
 //! ```
-//! symlink(2) succeeds for one process. When the owner dies, the kernel closes its socket, and the next number can be taken. The
-//! owner removes all numbers, the lowest first. Another process may have seen the dead owners meanwhile. So it checks them again
-//! after it has made its own link: if one of them is gone, the right was released in between, and it gives up.
+//! symlink(2) succeeds for one process. When the owner dies, the kernel closes its socket, and the
+//! next number can be taken. The owner removes all numbers, the lowest first. Another process may
+//! have seen the dead owners meanwhile. So it checks them again after it has made its own link: if
+//! one of them is gone, the right was released in between, and it gives up.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -24,21 +25,32 @@ pub(super) struct LinkRight {
 }
 
 impl LinkRight {
-    /// Takes the right. `owner`: a socket on which this process listens. None: another process has the right at the moment.
+    /// Takes the right. `owner`: a socket on which this process listens. None: another process has
+    /// the right at the moment.
     pub(super) fn take(socket: &Path, owner: &Path) -> io::Result<Option<Self>> {
         let mut dead_owners: Vec<(PathBuf, PathBuf)> = Vec::new();
         loop {
             let entry = entry(socket, dead_owners.len());
             match symlink(owner, &entry) {
-                Ok(()) if dead_owners.iter().all(|(entry, owner)| leads_to(entry, owner)) => {
-                    let entries = dead_owners.into_iter().map(|(entry, _)| entry).chain([entry]).collect();
+                Ok(())
+                    if dead_owners
+                        .iter()
+                        .all(|(entry, owner)| leads_to(entry, owner)) =>
+                {
+                    let entries = dead_owners
+                        .into_iter()
+                        .map(|(entry, _)| entry)
+                        .chain([entry])
+                        .collect();
                     return Ok(Some(Self { entries }));
                 }
                 Ok(()) => return fs::remove_file(entry).map(|()| None),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => match fs::read_link(&entry) {
-                    Ok(other) if is_dead(&other) => dead_owners.push((entry, other)),
-                    _ => return Ok(None),
-                },
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    match fs::read_link(&entry) {
+                        Ok(other) if is_dead(&other) => dead_owners.push((entry, other)),
+                        _ => return Ok(None),
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -55,7 +67,10 @@ impl Drop for LinkRight {
 
 /// Begins with a dot: no link of a group does.
 fn entry(socket: &Path, number: usize) -> PathBuf {
-    socket.with_file_name(format!(".{}.{number}", hash(socket.as_os_str().as_encoded_bytes())))
+    socket.with_file_name(format!(
+        ".{}.{number}",
+        hash(socket.as_os_str().as_encoded_bytes())
+    ))
 }
 
 pub(super) fn leads_to(link: &Path, target: &Path) -> bool {

@@ -17,7 +17,9 @@ fn claimed(link: &Path) -> Claim {
 }
 
 fn new(link: &Path) -> OwnSocket {
-    let Claim::New(own) = claimed(link) else { panic!("another server listens") };
+    let Claim::New(own) = claimed(link) else {
+        panic!("another server listens")
+    };
     own
 }
 
@@ -55,8 +57,14 @@ fn a_living_server_is_found_and_a_dead_one_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let (folder, link) = (dir.path().join("s"), dir.path().join("s/group"));
     let own = new(&link);
-    assert_eq!(fs::metadata(&link).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(
+        fs::metadata(&link).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    assert_eq!(
+        fs::metadata(&folder).unwrap().permissions().mode() & 0o777,
+        0o700
+    );
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
     let dead = killed(own);
     let next = new(&link);
@@ -70,7 +78,9 @@ fn a_server_that_ends_does_not_keep_its_group() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("group");
     let ending = new(&link);
-    let Claim::New(next) = claim(&link, |_| Ok(false)).unwrap() else { panic!("it ends") };
+    let Claim::New(next) = claim(&link, |_| Ok(false)).unwrap() else {
+        panic!("it ends")
+    };
     // The older one removes its own socket, and nothing else.
     drop(ending);
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == next.path));
@@ -105,8 +115,8 @@ fn a_link_to_another_server_is_not_replaced() {
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
 }
 
-/// Two at once, beside nothing, a dead server, and a dead one of Go's at the group's own name: one makes the link, the
-/// other finds it.
+/// Two at once, beside nothing, a dead server, and a dead one of Go's at the group's own name: one
+/// makes the link, the other finds it.
 #[test]
 fn of_two_starts_one_makes_the_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -136,8 +146,8 @@ fn of_two_starts_one_makes_the_server() {
     }
 }
 
-/// Many at once, beside the server of the round before: all get the same new one. The old one is dead, or dead while `delete`
-/// removes it, or ends at that moment and removes itself.
+/// Many at once, beside the server of the round before: all get the same new one. The old one is
+/// dead, or dead while `delete` removes it, or ends at that moment and removes itself.
 #[test]
 fn of_many_starts_one_makes_the_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -154,7 +164,8 @@ fn of_many_starts_one_makes_the_server() {
         };
         let start = || {
             together.wait();
-            let is_old = |server: &UnixStream| server.peer_addr().unwrap().as_pathname() == Some(&path);
+            let is_old =
+                |server: &UnixStream| server.peer_addr().unwrap().as_pathname() == Some(&path);
             claim(&link, |server| Ok(!is_old(&server))).unwrap()
         };
         let (new, found): (Vec<_>, Vec<_>) = thread::scope(|scope| {
@@ -165,14 +176,22 @@ fn of_many_starts_one_makes_the_server() {
                 None if round % 3 == 1 => drop(remove_stale(&path)),
                 None => {}
             }
-            starts.into_iter().map(|start| start.join().unwrap()).partition(|claim| matches!(claim, Claim::New(_)))
+            starts
+                .into_iter()
+                .map(|start| start.join().unwrap())
+                .partition(|claim| matches!(claim, Claim::New(_)))
         });
-        let [Claim::New(own)] =
-            <[Claim; 1]>::try_from(new).unwrap_or_else(|new| panic!("{} in round {round}", new.len()))
+        let [Claim::New(own)] = <[Claim; 1]>::try_from(new)
+            .unwrap_or_else(|new| panic!("{} in round {round}", new.len()))
         else {
             panic!("no server in round {round}")
         };
-        assert!(found.iter().all(|claim| matches!(claim, Claim::Serving(path) if *path == own.path)), "round {round}");
+        assert!(
+            found
+                .iter()
+                .all(|claim| matches!(claim, Claim::Serving(path) if *path == own.path)),
+            "round {round}"
+        );
         assert_eq!(names(dir.path()), 2, "round {round}");
         last = own;
     }

@@ -12,33 +12,57 @@ const V1: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
 
 #[test]
 fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
-    let Some(mut cgroup) = RealCgroup::new(&V1) else { return };
+    let Some(mut cgroup) = RealCgroup::new(&V1) else {
+        return;
+    };
     cgroup.write("memory.limit_in_bytes", "67108864");
     let pid = cgroup.run(BUSY);
     let found = Cgroup::of_process(pid).unwrap();
-    let CgroupHierarchy::V1(controllers) = &found.0 else { panic!("{found:?}") };
-    assert_eq!(controllers.memory().map(Directory::path), Some(cgroup.path()));
+    let CgroupHierarchy::V1(controllers) = &found.0 else {
+        panic!("{found:?}")
+    };
+    assert_eq!(
+        controllers.memory().map(Directory::path),
+        Some(cgroup.path())
+    );
 
     wait_until(|| v1_of(&found).cpu.usage.user > 0 && v1_of(&found).memory.usage.usage > 0);
     let metrics = v1_of(&found);
     assert!(metrics.cpu.usage.total > 0 && !metrics.cpu.usage.per_cpu.is_empty());
-    assert!(metrics.cpu.throttling.is_some() && metrics.blkio.is_some() && metrics.memory_oom_control.is_some());
-    assert_eq!((metrics.memory.usage.limit, metrics.memory.hierarchical_memory_limit), (67_108_864, 67_108_864));
-    assert!(metrics.memory.usage.usage > 0 && metrics.memory.usage.max >= metrics.memory.usage.usage);
+    assert!(
+        metrics.cpu.throttling.is_some()
+            && metrics.blkio.is_some()
+            && metrics.memory_oom_control.is_some()
+    );
+    assert_eq!(
+        (
+            metrics.memory.usage.limit,
+            metrics.memory.hierarchical_memory_limit
+        ),
+        (67_108_864, 67_108_864)
+    );
+    assert!(
+        metrics.memory.usage.usage > 0 && metrics.memory.usage.max >= metrics.memory.usage.usage
+    );
     assert_eq!((metrics.pids.current, metrics.pids.limit), (1, 0));
     // The kernel updates these totals every two seconds.
     wait_until(|| v1_of(&found).memory.total_pg_fault > 0);
     assert!(!found.metrics().unwrap().to_any().unwrap().value.is_empty());
 
     cgroup.end_all();
-    assert!(v1_of(&found).cpu.usage.total >= metrics.cpu.usage.total, "the dead have figures");
+    assert!(
+        v1_of(&found).cpu.usage.total >= metrics.cpu.usage.total,
+        "the dead have figures"
+    );
     cgroup.remove();
     assert!(matches!(found.metrics(), Err(CgroupError::Gone)));
 }
 
 #[test]
 fn without_a_memory_controller_there_is_still_processor_time() {
-    let Some(mut cgroup) = RealCgroup::new(&["cpuacct"]) else { return };
+    let Some(mut cgroup) = RealCgroup::new(&["cpuacct"]) else {
+        return;
+    };
     cgroup.run("exec sleep 60");
     let mut controllers = v1::Controllers::default();
     controllers.put("cpuacct", Directory::at(cgroup.path()));
@@ -48,7 +72,9 @@ fn without_a_memory_controller_there_is_still_processor_time() {
 
 #[test]
 fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
-    let Some(mut cgroup) = RealCgroup::new(&["unified"]) else { return };
+    let Some(mut cgroup) = RealCgroup::new(&["unified"]) else {
+        return;
+    };
     cgroup.run(BUSY);
     let found = Cgroup(CgroupHierarchy::V2(Directory::at(cgroup.path())));
     let figures = || match found.metrics().unwrap() {
@@ -62,7 +88,10 @@ fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
         Err(error) => skipped(&format!("no pressure here: {error}")),
     }
     let has_memory = fs::read_to_string(cgroup.path().join("memory.events")).is_ok();
-    assert_eq!((metrics.memory.is_some(), metrics.memory_events.is_some()), (has_memory, has_memory));
+    assert_eq!(
+        (metrics.memory.is_some(), metrics.memory_events.is_some()),
+        (has_memory, has_memory)
+    );
 }
 
 fn v1_of(cgroup: &Cgroup) -> containerd_shim_protos::cgroups::metrics::Metrics {

@@ -20,12 +20,22 @@ const REST: &str = "exec sleep 60";
 /// A memory cgroup with a limit of 16 MiB, with swap or without.
 fn limited() -> Option<RealCgroup> {
     let cgroup = RealCgroup::new(&["memory"])?;
-    if !cgroup.path().join("memory.oom_control").try_exists().unwrap() {
+    if !cgroup
+        .path()
+        .join("memory.oom_control")
+        .try_exists()
+        .unwrap()
+    {
         skipped("no memory controller of version 1");
         return None;
     }
     cgroup.write("memory.limit_in_bytes", "16777216");
-    if cgroup.path().join("memory.memsw.limit_in_bytes").try_exists().unwrap() {
+    if cgroup
+        .path()
+        .join("memory.memsw.limit_in_bytes")
+        .try_exists()
+        .unwrap()
+    {
         cgroup.write("memory.memsw.limit_in_bytes", "16777216");
     }
     Some(cgroup)
@@ -112,7 +122,12 @@ async fn a_cancelled_wait_loses_no_kill() {
     }
     let end = Instant::now() + QUIET;
     while Instant::now() < end {
-        assert!(timeout(Duration::from_micros(500), ooms.next()).await.is_err(), "it is reported again");
+        assert!(
+            timeout(Duration::from_micros(500), ooms.next())
+                .await
+                .is_err(),
+            "it is reported again"
+        );
     }
 }
 
@@ -140,5 +155,8 @@ async fn a_missing_memory_controller_is_an_error() {
     let nothing = OomWatch::open(&CgroupHierarchy::V1(Controllers::default()));
     assert!(matches!(nothing, Err(OomError::NoController)));
     let directory = super::Fixture::of(&[]);
-    assert!(matches!(OomWatch::open(&CgroupHierarchy::V2(directory.directory())), Err(OomError::NoController)));
+    assert!(matches!(
+        OomWatch::open(&CgroupHierarchy::V2(directory.directory())),
+        Err(OomError::NoController)
+    ));
 }

@@ -1,4 +1,5 @@
-//! For this folder's tests: a directory of written files, cgroups of the real kernel, and the tests that need them.
+//! For this folder's tests: a directory of written files, cgroups of the real kernel, and the tests
+//! that need them.
 
 mod figures;
 mod kills;
@@ -43,16 +44,25 @@ pub(super) struct RealCgroup {
 }
 
 impl RealCgroup {
-    /// A new cgroup in each of these hierarchies, given by their mount points. If one is missing: none, reported as skipped.
+    /// A new cgroup in each of these hierarchies, given by their mount points. If one is missing:
+    /// none, reported as skipped.
     pub(super) fn new(hierarchies: &[&str]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("bindguard-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let mut cgroup = Self { directories: Vec::new(), children: Vec::new() };
+        let name = format!(
+            "bindguard-test-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let mut cgroup = Self {
+            directories: Vec::new(),
+            children: Vec::new(),
+        };
         for hierarchy in hierarchies {
             let hierarchy = Path::new("/sys/fs/cgroup").join(hierarchy);
             let directory = hierarchy.join(&name);
             // mkdir(2) would also succeed in the tmpfs between the hierarchies.
-            let made = fs::metadata(hierarchy.join("cgroup.procs")).and_then(|_| fs::create_dir(&directory));
+            let made = fs::metadata(hierarchy.join("cgroup.procs"))
+                .and_then(|_| fs::create_dir(&directory));
             if let Err(error) = made {
                 skipped(&format!("no cgroup in {}: {error}", hierarchy.display()));
                 return None;
@@ -66,7 +76,10 @@ impl RealCgroup {
     pub(super) fn below(&self, name: &str) -> Self {
         let directory = self.path().join(name);
         fs::create_dir(&directory).unwrap();
-        Self { directories: vec![directory], children: Vec::new() }
+        Self {
+            directories: vec![directory],
+            children: Vec::new(),
+        }
     }
 
     /// Its directory in the first of the hierarchies.
@@ -82,7 +95,11 @@ impl RealCgroup {
     /// Runs a command in it, in all its hierarchies; returns the pid.
     pub(super) fn run(&mut self, command: &str) -> u32 {
         let script = format!("read go; {command}");
-        let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let child = Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
         let mut child = child.unwrap();
         let pid = child.id();
         for directory in &self.directories {
@@ -100,8 +117,12 @@ impl RealCgroup {
 
     /// The number of this process's descriptors of files in it.
     pub(super) fn open_files(&self) -> usize {
-        let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-        links.filter(|target| target.starts_with(self.path())).count()
+        let links = fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        links
+            .filter(|target| target.starts_with(self.path()))
+            .count()
     }
 
     /// Ends the processes; the cgroup stays.
@@ -130,7 +151,9 @@ impl Drop for RealCgroup {
 fn remove(directory: &Path) {
     for _ in 0..200 {
         match fs::remove_dir(directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => thread::sleep(Duration::from_millis(10)),
+            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+                thread::sleep(Duration::from_millis(10))
+            }
             _ => return,
         }
     }

@@ -1,6 +1,7 @@
 //! Detects out-of-memory kills in a container.
 //!
-//! The task that waits for the init's end owns the watch, so it reports a kill before the end that the kill caused:
+//! The task that waits for the init's end owns the watch, so it reports a kill before the end that
+//! the kill caused:
 //!
 //! ```text
 //! let exit = loop {
@@ -12,12 +13,13 @@
 //! if ooms.take_unreported() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
 //! send(TaskExit)
 //! ```
-//! It reports processes that the kernel *killed* in this container, for any limit: its own, its pod's, the node's. A kill in a
-//! neighbour for the pod's limit is not reported, although version 1 raises an alarm for it: containerd writes "OOMKilled"
-//! beside the next exit, whatever its cause. Several kills between two checks are reported as one.
+//! It reports processes that the kernel *killed* in this container, for any limit: its own, its
+//! pod's, the node's. A kill in a neighbour for the pod's limit is not reported, although version 1
+//! raises an alarm for it: containerd writes "OOMKilled" beside the next exit, whatever its cause.
+//! Several kills between two checks are reported as one.
 //!
-//! The watch has one descriptor (version 1) or two (version 2) open and uses none of the node's few inotify instances. When it
-//! is dropped all are closed, and the kernel forgets the registration.
+//! The watch has one descriptor (version 1) or two (version 2) open and uses none of the node's few
+//! inotify instances. When it is dropped all are closed, and the kernel forgets the registration.
 
 mod polled_file;
 mod v1;
@@ -77,8 +79,8 @@ impl OomWatch {
         }
     }
 
-    /// Waits for the next kill. Returns none from the moment that the cgroup is gone, or empty for good. The future may be
-    /// dropped at any time and created again: no kill is lost.
+    /// Waits for the next kill. Returns none from the moment that the cgroup is gone, or empty for
+    /// good. The future may be dropped at any time and created again: no kill is lost.
     pub(crate) async fn next(&mut self) -> Option<Killed> {
         match self {
             Self::V1(watch) => watch.next().await,
@@ -86,10 +88,12 @@ impl OomWatch {
         }
     }
 
-    /// Checks once, now: true if there was a kill that neither this nor [`Self::next`] has reported.
+    /// Checks once, now: true if there was a kill that neither this nor [`Self::next`] has
+    /// reported.
     ///
-    /// The kernel counts a kill before it kills, so after the victim was reaped its kill is visible. A cgroup that is gone has
-    /// no count any more, and systemd removes a scope as soon as it is empty: call this before anything else.
+    /// The kernel counts a kill before it kills, so after the victim was reaped its kill is
+    /// visible. A cgroup that is gone has no count any more, and systemd removes a scope as soon as
+    /// it is empty: call this before anything else.
     pub(crate) fn take_unreported(&mut self) -> bool {
         match self {
             Self::V1(watch) => watch.take_unreported(),
@@ -103,7 +107,8 @@ impl OomWatch {
 struct KillCount(u64);
 
 impl KillCount {
-    /// Records the current count; true if it is more than before. It may be less, after a cgroup below was removed.
+    /// Records the current count; true if it is more than before. It may be less, after a cgroup
+    /// below was removed.
     fn has_grown_to(&mut self, kills: u64) -> bool {
         kills > std::mem::replace(&mut self.0, kills)
     }

@@ -1,8 +1,8 @@
 //! A file of the kernel that reports changes of its content.
 //!
-//! poll(2) reports POLLPRI for such a file from a change until it is read through the same descriptor, see
-//! `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. It costs one descriptor. inotify would need one of a user's 128
-//! instances, the default limit of a node.
+//! poll(2) reports POLLPRI for such a file from a change until it is read through the same
+//! descriptor, see `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. It costs one descriptor.
+//! inotify would need one of a user's 128 instances, the default limit of a node.
 
 use std::fs::File;
 use std::io;
@@ -38,6 +38,8 @@ impl PolledFile {
     pub(super) fn read(&self) -> io::Result<FlatKeyed> {
         let mut content = [0; LONGEST];
         let length = rustix::io::pread(self.0.get_ref(), &mut content, 0)?;
-        Ok(FlatKeyed::parse(&String::from_utf8_lossy(content.get(..length).unwrap_or(&[]))))
+        Ok(FlatKeyed::parse(&String::from_utf8_lossy(
+            content.get(..length).unwrap_or(&[]),
+        )))
     }
 }

@@ -1,9 +1,10 @@
-//! Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in `memory.oom_control`,
-//! see "OOM Control" in admin-guide/cgroup-v1/memory.
+//! Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in
+//! `memory.oom_control`, see "OOM Control" in admin-guide/cgroup-v1/memory.
 //!
-//! The eventfd alone reports too much and too early. It is raised in every cgroup below the one whose limit was reached (a
-//! pod's limit: all of its containers), before a process is chosen and killed, and again when the cgroup is removed. So it is
-//! only the alarm. The count decides, and is read repeatedly for a while until the kill has happened.
+//! The eventfd alone reports too much and too early. It is raised in every cgroup below the one
+//! whose limit was reached (a pod's limit: all of its containers), before a process is chosen and
+//! killed, and again when the cgroup is removed. So it is only the alarm. The count decides, and is
+//! read repeatedly for a while until the kill has happened.
 
 use std::fs;
 use std::io;
@@ -19,8 +20,8 @@ use super::{KillCount, Killed, OomError};
 use crate::cgroup::directory::{Directory, is_absent};
 use crate::cgroup::text::FlatKeyed;
 
-/// After an alarm the count is read again after these pauses, in milliseconds. The kill follows at once, unless the kernel must
-/// search thousands of processes for the victim.
+/// After an alarm the count is read again after these pauses, in milliseconds. The kill follows at
+/// once, unless the kernel must search thousands of processes for the victim.
 const CHECK_PAUSES: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 
 /// A memory cgroup under watch.
@@ -39,14 +40,24 @@ impl Watch {
         let path = directory.file("memory.oom_control");
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| OomError::io("make an eventfd for", &path)(errno.into()))?;
-        // Counted before the registration: a kill between the two raises no alarm but is seen at the next check.
-        let kill_count = KillCount(match Control::read(&directory).map_err(OomError::io("read", &path))? {
-            Control { kills: Some(_), .. } => kills_below(directory.path()),
-            Control { kills: None, .. } => 0,
-        });
+        // Counted before the registration: a kill between the two raises no alarm but is seen at
+        // the next check.
+        let kill_count = KillCount(
+            match Control::read(&directory).map_err(OomError::io("read", &path))? {
+                Control { kills: Some(_), .. } => kills_below(directory.path()),
+                Control { kills: None, .. } => 0,
+            },
+        );
         register(&directory, &event)?;
-        let alarm = crate::kernel::watch(event, Interest::READABLE).map_err(OomError::io("wait for", &path))?;
-        Ok(Self { directory, alarm, kill_count, checks_left: 0, has_ended: false })
+        let alarm = crate::kernel::watch(event, Interest::READABLE)
+            .map_err(OomError::io("wait for", &path))?;
+        Ok(Self {
+            directory,
+            alarm,
+            kill_count,
+            checks_left: 0,
+            has_ended: false,
+        })
     }
 
     pub(super) async fn next(&mut self) -> Option<Killed> {
@@ -60,7 +71,10 @@ impl Watch {
             match self.checks_left {
                 0 => self.wait_for_alarm().await,
                 left => {
-                    tokio::time::sleep(Duration::from_millis(CHECK_PAUSES[CHECK_PAUSES.len() - left])).await;
+                    tokio::time::sleep(Duration::from_millis(
+                        CHECK_PAUSES[CHECK_PAUSES.len() - left],
+                    ))
+                    .await;
                     // Decremented after the pause: a cancelled pause is repeated.
                     self.checks_left = left - 1;
                 }
@@ -93,8 +107,9 @@ impl Watch {
         is_new
     }
 
-    /// The count cannot be read. If the cgroup is gone, its removal has raised the alarm, or soon will. More than that one
-    /// alarm means that memory had run out, and no file shows any more which process was killed.
+    /// The count cannot be read. If the cgroup is gone, its removal has raised the alarm, or soon
+    /// will. More than that one alarm means that memory had run out, and no file shows any more
+    /// which process was killed.
     fn count_unreadable(&mut self, error: &io::Error, alarms: u64) -> bool {
         let pending = u64::from(self.checks_left > 0);
         if is_absent(error) {
@@ -119,31 +134,45 @@ struct Control {
 
 impl Control {
     fn read(directory: &Directory) -> io::Result<Self> {
-        fs::read(directory.file("memory.oom_control")).map(|text| Self::parse(&String::from_utf8_lossy(&text)))
+        fs::read(directory.file("memory.oom_control"))
+            .map(|text| Self::parse(&String::from_utf8_lossy(&text)))
     }
 
     fn parse(text: &str) -> Self {
         let lines = FlatKeyed::parse(text);
-        Self { kills: lines.get("oom_kill"), kills_disabled: lines.of("oom_kill_disable") != 0 }
+        Self {
+            kills: lines.get("oom_kill"),
+            kills_disabled: lines.of("oom_kill_disable") != 0,
+        }
     }
 
-    /// True if kills are never counted: the kernel cannot, or may not kill and lets the container wait for memory for ever.
+    /// True if kills are never counted: the kernel cannot, or may not kill and lets the container
+    /// wait for memory for ever.
     fn alarm_is_enough(&self) -> bool {
         self.kills.is_none() || self.kills_disabled
     }
 }
 
-/// The kills in a cgroup and those below it: version 1 does not add them up. A cgroup that is removed meanwhile takes its count
-/// with it.
+/// The kills in a cgroup and those below it: version 1 does not add them up. A cgroup that is
+/// removed meanwhile takes its count with it.
 fn kills_below(directory: &Path) -> u64 {
-    let own = Control::read(&Directory::at(directory)).ok().and_then(|control| control.kills).unwrap_or(0);
-    let Ok(entries) = fs::read_dir(directory) else { return own };
+    let own = Control::read(&Directory::at(directory))
+        .ok()
+        .and_then(|control| control.kills)
+        .unwrap_or(0);
+    let Ok(entries) = fs::read_dir(directory) else {
+        return own;
+    };
     let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    let below = entries.filter_map(Result::ok).filter(is_directory).map(|entry| kills_below(&entry.path()));
+    let below = entries
+        .filter_map(Result::ok)
+        .filter(is_directory)
+        .map(|entry| kills_below(&entry.path()));
     below.fold(own, u64::saturating_add)
 }
 
-/// Lets the kernel raise the eventfd. The kernel keeps neither descriptor: dropping the eventfd ends the registration.
+/// Lets the kernel raise the eventfd. The kernel keeps neither descriptor: dropping the eventfd
+/// ends the registration.
 fn register(directory: &Directory, event: &OwnedFd) -> Result<(), OomError> {
     let path = directory.file("memory.oom_control");
     let control = fs::File::open(&path).map_err(OomError::io("open", path))?;
@@ -178,7 +207,11 @@ mod tests {
         for (name, kills) in [("a", 2), ("a/b", 4), ("c", 8)] {
             let directory = fixture.directory().file(name);
             fs::create_dir(&directory).unwrap();
-            fs::write(directory.join("memory.oom_control"), format!("oom_kill {kills}\n")).unwrap();
+            fs::write(
+                directory.join("memory.oom_control"),
+                format!("oom_kill {kills}\n"),
+            )
+            .unwrap();
         }
         assert_eq!(kills_below(fixture.directory().path()), 15);
         assert_eq!(kills_below(Path::new("/nowhere/at/all")), 0);

@@ -1,5 +1,5 @@
-//! Version 2: `memory.events` counts the kills in the whole tree, and `cgroup.events` reports when the tree has no process
-//! left.
+//! Version 2: `memory.events` counts the kills in the whole tree, and `cgroup.events` reports when
+//! the tree has no process left.
 
 use crate::cgroup::directory::{Directory, is_absent};
 use crate::cgroup::text::FlatKeyed;
@@ -27,12 +27,18 @@ impl Watch {
         let kill_count = KillCount(kills(&memory.read().map_err(OomError::io("read", &path))?));
         let path = directory.file("cgroup.events");
         let population = PolledFile::open(&path).map_err(OomError::io("open", path))?;
-        Ok(Self { memory, population, kill_count, has_ended: false })
+        Ok(Self {
+            memory,
+            population,
+            kill_count,
+            has_ended: false,
+        })
     }
 
     pub(super) async fn next(&mut self) -> Option<Killed> {
         loop {
-            // The population is read first: a kill that emptied the cgroup has been counted by then.
+            // The population is read first: a kill that emptied the cgroup has been counted by
+            // then.
             self.has_ended |= !self.is_populated();
             if self.take_unreported() {
                 return Some(Killed);
@@ -65,7 +71,9 @@ impl Watch {
     }
 
     fn is_populated(&self) -> bool {
-        self.population.read().is_ok_and(|events| events.get("populated") != Some(0))
+        self.population
+            .read()
+            .is_ok_and(|events| events.get("populated") != Some(0))
     }
 }
 
@@ -84,18 +92,30 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The unified hierarchy of a hybrid node has no memory controller: a file without a count replaces its file.
+    /// The unified hierarchy of a hybrid node has no memory controller: a file without a count
+    /// replaces its file.
     fn watch(cgroup: &RealCgroup) -> Watch {
         let open = || PolledFile::open(&cgroup.path().join("cgroup.events")).unwrap();
-        Watch { memory: open(), population: open(), kill_count: KillCount(0), has_ended: false }
+        Watch {
+            memory: open(),
+            population: open(),
+            kill_count: KillCount(0),
+            has_ended: false,
+        }
     }
 
     #[tokio::test]
     async fn a_changed_file_wakes_and_the_watch_ends_when_the_cgroup_is_empty() {
-        let Some(mut cgroup) = RealCgroup::new(&["unified"]) else { return };
+        let Some(mut cgroup) = RealCgroup::new(&["unified"]) else {
+            return;
+        };
         cgroup.run("exec sleep 60");
         let mut watch = watch(&cgroup);
-        assert!(timeout(Duration::from_millis(300), watch.next()).await.is_err());
+        assert!(
+            timeout(Duration::from_millis(300), watch.next())
+                .await
+                .is_err()
+        );
         let end = tokio::join!(timeout(LONG, watch.next()), async { cgroup.remove() }).0;
         assert_eq!(end.unwrap(), None);
         assert_eq!(timeout(LONG, watch.next()).await.unwrap(), None);
@@ -104,7 +124,9 @@ mod tests {
 
     #[tokio::test]
     async fn two_descriptors_are_held_and_closed() {
-        let Some(cgroup) = RealCgroup::new(&["unified"]) else { return };
+        let Some(cgroup) = RealCgroup::new(&["unified"]) else {
+            return;
+        };
         let watch = watch(&cgroup);
         assert_eq!(cgroup.open_files(), 2);
         drop(watch);
@@ -113,7 +135,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_wakes_once_for_each_change() {
-        let Some(mut cgroup) = RealCgroup::new(&["unified"]) else { return };
+        let Some(mut cgroup) = RealCgroup::new(&["unified"]) else {
+            return;
+        };
         let file = PolledFile::open(&cgroup.path().join("cgroup.events")).unwrap();
         for _ in 0..3 {
             assert_eq!(file.read().unwrap().get("populated"), Some(0));
@@ -125,9 +149,13 @@ mod tests {
             })
             .await
             .unwrap();
-            // Wakes for content that was read already may still arrive; one that is not cleared would repeat for ever.
+            // Wakes for content that was read already may still arrive; one that is not cleared
+            // would repeat for ever.
             let mut wakes = 0;
-            while timeout(Duration::from_millis(100), file.changed()).await.is_ok() {
+            while timeout(Duration::from_millis(100), file.changed())
+                .await
+                .is_ok()
+            {
                 wakes += 1;
                 assert!(wakes < 10, "it wakes again and again");
             }

@@ -1,5 +1,5 @@
-//! Processor time, from the controllers cpuacct (usage) and cpu (throttling), see admin-guide/cgroup-v1/cpuacct and
-//! scheduler/sched-bwc.
+//! Processor time, from the controllers cpuacct (usage) and cpu (throttling), see
+//! admin-guide/cgroup-v1/cpuacct and scheduler/sched-bwc.
 
 use containerd_shim_protos::cgroups::metrics::{CPUStat, CPUUsage, Throttle};
 use protobuf::MessageField;
@@ -25,17 +25,26 @@ pub(super) fn stat(cpuacct: Option<&Directory>, cpu: Option<&Directory>) -> Opti
 fn usage(directory: &Directory) -> Option<CPUUsage> {
     let total = directory.number("cpuacct.usage")?;
     let ticks = directory.flat_keyed("cpuacct.stat");
-    let nanoseconds = |key| ticks.as_ref().map_or(0, |ticks| ticks.of(key)).saturating_mul(NANOSECONDS_PER_TICK);
+    let nanoseconds = |key| {
+        ticks
+            .as_ref()
+            .map_or(0, |ticks| ticks.of(key))
+            .saturating_mul(NANOSECONDS_PER_TICK)
+    };
     Some(CPUUsage {
         total,
         kernel: nanoseconds("system"),
         user: nanoseconds("user"),
-        per_cpu: directory.text("cpuacct.usage_percpu").map(|text| per_cpu(&text)).unwrap_or_default(),
+        per_cpu: directory
+            .text("cpuacct.usage_percpu")
+            .map(|text| per_cpu(&text))
+            .unwrap_or_default(),
         ..Default::default()
     })
 }
 
-/// One line, a number per processor. All or none: a missing number would assign the next ones to the wrong processor.
+/// One line, a number per processor. All or none: a missing number would assign the next ones to
+/// the wrong processor.
 fn per_cpu(text: &str) -> Vec<u64> {
     let figures: Result<_, _> = text.split_ascii_whitespace().map(str::parse).collect();
     figures.unwrap_or_default()
@@ -64,14 +73,26 @@ mod tests {
             ("cpuacct.stat", "user 148474\nsystem 110505\n"),
             ("cpuacct.usage_percpu", "1282271994253 1307522797749 \n"),
         ]);
-        let withheld =
-            Fixture::of(&[("cpu.stat", "nr_periods 5\nnr_throttled 2\nthrottled_time 9\nnr_bursts 0\nburst_time 0\n")]);
+        let withheld = Fixture::of(&[(
+            "cpu.stat",
+            "nr_periods 5\nnr_throttled 2\nthrottled_time 9\nnr_bursts 0\nburst_time 0\n",
+        )]);
         let stat = stat(Some(&used.directory()), Some(&withheld.directory())).unwrap();
         assert_eq!(stat.usage.total, 2_589_794_180_066);
-        assert_eq!((stat.usage.user, stat.usage.kernel), (1_484_740_000_000, 1_105_050_000_000));
+        assert_eq!(
+            (stat.usage.user, stat.usage.kernel),
+            (1_484_740_000_000, 1_105_050_000_000)
+        );
         assert_eq!(stat.usage.per_cpu, [1_282_271_994_253, 1_307_522_797_749]);
         let throttling = &stat.throttling;
-        assert_eq!((throttling.periods, throttling.throttled_periods, throttling.throttled_time), (5, 2, 9));
+        assert_eq!(
+            (
+                throttling.periods,
+                throttling.throttled_periods,
+                throttling.throttled_time
+            ),
+            (5, 2, 9)
+        );
     }
 
     #[test]

@@ -103,7 +103,11 @@ total_active_file 31\ntotal_unevictable 32\n";
         for number in 1..=32 {
             let field = MemoryStat::descriptor().field_by_number(number).unwrap();
             let value = field.get_singular(&stat);
-            assert!(matches!(value, Some(ReflectValueRef::U64(n)) if n == u64::from(number)), "{}", field.name());
+            assert!(
+                matches!(value, Some(ReflectValueRef::U64(n)) if n == u64::from(number)),
+                "{}",
+                field.name()
+            );
         }
     }
 
@@ -118,8 +122,14 @@ total_active_file 31\ntotal_unevictable 32\n";
             ("memory.kmem.tcp.usage_in_bytes", "4\n"),
         ]);
         let stat = stat(&fixture.directory()).unwrap();
-        assert_eq!((stat.usage.limit, stat.usage.usage), (9_223_372_036_854_771_712, 1));
-        assert_eq!((stat.usage.max, stat.usage.failcnt, stat.kernel_tcp.usage), (2, 3, 4));
+        assert_eq!(
+            (stat.usage.limit, stat.usage.usage),
+            (9_223_372_036_854_771_712, 1)
+        );
+        assert_eq!(
+            (stat.usage.max, stat.usage.failcnt, stat.kernel_tcp.usage),
+            (2, 3, 4)
+        );
         assert!(stat.swap.is_some() && stat.kernel.is_some());
     }
 
@@ -127,6 +137,13 @@ total_active_file 31\ntotal_unevictable 32\n";
     fn oom_control_of_an_old_kernel_has_no_count() {
         let fixture = Fixture::of(&[("memory.oom_control", "oom_kill_disable 1\nunder_oom 1\n")]);
         let control = oom_control(&fixture.directory()).unwrap();
-        assert_eq!((control.oom_kill_disable, control.under_oom, control.oom_kill), (1, 1, 0));
+        assert_eq!(
+            (
+                control.oom_kill_disable,
+                control.under_oom,
+                control.oom_kill
+            ),
+            (1, 1, 0)
+        );
     }
 }

@@ -8,12 +8,19 @@ use crate::cgroup::text::{device, nested_keyed};
 
 /// Bytes read and written, and pressure; none if neither exists.
 pub(super) fn stat(directory: &Directory) -> Option<IOStat> {
-    let (usage, psi) = (directory.text("io.stat"), pressure::of(directory, "io.pressure"));
+    let (usage, psi) = (
+        directory.text("io.stat"),
+        pressure::of(directory, "io.pressure"),
+    );
     if usage.is_none() && psi.is_none() {
         return None;
     }
     let usage = usage.map(|text| entries(&text)).unwrap_or_default();
-    Some(IOStat { usage, psi: psi.into(), ..Default::default() })
+    Some(IOStat {
+        usage,
+        psi: psi.into(),
+        ..Default::default()
+    })
 }
 
 /// `254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`
@@ -48,13 +55,24 @@ mod tests {
     fn devices_and_pressure() {
         // The first line is from admin-guide/cgroup-v2.
         let fixture = Fixture::of(&[
-            ("io.stat", "8:16 rbytes=1459200 wbytes=314773504 rios=192 wios=353 dbytes=0 dios=0\n7:1\n"),
-            ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n"),
+            (
+                "io.stat",
+                "8:16 rbytes=1459200 wbytes=314773504 rios=192 wios=353 dbytes=0 dios=0\n7:1\n",
+            ),
+            (
+                "io.pressure",
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n",
+            ),
         ]);
         let stat = stat(&fixture.directory()).unwrap();
-        let [entry] = stat.usage.as_slice() else { panic!("{:?}", stat.usage) };
+        let [entry] = stat.usage.as_slice() else {
+            panic!("{:?}", stat.usage)
+        };
         assert_eq!((entry.major, entry.minor), (8, 16));
-        assert_eq!((entry.rbytes, entry.wbytes, entry.rios, entry.wios), (1_459_200, 314_773_504, 192, 353));
+        assert_eq!(
+            (entry.rbytes, entry.wbytes, entry.rios, entry.wios),
+            (1_459_200, 314_773_504, 192, 353)
+        );
         assert_eq!(stat.psi.some.total, 5);
     }
 

@@ -62,11 +62,12 @@ fn counters(stat: &FlatKeyed) -> MemoryStat {
 /// Since 5.9 the kernel counts anonymous memory and files separately; the field is their sum.
 fn whole(stat: &FlatKeyed, key: &str) -> u64 {
     let part = |kind: &str| stat.of(&format!("{key}_{kind}"));
-    stat.get(key).unwrap_or_else(|| part("anon").saturating_add(part("file")))
+    stat.get(key)
+        .unwrap_or_else(|| part("anon").saturating_add(part("file")))
 }
 
-/// The parts have their own fields in the newest message of containerd's cgroups library. The crate lacks them, so they are
-/// sent by number. A reader that does not know them skips them.
+/// The parts have their own fields in the newest message of containerd's cgroups library. The crate
+/// lacks them, so they are sent by number. A reader that does not know them skips them.
 fn add_split_working_set(memory: &mut MemoryStat, stat: &FlatKeyed) {
     let fields = [
         (39, "workingset_refault_anon"),
@@ -125,22 +126,36 @@ thp_collapse_alloc 31\n";
             ("memory.swap.max", "35\n"),
             ("memory.peak", "36\n"),
             ("memory.swap.peak", "37\n"),
-            ("memory.pressure", "some avg10=0.00 total=38\nfull avg10=0.00 total=39\n"),
+            (
+                "memory.pressure",
+                "some avg10=0.00 total=38\nfull avg10=0.00 total=39\n",
+            ),
         ]);
         let stat = stat(&fixture.directory()).unwrap();
         for number in 1..=37 {
             let field = MemoryStat::descriptor().field_by_number(number).unwrap();
             let value = field.get_singular(&stat);
-            assert!(matches!(value, Some(ReflectValueRef::U64(n)) if n == u64::from(number)), "{}", field.name());
+            assert!(
+                matches!(value, Some(ReflectValueRef::U64(n)) if n == u64::from(number)),
+                "{}",
+                field.name()
+            );
         }
         assert_eq!((stat.psi.some.total, stat.psi.full.total), (38, 39));
     }
 
     #[test]
     fn no_limit_is_the_largest_number() {
-        let fixture = Fixture::of(&[("memory.stat", ""), ("memory.max", "max\n"), ("memory.swap.max", "max\n")]);
+        let fixture = Fixture::of(&[
+            ("memory.stat", ""),
+            ("memory.max", "max\n"),
+            ("memory.swap.max", "max\n"),
+        ]);
         let stat = stat(&fixture.directory()).unwrap();
-        assert_eq!((stat.usage_limit, stat.swap_limit, stat.max_usage), (u64::MAX, u64::MAX, 0));
+        assert_eq!(
+            (stat.usage_limit, stat.swap_limit, stat.max_usage),
+            (u64::MAX, u64::MAX, 0)
+        );
     }
 
     #[test]
@@ -150,7 +165,12 @@ thp_collapse_alloc 31\n";
         let stat = stat(&Fixture::of(&[("memory.stat", text)]).directory()).unwrap();
         assert_eq!((stat.workingset_refault, stat.workingset_activate), (7, 5));
         let back = MemoryStat::parse_from_bytes(&stat.write_to_bytes().unwrap()).unwrap();
-        let mut numbers: Vec<u32> = back.special_fields.unknown_fields().iter().map(|(number, _)| number).collect();
+        let mut numbers: Vec<u32> = back
+            .special_fields
+            .unknown_fields()
+            .iter()
+            .map(|(number, _)| number)
+            .collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [39, 40, 42]);
     }
@@ -160,6 +180,9 @@ thp_collapse_alloc 31\n";
         let text = "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\noom_group_kill 6\nsock_throttled 7\n";
         let events = events(&Fixture::of(&[("memory.events", text)]).directory()).unwrap();
         assert_eq!((events.low, events.high, events.max), (1, 2, 3));
-        assert_eq!((events.oom, events.oom_kill, events.oom_group_kill), (4, 5, 6));
+        assert_eq!(
+            (events.oom, events.oom_kill, events.oom_group_kill),
+            (4, 5, 6)
+        );
     }
 }

@@ -1,13 +1,16 @@
-//! Version 2: one directory with the files of all controllers, see the kernel's admin-guide/cgroup-v2.
+//! Version 2: one directory with the files of all controllers, see the kernel's
+//! admin-guide/cgroup-v2.
 //!
-//! The message has the content of Go's `cgroup2`. Without a controller its files are missing, and so is that part of the
-//! message; cpu.stat and the pressure files are in every cgroup.
+//! The message has the content of Go's `cgroup2`. Without a controller its files are missing, and
+//! so is that part of the message; cpu.stat and the pressure files are in every cgroup.
 
 mod io;
 mod memory;
 mod pressure;
 
-use containerd_shim_protos::cgroups_v2::metrics::{CPUStat, HugeTlbStat, Metrics, PidsStat, RdmaEntry, RdmaStat};
+use containerd_shim_protos::cgroups_v2::metrics::{
+    CPUStat, HugeTlbStat, Metrics, PidsStat, RdmaEntry, RdmaStat,
+};
 
 use super::directory::Directory;
 use super::hugepages;
@@ -29,7 +32,11 @@ pub(super) fn metrics(directory: &Directory) -> Metrics {
 
 fn pids(directory: &Directory) -> Option<PidsStat> {
     let current = directory.number("pids.current")?;
-    Some(PidsStat { current, limit: directory.number("pids.max").unwrap_or(0), ..Default::default() })
+    Some(PidsStat {
+        current,
+        limit: directory.number("pids.max").unwrap_or(0),
+        ..Default::default()
+    })
 }
 
 fn cpu(directory: &Directory) -> Option<CPUStat> {
@@ -54,7 +61,9 @@ fn hugetlb(directory: &Directory) -> Vec<HugeTlbStat> {
         Some(HugeTlbStat {
             current: directory.number(&file("current"))?,
             max: directory.number(&file("max")).unwrap_or(0),
-            failcnt: directory.flat_keyed(&file("events")).map_or(0, |events| events.of("max")),
+            failcnt: directory
+                .flat_keyed(&file("events"))
+                .map_or(0, |events| events.of("max")),
             pagesize,
             ..Default::default()
         })
@@ -70,7 +79,11 @@ fn rdma(directory: &Directory) -> Option<RdmaStat> {
         ..Default::default()
     };
     let entries = |name| directory.rdma(name, entry);
-    Some(RdmaStat { current: entries("rdma.current")?, limit: entries("rdma.max")?, ..Default::default() })
+    Some(RdmaStat {
+        current: entries("rdma.current")?,
+        limit: entries("rdma.max")?,
+        ..Default::default()
+    })
 }
 
 #[cfg(test)]
@@ -83,33 +96,62 @@ mod tests {
     #[test]
     fn a_cgroup_without_controllers_still_has_processor_time() {
         let fixture = Fixture::of(&[
-            ("cpu.stat", "usage_usec 9\nuser_usec 5\nsystem_usec 4\nnice_usec 0\ncore_sched.force_idle_usec 0\n"),
-            ("cpu.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"),
+            (
+                "cpu.stat",
+                "usage_usec 9\nuser_usec 5\nsystem_usec 4\nnice_usec 0\ncore_sched.force_idle_usec 0\n",
+            ),
+            (
+                "cpu.pressure",
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
+            ),
         ]);
         let metrics = metrics(&fixture.directory());
-        assert_eq!((metrics.cpu.usage_usec, metrics.cpu.user_usec, metrics.cpu.system_usec), (9, 5, 4));
-        assert_eq!((metrics.cpu.psi.some.total, metrics.cpu.psi.full.is_some()), (7, false));
-        assert!(metrics.pids.is_none() && metrics.memory.is_none() && metrics.memory_events.is_none());
+        assert_eq!(
+            (
+                metrics.cpu.usage_usec,
+                metrics.cpu.user_usec,
+                metrics.cpu.system_usec
+            ),
+            (9, 5, 4)
+        );
+        assert_eq!(
+            (metrics.cpu.psi.some.total, metrics.cpu.psi.full.is_some()),
+            (7, false)
+        );
+        assert!(
+            metrics.pids.is_none() && metrics.memory.is_none() && metrics.memory_events.is_none()
+        );
         assert!(metrics.io.is_none() && metrics.rdma.is_none() && metrics.hugetlb.is_empty());
     }
 
     #[test]
     fn throttling_and_pids() {
         let fixture = Fixture::of(&[
-            ("cpu.stat", "usage_usec 9\nnr_periods 1\nnr_throttled 2\nthrottled_usec 3\nnr_bursts 4\nburst_usec 5\n"),
+            (
+                "cpu.stat",
+                "usage_usec 9\nnr_periods 1\nnr_throttled 2\nthrottled_usec 3\nnr_bursts 4\nburst_usec 5\n",
+            ),
             ("pids.current", "2\n"),
             ("pids.max", "max\n"),
         ]);
         let metrics = metrics(&fixture.directory());
         let cpu = &metrics.cpu;
-        assert_eq!((cpu.nr_periods, cpu.nr_throttled, cpu.throttled_usec), (1, 2, 3));
-        assert_eq!((cpu.nr_bursts, cpu.burst_usec, cpu.psi.is_some()), (4, 5, false));
+        assert_eq!(
+            (cpu.nr_periods, cpu.nr_throttled, cpu.throttled_usec),
+            (1, 2, 3)
+        );
+        assert_eq!(
+            (cpu.nr_bursts, cpu.burst_usec, cpu.psi.is_some()),
+            (4, 5, false)
+        );
         assert_eq!((metrics.pids.current, metrics.pids.limit), (2, u64::MAX));
     }
 
     #[test]
     fn huge_pages_and_rdma() {
-        let Some(size) = hugepages::sizes().pop() else { return eprintln!("SKIPPED: no huge pages here") };
+        let Some(size) = hugepages::sizes().pop() else {
+            return eprintln!("SKIPPED: no huge pages here");
+        };
         let names = ["current", "max", "events"].map(|name| format!("hugetlb.{size}.{name}"));
         let fixture = Fixture::of(&[
             (&names[0], "2097152\n"),
@@ -119,8 +161,19 @@ mod tests {
             ("rdma.max", "ocrdma1 hca_handle=3 hca_object=max\n"),
         ]);
         let metrics = metrics(&fixture.directory());
-        let [stat] = metrics.hugetlb.as_slice() else { panic!("{:?}", metrics.hugetlb) };
-        assert_eq!((stat.current, stat.max, stat.failcnt, &stat.pagesize), (2_097_152, u64::MAX, 3, &size));
-        assert_eq!((metrics.rdma.current[0].hca_objects, metrics.rdma.limit[0].hca_objects), (23, u32::MAX));
+        let [stat] = metrics.hugetlb.as_slice() else {
+            panic!("{:?}", metrics.hugetlb)
+        };
+        assert_eq!(
+            (stat.current, stat.max, stat.failcnt, &stat.pagesize),
+            (2_097_152, u64::MAX, 3, &size)
+        );
+        assert_eq!(
+            (
+                metrics.rdma.current[0].hca_objects,
+                metrics.rdma.limit[0].hca_objects
+            ),
+            (23, u32::MAX)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Pressure stall information: how long tasks waited for a resource, see the kernel's accounting/psi.
+//! Pressure stall information: how long tasks waited for a resource, see the kernel's
+//! accounting/psi.
 
 use containerd_shim_protos::cgroups_v2::metrics::{PSIData, PSIStats};
 
@@ -9,8 +10,8 @@ pub(super) fn of(directory: &Directory, name: &str) -> Option<PSIStats> {
     parse(&directory.text(name)?)
 }
 
-/// Lines `some …` (at least one task waited) and `full …` (all of them did). Kernels before 5.13 have no `full` for the
-/// processor.
+/// Lines `some …` (at least one task waited) and `full …` (all of them did). Kernels before 5.13
+/// have no `full` for the processor.
 fn parse(text: &str) -> Option<PSIStats> {
     let mut stats = PSIStats::new();
     for line in text.lines() {
@@ -24,7 +25,8 @@ fn parse(text: &str) -> Option<PSIStats> {
     (stats.some.is_some() || stats.full.is_some()).then_some(stats)
 }
 
-/// `avg10=0.12 avg60=0.03 avg300=0.00 total=123456`: percent, and microseconds. A line with an unknown word is skipped.
+/// `avg10=0.12 avg60=0.03 avg300=0.00 total=123456`: percent, and microseconds. A line with an
+/// unknown word is skipped.
 fn data<'a>(words: impl Iterator<Item = &'a str>) -> Option<PSIData> {
     let mut data = PSIData::new();
     for word in words {
@@ -41,7 +43,10 @@ fn data<'a>(words: impl Iterator<Item = &'a str>) -> Option<PSIData> {
 }
 
 fn percent(value: &str) -> Option<f64> {
-    value.parse().ok().filter(|percent: &f64| percent.is_finite())
+    value
+        .parse()
+        .ok()
+        .filter(|percent: &f64| percent.is_finite())
 }
 
 #[cfg(test)]
@@ -54,13 +59,20 @@ mod tests {
     fn both_lines() {
         let text = "some avg10=1.50 avg60=0.25 avg300=0.00 total=42\nfull avg10=0.75 avg60=0.00 avg300=99.99 total=7\n";
         let stats = parse(text).unwrap();
-        assert_eq!((stats.some.avg10, stats.some.avg60, stats.some.total), (1.5, 0.25, 42));
-        assert_eq!((stats.full.avg10, stats.full.avg300, stats.full.total), (0.75, 99.99, 7));
+        assert_eq!(
+            (stats.some.avg10, stats.some.avg60, stats.some.total),
+            (1.5, 0.25, 42)
+        );
+        assert_eq!(
+            (stats.full.avg10, stats.full.avg300, stats.full.total),
+            (0.75, 99.99, 7)
+        );
     }
 
     #[test]
     fn an_odd_line_is_no_line() {
-        let stats = parse("some avg10=nan total=1\nfull avg10=0.00 new=1 total=2\nmost total=3\n").unwrap();
+        let stats =
+            parse("some avg10=nan total=1\nfull avg10=0.00 new=1 total=2\nmost total=3\n").unwrap();
         assert_eq!((stats.some.is_some(), stats.full.total), (false, 2));
         assert!(parse("").is_none() && parse("some total=x\n").is_none());
     }

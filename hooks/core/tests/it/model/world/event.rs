@@ -3,7 +3,8 @@
 /// An event in the history of a volume.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    /// The kubelet writes a payload. It may leave the key out, and its removal of the old one may fail.
+    /// The kubelet writes a payload. It may leave the key out, and its removal of the old one may
+    /// fail.
     Update { with_key: bool, strands_old: bool },
     /// The kubelet is killed after it wrote a payload and before `..data` names it.
     HalfUpdate,
@@ -13,7 +14,8 @@ pub enum Event {
     Remake,
     /// A container removes it.
     Remove,
-    /// The kubelet binds the subpath for a container that is about to start, unless it is bound already.
+    /// The kubelet binds the subpath for a container that is about to start, unless it is bound
+    /// already.
     Bind,
     /// The kubelet removes the subpath's mounts.
     Unbind,
@@ -25,7 +27,8 @@ pub enum Event {
     Die,
     /// The server forgets the handle that the subpath was bound by.
     Forget,
-    /// A guard is killed after it attached the current target and before it detached the stale mount.
+    /// A guard is killed after it attached the current target and before it detached the stale
+    /// mount.
     GuardKilled,
     /// Something about the subpath becomes unreadable, or readable again.
     Veil(Option<Veiled>),

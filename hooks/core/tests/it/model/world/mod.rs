@@ -1,4 +1,5 @@
-//! A volume, its kubelet, its containers and the kernel's mounts, as far as a subpath can notice them.
+//! A volume, its kubelet, its containers and the kernel's mounts, as far as a subpath can notice
+//! them.
 
 mod event;
 mod evidence;
@@ -71,7 +72,10 @@ impl World {
             veiled: None,
             made: 10,
         };
-        world.happen(Event::Update { with_key: true, strands_old: false });
+        world.happen(Event::Update {
+            with_key: true,
+            strands_old: false,
+        });
         world.happen(Event::Replace { other_kind: false });
         world
     }
@@ -79,7 +83,10 @@ impl World {
     pub fn happen(&mut self, event: Event) {
         let is_kubelets = self.is_kubelets();
         match event {
-            Event::Update { with_key, strands_old } if is_kubelets && self.is_there() => {
+            Event::Update {
+                with_key,
+                strands_old,
+            } if is_kubelets && self.is_there() => {
                 let old = self.data.clone();
                 self.data = Some(self.write_payload(with_key));
                 if let Some(old) = old.filter(|_| !strands_old) {
@@ -89,7 +96,11 @@ impl World {
             Event::HalfUpdate if is_kubelets && self.is_there() => drop(self.write_payload(true)),
             Event::Replace { other_kind } if !is_kubelets && self.answers() => {
                 self.remove(&self.sub_path.clone());
-                let file = self.make(if other_kind { opposite(self.kind) } else { self.kind });
+                let file = self.make(if other_kind {
+                    opposite(self.kind)
+                } else {
+                    self.kind
+                });
                 self.files.insert(self.sub_path.clone(), file);
             }
             Event::Remake if is_kubelets && self.truth().is_some() => {
@@ -111,12 +122,21 @@ impl World {
                 self.made += 1;
                 (self.is_mounted, self.device) = (true, self.made);
             }
-            Event::Die if self.storage == Storage::Server && self.is_mounted => drop(self.dead.insert(self.device)),
+            Event::Die if self.storage == Storage::Server && self.is_mounted => {
+                drop(self.dead.insert(self.device))
+            }
             Event::Forget if self.storage == Storage::Server => {
-                self.stack.last_mut().into_iter().for_each(|top| top.is_forgotten = true);
+                self.stack
+                    .last_mut()
+                    .into_iter()
+                    .for_each(|top| top.is_forgotten = true);
             }
             Event::Veil(veiled) => self.veiled = veiled,
-            Event::Update { .. } | Event::HalfUpdate | Event::Replace { .. } | Event::Remake | Event::Remove => {}
+            Event::Update { .. }
+            | Event::HalfUpdate
+            | Event::Replace { .. }
+            | Event::Remake
+            | Event::Remove => {}
             Event::Bind | Event::Unmount | Event::Mount | Event::Die | Event::Forget => {}
             Event::GuardKilled | Event::Create => {}
         }
@@ -124,7 +144,10 @@ impl World {
 
     /// The file that the kubelet would bind today for the pod's `subPath`.
     pub fn truth(&self) -> Option<FileIdentity> {
-        self.files.get(&self.place_of_truth()?).map(|file| seen_on(*file, self.device)).filter(|_| self.is_there())
+        self.files
+            .get(&self.place_of_truth()?)
+            .map(|file| seen_on(*file, self.device))
+            .filter(|_| self.is_there())
     }
 
     /// The file that a container would see at the subpath.
@@ -152,20 +175,34 @@ impl World {
 
     /// True if the topmost mount answers every call with an error.
     pub fn shows_dead_mount(&self) -> bool {
-        self.stack.last().is_some_and(|top| top.is_forgotten || self.is_dead(top.device))
+        self.stack
+            .last()
+            .is_some_and(|top| top.is_forgotten || self.is_dead(top.device))
     }
 
     pub fn is_of_the_host(&self) -> bool {
         self.storage == Storage::Host
     }
 
-    /// open_tree and move_mount: the current target of a sub path, directly below the topmost mount.
+    /// open_tree and move_mount: the current target of a sub path, directly below the topmost
+    /// mount.
     pub fn attach_beneath(&mut self, sub_path: &PathInVolume) {
-        let at = self.place_of(&self.in_volume(sub_path)).expect("a target was seen");
+        let at = self
+            .place_of(&self.in_volume(sub_path))
+            .expect("a target was seen");
         let file = *self.files.get(&at).expect("a target was seen");
-        assert_eq!(self.stack.last().map(|top| top.file.kind), Some(file.kind), "the kernel says ENOTDIR");
+        assert_eq!(
+            self.stack.last().map(|top| top.file.kind),
+            Some(file.kind),
+            "the kernel says ENOTDIR"
+        );
         let root = self.place().join(at);
-        let new = Bound { root, file, is_placeholder: false, ..self.bound_now() };
+        let new = Bound {
+            root,
+            file,
+            is_placeholder: false,
+            ..self.bound_now()
+        };
         self.stack.insert(self.stack.len() - 1, new);
     }
 
@@ -187,14 +224,26 @@ impl World {
             let made = self.make(FileKind::Directory);
             self.files.entry(self.sub_path.clone()).or_insert(made);
         }
-        let at = self.place_of_truth().filter(|at| self.files.contains_key(at)).unwrap_or(self.sub_path.clone());
+        let at = self
+            .place_of_truth()
+            .filter(|at| self.files.contains_key(at))
+            .unwrap_or(self.sub_path.clone());
         let file = self.files[&at];
         let root = self.place().join(at);
-        self.stack.push(Bound { root, file, is_placeholder, ..self.bound_now() });
+        self.stack.push(Bound {
+            root,
+            file,
+            is_placeholder,
+            ..self.bound_now()
+        });
     }
 
     fn bound_now(&self) -> Bound {
-        let file = FileIdentity { device: 0, inode: 0, kind: self.kind };
+        let file = FileIdentity {
+            device: 0,
+            inode: 0,
+            kind: self.kind,
+        };
         Bound {
             device: self.device,
             root: PathBuf::new(),
@@ -211,23 +260,35 @@ impl World {
         let timestamp = TimestampDirectory::from_name(name.as_ref()).expect("it is AtomicWriter's");
         if with_key {
             let file = self.make(self.kind);
-            self.files.insert(Path::new(&name).join(&self.sub_path), file);
+            self.files
+                .insert(Path::new(&name).join(&self.sub_path), file);
         }
         timestamp
     }
 
     fn remove(&mut self, path: &Path) {
-        let gone: Vec<FileIdentity> =
-            self.files.iter().filter(|(at, _)| at.starts_with(path)).map(|(_, file)| *file).collect();
+        let gone: Vec<FileIdentity> = self
+            .files
+            .iter()
+            .filter(|(at, _)| at.starts_with(path))
+            .map(|(_, file)| *file)
+            .collect();
         self.files.retain(|at, _| !at.starts_with(path));
         // The kernel of this node does not notice a removal on the server.
         let is_noticed = self.storage != Storage::Server;
-        self.stack.iter_mut().filter(|bound| gone.contains(&bound.file)).for_each(|bound| bound.deleted = is_noticed);
+        self.stack
+            .iter_mut()
+            .filter(|bound| gone.contains(&bound.file))
+            .for_each(|bound| bound.deleted = is_noticed);
     }
 
     fn make(&mut self, kind: FileKind) -> FileIdentity {
         self.made += 1;
-        FileIdentity { device: 0, inode: u64::from(self.made), kind }
+        FileIdentity {
+            device: 0,
+            inode: u64::from(self.made),
+            kind,
+        }
     }
 
     fn place_of_truth(&self) -> Option<PathBuf> {
@@ -254,13 +315,22 @@ impl World {
     /// A sub path of the host's disk leads through the folder that is the volume.
     fn in_volume(&self, sub_path: &PathInVolume) -> PathBuf {
         match self.storage {
-            Storage::Host => sub_path.path.strip_prefix(ON_THE_HOST).expect("it was bound from there").to_owned(),
-            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => sub_path.path.clone(),
+            Storage::Host => sub_path
+                .path
+                .strip_prefix(ON_THE_HOST)
+                .expect("it was bound from there")
+                .to_owned(),
+            Storage::Node | Storage::Memory | Storage::Disk | Storage::Server => {
+                sub_path.path.clone()
+            }
         }
     }
 
     fn has_own_mount(&self) -> bool {
-        matches!(self.storage, Storage::Memory | Storage::Disk | Storage::Server)
+        matches!(
+            self.storage,
+            Storage::Memory | Storage::Disk | Storage::Server
+        )
     }
 
     fn is_dead(&self, device: u32) -> bool {

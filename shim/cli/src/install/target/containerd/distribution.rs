@@ -1,4 +1,5 @@
-//! The Kubernetes distribution of a node: who writes containerd's files there, and what that means for an installation.
+//! The Kubernetes distribution of a node: who writes containerd's files there, and what that means
+//! for an installation.
 //!
 //! docs/distributions.md is the operator's table of this.
 
@@ -45,7 +46,11 @@ impl Distribution {
             "talos" => Self::Talos,
             "bottlerocket" => Self::Bottlerocket,
             "flatcar" if text.starts_with("/usr/share/") => Self::Flatcar,
-            "amzn" if release.version == "2023" && root.join("etc/eks").symlink_metadata().is_ok() => Self::EksAl2023,
+            "amzn"
+                if release.version == "2023" && root.join("etc/eks").symlink_metadata().is_ok() =>
+            {
+                Self::EksAl2023
+            }
             "cos" => Self::GkeCos,
             _ => Self::Plain,
         }
@@ -74,19 +79,27 @@ impl Distribution {
             Self::Rke2 => &["rke2-agent", "rke2-server"],
             Self::Microk8s => &["snap.microk8s.daemon-containerd"],
             Self::K0s => &["k0sworker", "k0scontroller"],
-            Self::Plain | Self::Talos | Self::Bottlerocket | Self::Flatcar | Self::EksAl2023 | Self::GkeCos => {
-                &["containerd"]
-            }
+            Self::Plain
+            | Self::Talos
+            | Self::Bottlerocket
+            | Self::Flatcar
+            | Self::EksAl2023
+            | Self::GkeCos => &["containerd"],
         }
     }
 
-    /// Why an edit of its files would not last, and what to do instead. `None` if `install` can do it.
+    /// Why an edit of its files would not last, and what to do instead. `None` if `install` can do
+    /// it.
     pub fn instruction(self) -> Option<Instruction> {
         let (why, advice) = match self {
-            Self::Talos => ("it has a read-only root and configures containerd from its machine config", TALOS),
-            Self::Bottlerocket => {
-                ("it has a read-only root, and mounts /etc/containerd noexec from memory", BOTTLEROCKET)
-            }
+            Self::Talos => (
+                "it has a read-only root and configures containerd from its machine config",
+                TALOS,
+            ),
+            Self::Bottlerocket => (
+                "it has a read-only root, and mounts /etc/containerd noexec from memory",
+                BOTTLEROCKET,
+            ),
             Self::Flatcar => ("its containerd reads a file on the read-only /usr", FLATCAR),
             Self::GkeCos => ("GKE creates the node's files and recreates its nodes", COS),
             // the instruction depends on the file that nodeadm wrote: `node_config`
@@ -94,17 +107,28 @@ impl Distribution {
             Self::Plain | Self::K3s | Self::Rke2 | Self::Microk8s | Self::K0s => return None,
         };
         let fill = |text: &str| text.replace("RUNTIME", RUNTIME).replace("SHIM", SHIM);
-        Some(Instruction { why, advice: fill(advice) })
+        Some(Instruction {
+            why,
+            advice: fill(advice),
+        })
     }
 }
 
-/// The instruction for EKS, whose nodeadm merges a fragment of the user data into containerd's file. The fragment has the
-/// plugin's name of that file's version, and every option of the runtime that nodeadm chose for the node.
+/// The instruction for EKS, whose nodeadm merges a fragment of the user data into containerd's
+/// file. The fragment has the plugin's name of that file's version, and every option of the runtime
+/// that nodeadm chose for the node.
 pub fn node_config(fragment: &str, prefix: &Path, file: &Path) -> Instruction {
-    let lines =
-        fragment.trim().lines().map(|line| if line.is_empty() { String::new() } else { format!("      {line}") });
+    let lines = fragment.trim().lines().map(|line| {
+        if line.is_empty() {
+            String::new()
+        } else {
+            format!("      {line}")
+        }
+    });
     let lines: Vec<String> = lines.collect();
-    let advice = EKS.replace("PREFIX", &prefix.display().to_string()).replace("FILE", &file.display().to_string());
+    let advice = EKS
+        .replace("PREFIX", &prefix.display().to_string())
+        .replace("FILE", &file.display().to_string());
     Instruction {
         why: "nodeadm writes containerd's file at each boot",
         advice: advice.replace("FRAGMENT", &lines.join("\n")),
@@ -172,12 +196,21 @@ struct OsRelease {
 impl OsRelease {
     fn read(root: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(root.join(path)).ok();
-        let text = read("etc/os-release").or_else(|| read("usr/lib/os-release")).unwrap_or_default();
+        let text = read("etc/os-release")
+            .or_else(|| read("usr/lib/os-release"))
+            .unwrap_or_default();
         let value = |key: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-            line.unwrap_or_default().trim_matches(['"', '\'']).to_owned()
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+            line.unwrap_or_default()
+                .trim_matches(['"', '\''])
+                .to_owned()
         };
-        Self { id: value("ID"), version: value("VERSION_ID") }
+        Self {
+            id: value("ID"),
+            version: value("VERSION_ID"),
+        }
     }
 }
 
@@ -199,16 +232,40 @@ mod tests {
         let usual = "/etc/containerd/config.toml";
         for (release, config, expected) in [
             ("ID=debian\n", usual, Distribution::Plain),
-            ("ID=ubuntu\n", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml", Distribution::K3s),
-            ("ID=ubuntu\n", "/data/rke2/agent/etc/containerd/config.toml", Distribution::Rke2),
-            ("ID=ubuntu\n", "/var/snap/microk8s/6641/args/containerd.toml", Distribution::Microk8s),
+            (
+                "ID=ubuntu\n",
+                "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+                Distribution::K3s,
+            ),
+            (
+                "ID=ubuntu\n",
+                "/data/rke2/agent/etc/containerd/config.toml",
+                Distribution::Rke2,
+            ),
+            (
+                "ID=ubuntu\n",
+                "/var/snap/microk8s/6641/args/containerd.toml",
+                Distribution::Microk8s,
+            ),
             ("ID=debian\n", "/etc/k0s/containerd.toml", Distribution::K0s),
             ("NAME=\"Talos\"\nID=talos\n", usual, Distribution::Talos),
             ("ID=bottlerocket\n", usual, Distribution::Bottlerocket),
-            ("ID=flatcar\n", "/usr/share/containerd/config.toml", Distribution::Flatcar),
+            (
+                "ID=flatcar\n",
+                "/usr/share/containerd/config.toml",
+                Distribution::Flatcar,
+            ),
             ("ID=flatcar\n", usual, Distribution::Plain),
-            ("ID=\"amzn\"\nVERSION_ID=\"2023\"\n", usual, Distribution::EksAl2023),
-            ("ID=\"amzn\"\nVERSION_ID=\"2\"\n", usual, Distribution::Plain),
+            (
+                "ID=\"amzn\"\nVERSION_ID=\"2023\"\n",
+                usual,
+                Distribution::EksAl2023,
+            ),
+            (
+                "ID=\"amzn\"\nVERSION_ID=\"2\"\n",
+                usual,
+                Distribution::Plain,
+            ),
             ("ID=cos\n", usual, Distribution::GkeCos),
         ] {
             assert_eq!(with(release, config), expected, "{release} with {config}");
@@ -219,8 +276,14 @@ mod tests {
     fn every_fragment_names_the_runtime_and_the_shim() {
         for distribution in [Distribution::Talos, Distribution::Bottlerocket] {
             let advice = distribution.instruction().unwrap().advice;
-            assert!(advice.contains("containerd.runtimes.bindguard]"), "{advice}");
-            assert!(advice.contains("/containerd-shim-bindguard-v2\""), "{advice}");
+            assert!(
+                advice.contains("containerd.runtimes.bindguard]"),
+                "{advice}"
+            );
+            assert!(
+                advice.contains("/containerd-shim-bindguard-v2\""),
+                "{advice}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The edits that could give containerd the handler, and their trial: containerd's own `config dump` decides.
+//! The edits that could give containerd the handler, and their trial: containerd's own `config
+//! dump` decides.
 //!
 //! | file | when |
 //! |---|---|
@@ -42,16 +43,20 @@ pub struct Trial<'a> {
 impl Trial<'_> {
     /// True if the files have this effect as they are.
     pub fn is_done(&self, now: &Effective) -> bool {
-        now.runtime(RUNTIME).as_ref() == Some(&self.meant.handler) && self.before.surprises(now, self.meant).is_empty()
+        now.runtime(RUNTIME).as_ref() == Some(&self.meant.handler)
+            && self.before.surprises(now, self.meant).is_empty()
     }
 
-    /// A drop-in in a folder that the main file imports. `None` if this containerd would not merge it.
+    /// A drop-in in a folder that the main file imports. `None` if this containerd would not merge
+    /// it.
     pub fn drop_in(&self) -> Result<Option<Edited>> {
         for folder in self.main.drop_in_folders()? {
             let path = folder.join(DROP_IN);
             let text = self.drop_in_text(&path)?;
             let copy = self.containerd.trial_file(&text)?;
-            let after = self.main.effective_with_import(self.containerd, &path, copy)?;
+            let after = self
+                .main
+                .effective_with_import(self.containerd, &path, copy)?;
             if after.runtime(RUNTIME).as_ref() == Some(&self.meant.handler)
                 && self.before.surprises(&after, self.meant).is_empty()
             {
@@ -63,8 +68,12 @@ impl Trial<'_> {
 
     /// The drop-in's text: the present one with the handler, or a new one.
     pub fn drop_in_text(&self, path: &Path) -> Result<String> {
-        let text = self.former.of(path)?.unwrap_or_else(|| format!("{HEADING}version = {}\n", self.main.version));
-        self.with_handler(&text, &self.main.place).with_context(|| format!("edit {}", path.display()))
+        let text = self
+            .former
+            .of(path)?
+            .unwrap_or_else(|| format!("{HEADING}version = {}\n", self.main.version));
+        self.with_handler(&text, &self.main.place)
+            .with_context(|| format!("edit {}", path.display()))
     }
 
     /// The main file.
@@ -77,13 +86,23 @@ impl Trial<'_> {
     /// An import that has the CRI plugin's section.
     pub fn import(&self) -> Result<Option<Edited>> {
         for import in self.main.imports.iter().map(|import| &import.path) {
-            let Some(text) = self.former.of(import)? else { continue };
+            let Some(text) = self.former.of(import)? else {
+                continue;
+            };
             let document = parse(&text).with_context(|| format!("parse {}", import.display()))?;
-            if document.get("plugins").and_then(|plugins| plugins.get(self.main.plugin)).is_none() {
+            if document
+                .get("plugins")
+                .and_then(|plugins| plugins.get(self.main.plugin))
+                .is_none()
+            {
                 continue;
             }
             let effective = |text: &str| {
-                self.main.effective_with_import(self.containerd, import, self.containerd.trial_file(text)?)
+                self.main.effective_with_import(
+                    self.containerd,
+                    import,
+                    self.containerd.trial_file(text)?,
+                )
             };
             if let Some(text) = self.until_right(&text, import, effective)? {
                 return Ok(Some((import.clone(), text)));
@@ -106,14 +125,19 @@ impl Trial<'_> {
         if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
             edited = place.with_runtime(&edited, RUNTIME, &as_item(&self.meant.handler))?;
         }
-        if let Some(default) = self.meant.default.as_ref().filter(|default| *default != self.before.default()) {
+        if let Some(default) = self
+            .meant
+            .default
+            .as_ref()
+            .filter(|default| *default != self.before.default())
+        {
             edited = place.with_default(&edited, default)?;
         }
         Ok(edited)
     }
 
-    /// The text with the handler, and with the runtimes that would be lost by naming it. `None` if containerd does not take its
-    /// runtimes from this file.
+    /// The text with the handler, and with the runtimes that would be lost by naming it. `None` if
+    /// containerd does not take its runtimes from this file.
     fn until_right(
         &self,
         text: &str,
@@ -129,7 +153,9 @@ impl Trial<'_> {
         }
         let lost: Vec<_> = self.before.lost_in(&after).collect();
         for (name, table) in lost {
-            edited = place.with_runtime(&edited, name, &as_item(&table)).with_context(doing)?;
+            edited = place
+                .with_runtime(&edited, name, &as_item(&table))
+                .with_context(doing)?;
             after = effective(&edited)?;
         }
         let surprises = self.before.surprises(&after, self.meant);

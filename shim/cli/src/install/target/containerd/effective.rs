@@ -1,9 +1,10 @@
 //! containerd's effective configuration, from `containerd config dump`, before and after an edit.
 //!
-//! A file alone does not show the effective configuration. containerd 1.6 and 1.7 use a file's `runtimes` *instead of* their
-//! built-in ones: a file that never named `runc` loses it by naming another runtime. Their imports replace whole sections. The
-//! imports of 2.x merge or are ignored, depending on the version. So an edit is accepted only if the dump after it equals the
-//! dump before it plus the intended change.
+//! A file alone does not show the effective configuration. containerd 1.6 and 1.7 use a file's
+//! `runtimes` *instead of* their built-in ones: a file that never named `runc` loses it by naming
+//! another runtime. Their imports replace whole sections. The imports of 2.x merge or are ignored,
+//! depending on the version. So an edit is accepted only if the dump after it equals the dump
+//! before it plus the intended change.
 
 use bindguard_core::program_names::RUNTIME;
 use toml::{Table, Value};
@@ -46,22 +47,43 @@ impl Effective {
     /// # Errors
     /// If the dump is not TOML or has no CRI plugin.
     pub fn from_dump(dump: &str) -> Result<Self, NotRead> {
-        let mut rest: Table = toml::from_str(dump).map_err(|error| NotRead::NotToml(error.message().to_owned()))?;
+        let mut rest: Table =
+            toml::from_str(dump).map_err(|error| NotRead::NotToml(error.message().to_owned()))?;
         // 1.6 and 1.7 list the files that they read, in a changing order; 2.x lists the patterns
         rest.remove("imports");
-        let plugins = rest.get_mut("plugins").and_then(Value::as_table_mut).ok_or(NotRead::NoPlugin)?;
-        let mut ours = PLUGINS.iter().filter_map(|id| plugins.get(*id)?.get("containerd").map(|_| *id));
+        let plugins = rest
+            .get_mut("plugins")
+            .and_then(Value::as_table_mut)
+            .ok_or(NotRead::NoPlugin)?;
+        let mut ours = PLUGINS
+            .iter()
+            .filter_map(|id| plugins.get(*id)?.get("containerd").map(|_| *id));
         let id = ours.next().ok_or(NotRead::NoPlugin)?;
-        let cri = plugins.get_mut(id).and_then(|plugin| plugin.get_mut("containerd")).and_then(Value::as_table_mut);
+        let cri = plugins
+            .get_mut(id)
+            .and_then(|plugin| plugin.get_mut("containerd"))
+            .and_then(Value::as_table_mut);
         let cri = cri.ok_or(NotRead::NoPlugin)?;
-        let runtimes = cri.remove("runtimes").and_then(|table| table.as_table().cloned()).unwrap_or_default();
-        let default = cri.remove("default_runtime_name").and_then(|name| name.as_str().map(str::to_owned));
-        Ok(Self { runtimes, default: default.unwrap_or_default(), rest })
+        let runtimes = cri
+            .remove("runtimes")
+            .and_then(|table| table.as_table().cloned())
+            .unwrap_or_default();
+        let default = cri
+            .remove("default_runtime_name")
+            .and_then(|name| name.as_str().map(str::to_owned));
+        Ok(Self {
+            runtimes,
+            default: default.unwrap_or_default(),
+            rest,
+        })
     }
 
     /// A runtime's table, without the keys that equal an absent key.
     pub fn runtime(&self, name: &str) -> Option<Table> {
-        self.runtimes.get(name).and_then(Value::as_table).map(telling)
+        self.runtimes
+            .get(name)
+            .and_then(Value::as_table)
+            .map(telling)
     }
 
     /// The runtime of pods that name none.
@@ -76,20 +98,32 @@ impl Effective {
 
     /// The runtimes that are in `self` and not in `after`.
     pub fn lost_in<'s>(&'s self, after: &Self) -> impl Iterator<Item = (&'s str, Table)> {
-        let lost: Vec<&String> = self.runtimes.keys().filter(|name| !after.runtimes.contains_key(*name)).collect();
-        lost.into_iter().filter_map(|name| Some((name.as_str(), self.runtime(name)?)))
+        let lost: Vec<&String> = self
+            .runtimes
+            .keys()
+            .filter(|name| !after.runtimes.contains_key(*name))
+            .collect();
+        lost.into_iter()
+            .filter_map(|name| Some((name.as_str(), self.runtime(name)?)))
     }
 
     /// The dotted names of all keys that differ in `after` and are not `meant`.
     pub fn surprises(&self, after: &Self, meant: &Meant) -> Vec<String> {
         let mut wanted = self.clone();
-        wanted.runtimes.insert(RUNTIME.to_owned(), Value::Table(meant.handler.clone()));
+        wanted
+            .runtimes
+            .insert(RUNTIME.to_owned(), Value::Table(meant.handler.clone()));
         if let Some(default) = &meant.default {
             wanted.default.clone_from(default);
         }
         let mut found = Vec::new();
         compare("", &wanted.rest, &after.rest, &mut found);
-        compare("runtimes", &telling(&wanted.runtimes), &telling(&after.runtimes), &mut found);
+        compare(
+            "runtimes",
+            &telling(&wanted.runtimes),
+            &telling(&after.runtimes),
+            &mut found,
+        );
         if wanted.default != after.default {
             found.push("default_runtime_name".to_owned());
         }
@@ -97,27 +131,42 @@ impl Effective {
     }
 }
 
-/// A runtime's table without the keys that equal an absent key: Go's zero values, and the sandboxer's default.
+/// A runtime's table without the keys that equal an absent key: Go's zero values, and the
+/// sandboxer's default.
 fn telling(table: &Table) -> Table {
     let says_something = |key: &String, value: &Value| match value {
-        Value::String(text) => !(text.is_empty() || key.starts_with("sandbox") && text == "podsandbox"),
+        Value::String(text) => {
+            !(text.is_empty() || key.starts_with("sandbox") && text == "podsandbox")
+        }
         Value::Integer(number) => *number != 0,
         Value::Boolean(yes) => *yes,
         Value::Array(array) => !array.is_empty(),
         Value::Table(table) => !table.is_empty(),
         Value::Float(_) | Value::Datetime(_) => true,
     };
-    let inner = |value: &Value| value.as_table().map_or_else(|| value.clone(), |table| Value::Table(telling(table)));
+    let inner = |value: &Value| {
+        value
+            .as_table()
+            .map_or_else(|| value.clone(), |table| Value::Table(telling(table)))
+    };
     let members = table.iter().map(|(key, value)| (key.clone(), inner(value)));
-    members.filter(|(key, value)| says_something(key, value) || value.is_table() && key != "options").collect()
+    members
+        .filter(|(key, value)| says_something(key, value) || value.is_table() && key != "options")
+        .collect()
 }
 
 fn compare(at: &str, before: &Table, after: &Table, found: &mut Vec<String>) {
     let keys: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     for key in keys {
-        let name = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        let name = if at.is_empty() {
+            key.clone()
+        } else {
+            format!("{at}.{key}")
+        };
         match (before.get(key), after.get(key)) {
-            (Some(Value::Table(before)), Some(Value::Table(after))) => compare(&name, before, after, found),
+            (Some(Value::Table(before)), Some(Value::Table(after))) => {
+                compare(&name, before, after, found)
+            }
             (before, after) if before == after => {}
             _ => found.push(name),
         }
@@ -131,49 +180,92 @@ mod tests {
     const DUMP: &str = "imports = [\"b\", \"a\"]\n[plugins.'io.containerd.grpc.v1.cri']\nsandbox_image = 'p'\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n\
         default_runtime_name = 'runc'\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\nruntime_type = 'runc.v2'\nruntime_path = ''\n\
         sandbox_mode = 'podsandbox'\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc.options]\nBinaryName = ''\nSystemdCgroup = true\n";
-    const ADDED: &str =
-        "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.bindguard]\nruntime_type = 'x'\nsnapshotter = ''\n";
+    const ADDED: &str = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.bindguard]\nruntime_type = 'x'\nsnapshotter = ''\n";
 
     fn effective(dump: &str) -> Effective {
         Effective::from_dump(dump).unwrap()
     }
 
     fn meant(default: Option<&str>) -> Meant {
-        Meant { handler: toml::from_str("runtime_type = 'x'").unwrap(), default: default.map(str::to_owned) }
+        Meant {
+            handler: toml::from_str("runtime_type = 'x'").unwrap(),
+            default: default.map(str::to_owned),
+        }
     }
 
     #[test]
     fn a_runtime_says_only_what_is_set() {
         let runc = effective(DUMP).runtime("runc").unwrap();
-        assert_eq!(runc, toml::from_str("runtime_type = 'runc.v2'\noptions.SystemdCgroup = true").unwrap());
+        assert_eq!(
+            runc,
+            toml::from_str("runtime_type = 'runc.v2'\noptions.SystemdCgroup = true").unwrap()
+        );
     }
 
     #[test]
     fn only_what_was_meant_is_no_surprise() {
         let before = effective(DUMP);
         let with = |from: &str, to: &str| effective(&format!("{}{ADDED}", DUMP.replace(from, to)));
-        assert_eq!(before.surprises(&with("[\"b\", \"a\"]", "[\"a\", \"b\"]"), &meant(None)), Vec::<String>::new());
-        assert_eq!(before.surprises(&with("= 'runc'", "= 'bindguard'"), &meant(Some(RUNTIME))), Vec::<String>::new());
+        assert_eq!(
+            before.surprises(&with("[\"b\", \"a\"]", "[\"a\", \"b\"]"), &meant(None)),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            before.surprises(&with("= 'runc'", "= 'bindguard'"), &meant(Some(RUNTIME))),
+            Vec::<String>::new()
+        );
         for (from, to, name) in [
             ("= 'runc'", "= 'bindguard'", "default_runtime_name"),
-            ("'p'", "'q'", "plugins.io.containerd.grpc.v1.cri.sandbox_image"),
-            ("SystemdCgroup = true", "SystemdCgroup = false", "runtimes.runc.options"),
+            (
+                "'p'",
+                "'q'",
+                "plugins.io.containerd.grpc.v1.cri.sandbox_image",
+            ),
+            (
+                "SystemdCgroup = true",
+                "SystemdCgroup = false",
+                "runtimes.runc.options",
+            ),
             ("runtimes.runc", "runtimes.other", "runtimes.other"),
         ] {
             let surprises = before.surprises(&with(from, to), &meant(None));
-            assert!(surprises.iter().any(|found| found.starts_with(name)), "{name}: {surprises:?}");
+            assert!(
+                surprises.iter().any(|found| found.starts_with(name)),
+                "{name}: {surprises:?}"
+            );
         }
-        assert_eq!(before.surprises(&before, &meant(None)), ["runtimes.bindguard"]);
+        assert_eq!(
+            before.surprises(&before, &meant(None)),
+            ["runtimes.bindguard"]
+        );
         let lost = effective(&format!(
             "{}{ADDED}",
-            DUMP.split("[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes").next().unwrap()
+            DUMP.split("[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes")
+                .next()
+                .unwrap()
         ));
-        assert_eq!(before.lost_in(&lost).map(|(name, _)| name).collect::<Vec<_>>(), ["runc"]);
+        assert_eq!(
+            before
+                .lost_in(&lost)
+                .map(|(name, _)| name)
+                .collect::<Vec<_>>(),
+            ["runc"]
+        );
     }
 
     #[test]
     fn a_dump_without_the_cri_plugin_is_told() {
-        assert!(Effective::from_dump("[plugins]\n").unwrap_err().to_string().contains("CRI"));
-        assert!(Effective::from_dump("{{").unwrap_err().to_string().contains("not TOML"));
+        assert!(
+            Effective::from_dump("[plugins]\n")
+                .unwrap_err()
+                .to_string()
+                .contains("CRI")
+        );
+        assert!(
+            Effective::from_dump("{{")
+                .unwrap_err()
+                .to_string()
+                .contains("not TOML")
+        );
     }
 }

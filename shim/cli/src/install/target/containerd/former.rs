@@ -18,15 +18,20 @@ impl FormerTexts<'_> {
     /// The text of a file without bindguard in it; `None` if there is no file, or install made it.
     pub fn of(&self, path: &Path) -> Result<Option<String>> {
         let path = change::resolved(path);
-        let Some(present) = change::read(&path)? else { return Ok(None) };
+        let Some(present) = change::read(&path)? else {
+            return Ok(None);
+        };
         let doing = || format!("read {}", path.display());
         let entry = self.0.entry(&path);
         let original = entry.map(|entry| entry.original()).transpose()?.flatten();
         let original = original.as_ref().and_then(Content::bytes);
         if entry.is_some_and(|entry| entry.is_as_written(&Content::File(present.clone()))) {
-            return original.map(|bytes| String::from_utf8(bytes.to_vec()).with_context(doing)).transpose();
+            return original
+                .map(|bytes| String::from_utf8(bytes.to_vec()).with_context(doing))
+                .transpose();
         }
-        let original = String::from_utf8(original.unwrap_or_default().to_vec()).with_context(doing)?;
+        let original =
+            String::from_utf8(original.unwrap_or_default().to_vec()).with_context(doing)?;
         let present = String::from_utf8(present).with_context(doing)?;
         // a template is no TOML, and has no lines of bindguard's outside of its block
         Ok(Some(cleaned(&present, &original).unwrap_or(present)))

@@ -1,4 +1,5 @@
-//! The handler's table, made from the table of the runtime that it guards. There are three kinds of handlers.
+//! The handler's table, made from the table of the runtime that it guards. There are three kinds of
+//! handlers.
 //!
 //! | kind | `runtime_type` | supervisor | on |
 //! |---|---|---|---|
@@ -33,7 +34,8 @@ pub enum HandlerKind {
 pub struct Handler {
     /// Its table.
     pub table: Table,
-    /// The OCI runtime that bindguard's own config must name, because a handler of this kind does not pass it on.
+    /// The OCI runtime that bindguard's own config must name, because a handler of this kind does
+    /// not pass it on.
     pub needs_runtime: Option<PathBuf>,
     /// Options of the runtime that a handler of this kind loses.
     pub lost: Vec<String>,
@@ -50,8 +52,9 @@ pub fn is_guarded(base: &Table) -> bool {
 pub struct NotGuarded(String);
 
 impl HandlerKind {
-    /// The kind that supports most on this containerd, or the wrapper on request. A default runtime also creates containers of
-    /// pods older than it. For those, 1.6 would take the options of `base` from their own shim.
+    /// The kind that supports most on this containerd, or the wrapper on request. A default runtime
+    /// also creates containers of pods older than it. For those, 1.6 would take the options of
+    /// `base` from their own shim.
     pub fn on(version: Version, wrapper: bool, default: bool, base: &Table) -> Self {
         let loses = version < (1, 7) && default && base.get("options").is_some();
         match version {
@@ -67,13 +70,30 @@ impl HandlerKind {
     /// If the runtime is not of runc's kind.
     pub fn handler(self, base: &Table, prefix: &Path) -> Result<Handler, NotGuarded> {
         if !is_guarded(base) {
-            let kind = base.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
+            let kind = base
+                .get("runtime_type")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
             return Err(NotGuarded(kind.to_owned()));
         }
-        let mut table: Table = base.iter().filter(|(key, _)| !key.starts_with("runtime_")).map(owned).collect();
-        let mut options = table.remove("options").and_then(|options| options.as_table().cloned()).unwrap_or_default();
-        let runtime = options.get("BinaryName").and_then(Value::as_str).map(PathBuf::from);
-        let mut handler = Handler { table: Table::new(), needs_runtime: None, lost: Vec::new() };
+        let mut table: Table = base
+            .iter()
+            .filter(|(key, _)| !key.starts_with("runtime_"))
+            .map(owned)
+            .collect();
+        let mut options = table
+            .remove("options")
+            .and_then(|options| options.as_table().cloned())
+            .unwrap_or_default();
+        let runtime = options
+            .get("BinaryName")
+            .and_then(Value::as_str)
+            .map(PathBuf::from);
+        let mut handler = Handler {
+            table: Table::new(),
+            needs_runtime: None,
+            lost: Vec::new(),
+        };
         let mut kind = RUNC.to_owned();
         match self {
             Self::Shim => {
@@ -157,7 +177,9 @@ mod tests {
     }
 
     fn handler(version: Version, wrapper: bool, prefix: &str) -> Handler {
-        HandlerKind::on(version, wrapper, false, &base()).handler(&base(), Path::new(prefix)).unwrap()
+        HandlerKind::on(version, wrapper, false, &base())
+            .handler(&base(), Path::new(prefix))
+            .unwrap()
     }
 
     #[test]
@@ -174,31 +196,61 @@ mod tests {
     #[test]
     fn containerd_1_6_finds_the_shim_by_name_and_lost_options_are_reported() {
         let made = handler((1, 6), false, "/usr/local/bin");
-        assert_eq!(made.table.get("runtime_type").unwrap().as_str(), Some(SHIM_RUNTIME_TYPE));
+        assert_eq!(
+            made.table.get("runtime_type").unwrap().as_str(),
+            Some(SHIM_RUNTIME_TYPE)
+        );
         assert!(!made.table.contains_key("options") && !made.table.contains_key("runtime_path"));
-        assert_eq!((made.needs_runtime, made.lost), (Some("/usr/bin/crun".into()), vec!["Root".to_owned()]));
+        assert_eq!(
+            (made.needs_runtime, made.lost),
+            (Some("/usr/bin/crun".into()), vec!["Root".to_owned()])
+        );
         let elsewhere = handler((1, 6), false, "/opt/b");
-        assert_eq!(elsewhere.table.get("runtime_type").unwrap().as_str(), Some("/opt/b/containerd-shim-bindguard-v2"));
+        assert_eq!(
+            elsewhere.table.get("runtime_type").unwrap().as_str(),
+            Some("/opt/b/containerd-shim-bindguard-v2")
+        );
     }
 
     #[test]
     fn the_wrapper_stands_before_the_runtime_that_was_named() {
         let handler = handler((1, 6), true, "/usr/bin");
-        assert_eq!(handler.table["options"]["BinaryName"].as_str(), Some("/usr/bin/bindguard-runtime"));
-        assert_eq!((handler.needs_runtime, handler.lost.len()), (Some("/usr/bin/crun".into()), 0));
+        assert_eq!(
+            handler.table["options"]["BinaryName"].as_str(),
+            Some("/usr/bin/bindguard-runtime")
+        );
+        assert_eq!(
+            (handler.needs_runtime, handler.lost.len()),
+            (Some("/usr/bin/crun".into()), 0)
+        );
     }
 
     #[test]
     fn pods_that_are_older_than_the_default_keep_their_options() {
         let (plain, base) = (Table::new(), base());
-        assert_eq!(HandlerKind::on((1, 6), false, true, &base), HandlerKind::Wrapper);
-        assert_eq!(HandlerKind::on((1, 6), false, true, &plain), HandlerKind::NamedShim);
-        assert_eq!(HandlerKind::on((1, 7), false, true, &base), HandlerKind::Shim);
+        assert_eq!(
+            HandlerKind::on((1, 6), false, true, &base),
+            HandlerKind::Wrapper
+        );
+        assert_eq!(
+            HandlerKind::on((1, 6), false, true, &plain),
+            HandlerKind::NamedShim
+        );
+        assert_eq!(
+            HandlerKind::on((1, 7), false, true, &base),
+            HandlerKind::Shim
+        );
     }
 
     #[test]
     fn another_kind_of_runtime_is_refused() {
         let kata: Table = toml::from_str("runtime_type = 'io.containerd.kata.v2'").unwrap();
-        assert!(HandlerKind::Shim.handler(&kata, Path::new("/b")).unwrap_err().to_string().contains("kata"));
+        assert!(
+            HandlerKind::Shim
+                .handler(&kata, Path::new("/b"))
+                .unwrap_err()
+                .to_string()
+                .contains("kata")
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The containerd of a node: the file that it reads, its program, and the command that restarts it.
 //!
-//! A running containerd's arguments decide, then its unit, then the files that distributions write. The default path comes last:
-//! an edit of a file that containerd does not read would report success and change nothing.
+//! A running containerd's arguments decide, then its unit, then the files that distributions write.
+//! The default path comes last: an edit of a file that containerd does not read would report
+//! success and change nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -45,7 +46,10 @@ impl Layout {
         let running = containerds();
         let reads = |daemon: &Daemon| daemon.config().unwrap_or_else(|| DEFAULT.into());
         let daemon = match (named, running.as_slice()) {
-            (Some(named), _) => running.iter().find(|daemon| reads(daemon) == named).or(running.first()),
+            (Some(named), _) => running
+                .iter()
+                .find(|daemon| reads(daemon) == named)
+                .or(running.first()),
             (None, [] | [_]) => running.first(),
             (None, [first, second, ..]) => bail!(
                 "choose a containerd: process {} reads {} and process {} reads {}; name one of the files with --containerd-config",
@@ -56,11 +60,16 @@ impl Layout {
             ),
         };
         let of_daemon = daemon.map(reads);
-        let config = named.map(Path::to_owned).or(of_daemon.clone()).unwrap_or_else(|| config_of_files(root));
+        let config = named
+            .map(Path::to_owned)
+            .or(of_daemon.clone())
+            .unwrap_or_else(|| config_of_files(root));
         let distribution = Distribution::of(root, &config);
         Ok(Self {
             distribution,
-            program: daemon.and_then(Daemon::program).filter(|program| program.symlink_metadata().is_ok()),
+            program: daemon
+                .and_then(Daemon::program)
+                .filter(|program| program.symlink_metadata().is_ok()),
             restart: format!("systemctl restart {}", service(root, distribution, daemon)),
             unread: of_daemon.filter(|read| *read != config),
             config,
@@ -72,14 +81,17 @@ impl Layout {
 fn config_of_files(root: &Path) -> PathBuf {
     let below = |path: &&str| root.join(&path[1..]).symlink_metadata().is_ok();
     let generated = GENERATED.iter().find(|path| below(path)).map(PathBuf::from);
-    generated.or_else(|| unit::config_of(root, "containerd")).unwrap_or_else(|| DEFAULT.into())
+    generated
+        .or_else(|| unit::config_of(root, "containerd"))
+        .unwrap_or_else(|| DEFAULT.into())
 }
 
 /// The service of the running containerd, or the one of its distribution that has a unit.
 fn service(root: &Path, distribution: Distribution, daemon: Option<&Daemon>) -> String {
     let known = distribution.services();
     // a containerd that something else started, such as a test, must not restart that
-    let is_known = |service: &String| known.contains(&service.as_str()) || service.contains("containerd");
+    let is_known =
+        |service: &String| known.contains(&service.as_str()) || service.contains("containerd");
     let running = daemon.and_then(Daemon::service).filter(is_known);
     let with_unit = || known.iter().find(|service| unit::exists(root, service));
     running.unwrap_or_else(|| (*with_unit().or(known.last()).unwrap_or(&"containerd")).to_owned())
@@ -107,10 +119,22 @@ mod tests {
     fn without_a_daemon_the_files_of_a_distribution_come_before_the_default() {
         for (file, config, restarted) in [
             ("etc/systemd/system/k3s.service", GENERATED[0], "k3s"),
-            ("etc/systemd/system/k3s-agent.service", GENERATED[0], "k3s-agent"),
-            ("usr/local/lib/systemd/system/rke2-server.service", GENERATED[1], "rke2-server"),
+            (
+                "etc/systemd/system/k3s-agent.service",
+                GENERATED[0],
+                "k3s-agent",
+            ),
+            (
+                "usr/local/lib/systemd/system/rke2-server.service",
+                GENERATED[1],
+                "rke2-server",
+            ),
             ("etc/k0s/k0s.yaml", GENERATED[3], "k0scontroller"),
-            ("var/snap/microk8s/current/args/kubelet", GENERATED[2], "snap.microk8s.daemon-containerd"),
+            (
+                "var/snap/microk8s/current/args/kubelet",
+                GENERATED[2],
+                "snap.microk8s.daemon-containerd",
+            ),
         ] {
             let root = root_with(&[file, &config[1..]]);
             assert_eq!(config_of_files(root.path()), Path::new(config));
@@ -119,6 +143,9 @@ mod tests {
         }
         let plain = root_with(&["usr/lib/systemd/system/containerd.service"]);
         assert_eq!(config_of_files(plain.path()), Path::new(DEFAULT));
-        assert_eq!(service(plain.path(), Distribution::Plain, None), "containerd");
+        assert_eq!(
+            service(plain.path(), Distribution::Plain, None),
+            "containerd"
+        );
     }
 }

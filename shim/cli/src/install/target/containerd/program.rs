@@ -21,7 +21,8 @@ pub type Version = (u32, u32);
 pub struct Containerd {
     program: PathBuf,
     version: Version,
-    /// Where files are tried out. No runtime watches it, and no monitor of a runtime's folder sees them.
+    /// Where files are tried out. No runtime watches it, and no monitor of a runtime's folder sees
+    /// them.
     folder: OnceCell<TempDir>,
     files: Cell<u32>,
 }
@@ -37,9 +38,17 @@ impl Containerd {
         let said = run(called_containerd(&program).arg("--version"))?;
         let version = version_in(&said).with_context(|| {
             let said = said.lines().next().unwrap_or_default();
-            format!("find a version in what {} says: {said:?}: is it containerd?", program.display())
+            format!(
+                "find a version in what {} says: {said:?}: is it containerd?",
+                program.display()
+            )
         })?;
-        Ok(Self { program, version, folder: OnceCell::new(), files: Cell::new(0) })
+        Ok(Self {
+            program,
+            version,
+            folder: OnceCell::new(),
+            files: Cell::new(0),
+        })
     }
 
     /// Its version.
@@ -53,11 +62,14 @@ impl Containerd {
         let mut command = called_containerd(&self.program);
         command.arg("--config").arg(&trial).args(["config", "dump"]);
         let named = |path: &Path| path.display().to_string();
-        let about_file = |error: anyhow::Error| anyhow!(format!("{error:#}").replace(&named(&trial), &named(path)));
+        let about_file = |error: anyhow::Error| {
+            anyhow!(format!("{error:#}").replace(&named(&trial), &named(path)))
+        };
         let dump = run(&mut command)
             .map_err(about_file)
             .with_context(|| format!("run containerd config dump for {}", path.display()))?;
-        Effective::from_dump(&dump).with_context(|| format!("read what {} config dump says", self.program.display()))
+        Effective::from_dump(&dump)
+            .with_context(|| format!("read what {} config dump says", self.program.display()))
     }
 
     /// A file to try out, in a folder of this process's own.
@@ -78,9 +90,18 @@ impl Containerd {
 
 /// An image may have no folder for temporary files, and a node may have one that is read-only.
 fn private_folder() -> std::io::Result<TempDir> {
-    let make = |folder: &Path| tempfile::Builder::new().prefix("bindguard-").tempdir_in(folder);
+    let make = |folder: &Path| {
+        tempfile::Builder::new()
+            .prefix("bindguard-")
+            .tempdir_in(folder)
+    };
     let others = ["/run", "/dev/shm", "/var/tmp"];
-    make(&env::temp_dir()).or_else(|error| others.iter().find_map(|folder| make(Path::new(folder)).ok()).ok_or(error))
+    make(&env::temp_dir()).or_else(|error| {
+        others
+            .iter()
+            .find_map(|folder| make(Path::new(folder)).ok())
+            .ok_or(error)
+    })
 }
 
 /// k3s is one program with many names.
@@ -95,10 +116,16 @@ fn called_containerd(program: &Path) -> Command {
 fn run(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     // `output` alone would open /dev/null, which the root of an image may lack
-    let output = command.stdin(Stdio::piped()).output().with_context(|| format!("run {program}"))?;
+    let output = command
+        .stdin(Stdio::piped())
+        .output()
+        .with_context(|| format!("run {program}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{program} says: {}", said.trim().lines().last().unwrap_or("nothing"));
+        bail!(
+            "{program} says: {}",
+            said.trim().lines().last().unwrap_or("nothing")
+        );
     }
     String::from_utf8(output.stdout).with_context(|| format!("read what {program} says"))
 }
@@ -106,10 +133,12 @@ fn run(command: &mut Command) -> Result<String> {
 /// The first word that looks like a version: `1.6.20~ds1`, `v1.7.24`, `2.1.9+unknown`.
 fn version_in(said: &str) -> Option<Version> {
     let words = said.split_whitespace();
-    words.skip_while(|word| *word != "containerd").find_map(|word| {
-        let mut parts = word.strip_prefix('v').unwrap_or(word).split('.');
-        Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-    })
+    words
+        .skip_while(|word| *word != "containerd")
+        .find_map(|word| {
+            let mut parts = word.strip_prefix('v').unwrap_or(word).split('.');
+            Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+        })
 }
 
 #[cfg(test)]
@@ -119,9 +148,18 @@ mod tests {
     #[test]
     fn versions_of_packagers_and_upstream() {
         for (said, version) in [
-            ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3\n", (1, 6)),
-            ("containerd github.com/containerd/containerd v1.7.24 88bf19b2105c8b17560993bee28a01ddc2f97182", (1, 7)),
-            ("containerd github.com/containerd/containerd/v2 2.1.9+unknown \n", (2, 1)),
+            (
+                "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3\n",
+                (1, 6),
+            ),
+            (
+                "containerd github.com/containerd/containerd v1.7.24 88bf19b2105c8b17560993bee28a01ddc2f97182",
+                (1, 7),
+            ),
+            (
+                "containerd github.com/containerd/containerd/v2 2.1.9+unknown \n",
+                (2, 1),
+            ),
         ] {
             assert_eq!(version_in(said), Some(version));
         }

@@ -1,6 +1,7 @@
 //! The templates from which distributions generate containerd's file at each start.
 //!
-//! The generated file is never edited. It serves the trial: the edit is tried on its text, then made in the template.
+//! The generated file is never edited. It serves the trial: the edit is tried on its text, then
+//! made in the template.
 
 use std::path::{Path, PathBuf};
 
@@ -15,33 +16,54 @@ pub const MICROK8S: &str = "/var/snap/microk8s/current/args/containerd-template.
 const BEGIN: &str = "# begin of bindguard's lines: `bindguard uninstall` removes them\n";
 const END: &str = "# end of bindguard's lines\n";
 
-/// The template of k3s and RKE2, in Go's template language: a block is appended to it. A new one begins with k3s' own.
+/// The template of k3s and RKE2, in Go's template language: a block is appended to it. A new one
+/// begins with k3s' own.
 pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
     if trial.meant.default.is_some() {
         bail!(
             "k3s and RKE2 write the default runtime themselves: run this without --default, then put `default-runtime: {RUNTIME}` into config.yaml of /etc/rancher"
         );
     }
-    let table = trial.main.place.with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
+    let table = trial
+        .main
+        .place
+        .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
     let block = format!("{BEGIN}{}\n{END}", table.trim());
     let generated = with_block(&trial.main.text, &block);
     let after = trial.main.effective_with(trial.containerd, &generated)?;
     let surprises = trial.before.surprises(&after, trial.meant);
     if !surprises.is_empty() {
-        bail!("containerd would read more than was meant ({}): nothing was changed", surprises.join(", "));
+        bail!(
+            "containerd would read more than was meant ({}): nothing was changed",
+            surprises.join(", ")
+        );
     }
     let path = k3s_template(&trial.main.path, trial.main.version);
     let present = trial.former.of(&path)?;
-    Ok((path, with_block(&present.unwrap_or_else(|| "{{ template \"base\" . }}\n".to_owned()), &block)))
+    Ok((
+        path,
+        with_block(
+            &present.unwrap_or_else(|| "{{ template \"base\" . }}\n".to_owned()),
+            &block,
+        ),
+    ))
 }
 
-/// MicroK8s' template is TOML with variables in its strings: the same edit fits the template and the generated file.
+/// MicroK8s' template is TOML with variables in its strings: the same edit fits the template and
+/// the generated file.
 pub fn of_microk8s(trial: &Trial<'_>) -> Result<Edited> {
-    trial.main()?.context("containerd does not take its runtimes from MicroK8s' file: nothing was changed")?;
+    trial.main()?.context(
+        "containerd does not take its runtimes from MicroK8s' file: nothing was changed",
+    )?;
     // `current` leads to the revision of the snap, and to the next one after a refresh
     let path = PathBuf::from(MICROK8S);
-    let text = trial.former.of(&path)?.with_context(|| format!("find {}", path.display()))?;
-    let edited = trial.with_handler(&text, &trial.main.place).with_context(|| format!("edit {}", path.display()))?;
+    let text = trial
+        .former
+        .of(&path)?
+        .with_context(|| format!("find {}", path.display()))?;
+    let edited = trial
+        .with_handler(&text, &trial.main.place)
+        .with_context(|| format!("edit {}", path.display()))?;
     Ok((path, edited))
 }
 
@@ -49,12 +71,19 @@ pub fn of_microk8s(trial: &Trial<'_>) -> Result<Edited> {
 pub fn without_block(text: &str) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
-    Some(format!("{}{after}", before.strip_suffix('\n').unwrap_or(before)))
+    Some(format!(
+        "{}{after}",
+        before.strip_suffix('\n').unwrap_or(before)
+    ))
 }
 
 fn with_block(text: &str, block: &str) -> String {
     let text = without_block(text).unwrap_or_else(|| text.to_owned());
-    let end = if text.ends_with('\n') || text.is_empty() { "" } else { "\n" };
+    let end = if text.ends_with('\n') || text.is_empty() {
+        ""
+    } else {
+        "\n"
+    };
     format!("{text}{end}\n{block}")
 }
 
@@ -67,7 +96,9 @@ pub fn k3s_templates(config: &Path) -> [PathBuf; 2] {
 fn k3s_template(config: &Path, version: i64) -> PathBuf {
     let [of_version, older] = k3s_templates(config);
     match version {
-        3 if of_version.symlink_metadata().is_ok() || older.symlink_metadata().is_err() => of_version,
+        3 if of_version.symlink_metadata().is_ok() || older.symlink_metadata().is_err() => {
+            of_version
+        }
         _ => older,
     }
 }
@@ -81,9 +112,15 @@ mod tests {
         let block = |what: &str| format!("{BEGIN}{what}\n{END}");
         for text in ["{{ template \"base\" . }}\n", "", "a = 1\n# mine\n"] {
             let with = with_block(text, &block("[one]"));
-            assert!(with.starts_with(text) && with.contains("\n[one]\n"), "{with}");
+            assert!(
+                with.starts_with(text) && with.contains("\n[one]\n"),
+                "{with}"
+            );
             let again = with_block(&with, &block("[two]"));
-            assert!(again.contains("\n[two]\n") && !again.contains("[one]"), "{again}");
+            assert!(
+                again.contains("\n[two]\n") && !again.contains("[one]"),
+                "{again}"
+            );
             assert_eq!(without_block(&again).as_deref(), Some(text));
         }
         assert_eq!(without_block("a = 1\n"), None);
