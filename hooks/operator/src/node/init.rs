@@ -98,7 +98,7 @@ fn inits_at<'c>(
     {
         match recorded_pid(root, container) {
             Some(pid) if hold_init_at(root, container, pid).is_ok() => {
-                drop(inits.insert(container, pid))
+                inits.insert(container, pid);
             }
             // The container ended, and its record is still there.
             Some(_) => {}

@@ -123,7 +123,7 @@ impl World {
                 (self.is_mounted, self.device) = (true, self.made);
             }
             Event::Die if self.storage == Storage::Server && self.is_mounted => {
-                drop(self.dead.insert(self.device))
+                self.dead.insert(self.device);
             }
             Event::Forget if self.storage == Storage::Server => {
                 self.stack
