@@ -8,6 +8,12 @@ use nix::mount::{MntFlags, umount2};
 /// A folder that goes with what was mounted in it.
 pub struct Folder(tempfile::TempDir);
 
+impl Default for Folder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Folder {
     pub fn new() -> Self {
         Self(tempfile::tempdir().unwrap())

@@ -235,10 +235,8 @@ fn every_other_signal(node: &Node) -> Result<()> {
         // a second one meets what the first may have left
         for _ in 0..2 {
             // SAFETY: kill(2) takes two numbers.
-            ensure!(
-                unsafe { libc::kill(pid.as_raw(), signal) } == 0,
-                "signal {signal}: the shim is gone"
-            );
+            let result = unsafe { libc::kill(pid.as_raw(), signal) };
+            ensure!(result == 0, "signal {signal}: the shim is gone");
         }
         let state = client
             .state("web", "")

@@ -3,6 +3,11 @@
 //! The captures contain only a subpath's own lines, so the volume's place is derived from the
 //! mount's root as the node had it. Each test sets the payload that is current "today".
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test says what it expects, and its fixtures are files"
+)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,8 @@
 //! Mount tables captured from real kubelets, as a support bundle without any other file: deleted
 //! sources are certainly stale, and the others cannot be judged.
 
+#![allow(clippy::disallowed_methods, reason = "the fixtures are files")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
