@@ -160,7 +160,7 @@ image-folder: build
 
 ## the faults with the stock shim, and the same steps with bindguard
 demo:
-	sh integration/demo.sh $(MAKE) $(DEV)/demo
+	sh integration/demo.sh $(DEV)/demo
 
 ## formatting and lints, where the toolchain has the components, and plain language
 lint: setup
@@ -277,6 +277,7 @@ floor:
 	rustc --edition 2024 -C opt-level=s -C strip=symbols $(STATIC) -o $(TOOLS)/bin/empty-program integration/bench/floor/empty_program.rs
 
 bench: build matrix peer floor
+	$(STORY) agent_budgets:: refresh_budgets:: --ignored --nocapture --test-threads 1
 	cargo run --quiet --locked -p bindguard-bench --bin bench
 
 clean:

@@ -1,8 +1,8 @@
 #!/bin/sh
 # `make demo`: sets up, fetches, builds and shows, with the time that each step takes.
-#   demo.sh MAKE DEMO     MAKE: this make; DEMO: the program that `make programs` builds
+#   demo.sh DEMO     DEMO: the program that `make programs` builds
 set -eu
-make=$1; demo=$2
+demo=$1
 
 step() {
   name=$1; shift
@@ -15,8 +15,8 @@ step() {
 
 steps=
 step "install missing packages" sh integration/matrix/setup.sh
-step "fetch containerd, runc and crun" "$make" --no-print-directory matrix
-step "build the programs, not optimized" "$make" --no-print-directory programs
+step "fetch containerd, runc and crun" make --no-print-directory matrix
+step "build the programs, not optimized" make --no-print-directory programs
 step "run the demo" "$demo"
 printf '\nTime of each step:\n%s' "$steps"
 cat <<'END'

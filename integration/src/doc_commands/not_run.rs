@@ -47,8 +47,8 @@ pub const NOT_RUN: [NotRun; 6] = [
     },
     NotRun {
         document: "integration/README.md",
-        command: "cargo test -p bindguard-integration --test updates_during_starts",
-        instead: "test -f integration/tests/updates_during_starts.rs",
+        command: "cargo test -p bindguard-integration --test it -- updates_during_starts::",
+        instead: "test -f integration/tests/it/updates_during_starts.rs",
         why: "it is a story beside this one",
     },
 ];

@@ -24,6 +24,7 @@ const VOLUMES: usize = 5;
 const POD: &str = "/api/v1/namespaces/kube-system/pods/agent-1";
 
 #[test]
+#[ignore = "measures the programs of a release: make bench"]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(story);
 }
@@ -31,6 +32,7 @@ fn containerd_2_1() {
 /// The same memory with a connection to the API server, over which events and the node's state
 /// went.
 #[test]
+#[ignore = "measures the programs of a release: make bench"]
 fn with_an_api_server_on_containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         fill(node)?;

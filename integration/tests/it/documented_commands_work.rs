@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 /// A document is named, in quotes, by the story that runs it.
 #[test]
 fn every_document_with_commands_is_run() -> Result<()> {
-    let folder = repository().join("integration/tests");
+    let folder = repository().join("integration/tests/it");
     let mut stories = String::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
         let path = entry?.path();
