@@ -63,7 +63,7 @@ fn is_unit_test(sources: &Path, name: &str) -> bool {
 
 #[test]
 fn each_test_on_the_page_exists() -> Result<()> {
-    let stories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let stories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .context("the folder of the sources")?;

@@ -32,7 +32,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         let entry = entry?;
         let (path, name) = (entry.path(), entry.file_name());
         if entry.file_type()?.is_dir() {
-            if !["tests", "benches", "target", "fuzz"]
+            if !["tests", "testing", "benches", "target", "fuzz"]
                 .iter()
                 .any(|other| name == *other)
             {

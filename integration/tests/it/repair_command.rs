@@ -142,7 +142,7 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
     ensure!(std::fs::read("/etc/passwd")? == passwd);
     let good = node.bindguard(["config", "check"])?;
     ensure!(
-        good.code() == 0 && good.stdout.contains("is good"),
+        good.code() == 0 && good.stdout.contains("has no mistake"),
         "{good:?}"
     );
     Ok(())

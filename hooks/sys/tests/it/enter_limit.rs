@@ -1,5 +1,8 @@
-//! The number of children that wait in containers is limited. In a file of its own: the limit is
-//! that of the process.
+//! The number of children that wait in containers is limited. The limit is that of a process, so
+//! the test runs in one of its own.
+
+use std::env;
+use std::process::Command;
 
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_testing::live::Container;
@@ -8,6 +11,19 @@ use crate::enter_scene::{PATIENCE, Scene, can_run, far};
 
 #[test]
 fn at_most_32_children_wait_in_containers() {
+    let mut own = Command::new(env::current_exe().unwrap());
+    own.args([
+        "--exact",
+        "enter_limit::in_a_process_of_its_own",
+        "--ignored",
+    ]);
+    let ended = own.output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+}
+
+#[test]
+#[ignore = "another test starts it"]
+fn in_a_process_of_its_own() {
     if !can_run() {
         return;
     }

@@ -73,7 +73,12 @@ fn users_by_name(path: &Path) -> Vec<String> {
             .map(|pid| ProcessFile::of(*pid, "exe"))
             .collect::<Vec<_>>(),
     );
-    let runs = |program: io::Result<PathBuf>| program.is_ok_and(|program| program == path);
+    // The kernel marks the link of a process whose program an upgrade replaced.
+    let mut replaced = path.as_os_str().to_owned();
+    replaced.push(" (deleted)");
+    let runs = |program: io::Result<PathBuf>| {
+        program.is_ok_and(|program| program == path || program.as_os_str() == replaced)
+    };
     let mut found: Vec<u32> = pids
         .iter()
         .zip(programs)
