@@ -1,5 +1,5 @@
-//! Text that a pod writes: cut to a length that a log, a journal and a pipe can take, and quoted
-//! for a shell.
+//! Text that a pod writes: cut to a length that a log, a journal and a pipe can take, escaped for
+//! a terminal, and quoted for a shell.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -14,6 +14,37 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
         .find(|end| text.is_char_boundary(*end))
         .unwrap_or(0);
     Cow::Owned(format!("{}...", &text[..end]))
+}
+
+/// The text as one line that a reader sees as it is. A pod chooses names and paths. They must not
+/// begin a line, move the cursor or change the order in which a terminal shows the characters.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_misleading) {
+        return Cow::Borrowed(text);
+    }
+    let mut line = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_misleading(c) {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    Cow::Owned(line)
+}
+
+/// True for controls of ASCII and C1, for the separators of lines and paragraphs, and for the
+/// Bidi_Control characters of Unicode's UAX 9.
+fn is_misleading(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{200e}'
+                | '\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2066}'..='\u{2069}'
+        )
 }
 
 /// A path as one word of a command that is advised. A pod names its mount points: `/a;reboot` ends
@@ -38,6 +69,20 @@ mod tests {
         assert_eq!(word(plain), plain);
         assert_eq!(word("/a;reboot"), "'/a;reboot'");
         assert_eq!(word("/a'$(reboot)"), r"'/a'\''$(reboot)'");
+    }
+
+    #[test]
+    fn a_name_neither_begins_a_line_nor_reorders_it() {
+        assert_eq!(
+            one_line("/a\nb\r\u{1b}[2J\u{85}"),
+            r"/a\nb\r\u{1b}[2J\u{85}"
+        );
+        for c in "\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2028}\u{2066}\u{2069}".chars() {
+            let escaped = format!(r"a\u{{{:x}}}b", c as u32);
+            assert_eq!(one_line(&format!("a{c}b")), escaped);
+        }
+        let plain = "/dades/\u{e9}\u{5d0}\u{1f600} \u{200d}";
+        assert!(matches!(one_line(plain), Cow::Borrowed(same) if same == plain));
     }
 
     #[test]

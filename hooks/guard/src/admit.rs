@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
@@ -17,7 +17,7 @@ use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::admission::{OpenBundle, with_bundle, with_spec};
 use crate::inspect::inspect;
-use crate::probes::Probes;
+use crate::probes::{ProbeLimits, Probes};
 use crate::rebind::{NotRebound, Rebound, rebind};
 
 /// Which create of a container this is.
@@ -67,7 +67,8 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
         bundle::clear_leavings(bundle);
     }
     if let Err(error) = with_bundle(bundle, policy, |bundle| {
-        admission.run(&bundle, places, attempt, start, write_edits)
+        let limits = ProbeLimits::of_create(start);
+        admission.run(&bundle, places, attempt, (start, limits), write_edits)
     }) {
         admission.skip(error_chain(&error), policy);
     }
@@ -75,18 +76,23 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
     admission
 }
 
-/// Admits a spec that no bundle has yet, before its runtime gets it. `adjust` receives the edits,
-/// and returns those that the spec will have. Never fails, as [`admit`].
+/// Admits a spec that no bundle has yet, before its runtime gets it. The caller waits for `deadline`,
+/// and probes of servers end before. `adjust` receives the edits, and returns those that the spec
+/// will have. Never fails, as [`admit`].
 pub fn admit_spec(
     spec: &[u8],
     policy: &Policy,
     places: &Places,
+    deadline: Duration,
     adjust: impl FnOnce(&SpecView<'_>, &[SpecEdit]) -> Vec<SpecEdit>,
 ) -> Admission {
     let start = Instant::now();
     let mut admission = Admission::default();
     let place = |bundle: &OpenBundle<'_>, edits: &[SpecEdit]| Ok(adjust(&bundle.spec, edits));
-    let run = |bundle: OpenBundle<'_>| admission.run(&bundle, places, Attempt::First, start, place);
+    let limits = ProbeLimits::of_deadline(start, deadline);
+    let run = |bundle: OpenBundle<'_>| {
+        admission.run(&bundle, places, Attempt::First, (start, limits), place);
+    };
     if let Err(error) = with_spec(spec, Path::new("/"), policy, run) {
         admission.skip(error_chain(&error), policy);
     }
@@ -101,13 +107,13 @@ impl Admission {
         bundle: &OpenBundle<'_>,
         places: &Places,
         attempt: Attempt,
-        start: Instant,
+        (start, limits): (Instant, ProbeLimits),
         place: impl PlaceEdits,
     ) {
         let (spec, policy, report) = (&bundle.spec, &*bundle.policy, &mut self.report);
         bundle.describe(report);
         fault::reach(FaultPoint::SpecRead);
-        let findings = inspect(spec, bundle.path, policy, places);
+        let findings = inspect(spec, bundle.path, policy, places, &limits.sources());
         report.set_inspection_time(start.elapsed());
         fault::reach(FaultPoint::Judged);
         let plan = Plan::from_findings(&findings, policy);
@@ -119,7 +125,7 @@ impl Admission {
             self.refusal = Some(reason);
             return;
         }
-        let outcomes = carry_out(&plan, bundle, &findings, attempt, start, place);
+        let outcomes = carry_out(&plan, bundle, &findings, attempt, &limits.repairs(), place);
         report.add(findings, |finding| outcome_of(finding, &outcomes));
         self.refusal = report
             .binds
@@ -149,13 +155,12 @@ fn carry_out(
     bundle: &OpenBundle<'_>,
     findings: &[Finding],
     attempt: Attempt,
-    start: Instant,
+    probes: &Probes,
     place: impl PlaceEdits,
 ) -> Outcomes {
     let (mut outcomes, mut edits) = (Outcomes::new(), plan.edits.clone());
-    let probes = Probes::for_repairs(start);
     for order in &plan.rebinds {
-        edits.extend(repair(order, attempt, &probes, &mut outcomes));
+        edits.extend(repair(order, attempt, probes, &mut outcomes));
     }
     match place(bundle, &edits) {
         Ok(placed) => note_edits(&placed, findings, &mut outcomes),

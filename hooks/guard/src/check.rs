@@ -14,6 +14,7 @@ use bindguard_core::source::SourceKind;
 
 use crate::admission::{OpenBundle, with_bundle};
 use crate::inspect::inspect;
+use crate::probes::Probes;
 
 /// Checks a bundle. Changes nothing.
 pub fn check_bundle(bundle: &Path, policy: &Policy, places: &Places) -> Report {
@@ -29,7 +30,8 @@ pub fn check_bundle(bundle: &Path, policy: &Policy, places: &Places) -> Report {
 fn check(bundle: &OpenBundle<'_>, places: &Places, report: &mut Report) {
     let policy = &*bundle.policy;
     bundle.describe(report);
-    let findings = inspect(&bundle.spec, bundle.path, policy, places);
+    let probes = Probes::for_create();
+    let findings = inspect(&bundle.spec, bundle.path, policy, places, &probes);
     let mut plan = Plan::from_findings(&findings, policy);
     plan.refusal = plan
         .refusal

@@ -283,10 +283,11 @@ pub(crate) fn inspect(
     bundle: &Path,
     policy: &Policy,
     places: &Places,
+    probes: &Probes,
 ) -> Vec<Finding> {
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
-    let (mounts, probes) = (Mounts::default(), Probes::for_create());
-    let roots = RootsInUse::of(places, is_in_use, &mounts, &probes);
+    let mounts = Mounts::default();
+    let roots = RootsInUse::of(places, is_in_use, &mounts, probes);
     let answering = roots.without_silent(places);
     let choice = Choice {
         policy,
@@ -295,7 +296,7 @@ pub(crate) fn inspect(
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(AT_A_TIME) {
         findings.append(&mut judged(
-            binds, spec, bundle, choice, &roots, &mounts, &probes,
+            binds, spec, bundle, choice, &roots, &mounts, probes,
         ));
     }
     findings

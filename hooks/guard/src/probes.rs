@@ -26,6 +26,47 @@ const OF_AN_OPERATOR: Duration = Duration::from_secs(10);
 /// A shorter silence proves nothing.
 const SHORTEST: Duration = Duration::from_millis(300);
 
+/// The time limits of one admission's probes. They follow from its caller's deadline.
+#[derive(Debug, Clone, Copy)]
+pub struct ProbeLimits {
+    each: Duration,
+    sources_until: Instant,
+    repairs_until: Instant,
+}
+
+impl ProbeLimits {
+    /// The limits of a create that began at `start`. Its repairs also have the time that its
+    /// sources left.
+    pub fn of_create(start: Instant) -> Self {
+        Self {
+            each: EACH,
+            sources_until: start + OF_A_CREATE,
+            repairs_until: start + OF_A_CREATE + OF_REPAIRS,
+        }
+    }
+
+    /// The limits of an admission that began at `start`, and whose caller waits this long. A fifth
+    /// of the time is left for the verdict and the answer.
+    pub fn of_deadline(start: Instant, deadline: Duration) -> Self {
+        let until = start + deadline * 4 / 5;
+        Self {
+            each: (deadline * 3 / 5).clamp(SHORTEST, EACH),
+            sources_until: until,
+            repairs_until: until,
+        }
+    }
+
+    /// Probes the sources.
+    pub fn sources(&self) -> Probes {
+        Probes::until(self.sources_until, self.each)
+    }
+
+    /// Probes during the repairs.
+    pub fn repairs(&self) -> Probes {
+        Probes::until(self.repairs_until, self.each)
+    }
+}
+
 /// Limit of sources that are probed at the same time when some do not answer.
 const SIDE_BY_SIDE: usize = 32;
 
@@ -56,6 +97,7 @@ impl Answers {
 /// Probes that share one time limit.
 #[derive(Debug)]
 pub struct Probes {
+    each: Duration,
     until: Instant,
     /// The paths that gave no answer, and the time that each was given.
     silent: RefCell<Vec<(PathBuf, Duration)>>,
@@ -70,7 +112,7 @@ impl Probes {
     /// The time limit of all repairs of a create that began at `start`. They also have the time
     /// that its sources left.
     pub fn for_repairs(start: Instant) -> Self {
-        Self::until(start + OF_A_CREATE + OF_REPAIRS)
+        ProbeLimits::of_create(start).repairs()
     }
 
     /// Starts the time limit now.
@@ -79,11 +121,12 @@ impl Probes {
     }
 
     fn within(patience: Duration) -> Self {
-        Self::until(Instant::now() + patience)
+        Self::until(Instant::now() + patience, EACH)
     }
 
-    fn until(until: Instant) -> Self {
+    fn until(until: Instant, each: Duration) -> Self {
         Self {
+            each,
             until,
             silent: RefCell::default(),
         }
@@ -130,7 +173,7 @@ impl Probes {
         let answers_now = probe(
             paths,
             Patience {
-                each: EACH,
+                each: self.each,
                 all: self.left(),
             },
         )
@@ -145,7 +188,7 @@ impl Probes {
     /// dead.
     fn side_by_side(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let group = &paths[..paths.len().min(SIDE_BY_SIDE)];
-        let answers_now = probe_side_by_side(group, self.left().min(EACH));
+        let answers_now = probe_side_by_side(group, self.left().min(self.each));
         answers_now.unwrap_or_else(|_| group.iter().map(|_| Answer::NotProbed).collect())
     }
 

@@ -20,6 +20,7 @@ pub mod stranded;
 pub mod swap;
 
 mod cached_path;
+mod descriptors;
 mod directories;
 mod handle;
 mod heap;

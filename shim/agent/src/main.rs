@@ -15,6 +15,7 @@ mod idle_memory;
 mod journal;
 mod kubediag;
 mod kubernetes;
+mod log_line;
 mod metrics;
 mod node_state;
 mod nri;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .with_ansi(false)
         .without_time()
+        .map_event_format(log_line::OneLine)
         .init();
     let ended = match &args.command {
         Some(args::Verb::AnnotatePod(verb)) => verb.run(),

@@ -5,6 +5,7 @@
 //! each detach and for a processor. Workers start when there is work, and end when there is none:
 //! an idle agent keeps no stacks for them.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -20,7 +21,7 @@ use tracing::error;
 use crate::events::PodIdentity;
 use crate::pods::{OptedIn, PodLookup};
 use crate::refresh_queue::{Planned, RefreshQueue, Turn};
-use crate::refresher::{Container, RefreshedContainer, Refresher};
+use crate::refresher::{Container, OF_NODE, RefreshedContainer, Refresher};
 
 /// Workers that begin at once: eight took more processor time for each file (docs/decisions/0030).
 const SIDE_BY_SIDE: usize = 2;
@@ -35,6 +36,9 @@ const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 /// take after them.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(20);
+
+/// The interval at which findings about pods that are gone are forgotten.
+const FORGET_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The volumes whose containers are to be refreshed.
 #[derive(Debug, Clone)]
@@ -64,6 +68,8 @@ pub struct PodRefreshes<'a> {
     pods: &'a PodLookup,
     refresher: Refresher<'a>,
     queue: Mutex<RefreshQueue>,
+    /// The last time that findings about pods which are gone were forgotten.
+    forgot: Mutex<Instant>,
 }
 
 impl<'a> PodRefreshes<'a> {
@@ -73,6 +79,7 @@ impl<'a> PodRefreshes<'a> {
             pods,
             refresher,
             queue: Mutex::default(),
+            forgot: Mutex::new(Instant::now()),
         }
     }
 
@@ -124,6 +131,32 @@ impl<'a> PodRefreshes<'a> {
             }
             next = self.queue().next(Some(&planned));
         }
+        if self.forgets_now() {
+            self.forget_others();
+        }
+    }
+
+    /// True once in each interval.
+    fn forgets_now(&self) -> bool {
+        let mut last = self.forgot.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.elapsed() >= FORGET_INTERVAL;
+        if is_due {
+            *last = Instant::now();
+        }
+        is_due
+    }
+
+    /// Findings come with refreshes, so their number grows only while workers end. A CRI that does
+    /// not answer still has its containers.
+    fn forget_others(&self) {
+        let Ok(pods) = self.pods.all() else { return };
+        let here: HashSet<&str> = pods
+            .containers
+            .iter()
+            .flat_map(|container| [Some(container.id.as_str()), container.pod.uid.as_deref()])
+            .flatten()
+            .collect();
+        self.refresher.forget_others(|about| here.contains(about));
     }
 
     fn queue(&self) -> MutexGuard<'_, RefreshQueue> {
@@ -137,7 +170,7 @@ impl<'a> PodRefreshes<'a> {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
             // One warning for the node, not one for each pod.
-            Err(error) => return self.refresher.warn("", vec![error_chain(&error)]),
+            Err(error) => return self.refresher.warn(OF_NODE, vec![error_chain(&error)]),
         };
         let mut warnings = opted_in.request.problems.clone();
         let mut is_out_of_time = false;

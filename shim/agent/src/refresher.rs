@@ -41,6 +41,9 @@ pub struct Container {
     pub pod: Option<(PodIdentity, String)>,
 }
 
+/// The place of a pod or a container in warnings that concern the whole node.
+pub const OF_NODE: &str = "";
+
 /// The pause between two checks if a child has ended.
 const CHILD_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -302,6 +305,12 @@ impl<'a> Refresher<'a> {
         self.known().warn(about, warnings);
     }
 
+    /// Forgets the findings about pods and containers that are gone. `is_here` gets the uid of a pod
+    /// or the id of a container.
+    pub fn forget_others(&self, is_here: impl Fn(&str) -> bool) {
+        self.known().forget_others(is_here);
+    }
+
     /// Counts a thread that goes on after a panic.
     pub fn count_restart(&self) {
         self.metrics.restarts.inc();
@@ -332,6 +341,13 @@ impl Known {
             self.left.insert(id.to_owned(), left);
         }
         is_changed
+    }
+
+    fn forget_others(&mut self, is_here: impl Fn(&str) -> bool) {
+        self.warned
+            .retain(|about, _| about == OF_NODE || is_here(about));
+        self.left.retain(|id, _| is_here(id));
+        self.problems.retain(|id, _| is_here(id));
     }
 
     fn warn(&mut self, about: &str, warnings: Vec<String>) {
@@ -383,4 +399,28 @@ fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
         NotInit::Process(_) => None,
         NotInit::Cgroup { .. } | NotInit::Record { .. } => Some(error.to_string()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_about_a_container_that_is_gone_are_forgotten() {
+        let mut known = Known::default();
+        for about in [OF_NODE, "here", "gone"] {
+            known.warn(about, vec!["why".to_owned()]);
+        }
+        let stale = || RefreshedMount::new("/d".as_ref(), "/s".as_ref(), MountResult::Restless);
+        for id in ["here", "gone"] {
+            assert!(known.leaves(id, vec![stale()]) && known.is_new_problem(id, "why"));
+        }
+        known.forget_others(|about| about == "here");
+        let mut warned: Vec<_> = known.warned.keys().map(String::as_str).collect();
+        warned.sort_unstable();
+        assert_eq!(warned, [OF_NODE, "here"]);
+        assert_eq!(known.left.keys().collect::<Vec<_>>(), ["here"]);
+        assert_eq!(known.problems.keys().collect::<Vec<_>>(), ["here"]);
+        assert!(!known.leaves("here", vec![stale()]) && !known.is_new_problem("here", "why"));
+    }
 }

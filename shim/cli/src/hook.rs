@@ -17,6 +17,8 @@ use bindguard_core::report::BindReport;
 use bindguard_guard::{Admission, Attempt, JournalEntry, admit, record};
 use clap::Subcommand;
 
+use crate::show::print_remark;
+
 /// Verbs of `hook`.
 #[derive(Debug, Subcommand)]
 pub enum HookVerb {
@@ -41,12 +43,12 @@ fn precreate(config: &Config) -> Result<ExitCode> {
     let (refusal, spec) = match admitted(&spec, config) {
         Ok((admission, edited)) => (admission.refusal, edited),
         Err(error) => {
-            eprintln!("bindguard: {error:#}; the spec goes on as it came");
+            print_remark(format_args!("{error:#}; the spec goes on as it came"));
             (None, spec)
         }
     };
     if let Some(reason) = refusal {
-        eprintln!("bindguard: refused: {reason}");
+        print_remark(format_args!("refused: {reason}"));
         return Ok(ExitCode::FAILURE);
     }
     let mut out = io::stdout().lock();
@@ -84,10 +86,10 @@ fn log(admission: &Admission, config: &Config) {
         .iter()
         .filter_map(BindReport::log_message)
     {
-        eprintln!("bindguard: {remark}");
+        print_remark(remark);
     }
     for problem in &admission.report.problems {
-        eprintln!("bindguard: {problem}");
+        print_remark(problem);
     }
     let entry = JournalEntry {
         id: None,
@@ -99,6 +101,6 @@ fn log(admission: &Admission, config: &Config) {
         .journal()
         .and_then(|journal| record(journal, &entry).err())
     {
-        eprintln!("bindguard: {}", error_chain(&problem));
+        print_remark(error_chain(&problem));
     }
 }

@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(code) => {
             if code == ExitCode::from(show::COULD_NOT_TELL) && !is_root() {
-                eprintln!("bindguard: not everything could be checked: run it as root");
+                show::print_remark("not everything could be checked: run it as root");
             }
             code
         }
@@ -116,10 +116,8 @@ fn main() -> ExitCode {
                 && ["(os error 1)", "(os error 13)"]
                     .iter()
                     .any(|number| line.contains(number));
-            eprintln!(
-                "bindguard: {line}{}",
-                if may_not { ": run it as root" } else { "" }
-            );
+            let advice = if may_not { ": run it as root" } else { "" };
+            show::print_remark(format_args!("{line}{advice}"));
             ExitCode::from(show::COULD_NOT_TELL)
         }
     }
@@ -157,10 +155,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 /// an admission.
 fn config_in_force(named: Option<PathBuf>) -> anyhow::Result<Config> {
     let loaded = loaded(named)?;
-    loaded
-        .remarks()
-        .iter()
-        .for_each(|remark| eprintln!("bindguard: {remark}"));
+    loaded.remarks().iter().for_each(show::print_remark);
     Ok(loaded.config)
 }
 

@@ -23,7 +23,7 @@ use clap::{ArgGroup, Args};
 
 use crate::diagnose::{Format, kubediag};
 use crate::pods::{PodsFrom, uids};
-use crate::show;
+use crate::show::{self, print_remark};
 
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
@@ -120,11 +120,11 @@ impl Repair {
         let untouched = |bind: &&BindReport| not_stale(bind.verdict()) && !bind.is_repaired();
         let untouched = report.binds.iter().map(|bind| &bind.bind).find(untouched);
         if let Some(bind) = untouched.filter(|_| !self.paths.is_empty()) {
-            eprintln!(
-                "bindguard: {} is {}, not stale: nothing was done to it",
+            print_remark(format_args!(
+                "{} is {}, not stale: nothing was done to it",
                 bind.source().display(),
                 bind.verdict()
-            );
+            ));
         }
     }
 }
@@ -148,10 +148,10 @@ fn record(journal: &Path, report: &NodeReport) {
     for ((pod_uid, volume), repaired) in &volumes {
         let line = RebindLine::new(Actor::Operator, pod_uid, volume, repaired);
         if let Err(error) = record_rebind(journal, line) {
-            eprintln!(
-                "bindguard: journal the repair of volume {volume}: {}",
+            print_remark(format_args!(
+                "journal the repair of volume {volume}: {}",
                 error_chain(&error)
-            );
+            ));
         }
     }
 }

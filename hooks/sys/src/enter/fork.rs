@@ -19,6 +19,7 @@ use rustix::process::{Signal, getpid, getppid, pidfd_send_signal};
 use rustix::thread::UnshareFlags;
 
 use super::is_readable;
+use crate::descriptors::close_all_but;
 
 /// Limit of children of this process. Each may wait for a server or a daemon of its container.
 const MAX_CHILDREN: usize = 32;
@@ -69,9 +70,9 @@ impl ChildProcess {
                 // agent.
                 unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
                 end_with_parent(true);
-                close_others(kept);
-                // The parent may have ended before the kernel knew that the child ends with it.
-                if getppid() == Some(parent) {
+                // The child must not keep a pipe of anyone open while it hangs. And the parent may
+                // have ended before the kernel knew that the child ends with it.
+                if close_all_but(kept).is_ok() && getppid() == Some(parent) {
                     work();
                 }
                 // SAFETY: ends the process without running what its copy of this one has
@@ -165,24 +166,6 @@ pub(super) fn end_with_parent(ends: bool) {
     let signal = if ends { libc::SIGKILL } else { 0 };
     // SAFETY: a plain syscall that takes a number.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) };
-}
-
-/// Closes every descriptor that is not `kept`: the child must not keep a pipe of anyone open while
-/// it hangs.
-fn close_others(kept: &[RawFd]) {
-    let mut next = 0;
-    for descriptor in kept.iter().map(|descriptor| descriptor.unsigned_abs()) {
-        if descriptor > next {
-            close_range(next, descriptor - 1);
-        }
-        next = descriptor + 1;
-    }
-    close_range(next, libc::c_uint::MAX);
-}
-
-fn close_range(first: libc::c_uint, last: libc::c_uint) {
-    // SAFETY: this copy of the process uses none of these descriptors any more.
-    unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
 }
 
 /// Moves the calling process into a copy of its mount namespace.

@@ -17,7 +17,7 @@ use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
 use super::watches::Watches;
-use crate::refresher::{Container, RefreshedContainer, Refresher};
+use crate::refresher::{Container, OF_NODE, RefreshedContainer, Refresher};
 
 /// The time that the refresh of a container may take at first, and the time that it may take after
 /// the others.
@@ -89,7 +89,8 @@ impl Followed {
             opted_in.watch(watches);
         }
         watches.remove_unused(&before);
-        refresher.warn("engines", warnings);
+        refresher.warn(OF_NODE, warnings);
+        refresher.forget_others(|id| self.containers.contains_key(id));
         let ids: Vec<String> = self.containers.keys().cloned().collect();
         ids.iter().for_each(|id| self.refresh(id, refresher));
     }

@@ -34,6 +34,7 @@ pub use self::from_reports::{
 pub use self::occurrence::{EventType, Occurrence, PodIdentity};
 pub use self::recorder::{EventApi, Recorder, WriteError};
 pub use self::standing::Standing;
+pub use self::token_bucket::TokenBucket;
 
 /// The limit of occurrences that wait for the recorder.
 const WAITING: usize = 256;

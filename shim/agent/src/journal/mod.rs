@@ -7,6 +7,7 @@
 mod follow;
 mod pod_names;
 mod position;
+mod share;
 mod writer;
 
 use std::fs::File;

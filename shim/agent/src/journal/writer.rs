@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{Actor, RebindLine, RefreshLine, Report};
@@ -13,6 +14,7 @@ use bindguard_guard::{
 use tracing::warn;
 
 use super::pod_names::PodNames;
+use super::share::Shares;
 use crate::events::PodIdentity;
 use crate::metrics::Metrics;
 use crate::pods::PodLookup;
@@ -41,6 +43,28 @@ enum AgentLine {
     Refresh(RefreshLine),
 }
 
+impl AgentLine {
+    /// The container or the volume whose share it takes.
+    fn about(&self) -> String {
+        match self {
+            Self::NriCreate(id, _) => id.clone(),
+            Self::Rebind {
+                pod_uid, volume, ..
+            } => format!("{pod_uid}/{volume}"),
+            Self::Refresh(line) => line.id.clone(),
+        }
+    }
+
+    fn add_problem(&mut self, problem: String) {
+        match self {
+            Self::NriCreate(_, report) | Self::Rebind { report, .. } => {
+                report.problems.push(problem);
+            }
+            Self::Refresh(line) => line.problems.push(problem),
+        }
+    }
+}
+
 impl JournalWriter {
     /// Takes lines and drops them: there is no journal.
     pub fn off(metrics: Arc<Metrics>) -> Self {
@@ -54,8 +78,9 @@ impl JournalWriter {
     pub fn start(journal: &Path, pods: PodLookup, metrics: Arc<Metrics>) -> Self {
         let (lines, waiting) = sync_channel(WAITING);
         let journal = journal.to_owned();
+        let counted = Arc::clone(&metrics);
         match spawn("journal", move || {
-            write_lines(&journal, &waiting, PodNames::new(pods))
+            write_lines(&journal, &waiting, PodNames::new(pods), &counted)
         }) {
             Ok(()) => Self {
                 lines: Some(lines),
@@ -98,9 +123,25 @@ impl JournalWriter {
     }
 }
 
-fn write_lines(journal: &Path, waiting: &Receiver<Box<AgentLine>>, mut pods: PodNames) {
+fn write_lines(
+    journal: &Path,
+    waiting: &Receiver<Box<AgentLine>>,
+    mut pods: PodNames,
+    metrics: &Metrics,
+) {
     let mut failed: Option<String> = None;
-    for line in waiting {
+    let (mut shares, start) = (Shares::default(), Instant::now());
+    for mut line in waiting {
+        match shares.admit(&line.about(), start.elapsed()) {
+            Some(0) => {}
+            Some(left_out) => line.add_problem(format!(
+                "{left_out} earlier lines about it were left out: its files change too often"
+            )),
+            None => {
+                metrics.unwritten_lines.inc();
+                continue;
+            }
+        }
         let error = write_line(journal, *line, &mut pods)
             .err()
             .map(|error| error_chain(&error));
@@ -141,5 +182,41 @@ fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<()
             record_rebind(journal, line)
         }
         AgentLine::Refresh(line) => record_refresh(journal, line),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+
+    use bindguard_config::RefreshMode;
+    use bindguard_core::report::Container;
+
+    use super::*;
+    use crate::pods;
+
+    #[test]
+    fn a_container_that_changes_all_the_time_leaves_room_for_the_lines_of_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let (journal, metrics) = (folder.path().join("journal.jsonl"), Metrics::new());
+        let (lines, waiting) = sync_channel(WAITING);
+        for id in [["loud"; 500].as_slice(), &["quiet"]].concat() {
+            let line = RefreshLine::new(Actor::Agent, id, Container::default());
+            lines.send(Box::new(AgentLine::Refresh(line))).unwrap();
+        }
+        drop(lines);
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.unwrap();
+        let _entered = runtime.enter();
+        let (pods, _) = pods::pods(Path::new("/nowhere"), RefreshMode::Off);
+        write_lines(&journal, &waiting, PodNames::new(pods), &metrics);
+        let written = fs::read_to_string(&journal).unwrap();
+        let about = |id: &str| written.matches(&format!(r#""id":"{id}""#)).count();
+        assert_eq!(about("quiet"), 1);
+        let left_out = metrics.unwritten_lines.get();
+        assert!(left_out > 400, "{left_out}");
+        assert_eq!(about("loud") as u64 + left_out, 500);
     }
 }

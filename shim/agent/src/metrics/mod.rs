@@ -62,7 +62,7 @@ pub struct Metrics {
     pub events: EventMetrics,
     /// The NRI plugin.
     pub nri: NriMetrics,
-    /// Lines that the agent could not append to the journal in time.
+    /// Lines that the agent left out of the journal.
     pub unwritten_lines: Counter,
     /// Subpaths, volumes and host-root binds of the last survey.
     pub sources: Family<SourceLabels, Gauge>,

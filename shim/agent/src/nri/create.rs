@@ -119,6 +119,7 @@ fn admitted(pod: &PodSandbox, container: &Container, config: &Config) -> (Admiss
         spec.as_bytes(),
         config.policy(),
         config.places(),
+        LIMIT,
         |_, edits| {
             let table = if edits.is_empty() {
                 None

@@ -12,7 +12,7 @@ use bindguard_config::{DEFAULT_PATH, ENVIRONMENT, Error, Loaded, SHIPPED, load};
 use bindguard_core::error_chain;
 use clap::Subcommand;
 
-use crate::show::{print_json, print_text};
+use crate::show::{print_json, print_remark, print_text};
 use crate::time_limits::check_answers;
 
 /// Verbs of `config`.
@@ -90,10 +90,7 @@ fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     } else {
         load()
     };
-    loaded
-        .remarks()
-        .iter()
-        .for_each(|remark| eprintln!("bindguard: {remark}"));
+    loaded.remarks().iter().for_each(print_remark);
     let keys = origin::shown(&loaded, &path);
     if json {
         print_json(&keys)?;

@@ -13,7 +13,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport};
 use serde_json::{Map, Value};
 
-use crate::show::print_text;
+use crate::show::{print_remark, print_text};
 
 const MOUNTINFO: &str = "collector.system.mountinfo";
 const DIAGNOSER: &str = "diagnoser.kubernetes.subpath_remount";
@@ -44,9 +44,9 @@ pub fn print_diagnosis(
     }
     let more = stale.count();
     if more > 0 {
-        eprintln!(
-            "bindguard: {more} more subpaths are stale, and kubediag takes one at a time: run it again afterwards"
-        );
+        print_remark(format_args!(
+            "{more} more subpaths are stale, and kubediag takes one at a time: run it again afterwards"
+        ));
     }
     print_object(keys)
 }

@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::plan::InstallOptions;
 use super::record::{Owner, Record};
 use super::{name, target};
+use crate::show::print_remark;
 
 /// A part of an installation that is no longer as `install` left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,9 +71,9 @@ impl DriftReporter {
         };
         now.iter()
             .filter(|line| !self.0.contains(line))
-            .for_each(|line| eprintln!("bindguard: {line}"));
+            .for_each(print_remark);
         if now.is_empty() && !self.0.is_empty() {
-            eprintln!("bindguard: the installation is as install left it");
+            print_remark("the installation is as install left it");
         }
         self.0 = now;
     }

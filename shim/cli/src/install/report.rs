@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use bindguard_core::text::one_line;
 use serde::Serialize;
 
 use super::change::Change;
@@ -113,13 +114,13 @@ impl InstallReport {
     fn text(&self) -> String {
         let mut out = String::new();
         for file in &self.files {
-            let _ = writeln!(out, "{:<8} {}", file.action, file.path);
+            let _ = writeln!(out, "{:<8} {}", file.action, one_line(&file.path));
             if let Some(diff) = &file.diff {
                 out.push_str(diff);
             }
         }
         for note in &self.notes {
-            let _ = writeln!(out, "{:<8} {note}", "note");
+            let _ = writeln!(out, "{:<8} {}", "note", one_line(note));
         }
         if self.files.is_empty() && !self.unfinished {
             let _ = writeln!(out, "{:<8} no file has to change", "nothing");

@@ -14,6 +14,8 @@ use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::show::print_remark;
+
 /// The pause before unfinished work is tried again: containers end at their own time.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -49,9 +51,7 @@ impl Stay {
             let code = work()?;
             let is_done = code == ExitCode::SUCCESS;
             if is_done {
-                eprintln!(
-                    "bindguard: done; waiting for SIGTERM, which changes nothing on this node"
-                );
+                print_remark("done; waiting for SIGTERM, which changes nothing on this node");
                 while !self.signal_within(CHECK_INTERVAL)? {
                     check();
                 }

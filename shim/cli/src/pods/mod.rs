@@ -22,6 +22,8 @@ use bindguard_core::spec::SpecUsers;
 use bindguard_operator::pods::{PodName, PodSelector, Pods};
 use clap::Args;
 
+use crate::show::print_remark;
+
 /// The sources of the names.
 #[derive(Debug, Clone, Args)]
 pub struct PodsFrom {
@@ -76,7 +78,9 @@ impl PodsFrom {
 
     fn listed_by_the_cri(&self) -> Pods {
         cri::pods(self.cri.as_deref()).unwrap_or_else(|error| {
-            eprintln!("bindguard: pod names come from the bundles, without the CRI: {error:#}");
+            print_remark(format_args!(
+                "pod names come from the bundles, without the CRI: {error:#}"
+            ));
             Pods::default()
         })
     }

@@ -7,10 +7,12 @@ mod bundle;
 mod node;
 mod style;
 
+use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use bindguard_core::text::one_line;
 use serde::Serialize;
 
 pub use bundle::{exit_code, print, print_bind};
@@ -28,6 +30,11 @@ pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
 /// Prints text, with colours if the terminal supports them.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
+}
+
+/// Reports an error or a remark on stderr, in one line: a pod may have chosen part of the text.
+pub fn print_remark(remark: impl fmt::Display) {
+    eprintln!("bindguard: {}", one_line(&remark.to_string()));
 }
 
 /// Prints bytes that may not be text.

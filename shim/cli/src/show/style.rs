@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style};
 use bindguard_core::judge::VerdictName;
+use bindguard_core::text::one_line;
 
 /// The width of the first column: the longest word of a verdict or a point, and a space.
 const WIDTH: usize = 11;
@@ -50,19 +51,6 @@ impl Lines {
     }
 }
 
-/// A container may have chosen part of the text: a file's name must not move the cursor or begin a
-/// line.
-fn one_line(text: &str) -> String {
-    let shown = |c: char| {
-        if c.is_control() {
-            c.escape_default().to_string()
-        } else {
-            c.to_string()
-        }
-    };
-    text.chars().map(shown).collect()
-}
-
 /// Nothing to do.
 pub const HEALTHY: Style = AnsiColor::Green.on_default();
 /// A finding.
@@ -91,6 +79,10 @@ mod tests {
     fn a_name_cannot_write_lines_of_its_own() {
         let mut lines = Lines::default();
         lines.headed("stale", Style::new(), "/a\ncurrent    /b\u{1b}[2J");
-        assert_eq!(lines.text(), "stale      /a\\ncurrent    /b\\u{1b}[2J\n");
+        lines.below("/a\u{202e}fnoc\u{2066}");
+        assert_eq!(
+            lines.text(),
+            "stale      /a\\ncurrent    /b\\u{1b}[2J\n           /a\\u{202e}fnoc\\u{2066}\n"
+        );
     }
 }
