@@ -9,7 +9,8 @@
 //! A process holds its mmap_lock for as long as it wants in a write to a FUSE file that it mapped.
 //! It holds its exec_update_lock in an execve(2) that closes a file of a FUSE daemon. A hung NFS
 //! server has the same effect. So a separate process reads the first two rows, with a time limit: a
-//! reader that waits for one of these locks can be killed.
+//! reader that waits for one of these locks can be killed. [`crate::enter::open_process_file`] opens
+//! such a file.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -25,6 +26,10 @@ use nix::unistd::{ForkResult, Pid, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const PAGE: usize = 4096;
+
+/// The time after which a test takes a call for one that hangs: every limit of the product is
+/// shorter.
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A FUSE mount with one file, `f`, whose pages can be read and never be written back.
 pub struct Unwritable {
@@ -184,6 +189,11 @@ pub struct Executing {
 impl Executing {
     /// Starts one.
     pub fn start() -> Option<Self> {
+        Self::start_after(|| {})
+    }
+
+    /// Starts one, after `before` in it.
+    pub fn start_after(before: impl FnOnce()) -> Option<Self> {
         let files = Unwritable::mounted()?;
         // SAFETY: as in `Holder::start`.
         match unsafe { fork() }.unwrap() {
@@ -208,6 +218,7 @@ impl Executing {
                         .write(true)
                         .open(files.file())
                         .unwrap();
+                    before();
                     let (write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
                     // SAFETY: a new mapping, which nothing else uses.
                     unsafe {
@@ -251,6 +262,14 @@ impl Drop for Executing {
         self.files = None;
         let _ = waitpid(self.pid, None);
     }
+}
+
+/// The result of `work` in a thread, `None` if it hangs. A thread that waits for a lock of a process
+/// goes on when the process of the test ends.
+pub fn unless_it_hangs<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (send, received) = channel();
+    thread::spawn(move || send.send(work()));
+    received.recv_timeout(HANG_TIMEOUT).ok()
 }
 
 /// Holds the caller's mmap_lock until the daemon of the file is gone.

@@ -6,10 +6,16 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::Notify;
-use bindguard_guard::refresh::RefreshAct;
-use bindguard_testing::held_memory::{Unwritable, blocks_readers, hold_memory};
+use bindguard_core::spec::SpecUsers;
+use bindguard_guard::refresh::{
+    HeldProcess, PodVolumes, ProcessError, RefreshAct, RefreshError, refresh_container,
+};
+use bindguard_testing::held_memory::{
+    Executing, Unwritable, blocks_readers, hold_memory, unless_it_hangs,
+};
 use bindguard_testing::live::Container;
 use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 
 use crate::refresh_scene::{Scene, can_run, method, methods};
 
@@ -182,4 +188,34 @@ fn a_container_that_unmounted_its_subpath_is_left_alone() {
         (0, mounts)
     );
     assert_eq!(container.read("etc/app/0").as_deref(), Some(""));
+}
+
+/// The init executes a program, and the kernel closes a file of a FUSE daemon of the container that
+/// never answers: readers of most files of the init would hang.
+#[test]
+fn an_init_that_hangs_in_execve_does_not_delay_the_refresh() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let enter_own = || unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let Some(executing) = Executing::start_after(enter_own) else {
+        return;
+    };
+    for act in [RefreshAct::Look, RefreshAct::Replace(Notify::None)] {
+        let (pid, pod, records) = (executing.pid(), scene.pod.directory(), scene.records());
+        let refreshed = unless_it_hangs(move || {
+            let process = HeldProcess::open(pid).unwrap();
+            let spec = SpecUsers::from_spec(b"{}").unwrap();
+            let volumes = PodVolumes::open(&pod).unwrap();
+            refresh_container(&process, Some(&spec), &volumes, act, &records)
+        });
+        let refreshed = refreshed.expect("the refresh hangs");
+        // A kernel that takes no lock lets the refresh go on.
+        let is_bounded = matches!(
+            &refreshed,
+            Ok(_) | Err(RefreshError::Process(ProcessError::Blocked { .. }))
+        );
+        assert!(is_bounded, "{refreshed:?}");
+    }
 }

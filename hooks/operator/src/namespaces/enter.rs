@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use bindguard_core::mount_table::MountTable;
+use bindguard_sys::enter::open_process_file;
+use bindguard_sys::process_files::ProcessFile;
 use bindguard_sys::{ReadTableError, read_container_table};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{Mode, OFlags};
@@ -31,9 +33,34 @@ pub enum ReadMountsError {
     Panic(PathBuf),
 }
 
+/// A file that refers to a namespace without processes.
+#[derive(Debug)]
+pub(super) enum NamespaceFile {
+    /// A mount of the reader's own namespace.
+    BindMount(PathBuf),
+    /// A descriptor of a process, which can block its readers.
+    Descriptor(ProcessFile),
+}
+
+impl NamespaceFile {
+    fn path(&self) -> &Path {
+        match self {
+            Self::BindMount(path) => path,
+            Self::Descriptor(descriptor) => &descriptor.path,
+        }
+    }
+
+    fn open(&self) -> io::Result<File> {
+        match self {
+            Self::BindMount(path) => File::open(path),
+            Self::Descriptor(descriptor) => open_process_file(descriptor).map(File::from),
+        }
+    }
+}
+
 /// The mounts of the namespace that a file refers to, read by a thread that enters it.
-pub(super) fn mounts_of_namespace(file: &Path) -> Result<MountTable, UnreadTable> {
-    let panicked = || Err(ReadMountsError::Panic(file.to_owned()).into());
+pub(super) fn mounts_of_namespace(file: &NamespaceFile) -> Result<MountTable, UnreadTable> {
+    let panicked = || Err(ReadMountsError::Panic(file.path().to_owned()).into());
     thread::scope(|scope| {
         scope
             .spawn(|| enter(file))
@@ -42,13 +69,13 @@ pub(super) fn mounts_of_namespace(file: &Path) -> Result<MountTable, UnreadTable
     })
 }
 
-fn enter(file: &Path) -> Result<MountTable, UnreadTable> {
+fn enter(file: &NamespaceFile) -> Result<MountTable, UnreadTable> {
     let failed = |call: &'static str, source: io::Error| ReadMountsError::Call {
         call,
-        file: file.to_owned(),
+        file: file.path().to_owned(),
         source,
     };
-    let namespace = File::open(file).map_err(|error| failed("open", error))?;
+    let namespace = file.open().map_err(|error| failed("open", error))?;
     // Open the thread's own directory before: inside, there may be no /proc.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty());
@@ -67,4 +94,31 @@ fn enter(file: &Path) -> Result<MountTable, UnreadTable> {
         ReadTableError::Read(source) => failed("read the mounts of", source).into(),
         ReadTableError::Table(source) => source.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use bindguard_testing::held_memory::{Executing, unless_it_hangs};
+
+    use super::super::Proc;
+    use super::*;
+
+    /// A process can hang in execve(2) between the reading of its links and the open.
+    #[test]
+    fn a_process_that_hangs_in_execve_does_not_delay_the_survey() {
+        let Some(executing) = Executing::start() else {
+            return;
+        };
+        let pid = executing.pid();
+        let table = unless_it_hangs(move || {
+            mounts_of_namespace(&NamespaceFile::Descriptor(ProcessFile::of(pid, "fd/0")))
+        });
+        // A kernel that takes no lock opens the file, which is no namespace.
+        assert!(
+            matches!(&table, Some(Err(UnreadTable::Enter(ReadMountsError::Call { call, .. }))) if ["open", "enter"].contains(call)),
+            "{table:?}"
+        );
+        let namespaces = unless_it_hangs(|| Proc::default().namespaces());
+        assert!(matches!(&namespaces, Some(Ok(_))), "{namespaces:?}");
+    }
 }

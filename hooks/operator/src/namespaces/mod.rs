@@ -20,7 +20,7 @@ use bindguard_sys::process_files::{ProcessFile, inodes, links};
 use bindguard_sys::{ReadTableError, read_container_table, read_host_table};
 
 pub use self::enter::ReadMountsError;
-use self::enter::mounts_of_namespace;
+use self::enter::{NamespaceFile, mounts_of_namespace};
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
@@ -226,21 +226,14 @@ impl Proc {
                 .filter(|id| !is_known(*id))
             {
                 let held_by = HeldBy::BindMount(entry.mount_point.clone());
-                found
-                    .entry(id)
-                    .or_insert((held_by, entry.mount_point.clone()));
+                let file = NamespaceFile::BindMount(entry.mount_point.clone());
+                found.entry(id).or_insert((held_by, file));
             }
         }
         let descriptors = self.descriptors();
         let targets = links(&descriptors);
-        for (
-            ProcessFile {
-                pid,
-                path: descriptor,
-            },
-            link,
-        ) in descriptors.into_iter().zip(targets)
-        {
+        for (descriptor, link) in descriptors.into_iter().zip(targets) {
+            let pid = descriptor.pid;
             let link = link.ok();
             let id = link
                 .as_deref()
@@ -253,7 +246,8 @@ impl Proc {
                     pid,
                     command: comm.trim_end().to_owned(),
                 };
-                found.entry(id).or_insert((held_by, descriptor));
+                let file = NamespaceFile::Descriptor(descriptor);
+                found.entry(id).or_insert((held_by, file));
             }
         }
         let seen = found.into_iter().map(|(id, (held_by, file))| {

@@ -19,6 +19,7 @@ mod helper;
 mod job;
 mod message;
 mod namespace;
+mod opened_by_child;
 mod owner;
 mod process;
 mod user_namespace;
@@ -41,6 +42,7 @@ pub use self::clone::{CloneError, NewMount, clone_like};
 pub use self::job::Replacement;
 pub use self::message::EnterStep;
 pub use self::namespace::{ContainerNamespace, MountNamespace, MountsLock, NamespaceError};
+pub use self::opened_by_child::open_process_file;
 pub use self::process::{HeldProcess, ProcessError};
 pub use self::user_namespace::user_namespace_of;
 

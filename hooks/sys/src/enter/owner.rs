@@ -1,17 +1,52 @@
-//! The owners of namespaces: ioctl_nsfs(2). No library has these calls.
+//! The owners of namespaces, and the namespaces of processes: ioctl_nsfs(2) and the same for a
+//! pidfd. No library has these calls.
 //!
 //! Unsafe, because the kernel returns the number of a new descriptor.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use nix::libc;
 
 /// `_IO(0xb7, 1)` and `_IO(0xb7, 2)`
 const NS_GET_USERNS: libc::Ioctl = 0xb701;
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
+
+/// `_IO(0xff, 3)` and `_IO(0xff, 9)`
+const PIDFD_GET_MNT_NAMESPACE: libc::Ioctl = 0xff03;
+const PIDFD_GET_USER_NAMESPACE: libc::Ioctl = 0xff09;
+
+/// A namespace of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Mount,
+    User,
+}
+
+impl Kind {
+    /// Its name below `/proc/PID`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Mount => "ns/mnt",
+            Self::User => "ns/user",
+        }
+    }
+}
+
+/// The namespace of the process that a pidfd refers to: Linux 6.11 and newer. The kernel takes no
+/// lock that the process can hold.
+///
+/// # Errors
+/// `ENOTTY` or `EINVAL` from an older kernel, `ESRCH` if the process ended.
+pub(super) fn namespace_of(pidfd: &OwnedFd, kind: Kind) -> io::Result<File> {
+    let request = match kind {
+        Kind::Mount => PIDFD_GET_MNT_NAMESPACE,
+        Kind::User => PIDFD_GET_USER_NAMESPACE,
+    };
+    related(pidfd, request)
+}
 
 /// The user namespace that owns a namespace.
 ///
@@ -29,11 +64,11 @@ pub(super) fn parent_of(users: &File) -> io::Result<File> {
     related(users, NS_GET_PARENT)
 }
 
-fn related(namespace: &File, request: libc::Ioctl) -> io::Result<File> {
-    // SAFETY: the request has no argument. The descriptor that it returns is new, and no other
+fn related(file: &impl AsRawFd, request: libc::Ioctl) -> io::Result<File> {
+    // SAFETY: the argument of the request is unused, and 0 for a pidfd. The descriptor that it returns is new, and no other
     // value owns it.
     unsafe {
-        match libc::ioctl(namespace.as_raw_fd(), request) {
+        match libc::ioctl(file.as_raw_fd(), request, 0) {
             -1 => Err(io::Error::last_os_error()),
             descriptor => Ok(File::from_raw_fd(descriptor)),
         }

@@ -1,17 +1,21 @@
 //! A container's init process, held by a pidfd: what is read of it belongs to it and to no later
 //! process of the same pid.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use bindguard_core::mount_table::{MountTable, TableError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::namespace::MountNamespace;
+use super::opened_by_child::open_process_file;
+use super::owner::{Kind, namespace_of};
 use crate::mountinfo::{ReadTableError, read_container_table};
+use crate::process_files::{self, ProcessFile};
 
 /// A process, which may end at any time.
 #[derive(Debug)]
@@ -36,6 +40,17 @@ pub enum ProcessError {
         /// The kernel's error.
         #[source]
         source: io::Error,
+    },
+    /// A file of it could not be read within the time limit: it holds a lock of its own that the
+    /// reader needs.
+    #[error(
+        "read {name} of process {pid}: the process blocks its readers, for example in an execve(2) that waits for a file server"
+    )]
+    Blocked {
+        /// Its pid.
+        pid: u32,
+        /// The name below `/proc/PID`.
+        name: &'static str,
     },
     /// Its mount table was not accepted, for example because it is too large.
     #[error("parse the mount table of process {pid}")]
@@ -89,49 +104,35 @@ impl HeldProcess {
             .is_ok_and(|ready| ready == 0)
     }
 
-    /// The text of a file below `/proc/PID`.
+    /// The text of a file below `/proc/PID` for which the kernel takes no lock that the process can
+    /// hold: see [`process_files`].
     ///
     /// # Errors
     /// If it cannot be read, or the process ended.
     pub fn read(&self, name: &'static str) -> Result<Vec<u8>, ProcessError> {
-        let text = read_at_once(format!("/proc/{}/{name}", self.pid));
-        // Read first, then checked: while the process lived, its pid was no other's.
-        if !self.is_alive() {
-            return Err(ProcessError::Ended(self.pid));
-        }
-        text.map_err(|source| ProcessError::Read {
-            pid: self.pid,
-            name,
-            source,
-        })
+        self.checked(name, read_at_once(format!("/proc/{}/{name}", self.pid)))
     }
 
     /// The file name of its program, by the link `exe` alone: the program's filesystem is not
     /// queried.
     ///
     /// # Errors
-    /// As [`HeldProcess::read`].
+    /// As [`HeldProcess::read`], and [`ProcessError::Blocked`].
     pub fn program_name(&self) -> Result<Vec<u8>, ProcessError> {
         let name = "exe";
-        let link = fs::read_link(format!("/proc/{}/{name}", self.pid));
-        if !self.is_alive() {
-            return Err(ProcessError::Ended(self.pid));
-        }
-        let link = link.map_err(|source| ProcessError::Read {
-            pid: self.pid,
-            name,
-            source,
-        })?;
+        let link = only(process_files::links(&[ProcessFile::of(self.pid, name)]));
+        let link = self.checked(name, link)?;
         Ok(link.file_name().unwrap_or_default().as_bytes().to_vec())
     }
 
     /// The time of its start, in ticks since the boot: field 22 of proc_pid_stat(5).
     ///
     /// # Errors
-    /// As [`HeldProcess::read`].
+    /// As [`HeldProcess::program_name`].
     pub fn start_time(&self) -> Result<u64, ProcessError> {
         let name = "stat";
-        let text = String::from_utf8_lossy(&self.read(name)?).into_owned();
+        let text = only(process_files::contents(&[ProcessFile::of(self.pid, name)]));
+        let text = String::from_utf8_lossy(&self.checked(name, text)?).into_owned();
         // The name of the program may have spaces and parentheses.
         let field = text
             .rsplit(')')
@@ -167,28 +168,39 @@ impl HeldProcess {
     /// Its user namespace at this moment.
     ///
     /// # Errors
-    /// As [`HeldProcess::read`].
+    /// As [`HeldProcess::program_name`].
     pub(super) fn user_namespace(&self) -> Result<File, ProcessError> {
-        self.namespace("ns/user")
+        self.namespace(Kind::User)
     }
 
     /// Its mount namespace at this moment.
     ///
     /// # Errors
-    /// As [`HeldProcess::read`].
+    /// As [`HeldProcess::program_name`].
     pub fn mount_namespace(&self) -> Result<MountNamespace, ProcessError> {
-        Ok(MountNamespace::new(self.namespace("ns/mnt")?, self.pid))
+        Ok(MountNamespace::new(self.namespace(Kind::Mount)?, self.pid))
     }
 
-    fn namespace(&self, name: &'static str) -> Result<File, ProcessError> {
-        let file = File::open(format!("/proc/{}/{name}", self.pid));
+    fn namespace(&self, kind: Kind) -> Result<File, ProcessError> {
+        let file = match namespace_of(&self.pidfd, kind) {
+            // Before Linux 6.11 there is only the file, whose open may wait for a lock.
+            Err(error) if is_unknown_request(&error) => {
+                open_process_file(&ProcessFile::of(self.pid, kind.name())).map(File::from)
+            }
+            file => file,
+        };
+        self.checked(kind.name(), file)
+    }
+
+    /// The result, if the process is still alive: while it lived, its pid was no other's.
+    fn checked<T>(&self, name: &'static str, read: io::Result<T>) -> Result<T, ProcessError> {
+        let pid = self.pid;
         if !self.is_alive() {
-            return Err(ProcessError::Ended(self.pid));
+            return Err(ProcessError::Ended(pid));
         }
-        file.map_err(|source| ProcessError::Read {
-            pid: self.pid,
-            name,
-            source,
+        read.map_err(|source| match source.kind() {
+            io::ErrorKind::TimedOut => ProcessError::Blocked { pid, name },
+            _ => ProcessError::Read { pid, name, source },
         })
     }
 
@@ -211,6 +223,20 @@ fn read_at_once(path: String) -> io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(16 * 1024);
     File::open(path)?.read_to_end(&mut text)?;
     Ok(text)
+}
+
+/// The result for a single file.
+fn only<T>(mut results: Vec<io::Result<T>>) -> io::Result<T> {
+    results
+        .pop()
+        .unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
+}
+
+fn is_unknown_request(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOTTY | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS)
+    )
 }
 
 impl AsFd for HeldProcess {

@@ -1,12 +1,14 @@
 //! Reads command lines beside a process that holds its mmap_lock: a reader of its memory would hang
 //! without end.
 
+use std::fs::File;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::enter::{HeldProcess, ProcessError, open_process_file};
 use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, links};
-use bindguard_testing::held_memory::{Executing, Holder, blocks_readers};
+use bindguard_testing::held_memory::{Executing, Holder, blocks_readers, unless_it_hangs};
 
 #[test]
 fn a_process_that_holds_its_memory_delays_no_other() {
@@ -44,7 +46,8 @@ fn a_process_that_holds_its_memory_is_still_recognized() {
     );
     let process = HeldProcess::open(holder.pid()).unwrap();
     assert_eq!(process.read("comm").unwrap(), b"held\n");
-    for name in ["cgroup", "stat", "status", "mountinfo"] {
+    assert!(process.start_time().is_ok());
+    for name in ["cgroup", "status", "mountinfo"] {
         assert!(!process.read(name).unwrap().is_empty(), "{name}");
     }
     let folder = format!("/proc/{}", holder.pid());
@@ -83,6 +86,55 @@ fn a_process_that_hangs_in_execve_delays_no_other() {
     assert!(
         mnt[2].is_ok() && links(&files("exe"))[2].is_ok() && contents(&files("stat"))[2].is_ok()
     );
+}
+
+/// A refresh reads these of the init of a container, which can make a FUSE mount of its own.
+#[test]
+fn a_process_that_hangs_in_execve_does_not_delay_its_readers() {
+    let Some(executing) = Executing::start() else {
+        return;
+    };
+    let pid = executing.pid();
+    let is_own = unless_it_hangs(move || {
+        let namespace = HeldProcess::open(pid).unwrap().mount_namespace();
+        namespace.unwrap().is_own().unwrap()
+    });
+    assert_eq!(is_own, Some(true));
+    let program = unless_it_hangs(move || HeldProcess::open(pid).unwrap().program_name());
+    assert!(is_read_or_blocked(&program), "{program:?}");
+    let started = unless_it_hangs(move || HeldProcess::open(pid).unwrap().start_time());
+    assert!(is_read_or_blocked(&started), "{started:?}");
+    for name in ["uid_map", "gid_map", "status", "mountinfo"] {
+        let read = unless_it_hangs(move || HeldProcess::open(pid).unwrap().read(name).is_ok());
+        assert_eq!(read, Some(true), "{name}");
+    }
+}
+
+/// The way to a namespace before Linux 6.11, and to one that only a descriptor of a process holds.
+#[test]
+fn a_file_of_a_process_that_hangs_in_execve_is_opened_within_a_time_limit() {
+    let Some(executing) = Executing::start() else {
+        return;
+    };
+    let own = ProcessFile::of(std::process::id(), "ns/mnt");
+    let opened = File::from(open_process_file(&own).unwrap());
+    let number = |namespace: std::fs::Metadata| (namespace.dev(), namespace.ino());
+    assert_eq!(
+        number(opened.metadata().unwrap()),
+        number(std::fs::metadata("/proc/self/ns/mnt").unwrap())
+    );
+    let none = open_process_file(&ProcessFile::of(u32::MAX, "ns/mnt")).unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::NotFound);
+
+    let file = ProcessFile::of(executing.pid(), "ns/mnt");
+    let opened = unless_it_hangs(move || open_process_file(&file));
+    let opened = opened.expect("the open hangs");
+    assert!(opened.as_ref().is_ok() || opened.as_ref().is_err_and(is_late));
+}
+
+/// A kernel that takes no lock for the file answers.
+fn is_read_or_blocked<T>(read: &Option<Result<T, ProcessError>>) -> bool {
+    matches!(read, Some(Ok(_) | Err(ProcessError::Blocked { .. })))
 }
 
 fn is_late(error: &std::io::Error) -> bool {

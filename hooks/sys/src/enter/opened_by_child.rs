@@ -1,0 +1,95 @@
+//! Opens a file below `/proc/PID` in a child, which passes the descriptor back: unix(7).
+//!
+//! The process can hold a lock that the open needs: see [`crate::process_files`]. Then the child is
+//! killed. Its wait for the lock ends by that.
+
+use std::ffi::{CStr, CString};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use super::fork::ChildProcess;
+use super::is_readable;
+use crate::process_files::ProcessFile;
+
+/// Time limit of an open.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Opens a file of a process to read it.
+///
+/// # Errors
+/// The kernel's, and `TimedOut` if the process holds a lock.
+pub fn open_process_file(file: &ProcessFile) -> io::Result<OwnedFd> {
+    let path = CString::new(file.path.as_os_str().as_bytes())?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let open = || pass_opened(theirs.as_fd(), &path);
+    let child = ChildProcess::start(0, &[theirs.as_raw_fd()], open)?;
+    drop(theirs);
+    let opened = if is_readable(ours.as_fd(), OPEN_TIMEOUT) {
+        receive(ours.as_fd())
+    } else {
+        Err(io::ErrorKind::TimedOut.into())
+    };
+    child.kill();
+    opened
+}
+
+/// Opens the file, and sends its descriptor or the error number.
+fn pass_opened(socket: BorrowedFd<'_>, path: &CStr) {
+    // A process can replace its descriptor with a fifo, whose open would wait for a writer.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = openat(CWD, path, flags, Mode::empty());
+    let number = opened
+        .as_ref()
+        .map_or_else(|errno| errno.raw_os_error(), |_| 0);
+    let descriptors = opened.as_ref().map(|file| [file.as_fd()]);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if let Ok(descriptors) = &descriptors {
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    // If the reader is gone, the answer is not needed.
+    let _ = sendmsg(
+        socket,
+        &[IoSlice::new(&number.to_ne_bytes())],
+        &mut ancillary,
+        SendFlags::NOSIGNAL,
+    );
+}
+
+fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut number = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut number)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let opened = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    match (i32::from_ne_bytes(number), opened) {
+        (0, Some(opened)) => Ok(opened),
+        // The child was killed, or there are too many open files.
+        (0, None) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        (0, None) => Err(Errno::MFILE.into()),
+        (number, _) => Err(io::Error::from_raw_os_error(number)),
+    }
+}
