@@ -2,6 +2,7 @@
 #
 #   make demo     the faults and their repairs, on a private containerd
 #   make test     all tests, set-up included; CI runs it
+#   make story    one story of the tests, such as NAME=live_refresh::
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
@@ -51,7 +52,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build programs demo test stories fuzz lint setup matrix engines helm deb test-deb package-files release image image-check \
+.PHONY: all build programs demo test stories story fuzz lint setup matrix engines helm deb test-deb package-files release image image-check \
   image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
@@ -183,6 +184,9 @@ stories: ; $(CARGO_TEST) --workspace --no-fail-fast --lib --bins --test it -- --
 
 # STORY MODULE:: WORDS...: the stories of one module
 STORY := $(CARGO_TEST) -p bindguard-integration --test it --
+
+## one story, such as NAME=live_refresh::
+story: ; $(STORY) $(NAME) --nocapture
 
 # per target, five targets
 SECONDS ?= 120
