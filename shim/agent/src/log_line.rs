@@ -8,12 +8,26 @@ use std::fmt;
 use bindguard_core::text::one_line;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
+
+/// The log of the agent, without times: journald and the kubelet add them.
+pub fn log_to<W>(writer: W) -> impl Subscriber + Send + Sync
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    tracing_subscriber::fmt()
+        .with_writer(writer)
+        .with_target(false)
+        .with_ansi(false)
+        .without_time()
+        .map_event_format(OneLine)
+        .finish()
+}
 
 /// Formats events as another format does, and escapes the result.
 #[derive(Debug)]
-pub struct OneLine<F>(pub F);
+struct OneLine<F>(F);
 
 impl<S, N, F> FormatEvent<S, N> for OneLine<F>
 where
@@ -64,13 +78,7 @@ mod tests {
     fn a_name_neither_begins_a_line_of_the_log_nor_reorders_it() {
         let written = Log::default();
         let log = written.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(move || log.clone())
-            .with_target(false)
-            .with_ansi(false)
-            .without_time()
-            .map_event_format(OneLine)
-            .finish();
+        let subscriber = log_to(move || log.clone());
         let name = "app\n WARN refused\r\u{202e}fnoc\u{2066}\u{85}";
         with_default(subscriber, || warn!(name, "pod {name}"));
         let escaped = r"app\n WARN refused\r\u{202e}fnoc\u{2066}";

@@ -34,17 +34,13 @@ mod watch;
 
 use std::process::ExitCode;
 
+use bindguard_core::text::one_line;
 use clap::Parser;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(false)
-        .without_time()
-        .map_event_format(log_line::OneLine)
-        .init();
+    log_line::log_to(std::io::stderr).init();
     let ended = match &args.command {
         Some(args::Verb::AnnotatePod(verb)) => verb.run(),
         None => run::run(&args),
@@ -52,7 +48,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("bindguard-agent: {error:#}");
+            eprintln!("bindguard-agent: {}", one_line(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

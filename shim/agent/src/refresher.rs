@@ -311,6 +311,12 @@ impl<'a> Refresher<'a> {
         self.known().forget_others(is_here);
     }
 
+    /// True if a warning about this pod or container is remembered.
+    #[cfg(test)]
+    pub fn has_warned(&self, about: &str) -> bool {
+        self.known().warned.contains_key(about)
+    }
+
     /// Counts a thread that goes on after a panic.
     pub fn count_restart(&self) {
         self.metrics.restarts.inc();

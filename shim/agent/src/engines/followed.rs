@@ -230,3 +230,39 @@ impl FollowedContainer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use bindguard_core::policy::Policy;
+
+    use super::*;
+    use crate::events::Events;
+    use crate::idle_memory::IdleMemory;
+    use crate::journal::JournalWriter;
+    use crate::metrics::Metrics;
+    use crate::node_state::StateSink;
+    use crate::reporting::Reporting;
+    use crate::watch::Inotify;
+
+    #[test]
+    fn a_survey_forgets_the_warnings_about_containers_that_are_gone() {
+        let (root, metrics, policy) = (
+            tempfile::tempdir().unwrap(),
+            Metrics::new(),
+            Policy::default(),
+        );
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(&metrics)),
+            state: StateSink::off(),
+            journal: JournalWriter::off(Arc::clone(&metrics)),
+            memory: IdleMemory::default(),
+        };
+        let refresher = Refresher::new(&metrics, &reporting, &policy);
+        refresher.warn("gone", vec!["why".to_owned()]);
+        let mut followed = Followed::new(root.path(), RefreshMode::All);
+        followed.survey(&mut Watches::new(Inotify::new().unwrap()), &refresher);
+        assert!(!refresher.has_warned("gone"));
+    }
+}
