@@ -1,11 +1,12 @@
 //! Writes the state of the shim into its log on SIGUSR1, as Go's shim writes its stacks.
 //!
 //! For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the
-//! kernel functions that those processes wait in. It reads only memory and those files of /proc
-//! that do not block for a hanging process.
+//! kernel functions that those processes wait in. It reads only memory and files of /proc, those of
+//! other processes within a time limit.
 
 use std::fs;
 
+use crate::blockable::read_each;
 use crate::exits::child_pids;
 use crate::service::Containers;
 
@@ -39,7 +40,12 @@ fn threads() -> Vec<String> {
 }
 
 fn processes() -> Vec<String> {
-    let line = |pid: u32| {
+    children(&child_pids())
+}
+
+fn children(pids: &[u32]) -> Vec<String> {
+    // A child is the init of a container, which can block the readers of these files.
+    let lines = read_each(pids, |pid| {
         let read =
             |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
         format!(
@@ -47,8 +53,15 @@ fn processes() -> Vec<String> {
             state_of(&read("stat")),
             read("wchan")
         )
+    });
+    let without_answer = |pid: &u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        format!("child: pid {pid}, {:?} blocks its readers", name.trim_end())
     };
-    child_pids().into_iter().map(line).collect()
+    pids.iter()
+        .zip(lines)
+        .map(|(pid, line)| line.unwrap_or_else(|| without_answer(pid)))
+        .collect()
 }
 
 /// `, NAME is S`; see proc_pid_stat(5).
@@ -89,6 +102,8 @@ fn names_in(folder: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use bindguard_testing::held_memory::{Executing, unless_it_hangs};
+
     use super::*;
 
     #[test]
@@ -99,6 +114,19 @@ mod tests {
             threads().iter().any(|line| line.contains("waits in")),
             "{:?}",
             threads()
+        );
+    }
+
+    #[test]
+    fn a_child_that_hangs_in_execve_does_not_delay_the_dump() {
+        let Some(executing) = Executing::start() else {
+            return;
+        };
+        let pid = executing.pid();
+        let line = unless_it_hangs(move || children(&[pid])).expect("the dump hangs");
+        assert!(
+            line[0].starts_with(&format!("child: pid {pid}, ")),
+            "{line:?}"
         );
     }
 

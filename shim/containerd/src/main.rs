@@ -6,6 +6,7 @@
 //! that is the server.
 
 mod args;
+mod blockable;
 mod blocking;
 mod bootstrap;
 mod bundle;

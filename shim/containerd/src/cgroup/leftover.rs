@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::hierarchies::hierarchies;
 use super::scope::Scope;
 use super::waiting_init::end_waiting_init;
+use crate::blocking::run_blocking;
 
 /// A process that the dead runtime forked sees the end of its pipe, and then ends.
 const TRIES: u32 = 25;
@@ -34,7 +35,10 @@ pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
         .iter()
         .map(|hierarchy| hierarchy.join(path))
         .collect();
-    end_waiting_init(&directories, state);
+    let (within, state) = (directories.clone(), state.to_owned());
+    if let Err(error) = run_blocking(move || end_waiting_init(&within, &state)).await {
+        tracing::warn!(%error, "the init of an interrupted create may stay");
+    }
     match scope {
         Some(scope) => scope.stop_if_empty().await,
         None => remove_empty(&directories).await,

@@ -8,16 +8,19 @@
 //! and of no other. It closes the fifo when it executes the container's program. A process without
 //! this descriptor is not touched.
 //!
-//! Only links are read. The supervising process never reads a command line: a process can block its
-//! readers for ever.
+//! Only links are read, by a thread that can be left behind: a process can block its readers for
+//! ever.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::blockable::read_each;
 
 /// The fifo by which crun and runc start the init.
 const START_FIFO: &str = "exec.fifo";
@@ -36,8 +39,15 @@ pub(super) fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
         return;
     }
     let fifo = resolved(state).join(START_FIFO);
-    for pid in pids {
-        match end_if_waiting(pid, &fifo) {
+    let waits: Vec<(Pid, PathBuf)> = pids.into_iter().map(|pid| (pid, fifo.clone())).collect();
+    let read = read_each(&waits, |(pid, fifo)| waiting(*pid, fifo));
+    for ((pid, _), waiting) in waits.iter().zip(read) {
+        let waiting = waiting.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()));
+        let ended = waiting.and_then(|process| match process {
+            Some(process) => Ok(pidfd_send_signal(process, Signal::KILL).map(|()| true)?),
+            None => Ok(false),
+        });
+        match ended {
             Ok(false) => {}
             Ok(true) => {
                 tracing::warn!(%pid, state = %state.display(), "ended the init that a killed runtime left")
@@ -70,15 +80,11 @@ fn pids_within(cgroup: &Path) -> Vec<Pid> {
         .collect()
 }
 
-/// The descriptor comes first: the links are then those of the process that gets the signal, or the
-/// signal fails.
-fn end_if_waiting(pid: Pid, fifo: &Path) -> io::Result<bool> {
+/// The process, if it waits for this fifo. The descriptor comes first: the links are then those of
+/// the process that gets the signal, or the signal fails.
+fn waiting(pid: Pid, fifo: &Path) -> io::Result<Option<OwnedFd>> {
     let process = pidfd_open(pid, PidfdFlags::empty())?;
-    if !has_open(pid, fifo)? {
-        return Ok(false);
-    }
-    pidfd_send_signal(&process, Signal::KILL)?;
-    Ok(true)
+    Ok(has_open(pid, fifo)?.then_some(process))
 }
 
 fn has_open(pid: Pid, fifo: &Path) -> io::Result<bool> {
@@ -102,7 +108,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use bindguard_testing::held_memory::{Holder, blocks_readers};
+    use bindguard_testing::held_memory::{Executing, Holder, blocks_readers, unless_it_hangs};
 
     /// The state directory of a container, with the fifo.
     fn state(root: &Path, id: &str) -> PathBuf {
@@ -119,7 +125,7 @@ mod tests {
     }
 
     /// A process that has the fifo of this state open and waits.
-    fn waiting(state: &Path) -> Child {
+    fn waiting_for(state: &Path) -> Child {
         let mut command = Command::new("sh");
         command
             .args(["-c", "exec 3<>\"$1\"; echo there; read forever; :", "crun"])
@@ -158,8 +164,8 @@ mod tests {
     fn of_the_processes_below_a_cgroup_only_the_waiting_init_is_ended() {
         let root = tempfile::tempdir().unwrap();
         let [web, longer, other] = ["web", "web2", "other"].map(|id| state(root.path(), id));
-        let mut init = waiting(&web);
-        let mut others = [waiting(&longer), waiting(&other)];
+        let mut init = waiting_for(&web);
+        let mut others = [waiting_for(&longer), waiting_for(&other)];
         let cgroup = cgroup_of(&[others[0].id(), others[1].id(), init.id()]);
         assert_eq!(pids_within(cgroup.path()).len(), 3);
 
@@ -187,7 +193,7 @@ mod tests {
     fn the_init_of_a_removed_state_is_ended() {
         let root = tempfile::tempdir().unwrap();
         let web = state(root.path(), "web");
-        let mut init = waiting(&web);
+        let mut init = waiting_for(&web);
         fs::remove_dir_all(&web).unwrap();
         end_waiting_init(&[cgroup_of(&[init.id()]).path().to_owned()], &web);
         assert_eq!(init.wait().unwrap().signal(), Some(9));
@@ -206,11 +212,30 @@ mod tests {
             blocks_readers(holder.pid()),
             "the process does not hold its memory"
         );
-        let mut init = waiting(&web);
+        let mut init = waiting_for(&web);
         end_waiting_init(
             &[cgroup_of(&[holder.pid(), init.id()]).path().to_owned()],
             &web,
         );
+        assert_eq!(init.wait().unwrap().signal(), Some(9));
+    }
+
+    /// Another container in the same cgroup, whose links cannot be read.
+    #[test]
+    fn a_process_that_hangs_in_execve_does_not_delay_the_clean_up() {
+        let root = tempfile::tempdir().unwrap();
+        let web = state(root.path(), "web");
+        let Some(executing) = Executing::start() else {
+            return;
+        };
+        let mut init = waiting_for(&web);
+        let cgroup = cgroup_of(&[executing.pid(), init.id()]);
+        let path = cgroup.path().to_owned();
+        let ended = unless_it_hangs(move || end_waiting_init(&[path], &web));
+        if ended.is_none() {
+            init.kill().unwrap();
+        }
+        assert_eq!(ended, Some(()), "the clean-up hangs");
         assert_eq!(init.wait().unwrap().signal(), Some(9));
     }
 
