@@ -2,7 +2,7 @@
 //! sockets and answers with a `BootstrapResult`. With its version 3 the pod's second container has
 //! no `start` and no `delete` of its own, so that `delete` of the sandbox has to remove it when
 //! their shim is killed (issue 14). Parameters that contradict the command line, and other input,
-//! are refused (issue 25): containerd could not parse the plain address.
+//! are refused: containerd could not parse the plain address.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Issue 26: configuration management takes bindguard's entry out of containerd's file, or an
+//! Configuration management takes bindguard's entry out of containerd's file, or an
 //! operator deletes the shim. `status` and `doctor` say so, with the command, and change nothing.
 
 use std::fs;

@@ -1,6 +1,6 @@
-//! Issue 25: a container is created and deleted, and never started. No program has run, so there is
-//! no exit to report: the answer has status 0, as with the stock shim, and no TaskExit arrives. The
-//! stock shim sends one after the TaskDelete, if there is time.
+//! A container is created and deleted, and never started. No program has run, so there is no exit
+//! to report: the answer has status 0, as with the stock shim, and no TaskExit arrives. The stock
+//! shim's events are not compared: when it is told to end, it drops the events that it has not sent.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
@@ -12,18 +12,9 @@ use containerd_shim_protos::shim::oci::Options;
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
-        for runtime in [Runtime::Stock, Runtime::Bindguard] {
-            let seen = events::during(node, || {
-                create_and_delete(node, runtime).with_context(|| format!("{runtime:?}"))
-            })?;
-            let is_unasked =
-                |event: &String| runtime == Runtime::Stock && event == "exit web web 137";
-            let wanted: Vec<&String> = seen.iter().filter(|event| !is_unasked(event)).collect();
-            ensure!(
-                wanted == ["create web", "delete web"],
-                "{runtime:?}: {seen:?}"
-            );
-        }
+        create_and_delete(node, Runtime::Stock).context("stock")?;
+        let seen = events::during(node, || create_and_delete(node, Runtime::Bindguard))?;
+        ensure!(seen == ["create web", "delete web"], "{seen:?}");
         before.are_all(node)
     });
 }

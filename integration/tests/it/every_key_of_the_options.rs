@@ -1,4 +1,4 @@
-//! Issue 25: a handler's options may set any key that containerd's default configuration shows.
+//! A handler's options may set any key that containerd's default configuration shows.
 //! With each of them, one after the other, a pod has the same fate as under the stock shim.
 //! `CriuImagePath` once made each create a restore.
 

@@ -1,4 +1,4 @@
-//! Issue 26: `install` converges to the options that it is given, from any state that an earlier
+//! `install` converges to the options that it is given, from any state that an earlier
 //! install left. A fleet is rolled out with `--default`, and the mind is changed; the kubelet's
 //! cgroup driver changes; the files are as a fresh install makes them.
 

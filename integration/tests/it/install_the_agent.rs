@@ -1,4 +1,4 @@
-//! Issue 25: `bindguard install --agent` brings the node agent with its program, unit and
+//! `bindguard install --agent` brings the node agent with its program, unit and
 //! enablement, and `uninstall` removes all of it.
 
 use std::fs;

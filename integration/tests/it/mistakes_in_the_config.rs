@@ -1,4 +1,4 @@
-//! Issue 26: a mistake in `config.toml` changes only the key that has it. A key of a newer version,
+//! A mistake in `config.toml` changes only the key that has it. A key of a newer version,
 //! after a rollback, loses no policy; a broken file loses no runtime.
 
 use std::fs::{self, Permissions};

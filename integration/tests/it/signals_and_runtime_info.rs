@@ -88,7 +88,7 @@ fn what_it_is(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Issue 25: both shims refuse them. A caller that got an answer would believe that the runtime is
+/// Both shims refuse them. A caller that got an answer would believe that the runtime is
 /// there.
 fn wrong_options_of_info(node: &Node) -> Result<()> {
     let missing = options_any(&Options {
@@ -122,7 +122,7 @@ fn wrong_options_of_info(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Issue 25: the exit codes of the stock shim, and a text that explains the flags.
+/// The exit codes of the stock shim, and a text that explains the flags.
 fn command_lines_of_people(node: &Node) -> Result<()> {
     for (words, expected) in [
         (&[][..], 1),
@@ -146,7 +146,7 @@ fn command_lines_of_people(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Issue 25: `-socket` names the path to serve on.
+/// `-socket` names the path to serve on.
 fn socket_of_the_command_line(node: &Node) -> Result<()> {
     let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
     let socket = Path::new("/run/own.sock");
@@ -181,7 +181,7 @@ fn socket_of_the_command_line(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Issue 25: the stock shim ends at SIGTERM, and its container with it.
+/// The stock shim ends at SIGTERM, and its container with it.
 fn sigterm_of_the_stock_shim(node: &Node) -> Result<()> {
     let ctr = node.ctr();
     ctr.container("stock")

@@ -78,7 +78,7 @@ fn resize(node: &Node) -> Result<()> {
     };
     client.exec(exec, &["sh", "-c", SIZE])?;
     client.start("sized", "e")?;
-    // A size has 16 bits: as in the stock shim, the others are dropped (issue 25).
+    // A size has 16 bits: as in the stock shim, the others are dropped.
     client.resize("sized", "e", 65_536 + 121, 33)?;
     ensure!(client.wait("sized", "e")? == 0);
     client.delete("sized", "e")?;

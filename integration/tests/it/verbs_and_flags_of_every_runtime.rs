@@ -1,4 +1,4 @@
-//! Issue 25: `bindguard-runtime` must know which words of a command line are verbs and which are
+//! `bindguard-runtime` must know which words of a command line are verbs and which are
 //! values. Each runc and crun of the matrix prints its verbs and flags, and the story puts each of
 //! them where a mistake would show in the journal: an admission of the working directory by a verb
 //! that creates nothing, or none by one that does.

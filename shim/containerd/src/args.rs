@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(parse("-namespace n -socket /s").unwrap().socket, "/s");
     }
 
-    /// Issue 25: as Go's shim.
+    /// As Go's shim.
     #[test]
     fn only_queries_need_no_namespace() {
         for line in ["", "-id i start", "-namespace= -id i start", "-id i delete"] {

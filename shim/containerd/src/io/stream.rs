@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(Stream::parse("npipe:////./pipe/x"), Err(InvalidUri));
     }
 
-    /// Issue 25: as Go's net/url reads them.
+    /// As Go's net/url reads them.
     #[test]
     fn uris_without_a_host_and_with_invalid_escapes() {
         assert_eq!(

@@ -251,7 +251,7 @@ mod tests {
         );
     }
 
-    /// Issue 25: containerd's default configuration shows the key.
+    /// Containerd's default configuration shows the key.
     #[test]
     fn the_image_path_of_a_handler_is_no_request_to_restore() {
         let sent = oci::Options {

@@ -46,7 +46,7 @@ mod tests {
     use crate::service::containers::tests::containers;
     use crate::service::{V2, V3, services};
 
-    /// Issue 25: as Go's ttrpc answers.
+    /// As Go's ttrpc answers.
     #[tokio::test]
     async fn codes_of_calls_that_no_method_can_serve() {
         let folder = tempfile::tempdir().unwrap();

@@ -800,7 +800,7 @@ mod tests {
         assert_eq!(told("[plugins]\ncri = 7\n"), "plugins.cri is not a table");
     }
 
-    /// Issue 26: these files were refused. The Amazon AMI for containerd 2 mixes the quotes.
+    /// These files were refused. The Amazon AMI for containerd 2 mixes the quotes.
     #[test]
     fn every_other_byte_stays_whatever_its_style() {
         let mixed = "\u{feff}version = 2\r\n[plugins.'cri'.containerd ]\r\n\tx = 'a'\r\n[ plugins.\"cri\".containerd.runtimes . runc ]\r\n\ttype=\"x\"\r\n[plugins.\"cri\".cni]\r\nbin = 'b' # end";
