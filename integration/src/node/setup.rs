@@ -1,10 +1,11 @@
 //! A story's requirements for its node, and the steps that make the node.
 
 use std::fs;
+use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::{cell::RefCell, process};
+use std::{cell::RefCell, process, thread};
 
 use anyhow::{Context, Result};
 
@@ -177,15 +178,19 @@ impl Setup {
         let generation = self.generation;
         let node = match self.start() {
             Ok(node) => node,
-            Err(error) => panic!("make a node with {generation}: {error:#}"),
+            Err(error) => {
+                let failure = format!("make a node with {generation}: {error:#}");
+                say_at_once(&failure);
+                panic!("{failure}");
+            }
         };
         if let Err(error) = story(&node) {
             // the panic makes `Drop` print the post mortem
             let version = Matrix::locate().and_then(|matrix| matrix.containerd_version(generation));
-            panic!(
-                "on containerd {}: {error:#}",
-                version.unwrap_or_else(|error| format!("of unknown version ({error:#})"))
-            );
+            let version = version.unwrap_or_else(|error| format!("of unknown version ({error:#})"));
+            let failure = format!("on containerd {version}: {error:#}");
+            say_at_once(&failure);
+            panic!("{failure}");
         }
     }
 
@@ -367,4 +372,19 @@ fn unique_name() -> String {
         process::id(),
         COUNT.fetch_add(1, Ordering::Relaxed)
     )
+}
+
+/// Writes why a story failed past libtest, which holds back a test's output until all have
+/// ended: a log that breaks off still has the reason.
+fn say_at_once(failure: &str) {
+    let thread = thread::current();
+    let story = thread.name().unwrap_or("a story");
+    let start: String = failure
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .take(500)
+        .collect();
+    let _ = writeln!(io::stderr(), "FAILED {story} {start}");
 }
