@@ -1,23 +1,21 @@
 //! Kubernetes events on the pods of this node.
 //!
 //! ```text
-//! journal ─────┐                                                                     ┌─ bound of the node
-//! re-binds ────┼─► Events ─► recorder: names of the pod ─► correlator ─► queue ──────┴─► API server
-//! refreshes ───┤   never     (CRI, cached)                (merges)      (bounded)        create, patch
+//! journal ─────┐
+//! re-binds ────┼─► Events ─► recorder: names of the pod ─► objects ─► pace of the node ─► API server
+//! refreshes ───┤   never     (CRI, cached)                (counted)                       create, patch
 //! survey ──────┘   waits
 //! ```
 //!
 //! Threads hand over occurrences and go on: an API server that is slow, down or hostile costs
 //! events, and nothing else.
 
-mod correlator;
 mod from_reports;
+mod objects;
 mod occurrence;
 mod pace;
-mod queue;
 mod recorder;
 mod standing;
-mod token_bucket;
 
 use std::sync::Arc;
 
@@ -26,15 +24,14 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::metrics::{EventResult, Metrics};
 
-pub use self::correlator::Event;
 pub use self::from_reports::{
     from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_refusal,
     from_survey,
 };
+pub use self::objects::Event;
 pub use self::occurrence::{EventType, Occurrence, PodIdentity};
 pub use self::recorder::{EventApi, Recorder, WriteError};
 pub use self::standing::Standing;
-pub use self::token_bucket::TokenBucket;
 
 /// The limit of occurrences that wait for the recorder.
 const WAITING: usize = 256;

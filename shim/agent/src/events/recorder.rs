@@ -1,4 +1,4 @@
-//! The task that turns occurrences into requests: it merges them and keeps the node's bound.
+//! The task that turns occurrences into requests, within the node's bound.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -12,22 +12,21 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use super::correlator::{Correlator, Event};
+use super::objects::{Event, EventObjects};
 use super::occurrence::{Moment, Occurrence, PodIdentity, Subject};
 use super::pace::Pace;
-use super::queue::Queue;
 use crate::metrics::{EventResult, Metrics};
 use crate::pods::Cri;
 use crate::wall_clock::since_epoch;
 
 /// Time limit of one request, its connection included.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time without an event after which the connection is closed: an idle agent shall be small.
-const IDLE: Duration = Duration::from_secs(20);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The limit of pods whose names are remembered.
-const PODS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// Writes events. The agent writes to the API server, tests count.
 pub trait EventApi {
@@ -68,8 +67,7 @@ pub struct Recorder<A> {
     api: A,
     cri: Cri,
     metrics: Arc<Metrics>,
-    correlator: Correlator,
-    queue: Queue,
+    objects: EventObjects,
     pace: Pace,
     names: LruCache<String, PodIdentity>,
     started: Instant,
@@ -87,10 +85,9 @@ impl<A: EventApi> Recorder<A> {
             api,
             cri,
             metrics,
-            correlator: Correlator::default(),
-            queue: Queue::default(),
-            pace: Pace::new(per_minute, Duration::ZERO),
-            names: LruCache::new(PODS),
+            objects: EventObjects::default(),
+            pace: Pace::new(per_minute),
+            names: LruCache::new(MAX_NAMES),
             started: Instant::now(),
             is_connected: false,
             failing: None,
@@ -102,11 +99,14 @@ impl<A: EventApi> Recorder<A> {
     pub async fn run(mut self, mut occurrences: Receiver<Occurrence>) {
         loop {
             // Without an event and a connection there is nothing to wait for, and no wake-up.
-            let pause = (!self.queue.is_empty()).then(|| self.pace.wait(self.now().uptime));
+            let pause = self
+                .objects
+                .is_any_waiting()
+                .then(|| self.pace.wait(self.now().uptime));
             tokio::select! {
                 biased;
                 () = sleep(pause.unwrap_or_default()), if pause.is_some() => self.request().await,
-                () = sleep(IDLE), if pause.is_none() && self.is_connected => self.disconnect(),
+                () = sleep(IDLE_TIMEOUT), if pause.is_none() && self.is_connected => self.disconnect(),
                 occurrence = occurrences.recv() => match occurrence {
                     Some(occurrence) => self.take(occurrence).await,
                     None => return,
@@ -132,16 +132,12 @@ impl<A: EventApi> Recorder<A> {
             return self.metrics.events.count(EventResult::no_pod, 1);
         };
         let now = self.now();
-        let Some(event) = self.correlator.correlate(occurrence, pod, now) else {
-            return self.metrics.events.count(EventResult::spam, 1);
-        };
-        if self.queue.is_empty() {
+        if !self.objects.is_any_waiting() {
             self.pace.begin(now.uptime, fastrand::f64());
         }
-        let dropped = self.queue.push(event, now.uptime);
-        self.metrics
-            .events
-            .count(EventResult::queue_full, dropped.iter().count());
+        if self.objects.add(occurrence, pod, now) {
+            self.metrics.events.count(EventResult::queue_full, 1);
+        }
     }
 
     /// The names of a pod. `None` if it has no sandbox any more, or the CRI does not answer.
@@ -173,45 +169,46 @@ impl<A: EventApi> Recorder<A> {
         let now = self.now().uptime;
         self.metrics
             .events
-            .count(EventResult::expired, self.queue.expire(now));
-        let Some((event, since)) = self.queue.pop() else {
+            .count(EventResult::expired, self.objects.expire(now));
+        let Some(event) = self.objects.next() else {
             return;
         };
-        self.pace.requested(now, fastrand::f64());
+        self.pace.requested(now);
         self.is_connected = true;
-        let written = timeout(PATIENCE, self.api.write(&event))
+        let written = timeout(REQUEST_TIMEOUT, self.api.write(&event))
             .await
             .unwrap_or_else(|_| {
                 Err(WriteError::Unavailable {
-                    why: format!("nothing within {PATIENCE:?}"),
+                    why: format!("nothing within {REQUEST_TIMEOUT:?}"),
                     pause: None,
                 })
             });
         match written {
             Ok(()) => self.written(&event),
-            Err(error) => self.not_written(event, since, error),
+            Err(error) => self.not_written(&event, &error),
         }
     }
 
     fn written(&mut self, event: &Event) {
         self.pace.answered();
-        self.correlator.set_exists(&event.key, true);
+        self.objects.settle(&event.key);
+        self.objects.set_exists(&event.key, true);
         self.metrics.events.count(EventResult::written, 1);
         if self.failing.take().is_some() {
             info!("events are written again");
         }
     }
 
-    fn not_written(&mut self, mut event: Event, since: Duration, error: WriteError) {
-        match &error {
+    fn not_written(&mut self, event: &Event, error: &WriteError) {
+        match error {
             WriteError::Gone | WriteError::Exists => {
                 self.pace.answered();
-                event.exists = matches!(error, WriteError::Exists);
-                self.correlator.set_exists(&event.key, event.exists);
-                self.put_back(event, since);
+                let exists = matches!(error, WriteError::Exists);
+                self.objects.set_exists(&event.key, exists);
             }
             WriteError::Refused(why) => {
                 self.pace.answered();
+                self.objects.settle(&event.key);
                 self.metrics.events.count(EventResult::refused, 1);
                 // Each reason once, and a bounded number of them.
                 if self.refused.len() < 16 && self.refused.insert(why.clone()) {
@@ -222,21 +219,12 @@ impl<A: EventApi> Recorder<A> {
                 }
             }
             WriteError::Forbidden(_) => {
+                self.objects.settle(&event.key);
                 self.metrics.events.count(EventResult::refused, 1);
-                self.failed(None, &error);
+                self.failed(None, error);
             }
-            WriteError::Unavailable { pause, .. } => {
-                self.failed(*pause, &error);
-                self.put_back(event, since);
-            }
+            WriteError::Unavailable { pause, .. } => self.failed(*pause, error),
         }
-    }
-
-    fn put_back(&mut self, event: Event, since: Duration) {
-        let dropped = self.queue.put_back(event, since);
-        self.metrics
-            .events
-            .count(EventResult::queue_full, dropped.iter().count());
     }
 
     fn failed(&mut self, pause: Option<Duration>, error: &WriteError) {

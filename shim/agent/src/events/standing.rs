@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use lru::LruCache;
 
-use super::correlator::CAPACITY;
+use super::objects::MAX_OBJECTS;
 use super::occurrence::Occurrence;
 
 /// The occurrences that each place had when it was last checked.
@@ -14,7 +14,7 @@ pub struct Standing<K: Hash + Eq>(LruCache<K, Vec<Occurrence>>);
 
 impl<K: Hash + Eq> Default for Standing<K> {
     fn default() -> Self {
-        Self(LruCache::new(CAPACITY))
+        Self(LruCache::new(MAX_OBJECTS))
     }
 }
 

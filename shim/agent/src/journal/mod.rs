@@ -8,6 +8,7 @@ mod follow;
 mod pod_names;
 mod position;
 mod share;
+mod token_bucket;
 mod writer;
 
 use std::fs::File;

@@ -26,8 +26,6 @@ pub enum EventResult {
     written,
     /// The API server refuses it.
     refused,
-    /// Its pod had too many.
-    spam,
     /// Too many events waited.
     queue_full,
     /// It waited too long.
@@ -37,10 +35,9 @@ pub enum EventResult {
 }
 
 impl EventMetrics {
-    const RESULTS: [EventResult; 6] = [
+    const RESULTS: [EventResult; 5] = [
         EventResult::written,
         EventResult::refused,
-        EventResult::spam,
         EventResult::queue_full,
         EventResult::expired,
         EventResult::no_pod,

@@ -1,0 +1,336 @@
+//! The event objects of this node's pods.
+//!
+//! ```text
+//! occurrence ─► object of its container and reason: count, last time, last message ─► waits for a request
+//! ```
+//!
+//! Plain data with the time passed in. A container that has the same trouble with ten files is one
+//! object with a count of ten and the newest message; `bindguard diagnose` names every file.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use bindguard_core::text::cut;
+use lru::LruCache;
+
+use super::occurrence::{EventType, Moment, Occurrence, PodIdentity, Reason};
+
+/// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
+/// occurrence for the longest time is forgotten.
+pub(super) const MAX_OBJECTS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
+/// The limit of a message in bytes: the API's.
+const MAX_MESSAGE: usize = 1000;
+
+/// The time without a further occurrence after which an event is no news any more.
+const EXPIRY: Duration = Duration::from_secs(600);
+
+/// Occurrences with the same key share an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventKey {
+    /// The pod's uid.
+    pub pod_uid: String,
+    /// The container.
+    pub container: Option<String>,
+    /// The reason.
+    pub reason: Reason,
+}
+
+/// An event as the API server is to have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// The key of its object.
+    pub key: EventKey,
+    /// Its pod.
+    pub pod: PodIdentity,
+    /// The name of its object.
+    pub name: String,
+    /// The message of the last occurrence.
+    pub message: String,
+    /// The number of occurrences.
+    pub count: u32,
+    /// The first one, since 1970.
+    pub first: Duration,
+    /// The last one, since 1970.
+    pub last: Duration,
+    /// True if the API server has the object.
+    pub exists: bool,
+}
+
+/// All objects that had an occurrence lately.
+#[derive(Debug)]
+pub struct EventObjects {
+    objects: LruCache<EventKey, Object>,
+    /// Makes two names of one nanosecond differ.
+    named: u64,
+}
+
+#[derive(Debug)]
+struct Object {
+    event: Event,
+    /// The uptime at the last occurrence.
+    last: Duration,
+    /// The uptime since which the API server lacks the newest state.
+    waits_since: Option<Duration>,
+}
+
+impl Default for EventObjects {
+    fn default() -> Self {
+        Self {
+            objects: LruCache::new(MAX_OBJECTS),
+            named: 0,
+        }
+    }
+}
+
+impl EventObjects {
+    /// Counts an occurrence. Returns true if a waiting event was forgotten to make room.
+    pub fn add(&mut self, occurrence: Occurrence, pod: PodIdentity, now: Moment) -> bool {
+        let key = EventKey {
+            pod_uid: pod.uid.clone(),
+            container: occurrence.container,
+            reason: occurrence.reason,
+        };
+        let message = cut(&occurrence.message, MAX_MESSAGE).into_owned();
+        if let Some(object) = self.objects.get_mut(&key) {
+            object.event.count = object.event.count.saturating_add(1);
+            (object.event.message, object.event.last) = (message, now.since_epoch);
+            object.last = now.uptime;
+            object.waits_since.get_or_insert(now.uptime);
+            return false;
+        }
+        let object = Object {
+            event: Event {
+                key: key.clone(),
+                name: self.new_name(&pod, now),
+                pod,
+                message,
+                count: 1,
+                first: now.since_epoch,
+                last: now.since_epoch,
+                exists: false,
+            },
+            last: now.uptime,
+            waits_since: Some(now.uptime),
+        };
+        let forgotten = self.objects.push(key, object);
+        forgotten.is_some_and(|(_, object)| object.waits_since.is_some())
+    }
+
+    fn new_name(&mut self, pod: &PodIdentity, now: Moment) -> String {
+        self.named += 1;
+        let unique = now.since_epoch.as_nanos() + u128::from(self.named);
+        format!("{}.{unique:x}", pod.name)
+    }
+
+    /// True if the API server lacks the newest state of an object.
+    pub fn is_any_waiting(&self) -> bool {
+        self.objects
+            .iter()
+            .any(|(_, object)| object.waits_since.is_some())
+    }
+
+    /// The event to write next: warnings first, then the one that has waited longest.
+    pub fn next(&self) -> Option<Event> {
+        let waiting = self
+            .objects
+            .iter()
+            .filter_map(|(key, object)| Some((key, object.waits_since?, object)));
+        let next = waiting
+            .min_by_key(|(key, since, _)| (key.reason.event_type() != EventType::Warning, *since));
+        next.map(|(_, _, object)| object.event.clone())
+    }
+
+    /// Notes that an event waits no longer: the API server has the newest state, or refuses it.
+    pub fn settle(&mut self, key: &EventKey) {
+        if let Some(object) = self.objects.peek_mut(key) {
+            object.waits_since = None;
+        }
+    }
+
+    /// Notes whether the API server has the object of an event.
+    pub fn set_exists(&mut self, key: &EventKey, exists: bool) {
+        if let Some(object) = self.objects.peek_mut(key) {
+            object.event.exists = exists;
+        }
+    }
+
+    /// Drops waiting events that are no news any more, and returns their number.
+    pub fn expire(&mut self, now: Duration) -> usize {
+        let mut expired = 0;
+        for (_, object) in self.objects.iter_mut() {
+            let is_old = now.saturating_sub(object.last) > EXPIRY;
+            if is_old && object.waits_since.take().is_some() {
+                expired += 1;
+            }
+        }
+        expired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use proptest::prelude::*;
+
+    use super::super::occurrence::Subject;
+    use super::*;
+
+    fn pod(uid: &str) -> PodIdentity {
+        PodIdentity {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+            uid: uid.to_owned(),
+        }
+    }
+
+    fn at(seconds: u64) -> Moment {
+        let uptime = Duration::from_secs(seconds);
+        Moment {
+            since_epoch: uptime + Duration::from_secs(1_800_000_000),
+            uptime,
+        }
+    }
+
+    fn add(objects: &mut EventObjects, uid: &str, reason: Reason, message: &str, now: Moment) {
+        let occurrence = Occurrence {
+            subject: Subject::Uid(uid.to_owned()),
+            container: Some("app".to_owned()),
+            reason,
+            message: message.to_owned(),
+        };
+        objects.add(occurrence, pod(uid), now);
+    }
+
+    /// Takes what waits, as a recorder whose requests all succeed.
+    fn write_all(objects: &mut EventObjects) -> Vec<Event> {
+        let written = std::iter::from_fn(|| {
+            let event = objects.next()?;
+            objects.settle(&event.key);
+            objects.set_exists(&event.key, true);
+            Some(event)
+        });
+        written.collect()
+    }
+
+    #[test]
+    fn a_container_has_one_object_for_each_reason() {
+        let mut objects = EventObjects::default();
+        for number in 0..200 {
+            let message = format!("file {number}");
+            let now = at(number);
+            add(&mut objects, "u", Reason::BindMountRefreshed, &message, now);
+        }
+        let written = write_all(&mut objects);
+        assert_eq!((written.len(), written[0].count), (1, 200));
+        assert_eq!(written[0].message, "file 199");
+        assert_eq!(written[0].last - written[0].first, Duration::from_secs(199));
+        add(
+            &mut objects,
+            "u",
+            Reason::BindMountRefreshed,
+            "again",
+            at(200),
+        );
+        add(&mut objects, "u", Reason::BindSourceDead, "dead", at(201));
+        add(
+            &mut objects,
+            "v",
+            Reason::BindMountRefreshed,
+            "other",
+            at(202),
+        );
+        let later = write_all(&mut objects);
+        let counts: Vec<_> = later
+            .iter()
+            .map(|event| (event.count, event.exists))
+            .collect();
+        assert_eq!(counts, [(1, false), (201, true), (1, false)]);
+        assert_eq!(later[1].name, written[0].name);
+    }
+
+    #[test]
+    fn warnings_go_first_then_the_oldest() {
+        let mut objects = EventObjects::default();
+        for (seconds, (uid, reason)) in [
+            ("a", Reason::BindMountRepaired),
+            ("b", Reason::BindMountRepaired),
+            ("c", Reason::BindSourceDead),
+            ("a", Reason::BindMountRepaired),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            add(&mut objects, uid, reason, "m", at(seconds as u64));
+        }
+        let pods = write_all(&mut objects)
+            .into_iter()
+            .map(|event| event.pod.uid);
+        assert_eq!(pods.collect::<Vec<_>>(), ["c", "a", "b"]);
+        assert!(!objects.is_any_waiting());
+    }
+
+    #[test]
+    fn an_event_without_news_for_ten_minutes_is_dropped() {
+        let mut objects = EventObjects::default();
+        add(&mut objects, "old", Reason::BindSourceDead, "m", at(0));
+        add(&mut objects, "new", Reason::BindSourceDead, "m", at(0));
+        add(&mut objects, "new", Reason::BindSourceDead, "m", at(60));
+        let at = Duration::from_secs;
+        assert_eq!((objects.expire(at(600)), objects.expire(at(601))), (0, 1));
+        assert_eq!(objects.next().unwrap().pod.uid, "new");
+    }
+
+    /// The wall clock steps back and forth by an hour. Only the time stamps follow it.
+    #[test]
+    fn a_step_of_the_wall_clock_changes_no_order() {
+        let mut objects = EventObjects::default();
+        for (uptime, (uid, since_epoch)) in [("a", 7200), ("b", 3600), ("c", 10_800)]
+            .into_iter()
+            .enumerate()
+        {
+            let now = Moment {
+                since_epoch: Duration::from_secs(since_epoch),
+                uptime: Duration::from_secs(uptime as u64),
+            };
+            add(&mut objects, uid, Reason::BindSourceDead, "m", now);
+        }
+        let written = write_all(&mut objects);
+        let seen = written
+            .iter()
+            .map(|event| (event.pod.uid.as_str(), event.last.as_secs()));
+        let expected = [("a", 7200), ("b", 3600), ("c", 10_800)];
+        assert_eq!(seen.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_long_message_is_cut_to_what_the_api_accepts() {
+        let (mut objects, long) = (EventObjects::default(), "x".repeat(5000));
+        add(&mut objects, "u", Reason::BindSourceDead, &long, at(0));
+        assert!(objects.next().unwrap().message.len() <= 1024);
+    }
+
+    proptest! {
+        /// No occurrence is lost or counted twice as long as its object is remembered, and no more
+        /// objects are remembered than the limit.
+        #[test]
+        fn all_occurrences_are_counted(uids in prop::collection::vec(0_u32..600, 1..3000)) {
+            let (mut objects, mut lost) = (EventObjects::default(), 0);
+            for (seconds, uid) in uids.iter().enumerate() {
+                let occurrence = Occurrence {
+                    subject: Subject::Uid(uid.to_string()),
+                    container: None,
+                    reason: Reason::BindSourceDead,
+                    message: String::new(),
+                };
+                let forgot = objects.add(occurrence, pod(&uid.to_string()), at(seconds as u64));
+                lost += usize::from(forgot);
+            }
+            let written = write_all(&mut objects);
+            prop_assert!(written.len() <= MAX_OBJECTS.get());
+            let counted: usize = written.iter().map(|event| event.count as usize).sum();
+            prop_assert!(counted <= uids.len() && (lost > 0 || counted == uids.len()));
+        }
+    }
+}
