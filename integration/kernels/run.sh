@@ -13,7 +13,7 @@ for kernel in "$kernels"/vmlinuz-*; do
   fuse=$kernels/fuse-${kernel##*/vmlinuz-}.ko
   rm -rf "$vm/root/fuse.ko" "$vm/root/servers"
   [ ! -e "$fuse" ] || cp "$fuse" "$vm/root/fuse.ko"
-  cp -r "$kernels/servers-${kernel##*/vmlinuz-}" "$vm/root/servers"
+  cp -rL "$kernels/servers-${kernel##*/vmlinuz-}" "$vm/root/servers"
   vm_boot "$kernel" 1024 || failed=1
 done
 exit $failed

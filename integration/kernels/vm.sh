@@ -31,6 +31,7 @@ vm_boot() {
   # shellcheck disable=SC2086
   timeout 1800 $vm_qemu -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
     -append "console=$vm_console panic=-1 quiet mitigations=off no_timer_check" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
-  grep -aE '^(test |SKIPPED|== |thread |on containerd )' "$vm/log" || true
+  # the message of a panic is the lines after the thread's
+  awk '/^thread /{n = 4} n-- > 0 || /^(test |SKIPPED|== |on containerd )/' "$vm/log"
   grep -aq '^== all passed' "$vm/log" || { tail -n 60 "$vm/log"; return 1; }
 }

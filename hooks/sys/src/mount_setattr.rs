@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bindguard_core::mount_table::MountAttributes;
 use nix::libc;
-use rustix::io::Errno;
 
 /// Adds these attributes to a mount. Everything that the mount denies already stays denied.
 ///
@@ -46,20 +45,6 @@ pub(crate) fn mount_setattr_in_full(
             ..plain
         },
     )
-}
-
-/// Makes a mount writable. Uses neither the heap nor a lock.
-///
-/// # Errors
-/// As [`mount_setattr`].
-pub(crate) fn make_writable(mount: impl AsFd) -> Result<(), Errno> {
-    let request = libc::mount_attr {
-        attr_set: 0,
-        attr_clr: libc::MOUNT_ATTR_RDONLY,
-        propagation: 0,
-        userns_fd: 0,
-    };
-    set(mount.as_fd(), &request).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 fn request(attributes: MountAttributes) -> libc::mount_attr {

@@ -13,7 +13,8 @@ use bindguard_guard::refresh::{
 use bindguard_testing::held_memory::{
     Executing, Unwritable, blocks_readers, hold_memory, unless_it_hangs,
 };
-use bindguard_testing::live::Container;
+use bindguard_testing::live::{Container, kernel};
+use bindguard_testing::skipped;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -159,10 +160,10 @@ fn a_container_that_holds_its_memory_is_refreshed() {
     let held = (files, container);
     let (files, container) = (&held.0, &held.1);
     files.wait_for_a_holder();
-    assert!(
-        blocks_readers(container.process.pid()),
-        "the container does not hold its memory"
-    );
+    if !blocks_readers(container.process.pid()) {
+        assert!(kernel() < (6, 12), "the container does not hold its memory");
+        return skipped("this kernel holds no lock while it waits for the daemon of a mapped file");
+    }
     let mounts = container.mounts();
     scene.pod.update(1);
     assert_eq!(methods(&scene.refresh(container)), [method()]);

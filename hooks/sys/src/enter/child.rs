@@ -22,7 +22,6 @@ use super::fork::{end_with_parent, unshare_mounts};
 use super::helper::Helper;
 use super::job::{Job, Parent};
 use super::message::{EnterStep, Reply, Request};
-use crate::mount_setattr::make_writable;
 
 /// The child's view of its work.
 pub(super) struct Child<'a> {
@@ -272,13 +271,13 @@ impl Child<'_> {
 }
 
 /// The mount point's file on its own mount, without the mount above it: the times of that file
-/// change, and nothing else. Programs that watch the folder get an event of its name.
+/// change, and nothing else. Programs that watch the folder get an event of its name. The copy is
+/// as read-only as the mount that the container sees.
 fn touch_beneath(folder: &OwnedFd, name: &CStr) -> Result<(), Failure> {
     let clone = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
     let copy = rustix::mount::open_tree(folder, c"", clone).map_err(at(EnterStep::CopyForTouch))?;
-    make_writable(&copy).map_err(at(EnterStep::CopyForTouch))?;
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: UTIME_NOW,
