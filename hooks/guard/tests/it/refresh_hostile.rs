@@ -161,7 +161,7 @@ fn a_container_that_holds_its_memory_is_refreshed() {
     let (files, container) = (&held.0, &held.1);
     files.wait_for_a_holder();
     if !blocks_readers(container.process.pid()) {
-        assert!(kernel() < (6, 12), "the container does not hold its memory");
+        assert!(kernel() < (6, 18), "the container does not hold its memory");
         return skipped("this kernel holds no lock while it waits for the daemon of a mapped file");
     }
     let mounts = container.mounts();
