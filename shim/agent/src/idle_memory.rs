@@ -2,7 +2,7 @@
 //! agent uses.
 //!
 //! glibc keeps freed memory for the next request, which may come five minutes later
-//! (docs/decisions/0032).
+//! (docs/decisions/0014).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -23,7 +23,7 @@ use crate::pods::{OptedIn, PodLookup};
 use crate::refresh_queue::{Planned, RefreshQueue, Turn};
 use crate::refresher::{Container, OF_NODE, RefreshedContainer, Refresher};
 
-/// Workers that begin at once: eight took more processor time for each file (docs/decisions/0030).
+/// Workers that begin at once: eight took more processor time for each file (docs/decisions/0014).
 const SIDE_BY_SIDE: usize = 2;
 
 /// Limit of workers. A worker may wait for a container, and must not delay the other pods.

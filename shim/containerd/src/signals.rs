@@ -2,7 +2,7 @@
 //!
 //! tokio also has them, but allocates for each of the kernel's sixty-four signals at the first one:
 //! 25 KiB, a third of an idle shim's heap. signal-hook-tokio takes 20 KiB for the three waiters
-//! (docs/decisions/0015). Here a signal with a waiter sends a byte through its socket. A pipe would
+//! (docs/decisions/0014). Here a signal with a waiter sends a byte through its socket. A pipe would
 //! also work, but containerd's tests, and people with lsof(8), take a shim's pipes for leaked
 //! streams of a container.
 
