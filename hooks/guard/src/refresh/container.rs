@@ -390,10 +390,13 @@ impl<'a> ContainerRefresh<'a> {
         }
     }
 
+    /// A failure after the end of the time is not counted: the mount may be replaced in the next
+    /// turn.
     pub(super) fn fail(&mut self, subpath: &SubpathInContainer, why: Failure) {
         let place = subpath.mount.mount_point.clone();
         let times = self.failures.get(&place).map_or(0, |(times, _)| *times);
-        self.failures.insert(place, (times + 1, why));
+        let counted = u32::from(Instant::now() < self.until);
+        self.failures.insert(place, (times + counted, why));
     }
 
     fn into_report(

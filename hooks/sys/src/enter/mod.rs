@@ -37,6 +37,7 @@ use self::child::{Child, Opened};
 use self::fork::ChildProcess;
 use self::job::Job;
 use self::message::{Reply, Request};
+use crate::separate_process::is_runnable;
 
 pub use self::clone::{CloneError, NewMount, clone_like};
 pub use self::job::Replacement;
@@ -311,7 +312,8 @@ impl Entered {
         let patience = self
             .patience
             .min(self.until.saturating_duration_since(Instant::now()));
-        if !is_readable(self.socket.as_fd(), patience) {
+        let child = self.child.as_ref().ok_or(EnterError::Ended)?;
+        if !is_answered(self.socket.as_fd(), child, patience, self.until) {
             return Err(EnterError::Silent(patience));
         }
         let mut bytes = [0; Reply::SIZE];
@@ -346,6 +348,25 @@ impl Abandoned {
         self.child
             .as_ref()
             .is_some_and(|child| !is_readable(child.as_fd(), Duration::ZERO))
+    }
+}
+
+/// Polls until the child has answered. A child that waits for a processor is late, not silent: it
+/// has until this time.
+fn is_answered(
+    socket: BorrowedFd<'_>,
+    child: &ChildProcess,
+    patience: Duration,
+    until: Instant,
+) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if is_readable(socket, patience.min(left)) {
+            return true;
+        }
+        if patience >= left || !is_runnable(child.pid()) {
+            return false;
+        }
     }
 }
 
