@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::kube_api::KubeApi;
-use crate::node::{Node, SOCKET};
+use crate::node::{AGENT_LOG, Node, SOCKET};
 use crate::programs::AGENT;
 use crate::stopped::is_stopped;
 use crate::waiting::until;
@@ -122,7 +122,7 @@ impl Agent {
         );
         fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
         command.arg("--config").arg(&file).args(["--cri", SOCKET]);
-        let log = node.disk().join("agent.log");
+        let log = node.disk().join(AGENT_LOG);
         let log = File::options()
             .create(true)
             .append(true)

@@ -1,21 +1,21 @@
-//! The mounts of a container, seen from outside: `/proc/PID/mountinfo` and `/proc/PID/root`, see
+//! The mounts of a container, seen from outside: its mount table and `/proc/PID/root`, see
 //! proc_pid_root(5).
 //!
 //! The walk to a destination may wait for any filesystem mounted on the way: use this only in a
 //! process that can be abandoned.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
-use bindguard_core::mount_table::{MountTable, Propagation, TableError};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use bindguard_core::mount_table::{MountTable, Propagation};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::enter::{HeldProcess, ProcessError, open_process_file};
 use crate::handle::Handle;
-use crate::mountinfo::{ReadTableError, read_container_table};
+use crate::process_files::ProcessFile;
 
 /// Why the mounts of a container could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -29,24 +29,9 @@ pub enum ContainerMountsError {
         #[source]
         source: io::Error,
     },
-    /// Its mount table could not be read.
-    #[error("read {}", path.display())]
-    Read {
-        /// The path of the table.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// Its mount table was not accepted, for example because it is too large.
-    #[error("parse {}", path.display())]
-    Table {
-        /// The path of the table.
-        path: PathBuf,
-        /// The reason.
-        #[source]
-        source: TableError,
-    },
+    /// It ended, or its mount table could not be read.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
 }
 
 /// The mount namespace of a container's init.
@@ -62,22 +47,16 @@ impl ContainerMounts {
     /// # Errors
     /// For example if the process ended meanwhile.
     pub fn of(pid: u32) -> Result<Self, ContainerMountsError> {
-        let root = PathBuf::from(format!("/proc/{pid}/root"));
-        let held = rustix::fs::openat(CWD, &root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let held = held.map_err(|errno| ContainerMountsError::Open {
-            path: root.clone(),
-            source: errno.into(),
+        // It is alive after both were opened: no other process had its pid meanwhile.
+        let process = HeldProcess::open(pid)?;
+        let root = ProcessFile::of(pid, "root");
+        let held = open_process_file(&root).map_err(|source| ContainerMountsError::Open {
+            path: root.path.clone(),
+            source,
         })?;
-        let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
-        let table = File::open(&path)
-            .map_err(ReadTableError::from)
-            .and_then(read_container_table);
-        let table = table.map_err(|error| match error {
-            ReadTableError::Read(source) => ContainerMountsError::Read { path, source },
-            ReadTableError::Table(source) => ContainerMountsError::Table { path, source },
-        })?;
+        let table = process.mounts()?;
         Ok(Self {
-            root: Handle::from_fd(held, root),
+            root: Handle::from_fd(held, root.path),
             table,
         })
     }

@@ -11,6 +11,9 @@
 //! server has the same effect. So a separate process reads the first two rows, with a time limit: a
 //! reader that waits for one of these locks can be killed. [`crate::enter::open_process_file`] opens
 //! such a file.
+//!
+//! On a busy node the separate process itself may wait for a processor. That time does not count:
+//! the process whose file is read is not to blame.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -24,8 +27,9 @@ use rustix::io::Errno;
 use crate::probe::{End, Patience, read_until};
 use crate::separate_process::SeparateProcess;
 
-/// Time limit for one file.
-const FILE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Time limit for one file: the separate process waits for a lock in each of these intervals.
+const BLOCKED_INTERVALS: u32 = 3;
+const BLOCKED_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time limit for all files of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -131,19 +135,31 @@ fn read_until_silence(
             write_answer(pipe, read_part(&file.path, part));
         }
     })?;
-    let (received, end) = read_until(
-        process.output(),
-        Patience {
-            each: FILE_TIMEOUT,
-            all,
-        },
-    )?;
+    let (received, end) = read_until_blocked(&mut process, all)?;
     let read = answers(&received);
     // A separate process that was killed would otherwise look like a process that gives no answer.
     if read.is_empty() && end == End::Closed {
         Err(ErrorKind::UnexpectedEof.into())
     } else {
         Ok(read)
+    }
+}
+
+/// Reads until the pipe closes, the separate process waits for a lock, or the time is over.
+fn read_until_blocked(process: &mut SeparateProcess, all: Duration) -> io::Result<(Vec<u8>, End)> {
+    let (start, mut received, mut intervals) = (Instant::now(), Vec::new(), 0);
+    loop {
+        let patience = Patience {
+            each: BLOCKED_INTERVAL,
+            all: all.saturating_sub(start.elapsed()),
+        };
+        let (more, end) = read_until(process.output(), patience)?;
+        let is_blocked = more.is_empty() && !process.is_runnable();
+        intervals = if is_blocked { intervals + 1 } else { 0 };
+        received.extend(more);
+        if end != End::Silence || intervals == BLOCKED_INTERVALS {
+            return Ok((received, end));
+        }
     }
 }
 
@@ -199,4 +215,45 @@ fn arguments(bytes: &[u8]) -> Vec<String> {
         .split(|byte| *byte == 0)
         .map(|word| String::from_utf8_lossy(word).into_owned());
     words.filter(|word| !word.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::thread::sleep;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(300);
+
+    /// On a busy node a process gets a processor late: while it spins, the kernel reports the same
+    /// state as while it waits for one.
+    #[test]
+    fn a_process_that_waits_for_a_processor_is_not_blocked() {
+        let mut process = SeparateProcess::start(|pipe| {
+            let start = Instant::now();
+            while start.elapsed() < 4 * LIMIT {}
+            write_answer(pipe, Ok(b"late".to_vec()));
+        })
+        .unwrap();
+        let (received, end) = read_until_blocked(&mut process, 100 * LIMIT).unwrap();
+        assert_eq!(end, End::Closed);
+        assert_eq!(answers(&received).pop().unwrap().unwrap(), b"late");
+    }
+
+    #[test]
+    fn a_process_that_waits_for_anything_else_is_blocked() {
+        let mut process = SeparateProcess::start(|_| sleep(100 * LIMIT)).unwrap();
+        let (received, end) = read_until_blocked(&mut process, 100 * LIMIT).unwrap();
+        assert_eq!((received.len(), end), (0, End::Silence));
+    }
+
+    /// Without this limit a stopped process would be waited for without end.
+    #[test]
+    fn a_process_that_never_answers_is_left_in_time() {
+        let mut process = SeparateProcess::start(|_| loop {}).unwrap();
+        let (received, end) = read_until_blocked(&mut process, LIMIT).unwrap();
+        assert_eq!((received.len(), end), (0, End::OutOfTime));
+    }
 }

@@ -7,7 +7,7 @@
 //! stdout would stay open for as long as a server does not answer.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,6 +26,7 @@ pub(crate) struct SeparateProcess {
     output: File,
     /// `None` if the process ended before its pidfd was opened.
     process: Option<OwnedFd>,
+    pid: i32,
 }
 
 impl SeparateProcess {
@@ -63,15 +64,34 @@ impl SeparateProcess {
     fn hold(mut output: File) -> io::Result<Self> {
         let mut pid = [0; 4];
         output.read_exact(&mut pid)?;
-        let pid = Pid::from_raw(i32::from_ne_bytes(pid));
-        let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Ok(Self { output, process })
+        let pid = i32::from_ne_bytes(pid);
+        let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Ok(Self {
+            output,
+            process,
+            pid,
+        })
+    }
+
+    /// True if the process waits for a processor, or was stopped: it is late, but nothing blocks
+    /// it. proc_pid_status(5) takes no lock.
+    pub(crate) fn is_runnable(&self) -> bool {
+        is_runnable(self.pid)
     }
 
     /// The pipe's read end.
     pub(crate) fn output(&mut self) -> &mut File {
         &mut self.output
     }
+}
+
+/// See [`SeparateProcess::is_runnable`].
+pub(crate) fn is_runnable(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let state = status
+        .lines()
+        .find_map(|line| line.strip_prefix("State:\t"));
+    state.is_some_and(|state| state.starts_with(['R', 'T', 't']))
 }
 
 impl Drop for SeparateProcess {
@@ -129,7 +149,7 @@ mod tests {
         drop(more.drain(2..6));
         let mut process = SeparateProcess::start(|pipe| {
             // Beside the pipe there is the one by which the folder is read.
-            let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+            let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
             pipe.write_all(&[open as u8]).unwrap();
         })
         .unwrap();

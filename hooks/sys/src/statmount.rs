@@ -1,4 +1,4 @@
-//! The syscall statmount(2), Linux 6.8 and newer. No library has it yet.
+//! The syscalls statmount(2) and listmount(2), Linux 6.8 and newer. No library has them yet.
 //!
 //! Unsafe, because the kernel is handed a request and a buffer, both of which live until it
 //! returns.
@@ -12,18 +12,48 @@ use nix::libc;
 
 /// The same number on every architecture: it came after they were unified.
 const SYS_STATMOUNT: libc::c_long = 457;
+const SYS_LISTMOUNT: libc::c_long = 458;
+/// `LSMT_ROOT`: all mounts below the root of the namespace.
+const ALL_MOUNTS: u64 = u64::MAX;
 /// Enough for the fixed part and the paths of nearly every mount.
 const USUAL: usize = 2048;
 /// Enough for every mount.
 const LARGEST: usize = 1 << 20;
 
-/// `struct mnt_id_req`, its first version.
+/// `struct mnt_id_req`. Its first version ends before the namespace.
 #[repr(C)]
 struct Request {
     size: u32,
     spare: u32,
     mnt_id: u64,
     param: u64,
+    mnt_ns_id: u64,
+}
+
+impl Request {
+    const FIRST_VERSION: u32 = 24;
+
+    /// About a mount of the caller's namespace.
+    fn of_own(mnt_id: u64, param: u64) -> Self {
+        Self {
+            size: Self::FIRST_VERSION,
+            spare: 0,
+            mnt_id,
+            param,
+            mnt_ns_id: 0,
+        }
+    }
+
+    /// About a mount of another namespace.
+    fn of_namespace(mnt_ns_id: u64, mnt_id: u64, param: u64) -> Self {
+        Self {
+            size: size_of::<Self>() as u32,
+            spare: 0,
+            mnt_id,
+            param,
+            mnt_ns_id,
+        }
+    }
 }
 
 /// Queries one mount by its unique id (`STATX_MNT_ID_UNIQUE`), which is never given to another
@@ -34,18 +64,53 @@ struct Request {
 /// for a mount that is not in the caller's mount namespace or not below its root.
 pub(crate) fn statmount(unique_id: u64, mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
     let param = StatmountEntry::mask(mount_point);
-    let request = Request {
-        size: size_of::<Request>() as u32,
-        spare: 0,
-        mnt_id: unique_id,
-        param,
-    };
+    let request = Request::of_own(unique_id, param);
     match query(&request, &mut [0; USUAL], mount_point) {
         Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
             query(&request, &mut vec![0; LARGEST], mount_point)
         }
         answer => answer,
     }
+}
+
+/// Queries a mount of another namespace. The kernel's own buffer grows to this size at most,
+/// whatever the mount has as its paths.
+///
+/// # Errors
+/// `EOVERFLOW` if that is too small, `ENOENT` for a mount that is gone or cannot be reached.
+pub(crate) fn statmount_in(
+    namespace: u64,
+    unique_id: u64,
+    largest: usize,
+) -> io::Result<StatmountEntry> {
+    let request = Request::of_namespace(namespace, unique_id, StatmountEntry::mask(None));
+    match query(&request, &mut [0; USUAL], None) {
+        Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
+            query(&request, &mut vec![0; largest], None)
+        }
+        answer => answer,
+    }
+}
+
+/// Fills the buffer with unique ids of the mounts of another namespace, beginning after one of
+/// them; 0 is before the first one. Returns their number.
+///
+/// # Errors
+/// `E2BIG` or `EINVAL` before Linux 6.11, `ENOENT` if the namespace is gone or may not be read.
+pub(crate) fn listmount_in(namespace: u64, after: u64, ids: &mut [u64]) -> io::Result<usize> {
+    let request = Request::of_namespace(namespace, ALL_MOUNTS, after);
+    // SAFETY: the request is of the size that it says, and the buffer is writable for the number of
+    // ids that is passed; the kernel keeps neither.
+    let result = unsafe {
+        libc::syscall(
+            SYS_LISTMOUNT,
+            &raw const request,
+            ids.as_mut_ptr(),
+            ids.len(),
+            0,
+        )
+    };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 fn query(

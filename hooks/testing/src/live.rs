@@ -347,6 +347,20 @@ pub fn make_long_mounts(count: usize) {
     chdir("/").unwrap();
 }
 
+/// One mount below this many folders with such a name: mountinfo prints 1,001 bytes for each
+/// folder, all in one line.
+pub fn make_deep_mount(depth: usize) {
+    let name = "\n".repeat(250);
+    make_tmpfs("/deep");
+    chdir("/deep").unwrap();
+    for _ in 0..depth {
+        fs::create_dir(&name).unwrap();
+        chdir(name.as_str()).unwrap();
+    }
+    make_mounts_in(".", 1);
+    chdir("/").unwrap();
+}
+
 fn make_tmpfs(place: &str) {
     fs::create_dir(place).unwrap();
     mount(

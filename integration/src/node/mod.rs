@@ -38,6 +38,9 @@ use crate::programs::Generation;
 use crate::systemd;
 use crate::waiting::until;
 
+/// The file on the disk of a node to which the agent writes its log.
+pub(crate) const AGENT_LOG: &str = "agent.log";
+
 /// A running node.
 ///
 /// The fields' order is the order of the end: the thread leaves the namespace, then the keeper ends
@@ -252,6 +255,7 @@ impl Node {
         post_mortem::print(
             &format!("{} ({})", self.name, self.generation),
             &self.log_file(),
+            &self.disk.join(AGENT_LOG),
         );
     }
 

@@ -11,7 +11,7 @@ pub(super) fn tail(text: &str, lines: usize) -> String {
 }
 
 /// Prints everything about a node that a reader of a failure needs first.
-pub(super) fn print(name: &str, log: &Path) {
+pub(super) fn print(name: &str, log: &Path, agent: &Path) {
     eprintln!("======== post mortem of {name} ========");
     section(
         "mountinfo",
@@ -23,6 +23,7 @@ pub(super) fn print(name: &str, log: &Path) {
         &without_plugins(&read(log)),
         80,
     );
+    section("the agent's log", &read(agent), 80);
     section(
         "bindguard's journal",
         &read(Path::new("/run/bindguard/journal.jsonl")),

@@ -173,7 +173,7 @@ impl<'a> Refresher<'a> {
         };
         let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
-            Err(RefreshError::Locked(_)) if again => return None,
+            Err(error) if again && error.may_pass() => return None,
             Err(error) => return Some(self.report_error(container, &error).into()),
         };
         self.known().problems.remove(&container.id);
@@ -409,7 +409,18 @@ fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use bindguard_guard::refresh::PodVolumes;
+    use bindguard_testing::held_memory::Executing;
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
+    use crate::events::Events;
+    use crate::idle_memory::IdleMemory;
+    use crate::journal::JournalWriter;
+    use crate::node_state::StateSink;
 
     #[test]
     fn findings_about_a_container_that_is_gone_are_forgotten() {
@@ -428,5 +439,52 @@ mod tests {
         assert_eq!(known.left.keys().collect::<Vec<_>>(), ["here"]);
         assert_eq!(known.problems.keys().collect::<Vec<_>>(), ["here"]);
         assert!(!known.leaves("here", vec![stale()]) && !known.is_new_problem("here", "why"));
+    }
+
+    /// Its init hangs in execve(2), so a reader of its program is late. On a busy node every reader
+    /// may be.
+    #[test]
+    fn a_first_turn_that_is_late_has_not_failed() {
+        let enter_own = || unshare(CloneFlags::CLONE_NEWNS).unwrap_or_default();
+        let id = format!("c{}", std::process::id());
+        let cgroup = Path::new("/sys/fs/cgroup/pids").join(&id);
+        if fs::create_dir(&cgroup).is_err() {
+            eprintln!("SKIPPED: no right to make a cgroup");
+            return;
+        }
+        let Some(executing) = Executing::start_after(enter_own) else {
+            return;
+        };
+        fs::write(cgroup.join("cgroup.procs"), executing.pid().to_string()).unwrap();
+        let (metrics, policy) = (Metrics::new(), Policy::default());
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(&metrics)),
+            state: StateSink::off(),
+            journal: JournalWriter::off(Arc::clone(&metrics)),
+            memory: IdleMemory::default(),
+        };
+        let refresher = Refresher::new(&metrics, &reporting, &policy);
+        let container = Container {
+            name: id.clone(),
+            id,
+            pid: executing.pid(),
+            spec: Some(Arc::new(SpecUsers::from_spec(b"{}").unwrap())),
+            pod: None,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let files = PodVolumes::open(folder.path()).unwrap();
+        let time = Duration::from_millis(300);
+        let first = refresher.begin(time, &container, &files, Notify::None);
+        let last = refresher.finish(time, &container, &files, Notify::None);
+        drop(executing);
+        fs::remove_dir(&cgroup).unwrap();
+        assert_eq!(first.warnings, Vec::<String>::new());
+        // A kernel that takes no lock for the program lets the refresh go on.
+        if let [warning] = &last.warnings[..] {
+            assert!(warning.contains("blocks its readers"), "{warning}");
+            assert!(first.is_out_of_time && !last.is_out_of_time);
+            let counted = "bindguard_refreshes_total{outcome=\"failed\"} 1\n";
+            assert!(metrics.text().unwrap().contains(counted));
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! of `MOUNT_ATTR_*`.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
 /// The attributes of one mount.
@@ -77,6 +78,17 @@ impl MountAttributes {
     #[must_use]
     pub fn with_denied_by(self, other: Self) -> Self {
         Self(self.0 | other.0 & Self::DENYING)
+    }
+}
+
+/// The words of mountinfo, without those for access times that it leaves out.
+impl fmt::Display for MountAttributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = WORDS.iter().filter(|(_, bit)| self.0 & bit != 0);
+        let words: Vec<_> = named
+            .map(|(word, _)| String::from_utf8_lossy(word))
+            .collect();
+        f.write_str(&words.join(","))
     }
 }
 

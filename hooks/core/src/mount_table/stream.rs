@@ -95,17 +95,25 @@ impl TableParser {
 
     fn add(&mut self, line: &[u8]) -> Result<(), TableError> {
         self.refuse_long_line(line.len())?;
+        let read = MountEntry::from_line(line).map_err(|wrong| ParseError {
+            line: self.lines + 1,
+            wrong,
+        });
+        let entry = read?;
+        self.add_entry(entry)
+    }
+
+    /// Adds a mount that was read another way than from the text.
+    ///
+    /// # Errors
+    /// If it exceeds a limit.
+    pub fn add_entry(&mut self, mut entry: MountEntry) -> Result<(), TableError> {
         self.lines += 1;
         if self.lines > self.limits.mounts {
             return Err(TableError::TooLarge(ExceededLimit::Mounts(
                 self.limits.mounts,
             )));
         }
-        let read = MountEntry::from_line(line).map_err(|wrong| ParseError {
-            line: self.lines,
-            wrong,
-        });
-        let mut entry = read?;
         if self.detail == Detail::WithoutSources {
             (entry.source, entry.super_options) = (OsString::new(), OsString::new());
         }

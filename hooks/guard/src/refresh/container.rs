@@ -149,15 +149,20 @@ pub fn refresh_container_within(
         lock = Some(wait_for_lock(&namespace, until)?);
         subpaths = refresh.find()?;
     }
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
             break;
         }
         if Instant::now() >= until {
-            due.iter().for_each(|subpath| {
-                refresh.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time)))
-            });
+            // Stale after a round without a failure: its volume changes all the time.
+            let is_restless = |subpath: &&&SubpathInContainer| {
+                round > 0 && !refresh.failures.contains_key(&subpath.mount.mount_point)
+            };
+            let late: Vec<_> = due.iter().filter(|it| !is_restless(it)).collect();
+            for subpath in late {
+                refresh.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time)));
+            }
             break;
         }
         refresh.replace(&due)?;
@@ -390,10 +395,13 @@ impl<'a> ContainerRefresh<'a> {
         }
     }
 
+    /// A failure after the end of the time is not counted: the mount may be replaced in the next
+    /// turn.
     pub(super) fn fail(&mut self, subpath: &SubpathInContainer, why: Failure) {
         let place = subpath.mount.mount_point.clone();
         let times = self.failures.get(&place).map_or(0, |(times, _)| *times);
-        self.failures.insert(place, (times + 1, why));
+        let counted = u32::from(Instant::now() < self.until);
+        self.failures.insert(place, (times + counted, why));
     }
 
     fn into_report(

@@ -152,6 +152,19 @@ pub enum RefreshError {
     Locked(Duration),
 }
 
+impl RefreshError {
+    /// True if a later refresh may succeed without any change: another refresh has the lock, or a
+    /// reader of the process was late.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Locked(_)
+                | Self::Process(ProcessError::Blocked { .. })
+                | Self::Namespace(NamespaceError::Process(ProcessError::Blocked { .. }))
+        )
+    }
+}
+
 impl RefreshOutcome {
     /// The result for the current file at this path, as a report has it.
     fn result(&self, source: &Path) -> MountResult {

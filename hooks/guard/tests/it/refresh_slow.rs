@@ -3,15 +3,20 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::refresh::SubpathInContainer;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    MAX_MOUNTS_OF_FILE, PodVolumes, RefreshAct, Refreshed, refresh_container,
-    refresh_container_within,
+    CurrentFiles, MAX_MOUNTS_OF_FILE, MountRefresh, NotReplaced, PodVolumes, RefreshAct,
+    RefreshOutcome, Refreshed, refresh_container, refresh_container_within,
 };
+use bindguard_sys::OpenedTarget;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno, slow_fuse};
 use nix::libc;
 use nix::mount::{MsFlags, mount};
@@ -101,12 +106,71 @@ fn a_container_with_slow_answers_ends_its_first_turn_in_time_and_is_current_afte
     let child = first.abandoned.expect("its child waits in the container");
     while child.is_alive() {
         assert!(start.elapsed() < Duration::from_secs(30), "the child stays");
-        std::thread::sleep(Duration::from_millis(10));
+        sleep(Duration::from_millis(10));
     }
     let last = refresh(&scene, &container, None);
     assert!(last.is_current() && last.replaced() == 2, "{last:?}");
     let inside = format!("/proc/{}/root/etc/app/0", container.process.pid());
     assert_eq!(fs::read_to_string(inside).unwrap(), "1");
+}
+
+/// Files that change whenever a refresh has finished a round.
+struct Restless<'a> {
+    files: PodVolumes,
+    scene: &'a Scene,
+    looks: AtomicU64,
+}
+
+impl CurrentFiles for Restless<'_> {
+    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        let look = self.looks.fetch_add(1, Ordering::Relaxed);
+        self.scene.pod.update_keeping_old(look + 1);
+        if look > 0 {
+            // The time is over after the first round.
+            sleep(FIRST_TURN);
+        }
+        self.files.shown_in(table)
+    }
+
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+        self.files.open_current(stale)
+    }
+}
+
+/// On a busy node the last turn may end while the volume still changes. A refresh follows each
+/// change, so that is no failure.
+#[test]
+fn a_volume_that_changes_until_the_time_is_over_is_restless() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let container = HostileProcess::start(scene.root.path(), &scene.binds(1), None, &STEPS);
+    let files = Restless {
+        files: PodVolumes::open(&scene.pod.directory()).unwrap(),
+        scene: &scene,
+        looks: AtomicU64::new(0),
+    };
+    let spec = SpecUsers::from_spec(br#"{"mounts":[{"destination":"/etc/app/0"}]}"#).unwrap();
+    let act = RefreshAct::Replace(Notify::None);
+    let (process, records) = (&container.process, scene.records());
+    let refreshed =
+        refresh_container_within(FIRST_TURN, process, Some(&spec), &files, act, &records).unwrap();
+    assert!(
+        matches!(
+            &refreshed.mounts[..],
+            [MountRefresh {
+                outcome: RefreshOutcome::NotReplaced(NotReplaced::Restless(_)),
+                ..
+            }]
+        ),
+        "{refreshed:?}"
+    );
+    assert!(refreshed.is_out_of_time);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Reads the mounts of a namespace without processes: a thread enters it, reads, and ends.
+//! Reads the mounts of a namespace without processes. Before Linux 6.11 a thread enters it.
 
 use std::fs::File;
 use std::io;
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_sys::enter::open_process_file;
+use bindguard_sys::ReadTableError;
+use bindguard_sys::enter::{mounts_in, open_process_file};
 use bindguard_sys::process_files::ProcessFile;
-use bindguard_sys::{ReadTableError, read_container_table};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{Mode, OFlags};
 
@@ -28,9 +28,6 @@ pub enum ReadMountsError {
         #[source]
         source: io::Error,
     },
-    /// The thread ended early.
-    #[error("enter {}: the thread panicked", .0.display())]
-    Panic(PathBuf),
 }
 
 /// A file that refers to a namespace without processes.
@@ -58,41 +55,36 @@ impl NamespaceFile {
     }
 }
 
-/// The mounts of the namespace that a file refers to, read by a thread that enters it.
+/// The mounts of the namespace that a file refers to.
 pub(super) fn mounts_of_namespace(file: &NamespaceFile) -> Result<MountTable, UnreadTable> {
-    let panicked = || Err(ReadMountsError::Panic(file.path().to_owned()).into());
-    thread::scope(|scope| {
-        scope
-            .spawn(|| enter(file))
-            .join()
-            .unwrap_or_else(|_| panicked())
-    })
-}
-
-fn enter(file: &NamespaceFile) -> Result<MountTable, UnreadTable> {
     let failed = |call: &'static str, source: io::Error| ReadMountsError::Call {
         call,
         file: file.path().to_owned(),
         source,
     };
     let namespace = file.open().map_err(|error| failed("open", error))?;
-    // Open the thread's own directory before: inside, there may be no /proc.
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty());
-    let own = own.map_err(|errno| failed("open /proc/thread-self to read", errno.into()))?;
-    // setns(2) refuses a thread that shares its root directory with others.
-    unshare(CloneFlags::CLONE_FS).map_err(|errno| failed("enter", errno.into()))?;
-    setns(&namespace, CloneFlags::CLONE_NEWNS).map_err(|errno| failed("enter", errno.into()))?;
-    let mountinfo = rustix::fs::openat(
-        &own,
-        "mountinfo",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    );
-    let mountinfo = mountinfo.map_err(|errno| failed("read the mounts of", errno.into()))?;
-    read_container_table(File::from(mountinfo)).map_err(|error| match error {
+    mounts_in(&namespace, || open_table(&namespace)).map_err(|error| match error {
         ReadTableError::Read(source) => failed("read the mounts of", source).into(),
         ReadTableError::Table(source) => source.into(),
+    })
+}
+
+/// The mountinfo of a namespace, opened by a thread that enters it.
+fn open_table(namespace: &File) -> io::Result<File> {
+    let open = || {
+        // Open the thread's own directory before: inside, there may be no /proc.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty())?;
+        // setns(2) refuses a thread that shares its root directory with others.
+        unshare(CloneFlags::CLONE_FS)?;
+        setns(namespace, CloneFlags::CLONE_NEWNS)?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let table = rustix::fs::openat(&own, "mountinfo", flags, Mode::empty())?;
+        Ok(File::from(table))
+    };
+    thread::scope(|scope| {
+        let panicked = |_| Err(io::Error::other("the thread panicked"));
+        scope.spawn(open).join().unwrap_or_else(panicked)
     })
 }
 
@@ -115,7 +107,7 @@ mod tests {
         });
         // A kernel that takes no lock opens the file, which is no namespace.
         assert!(
-            matches!(&table, Some(Err(UnreadTable::Enter(ReadMountsError::Call { call, .. }))) if ["open", "enter"].contains(call)),
+            matches!(&table, Some(Err(UnreadTable::Enter(ReadMountsError::Call { call, .. }))) if ["open", "read the mounts of"].contains(call)),
             "{table:?}"
         );
         let namespaces = unless_it_hangs(|| Proc::default().namespaces());

@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 
 use crate::holders::{Checked, HeldBy, MountNamespace};
 use bindguard_core::mount_table::{MountTable, TableError};
+use bindguard_sys::enter::{HeldProcess, MountNamespace as OpenNamespace};
 use bindguard_sys::process_files::{ProcessFile, inodes, links};
-use bindguard_sys::{ReadTableError, read_container_table, read_host_table};
+use bindguard_sys::{ReadTableError, read_host_table};
 
 pub use self::enter::ReadMountsError;
 use self::enter::{NamespaceFile, mounts_of_namespace};
@@ -175,9 +176,8 @@ impl Proc {
                 fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default()
             };
             let path = self.file(&pid.to_string(), "mountinfo");
-            let read = File::open(&path)
-                .map_err(ReadTableError::from)
-                .and_then(read_container_table);
+            let namespace = self.mount_namespace(*pid, id).map_err(ReadTableError::from);
+            let read = namespace.and_then(|namespace| namespace.mounts(|| File::open(&path)));
             let table = match read {
                 Ok(table) => Ok(table),
                 Err(ReadTableError::Read(error))
@@ -203,6 +203,16 @@ impl Proc {
             });
         }
         None
+    }
+
+    /// The namespace that a process is in. Its pid may be another process's here: this `/proc` may
+    /// be that of another pid namespace.
+    fn mount_namespace(&self, pid: u32, id: u64) -> io::Result<OpenNamespace> {
+        let by_pid = HeldProcess::open(pid).and_then(|process| process.mount_namespace());
+        match by_pid {
+            Ok(namespace) if namespace.number()? == id => Ok(namespace),
+            Ok(_) | Err(_) => OpenNamespace::open(&self.file_of(pid, "ns/mnt")),
+        }
     }
 
     /// The namespaces without processes.

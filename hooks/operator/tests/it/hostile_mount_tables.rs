@@ -4,14 +4,16 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use bindguard_core::mount_table::TableError;
+use bindguard_core::mount_table::{ExceededLimit, TableError};
 use bindguard_core::places::Places;
 use bindguard_operator::doctor::{Status, pinned};
 use bindguard_operator::namespaces::{Namespaces, Proc, UnreadTable};
+use bindguard_sys::enter::ProcessError;
 use bindguard_testing::live;
 use bindguard_testing::live::Container;
+use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, fork};
 
 /// 3,000 binds are 78 MB of text, 10,000 are 260 MB. An agent has 64 MiB.
@@ -52,6 +54,97 @@ fn a_table_of_78_mb_is_unread_and_costs_less_than_16_mib() {
         "{}",
         point.message
     );
+}
+
+/// The kernel prints a line into a buffer of its own, which it doubles until the line fits. The
+/// buffer is the reader's memory: a process with 64 MiB would be killed.
+#[test]
+fn a_line_of_40_mb_does_not_kill_its_reader() {
+    if !is_root() || !lists_mounts_itself() {
+        return;
+    }
+    let Some(limit) = MemoryLimit::of(64 << 20) else {
+        return;
+    };
+    let root = tempfile::tempdir().unwrap();
+    let container = Container::start_with(root.path(), &[], || live::make_deep_mount(40_000));
+    let proc = proc_with(&container);
+    let status = limit.status_of(|| {
+        let namespaces = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        let read = container.process.mounts();
+        let is_long_line = |error: &TableError| {
+            matches!(error, TableError::TooLarge(ExceededLimit::Line(_)))
+        };
+        assert!(
+            matches!(&namespaces.others[0].table, Err(UnreadTable::Table(error)) if is_long_line(error))
+        );
+        assert!(
+            matches!(&read, Err(ProcessError::Table { source, .. }) if is_long_line(source)),
+            "{read:?}"
+        );
+    });
+    assert_eq!(status, WaitStatus::Exited(status.pid().unwrap(), 0));
+}
+
+/// Linux 6.12 and newer list the mounts of another namespace one by one.
+fn lists_mounts_itself() -> bool {
+    let version = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = version
+        .split(['.', '-'])
+        .map_while(|number| number.parse::<u32>().ok());
+    let is_new = (numbers.next(), numbers.next()) >= (Some(6), Some(12));
+    if !is_new {
+        eprintln!("skipped: before Linux 6.12 the table is read as text");
+    }
+    is_new
+}
+
+/// A cgroup with a memory limit.
+struct MemoryLimit(PathBuf);
+
+impl MemoryLimit {
+    /// `None` without the controller.
+    fn of(bytes: u64) -> Option<Self> {
+        let is_v1 = Path::new("/sys/fs/cgroup/memory").is_dir();
+        let (root, file) = match is_v1 {
+            true => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            false => ("/sys/fs/cgroup", "memory.max"),
+        };
+        let folder = Path::new(root).join(format!("bindguard-line-{}", std::process::id()));
+        let made = fs::create_dir(&folder);
+        if made
+            .and_then(|()| fs::write(folder.join(file), bytes.to_string()))
+            .is_err()
+        {
+            eprintln!("skipped: no controller of memory");
+            return None;
+        }
+        Some(Self(folder))
+    }
+
+    /// The end of a process that does this in the cgroup.
+    fn status_of(&self, work: impl FnOnce()) -> WaitStatus {
+        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
+        // returning.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    fs::write(self.0.join("cgroup.procs"), "0").unwrap();
+                    work();
+                }));
+                // SAFETY: ends the process without running what its copy of this one has
+                // registered.
+                unsafe { nix::libc::_exit(i32::from(done.is_err())) }
+            }
+            ForkResult::Parent { child } => nix::sys::wait::waitpid(child, None).unwrap(),
+        }
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
 }
 
 /// A container that binds the host's root has as many mounts as the host.

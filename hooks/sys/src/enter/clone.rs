@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bindguard_core::mount_table::MountEntry;
+use bindguard_core::mount_table::{MountAttributes, MountEntry};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags};
 
@@ -40,10 +40,10 @@ pub enum CloneError {
         source: io::Error,
     },
     /// It cannot get the attributes of the mount that it is to replace.
-    #[error("give the new mount the attributes {attributes:?}")]
+    #[error("give the new mount the attributes {attributes}")]
     Attributes {
-        /// The attributes of the stale mount, as mountinfo has them.
-        attributes: std::ffi::OsString,
+        /// The attributes of the stale mount.
+        attributes: MountAttributes,
         /// The error.
         #[source]
         source: io::Error,
@@ -72,7 +72,7 @@ pub fn clone_like(
         },
     })?;
     let failed = |source| CloneError::Attributes {
-        attributes: stale.options.clone(),
+        attributes: stale.attributes,
         source,
     };
     let propagation = u64::from(type_of(&stale.propagation).bits());

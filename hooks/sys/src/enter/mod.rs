@@ -18,6 +18,7 @@ mod fork;
 mod helper;
 mod job;
 mod message;
+mod mounts;
 mod namespace;
 mod opened_by_child;
 mod owner;
@@ -37,10 +38,12 @@ use self::child::{Child, Opened};
 use self::fork::ChildProcess;
 use self::job::Job;
 use self::message::{Reply, Request};
+use crate::separate_process::is_runnable;
 
 pub use self::clone::{CloneError, NewMount, clone_like};
 pub use self::job::Replacement;
 pub use self::message::EnterStep;
+pub use self::mounts::mounts_in;
 pub use self::namespace::{ContainerNamespace, MountNamespace, MountsLock, NamespaceError};
 pub use self::opened_by_child::open_process_file;
 pub use self::process::{HeldProcess, ProcessError};
@@ -311,7 +314,8 @@ impl Entered {
         let patience = self
             .patience
             .min(self.until.saturating_duration_since(Instant::now()));
-        if !is_readable(self.socket.as_fd(), patience) {
+        let child = self.child.as_ref().ok_or(EnterError::Ended)?;
+        if !is_answered(self.socket.as_fd(), child, patience, self.until) {
             return Err(EnterError::Silent(patience));
         }
         let mut bytes = [0; Reply::SIZE];
@@ -346,6 +350,25 @@ impl Abandoned {
         self.child
             .as_ref()
             .is_some_and(|child| !is_readable(child.as_fd(), Duration::ZERO))
+    }
+}
+
+/// Polls until the child has answered. A child that waits for a processor is late, not silent: it
+/// has until this time.
+fn is_answered(
+    socket: BorrowedFd<'_>,
+    child: &ChildProcess,
+    patience: Duration,
+    until: Instant,
+) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if is_readable(socket, patience.min(left)) {
+            return true;
+        }
+        if patience >= left || !is_runnable(child.pid()) {
+            return false;
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! its owner is the user namespace that the container's spec requests.
 
 use std::fs::{self, File};
-use std::io::{self, Seek};
+use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -19,9 +19,12 @@ use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
+use super::mounts::mounts_in;
+use super::opened_by_child::open_process_file;
 use super::owner::{owner_of, parent_of};
 use super::process::{HeldProcess, ProcessError};
-use crate::mountinfo::{ReadTableError, read_container_table};
+use crate::mountinfo::ReadTableError;
+use crate::process_files::ProcessFile;
 
 /// The mount namespace that a process was in when it was opened.
 #[derive(Debug)]
@@ -87,6 +90,33 @@ pub enum NamespaceError {
 impl MountNamespace {
     pub(super) fn new(file: File, process: u32) -> Self {
         Self { file, process }
+    }
+
+    /// That of a process, by its file below any `/proc`.
+    ///
+    /// # Errors
+    /// See [`open_process_file`].
+    pub fn open(file: &ProcessFile) -> io::Result<Self> {
+        Ok(Self::new(open_process_file(file)?.into(), file.pid))
+    }
+
+    /// Its number: namespaces(7).
+    ///
+    /// # Errors
+    /// If the kernel does not answer.
+    pub fn number(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.ino())
+    }
+
+    /// Its mounts, without their sources. `text` opens its mountinfo.
+    ///
+    /// # Errors
+    /// See [`mounts_in`].
+    pub fn mounts<R: Read>(
+        &self,
+        text: impl FnOnce() -> io::Result<R>,
+    ) -> Result<MountTable, ReadTableError> {
+        mounts_in(&self.file, text)
     }
 
     /// True if it is that of the calling thread. No container of runc or crun is in that namespace;
@@ -236,18 +266,17 @@ impl MountNamespace {
 }
 
 impl ContainerNamespace {
-    /// Its mounts, without their sources: see [`read_container_table`].
+    /// Its mounts, without their sources.
     ///
     /// # Errors
     /// If the table cannot be read, is too large, or has a line that is no mount.
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
         let (pid, name) = (self.namespace.process, "mountinfo");
-        let mut table = &self.table;
-        let read = table
-            .rewind()
-            .map_err(ReadTableError::from)
-            .and_then(|()| read_container_table(table));
-        read.map_err(|error| match error {
+        let text = || {
+            let mut table = &self.table;
+            table.rewind().map(|()| table)
+        };
+        mounts_in(&self.namespace.file, text).map_err(|error| match error {
             ReadTableError::Read(source) => ProcessError::Read { pid, name, source },
             ReadTableError::Table(source) => ProcessError::Table { pid, source },
         })

@@ -8,7 +8,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -18,11 +18,14 @@ use rustix::net::{
 };
 
 use super::fork::ChildProcess;
-use super::is_readable;
+use super::is_answered;
 use crate::process_files::ProcessFile;
 
 /// Time limit of an open.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time limit of an open whose child waits for a processor.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens a file of a process to read it.
 ///
@@ -39,7 +42,8 @@ pub fn open_process_file(file: &ProcessFile) -> io::Result<OwnedFd> {
     let open = || pass_opened(theirs.as_fd(), &path);
     let child = ChildProcess::start(0, &[theirs.as_raw_fd()], open)?;
     drop(theirs);
-    let opened = if is_readable(ours.as_fd(), OPEN_TIMEOUT) {
+    let until = Instant::now() + BUSY_TIMEOUT;
+    let opened = if is_answered(ours.as_fd(), &child, OPEN_TIMEOUT, until) {
         receive(ours.as_fd())
     } else {
         Err(io::ErrorKind::TimedOut.into())

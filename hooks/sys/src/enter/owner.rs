@@ -4,15 +4,20 @@
 //! Unsafe, because the kernel returns the number of a new descriptor.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use nix::libc;
+use rustix::io::Errno;
 
 /// `_IO(0xb7, 1)` and `_IO(0xb7, 2)`
 const NS_GET_USERNS: libc::Ioctl = 0xb701;
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
+
+/// `_IOR(0xb7, 5, u64)`
+const NS_GET_MNTNS_ID: libc::Ioctl = 0x8008_b705_u32 as libc::Ioctl;
 
 /// `_IO(0xff, 3)` and `_IO(0xff, 9)`
 const PIDFD_GET_MNT_NAMESPACE: libc::Ioctl = 0xff03;
@@ -62,6 +67,26 @@ pub(super) fn owner_of(namespace: &File) -> io::Result<File> {
 /// As [`owner_of`], and `EPERM` for the initial one.
 pub(super) fn parent_of(users: &File) -> io::Result<File> {
     related(users, NS_GET_PARENT)
+}
+
+/// The number of a mount namespace for statmount(2), which no other namespace gets: Linux 6.11 and
+/// newer.
+///
+/// # Errors
+/// `ENOTTY` or `EINVAL` from an older kernel, `ENOTTY` for any other file.
+pub(super) fn mount_namespace_id(namespace: &File) -> io::Result<u64> {
+    // A descriptor of a process may be a device by now, to which the request means something else.
+    // The kernel prints the paths of all other files from `/`.
+    let link = fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd()))?;
+    if !link.as_os_str().as_bytes().starts_with(b"mnt:[") {
+        return Err(Errno::NOTTY.into());
+    }
+    let mut id = 0_u64;
+    // SAFETY: the kernel writes the number to this place, and keeps nothing.
+    match unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_MNTNS_ID, &raw mut id) } {
+        0 => Ok(id),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn related(file: &impl AsRawFd, request: libc::Ioctl) -> io::Result<File> {

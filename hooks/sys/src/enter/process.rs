@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::namespace::MountNamespace;
 use super::opened_by_child::open_process_file;
 use super::owner::{Kind, namespace_of};
-use crate::mountinfo::{ReadTableError, read_container_table};
+use crate::mountinfo::ReadTableError;
 use crate::process_files::{self, ProcessFile};
 
 /// A process, which may end at any time.
@@ -146,16 +146,14 @@ impl HeldProcess {
         field.ok_or_else(invalid)
     }
 
-    /// The mounts that it sees, without their sources: see [`read_container_table`].
+    /// The mounts of its mount namespace, without their sources.
     ///
     /// # Errors
-    /// As [`HeldProcess::read`], and if the table is too large or a line is no mount.
+    /// As [`HeldProcess::program_name`], and if the table is too large or a line is no mount.
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
         let (pid, name) = (self.pid, "mountinfo");
-        let file = File::open(format!("/proc/{pid}/{name}"));
-        let table = file
-            .map_err(ReadTableError::from)
-            .and_then(read_container_table);
+        let namespace = self.mount_namespace()?;
+        let table = namespace.mounts(|| File::open(format!("/proc/{pid}/{name}")));
         if !self.is_alive() {
             return Err(ProcessError::Ended(pid));
         }

@@ -1,10 +1,12 @@
 //! statmount(2) and mountinfo report the same for a mount.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use bindguard_core::mount_table::MountEntry;
+use bindguard_sys::enter::mounts_in;
 use bindguard_sys::{Handle, Mounts, read_mount_table};
 use bindguard_testing::Folder;
 use bindguard_testing::namespace;
@@ -101,4 +103,23 @@ fn a_path_longer_than_the_usual_buffer_is_read_whole() {
         .unwrap();
     assert_eq!(seen.entry.mount_point, deep);
     assert!(seen.entry.root.path.as_os_str().as_bytes().len() > 2500);
+}
+
+/// The mounts of a namespace that are listed one by one are those of its mountinfo.
+#[test]
+fn listed_mounts_are_those_of_the_text() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let folder = Folder::new();
+    bindguard_testing::bind(folder.path(), folder.path());
+    let own = File::open("/proc/thread-self/ns/mnt").unwrap();
+    let no_text = || -> io::Result<File> { Err(io::ErrorKind::Unsupported.into()) };
+    let Ok(listed) = mounts_in(&own, no_text) else {
+        eprintln!("SKIPPED: before Linux 6.11");
+        return;
+    };
+    let text = read_mount_table().unwrap();
+    let expected: Vec<_> = text.entries().iter().map(comparable).collect();
+    assert_eq!(listed.entries(), expected);
 }
