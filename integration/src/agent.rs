@@ -105,11 +105,7 @@ impl Agent {
             .args(["sh", "-ec", &mount, "sh"]);
         command.env("KUBERNETES_SERVICE_HOST", api.address().ip().to_string());
         command.env("KUBERNETES_SERVICE_PORT", api.address().port().to_string());
-        command.envs([
-            ("NODE_NAME", "node-1"),
-            ("POD_NAME", "agent-1"),
-            ("POD_NAMESPACE", "kube-system"),
-        ]);
+        command.env("NODE_NAME", "node-1");
         Ok(command)
     }
 

@@ -36,7 +36,6 @@ const VALUES: [(&str, &[&str]); 29] = [
     ("agent.kubernetes.node", &["\"n\"", "\"\\\"\\\\\""]),
     ("agent.events.mode", &["\"all\"", "\"warnings\""]),
     ("agent.events.requests-per-minute", &["7"]),
-    ("agent.node-state.enabled", &["true"]),
     ("agent.kubediag.enabled", &["true"]),
     ("agent.kubediag.listen", &["\"0.0.0.0:1\""]),
     ("refresh.mode", &["\"all\"", "\"off\""]),

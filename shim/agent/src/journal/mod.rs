@@ -174,7 +174,6 @@ mod tests {
     use super::*;
     use crate::events::Events;
     use crate::idle_memory::IdleMemory;
-    use crate::node_state::StateSink;
 
     struct Scene {
         folder: tempfile::TempDir,
@@ -218,7 +217,6 @@ mod tests {
         let (events, memory) = (Events::off(Arc::clone(metrics)), IdleMemory::default());
         let reporting = Reporting {
             events,
-            state: StateSink::off(),
             journal,
             memory,
         };

@@ -15,7 +15,6 @@ use k8s_cri::v1::{
     Container as ListedContainer, ContainerFilter, ContainerState as CriContainerState,
     ContainerStateValue, ContainerStatusRequest, ListContainersRequest, ListPodSandboxRequest,
     PodSandbox, PodSandboxFilter, PodSandboxMetadata, PodSandboxState, PodSandboxStateValue,
-    StatusRequest,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -180,25 +179,6 @@ impl Cri {
             .map_err(failed("ListContainers"))?
             .into_inner()
             .containers)
-    }
-
-    /// The configuration that the CRI plugin of containerd reports; `None` if the runtime is
-    /// another one.
-    ///
-    /// # Errors
-    /// If the CRI does not answer.
-    pub async fn config(&self) -> Result<Option<serde_json::Value>, CriError> {
-        let answer = self
-            .client
-            .clone()
-            .status(StatusRequest { verbose: true })
-            .await
-            .map_err(failed("Status"))?;
-        Ok(answer
-            .into_inner()
-            .info
-            .get("config")
-            .and_then(|text| serde_json::from_str(text).ok()))
     }
 
     /// The init of a container; `None` if it ended, or the runtime has no such process, as with a
