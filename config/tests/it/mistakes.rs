@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 /// Every key, with values that are not its default.
-const VALUES: [(&str, &[&str]); 29] = [
+const VALUES: [(&str, &[&str]); 28] = [
     ("guard.deadline-ms", &["500", "0x7d1"]),
     ("guard.failed-repairs", &["\"refuse\""]),
     ("runtime.path", &["\"/usr/bin/crun\"", "'youki'"]),

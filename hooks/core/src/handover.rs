@@ -8,6 +8,10 @@ pub const PIPE_VARIABLE: &str = "BINDGUARD_HANDOVER_FD";
 /// The variable with the number of this create of the container, counted from 0.
 pub const ATTEMPT_VARIABLE: &str = "BINDGUARD_ATTEMPT";
 
+/// The file with the shim's version, in the bundle of the container that the shim was started for.
+/// Operators' programs read it.
+pub const VERSION_FILE: &str = "shim.version";
+
 /// First line: the process is the runtime from here on.
 pub const HANDOVER: &str = "handover";
 /// After [`HANDOVER`] and a space: the new container should be checked.

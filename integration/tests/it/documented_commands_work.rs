@@ -162,10 +162,9 @@ fn agent() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let api = KubeApi::start()?;
         let path = "/api/v1/namespaces/kube-system/pods";
-        let selector = "labelSelector=app.kubernetes.io%2Fname%3Dbindguard&limit=500";
         let pod = json!({"metadata": {"name": "bindguard-x7k2p"}, "spec": {"nodeName": "node-1"}});
         api.insert(
-            &format!("{path}?{selector}"),
+            path,
             json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}),
         );
         api.write_config(KUBECONFIG.as_ref())?;

@@ -10,7 +10,7 @@ use bindguard_operator::agent_status::AgentState;
 use bindguard_operator::doctor::describe_agent;
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::{ContainerState, Pods};
+use bindguard_operator::pods::{ContainerState, Pods, PodsOfVersion};
 use bindguard_operator::survey_node;
 use clap::Args;
 use serde::Serialize;
@@ -90,6 +90,8 @@ struct PodCount {
     running: usize,
     /// Those that keep a shim without the guard until they are created anew.
     unguarded: usize,
+    /// Those under bindguard's shim, by its version.
+    versions: Vec<PodsOfVersion>,
 }
 
 impl StatusVerb {
@@ -253,6 +255,10 @@ impl NodeStatus {
                 "these keep it until they are created anew; `bindguard repair` reaches them now",
             );
         }
+        self.pods
+            .versions
+            .iter()
+            .for_each(|pods| lines.below(&pods.for_people()));
         match &self.agent {
             AgentState::Absent => lines.headed("agent", mark(true), "not running; it is optional"),
             AgentState::Silent { problem } => lines.headed("agent", mark(false), problem),
@@ -317,6 +323,7 @@ impl PodCount {
                 .iter()
                 .filter(|sandbox| sandbox.guarded == Some(false))
                 .count(),
+            versions: pods.by_shim_version(),
         }
     }
 }
@@ -328,6 +335,7 @@ mod tests {
     use bindguard_config::RefreshMode;
     use bindguard_core::policy::Mode;
     use bindguard_operator::agent_status::{AgentStatus, NriState};
+    use bindguard_operator::pods::PodName;
 
     #[test]
     fn json_matches_the_document() {
@@ -351,6 +359,14 @@ mod tests {
             pods: PodCount {
                 running: 12,
                 unguarded: 3,
+                versions: vec![PodsOfVersion {
+                    version: "0.0.9".to_owned(),
+                    pods: vec![PodName {
+                        uid: Some("eea5c325".to_owned()),
+                        namespace: Some("default".to_owned()),
+                        name: Some("web".to_owned()),
+                    }],
+                }],
             },
             last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
             findings: 1,

@@ -18,6 +18,9 @@ pub struct CreateLine<R = RecordedReport> {
     kind: LineKind,
     /// RFC 3339, UTC; none if the clock shows a year past 9999.
     pub time: Option<String>,
+    /// The version of bindguard that wrote the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bindguard: Option<String>,
     /// The container's id, as the runtime gets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -54,6 +57,7 @@ impl<R> CreateLine<R> {
             version,
             kind,
             time: None,
+            bindguard: Some(env!("CARGO_PKG_VERSION").to_owned()),
             id: None,
             attempt: 0,
             pid: None,

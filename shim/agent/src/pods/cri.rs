@@ -300,6 +300,7 @@ fn from_lists(sandboxes: Vec<PodSandbox>, containers: Vec<ListedContainer>) -> P
             attempt,
             pod,
             guarded,
+            shim_version: None,
         });
     }
     pods.containers
@@ -315,6 +316,7 @@ fn from_lists(sandboxes: Vec<PodSandbox>, containers: Vec<ListedContainer>) -> P
                 state: Some(state(container.state)),
                 attempt: Some(metadata.attempt),
                 guarded: None,
+                shim_version: None,
             }
         }));
     pods

@@ -110,10 +110,14 @@ impl RecordedLine {
         match &self.line {
             JournalLine::Create(line) => {
                 let id = short(line.id.as_deref());
-                match (line.pid, line.attempt) {
+                let event = match (line.pid, line.attempt) {
                     (Some(_), _) => format!("{id}, after its create"),
                     (None, 0) => id,
                     (None, attempt) => format!("{id}, create {}", attempt + 1),
+                };
+                match &line.bindguard {
+                    Some(version) => format!("{event}, bindguard {version}"),
+                    None => event,
                 }
             }
             JournalLine::NriCreate(line) => {

@@ -43,7 +43,10 @@ impl PodsFrom {
         } = self.listed_by_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
-                Some(known) => known.guarded = bundle.guarded,
+                Some(known) => {
+                    known.guarded = bundle.guarded;
+                    known.shim_version = bundle.shim_version;
+                }
                 None => containers.push(bundle),
             }
         }
