@@ -25,5 +25,8 @@ pub const UNREPAIRED: &str = "unrepaired";
 /// The longest line, in bytes.
 pub const LONGEST_LINE: usize = 4096;
 
+/// The verb that records a create whose guard did not come to an end.
+pub const UNCHECKED_VERB: &str = "bindguard-unchecked";
+
 /// The verb that checks a new container.
 pub const VERIFY_VERB: &str = "bindguard-verify";
