@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use bindguard_config::{AgentConfig, EventMode, KubernetesConfig, RefreshMode};
 use clap::Parser;
 
+use crate::log_line::{LogFormat, LogLevel};
+
 /// Keep the subPath mounts of this node current, and serve its metrics.
 #[derive(Debug, Parser)]
 #[command(name = "bindguard-agent", version, about)]
@@ -33,6 +35,12 @@ pub struct Args {
     /// Write these events on pods: off, warnings or all, instead of the config's.
     #[arg(long, value_name = "MODE")]
     pub events: Option<EventMode>,
+    /// Log in this form.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// Log events of this level and of those above.
+    #[arg(long, value_enum, value_name = "LEVEL", default_value_t = LogLevel::Info)]
+    pub log_level: LogLevel,
     /// The node's root directory, in a pod that mounts it: enter the mount namespace of the process
     /// behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]

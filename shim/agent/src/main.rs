@@ -38,7 +38,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    log_line::log_to(std::io::stderr).init();
+    log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
     match run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

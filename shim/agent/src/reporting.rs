@@ -88,10 +88,18 @@ impl Reporting {
             .iter()
             .filter(|keeper| !before.contains(&keeper.container.id))
         {
-            let (container, places) = (&keeper.container, &keeper.places);
+            let container = &keeper.container;
+            let places: Vec<String> = keeper
+                .places
+                .iter()
+                .map(|place| place.display().to_string())
+                .collect();
             let pod = container.pod.for_people().unwrap_or_default();
             let name = container.name.as_deref().unwrap_or(&container.id);
-            warn!("{pod} container {name} keeps mounts that the host has unmounted: {places:?}");
+            warn!(
+                "{pod} container {name} keeps mounts that the host has unmounted: {}",
+                places.join(", ")
+            );
             self.events.record(from_keeper(keeper));
         }
         let ids = found

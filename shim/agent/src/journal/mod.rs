@@ -25,6 +25,7 @@ use crate::metrics::Metrics;
 use crate::reporting::Reporting;
 
 pub use self::follow::follow_journal;
+pub use self::pod_names::PodNames;
 pub use self::writer::JournalWriter;
 
 /// Limit of one read. A journal and the one before it have 4 MiB each.
