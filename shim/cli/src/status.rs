@@ -22,7 +22,7 @@ use crate::install::record::Record;
 use crate::install::running::{guarded_runtimes, is_hidden};
 use crate::journal;
 use crate::pods::PodsFrom;
-use crate::show::{self, FAULTY, HEALTHY, Lines, print_json, print_text};
+use crate::show::{self, FAULTY, HEALTHY, Lines, counted, print_json, print_text};
 
 const LAST_ADMISSIONS: usize = 3;
 
@@ -88,7 +88,7 @@ struct OldFilesCount {
 #[derive(Debug, Default, Serialize)]
 struct PodCount {
     running: usize,
-    /// Those that keep a shim without the guard until they are created anew.
+    /// Those under a shim without the guard.
     unguarded: usize,
     /// Those under bindguard's shim, by its version.
     versions: Vec<PodsOfVersion>,
@@ -251,9 +251,12 @@ impl NodeStatus {
             ),
         );
         if self.pods.unguarded > 0 {
-            lines.below(
-                "these keep it until they are created anew; `bindguard repair` reaches them now",
-            );
+            let is_default = self.daemons.iter().any(|daemon| daemon.default);
+            lines.below(if is_default {
+                "these keep it until they are created anew; `bindguard repair` reaches them now"
+            } else {
+                "these do not select bindguard's runtime; `bindguard repair` reaches them now"
+            });
         }
         self.pods
             .versions
@@ -280,7 +283,8 @@ impl NodeStatus {
         } = self.old_files;
         if containers > 0 {
             let text = format!(
-                "read by {containers} running containers, {opted_in} of them opted in to live refresh"
+                "read by {}, {opted_in} of them opted in to live refresh",
+                counted(containers, "running container", "running containers")
             );
             lines.headed("old files", mark(opted_in == 0), &text);
         }
@@ -368,7 +372,9 @@ mod tests {
                     }],
                 }],
             },
-            last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
+            last_admissions: vec![
+                "2026-11-21T05:10:00Z default/web app (0123456789ab, bindguard 0.1.0)".to_owned(),
+            ],
             findings: 1,
             old_files: OldFilesCount {
                 containers: 2,

@@ -3,6 +3,7 @@
 use bindguard_core::report::{
     Actor, BindRecord, Container, CreateLine, JournalLine, RebindLine, RefreshLine, UnreadLine,
 };
+use bindguard_operator::doctor::seconds;
 use bindguard_operator::pods::PodName;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
@@ -88,8 +89,7 @@ impl RecordedLine {
         let time = self
             .line
             .time()
-            .and_then(|time| time.split('.').next())
-            .unwrap_or("at some time");
+            .map_or_else(|| "at some time".to_owned(), seconds);
         let container = self
             .line
             .container()
