@@ -1,5 +1,5 @@
-//! The settings of the agent as a client of the API server: the tables `[agent.kubernetes]`,
-//! `[agent.events]` and `[agent.node-state]`.
+//! The settings of the agent as a client of the API server: the tables `[agent.kubernetes]`
+//! and `[agent.events]`.
 
 use std::path::PathBuf;
 
@@ -16,8 +16,6 @@ pub struct KubernetesConfig {
     pub events: EventMode,
     /// The number of requests for events in a minute, in the long run.
     pub event_requests: u32,
-    /// True if the agent annotates its own pod with the node's state.
-    pub node_state: bool,
 }
 
 /// The events that the agent writes to the API server.
@@ -58,7 +56,6 @@ impl KubernetesConfig {
             node: named(&settings.node),
             events: settings.events,
             event_requests: settings.event_requests.0,
-            node_state: settings.node_state,
         }
     }
 }

@@ -41,7 +41,6 @@ pub(crate) struct Settings {
     pub(crate) node: String,
     pub(crate) events: EventMode,
     pub(crate) event_requests: Number<1, 600>,
-    pub(crate) node_state: bool,
     pub(crate) kubediag_enabled: bool,
     pub(crate) kubediag_listen: SocketAddr,
     pub(crate) refresh: RefreshMode,
@@ -85,7 +84,6 @@ impl Default for Settings {
             node: String::new(),
             events: EventMode::Off,
             event_requests: Number(6),
-            node_state: false,
             kubediag_enabled: false,
             // Port 8090 is that of kubediag's own agent on the same node.
             kubediag_listen: SocketAddr::from(([127, 0, 0, 1], 9475)),
@@ -187,7 +185,6 @@ impl Settings {
             &mut self.event_requests,
             default.event_requests,
         );
-        visitor.key("agent.node-state.enabled", &mut self.node_state, false);
         visitor.key("agent.kubediag.enabled", &mut self.kubediag_enabled, false);
         visitor.key(
             "agent.kubediag.listen",

@@ -105,11 +105,7 @@ impl Agent {
             .args(["sh", "-ec", &mount, "sh"]);
         command.env("KUBERNETES_SERVICE_HOST", api.address().ip().to_string());
         command.env("KUBERNETES_SERVICE_PORT", api.address().port().to_string());
-        command.envs([
-            ("NODE_NAME", "node-1"),
-            ("POD_NAME", "agent-1"),
-            ("POD_NAMESPACE", "kube-system"),
-        ]);
+        command.env("NODE_NAME", "node-1");
         Ok(command)
     }
 
@@ -142,10 +138,17 @@ impl Agent {
 
     /// The whole answer to a GET; empty if nothing answers.
     pub fn get(&self, path: &str) -> String {
+        self.request("GET", path, "")
+    }
+
+    /// The whole answer to a request with more header lines, each with its line end.
+    pub fn request(&self, method: &str, path: &str, headers: &str) -> String {
         let Ok(mut stream) = UnixStream::connect(&self.socket) else {
             return String::new();
         };
-        let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n{headers}\r\n"
+        );
         let mut answer = String::new();
         let _ = stream
             .write_all(request.as_bytes())

@@ -26,6 +26,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- /* Not empty if the agent has a service account. */ -}}
+{{- define "bindguard.agentAccount" -}}
+{{- if and (include "bindguard.agent" .) (or (ne .Values.agent.events "off") .Values.agent.kubediag.enabled) }}true{{ end -}}
+{{- end }}
+
 {{- /* The words of bindguard-agent, as JSON. */ -}}
 {{- define "bindguard.agentWords" -}}
 {{- $agent := .Values.agent -}}
@@ -36,7 +41,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if $agent.nri.enabled }}{{ $words = concat $words (list "--nri" $agent.nri.socket) }}{{ end -}}
 {{- if $agent.kubediag.enabled }}{{ $words = concat $words (list "--kubediag" $agent.kubediag.address) }}{{ end -}}
 {{- if ne $agent.events "off" }}{{ $words = concat $words (list "--events" $agent.events) }}{{ end -}}
-{{- if $agent.stateAnnotation.enabled }}{{ $words = append $words "--node-state" }}{{ end -}}
 {{- concat $words $agent.extraArgs | toJson -}}
 {{- end }}
 
@@ -68,13 +72,8 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 priorityClassName: {{ .Values.priorityClassName }}
 automountServiceAccountToken: false
-{{- $state := and (eq .mode "install") (include "bindguard.installerState" .) }}
-{{- if $state }}
-serviceAccountName: {{ .Release.Name }}-installer
-{{- else }}
 # named, because the API server keeps a name that a change only leaves out
 serviceAccountName: default
-{{- end }}
 # bindguard checks the node's daemons and containers; systemctl connects to the node's pid 1
 hostPID: true
 # time for containerd to restart
@@ -97,16 +96,9 @@ containers:
         mountPath: /host
         # without this, the pod would hold the node's mounts until it ends
         mountPropagation: HostToContainer
-{{- if $state }}
-  # it alone has the token
-{{ include "bindguard.stateContainer" . | indent 2 }}
-{{- end }}
 volumes:
   - name: host
     hostPath:
       path: /
       type: Directory
-{{- if $state }}
-{{ include "bindguard.accountVolume" . | indent 2 }}
-{{- end }}
 {{- end }}

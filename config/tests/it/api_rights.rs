@@ -1,12 +1,10 @@
 //! The rights of bindguard at the API server: nothing is read or watched, and each right has a
 //! value that turns it off.
 
-use std::fs;
+use serde_json::Value;
 
-use serde_json::{Value, json};
-
-use crate::helm::{container, folder, helm, object, program, render, run, text};
-use crate::kube::{documents, taken_by_kind};
+use crate::helm::{container, helm, object, render};
+use crate::kube::documents;
 
 /// Verbs and resources of all roles, sorted.
 fn rights(documents: &[Value]) -> Vec<String> {
@@ -27,19 +25,18 @@ fn rights(documents: &[Value]) -> Vec<String> {
 }
 
 const EVENTS: &str = r#"["create","patch"] ["events"]"#;
-const PODS: &str = r#"["patch"] ["pods"]"#;
+const READS_PODS: &str = r#"["get"] ["pods"]"#;
 
 #[test]
 fn the_chart_has_the_rights_that_its_values_want() {
     let Some(helm) = helm() else { return };
-    let state = [
-        "agent.stateAnnotation.enabled=true",
-        "stateAnnotation.enabled=true",
-    ];
     assert_eq!(rights(&render(&helm, &[])), [EVENTS]);
-    assert_eq!(rights(&render(&helm, &state)), [EVENTS, PODS, PODS]);
+    assert_eq!(
+        rights(&render(&helm, &["agent.kubediag.enabled=true"])),
+        [EVENTS, READS_PODS]
+    );
     assert_eq!(rights(&render(&helm, &["agent.enabled=false"])), [""; 0]);
-    assert_eq!(rights(&render(&helm, &["mode=remove", state[1]])), [""; 0]);
+    assert_eq!(rights(&render(&helm, &["mode=remove"])), [""; 0]);
     let none = render(&helm, &["agent.events=off"]);
     assert_eq!(rights(&none), [""; 0]);
     assert!(
@@ -59,82 +56,28 @@ fn the_chart_has_the_rights_that_its_values_want() {
     );
 }
 
+/// The right to patch pods is root on all nodes. Neither the chart nor a manifest asks for it, and
+/// the installer's pod has no token.
 #[test]
-fn the_api_has_every_field_of_them() {
+fn no_file_asks_for_the_right_to_patch_pods() {
     let Some(helm) = helm() else { return };
-    let rendered = render(
+    let manifests = [
+        include_str!("../../agent.yaml"),
+        include_str!("../../daemonset.yaml"),
+        include_str!("../../kubediag/rbac.yaml"),
+    ];
+    let mut everything = manifests.map(documents).concat();
+    everything.extend(render(
         &helm,
-        &[
-            "agent.stateAnnotation.enabled=true",
-            "stateAnnotation.enabled=true",
-        ],
-    );
-    rendered
+        &["agent.kubediag.enabled=true", "agent.events=all"],
+    ));
+    let patches_pods = |right: &String| right.contains("patch") && right.contains("pods");
+    assert!(!rights(&everything).iter().any(patches_pods));
+    let pods = everything
         .iter()
-        .for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
-    let policies = rendered
-        .iter()
-        .filter(|document| document["kind"] == "ValidatingAdmissionPolicy")
-        .count();
-    assert_eq!(policies, 2);
-    let without = render(
-        &helm,
-        &[
-            "agent.stateAnnotation.enabled=true",
-            "agent.stateAnnotation.admissionPolicy=false",
-        ],
-    );
-    assert!(
-        without
-            .iter()
-            .all(|document| document["kind"] != "ValidatingAdmissionPolicy")
-    );
-}
-
-/// The container that installs has no token, and the one beside it runs `bindguard status`.
-#[test]
-fn the_token_is_in_one_container_of_the_installers_pod() {
-    let Some(helm) = helm() else { return };
-    let rendered = render(&helm, &["stateAnnotation.enabled=true"]);
-    let pod = &object(&rendered, "DaemonSet", "bindguard").unwrap()["spec"]["template"]["spec"];
-    assert_eq!(
-        (
-            &pod["automountServiceAccountToken"],
-            &pod["serviceAccountName"]
-        ),
-        (&json!(false), &json!("bindguard-installer"))
-    );
-    let has_token = |container: &Value| {
-        container["volumeMounts"]
-            .to_string()
-            .contains("serviceaccount")
-    };
-    assert!(!has_token(&pod["containers"][0]) && has_token(&pod["containers"][1]));
-    let command = pod["containers"][1]["command"].as_array().unwrap();
-    assert_eq!(command[..3], ["bindguard-agent", "annotate-pod", "--"]);
-}
-
-#[test]
-fn kustomize_adds_the_component_to_the_base() {
-    let Some(kubectl) = program("BINDGUARD_ENGINES", "engines", "kubectl") else {
-        return;
-    };
-    let overlay = tempfile::tempdir_in(folder("../target")).unwrap();
-    let lines = "resources: [../../config]\ncomponents: [../../config/node-state]\n";
-    fs::write(overlay.path().join("kustomization.yaml"), lines).unwrap();
-    let built = run(
-        &kubectl,
-        &["kustomize", &overlay.path().display().to_string()],
-    );
-    assert!(built.status.success(), "{built:?}");
-    let documents = documents(&text(&built.stdout));
-    documents
-        .iter()
-        .for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
-    assert_eq!(rights(&documents), [EVENTS, PODS]);
-    assert!(
-        container(&documents, "bindguard-agent")["command"]
-            .to_string()
-            .contains("--node-state")
-    );
+        .filter(|it| it["kind"] == "DaemonSet" && it["metadata"]["name"] == "bindguard");
+    for pod in pods.map(|set| &set["spec"]["template"]["spec"]) {
+        assert_eq!(pod["containers"].as_array().unwrap().len(), 1);
+        assert_eq!(pod["automountServiceAccountToken"], false);
+    }
 }

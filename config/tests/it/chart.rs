@@ -109,11 +109,7 @@ fn values_become_words_of_the_command() {
 #[test]
 fn every_pod_names_its_service_account() {
     let Some(helm) = helm() else { return };
-    let accounts = [
-        "stateAnnotation.enabled=true",
-        "agent.stateAnnotation.enabled=true",
-    ];
-    for values in [&accounts[..], &["mode=remove"], &["agent.events=off"], &[]] {
+    for values in [&["mode=remove"][..], &["agent.events=off"], &[]] {
         let rendered = render(&helm, values);
         let daemon_sets = rendered
             .iter()

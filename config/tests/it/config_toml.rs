@@ -126,7 +126,7 @@ fn every_key_counts() {
 fn every_key_for_kubernetes_counts() {
     let config = Config::from_toml(
         "agent.kubernetes = { kubeconfig = '/k.conf', node = 'n-1' }\n\
-         agent.events = { mode = 'warnings', requests-per-minute = 60 }\nagent.node-state.enabled = true\n",
+         agent.events = { mode = 'warnings', requests-per-minute = 60 }\n",
     )
     .unwrap();
     let kubernetes = &config.agent().kubernetes;
@@ -135,12 +135,8 @@ fn every_key_for_kubernetes_counts() {
         (Some(Path::new("/k.conf")), Some("n-1"))
     );
     assert_eq!(
-        (
-            kubernetes.events,
-            kubernetes.event_requests,
-            kubernetes.node_state
-        ),
-        (EventMode::Warnings, 60, true)
+        (kubernetes.events, kubernetes.event_requests),
+        (EventMode::Warnings, 60)
     );
 }
 

@@ -53,3 +53,25 @@ fn pod_class_and_handler_have_one_name() {
         .unwrap();
     assert_eq!(pod["spec"]["runtimeClassName"], class["metadata"]["name"]);
 }
+
+/// Without a registry, a runtime pulls an image from a public one.
+#[test]
+fn every_image_names_its_registry() {
+    let pods = [POD, DAEMON_SET, AGENT].map(documents).concat();
+    let mut images = Vec::new();
+    for document in &pods {
+        let template = &document["spec"]["template"]["spec"];
+        let spec = if template.is_null() {
+            &document["spec"]
+        } else {
+            template
+        };
+        let containers = spec["containers"].as_array().into_iter().flatten();
+        images.extend(containers.filter_map(|container| container["image"].as_str()));
+    }
+    assert_eq!(images.len(), 3, "{images:?}");
+    for image in images {
+        let (registry, _) = image.split_once('/').unwrap_or_default();
+        assert!(registry.contains('.'), "{image}");
+    }
+}

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 /// Every key, with values that are not its default.
-const VALUES: [(&str, &[&str]); 29] = [
+const VALUES: [(&str, &[&str]); 28] = [
     ("guard.deadline-ms", &["500", "0x7d1"]),
     ("guard.failed-repairs", &["\"refuse\""]),
     ("runtime.path", &["\"/usr/bin/crun\"", "'youki'"]),
@@ -36,7 +36,6 @@ const VALUES: [(&str, &[&str]); 29] = [
     ("agent.kubernetes.node", &["\"n\"", "\"\\\"\\\\\""]),
     ("agent.events.mode", &["\"all\"", "\"warnings\""]),
     ("agent.events.requests-per-minute", &["7"]),
-    ("agent.node-state.enabled", &["true"]),
     ("agent.kubediag.enabled", &["true"]),
     ("agent.kubediag.listen", &["\"0.0.0.0:1\""]),
     ("refresh.mode", &["\"all\"", "\"off\""]),

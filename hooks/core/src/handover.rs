@@ -8,6 +8,10 @@ pub const PIPE_VARIABLE: &str = "BINDGUARD_HANDOVER_FD";
 /// The variable with the number of this create of the container, counted from 0.
 pub const ATTEMPT_VARIABLE: &str = "BINDGUARD_ATTEMPT";
 
+/// The file with the shim's version, in the bundle of the container that the shim was started for.
+/// Operators' programs read it.
+pub const VERSION_FILE: &str = "shim.version";
+
 /// First line: the process is the runtime from here on.
 pub const HANDOVER: &str = "handover";
 /// After [`HANDOVER`] and a space: the new container should be checked.
@@ -20,6 +24,9 @@ pub const REFUSED: &str = "refused";
 pub const UNREPAIRED: &str = "unrepaired";
 /// The longest line, in bytes.
 pub const LONGEST_LINE: usize = 4096;
+
+/// The verb that records a create whose guard did not come to an end.
+pub const UNCHECKED_VERB: &str = "bindguard-unchecked";
 
 /// The verb that checks a new container.
 pub const VERIFY_VERB: &str = "bindguard-verify";

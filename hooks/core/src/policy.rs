@@ -1,5 +1,7 @@
 //! The choices of the node's operator.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::spec::RequestedAccess;
@@ -15,6 +17,16 @@ pub enum Mode {
     Report,
     /// Do not check.
     Off,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Repair => "repair",
+            Self::Report => "report",
+            Self::Off => "off",
+        })
+    }
 }
 
 /// The action for a source that cannot be repaired.

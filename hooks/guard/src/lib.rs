@@ -26,6 +26,7 @@ pub use check::{check_bundle, planned_outcome};
 pub use directories::in_real_folder;
 pub use journal::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
+    record_unchecked,
 };
 pub use probes::{Answers, Probes};
 pub use rebind::{NotRebound, Rebound, rebind};

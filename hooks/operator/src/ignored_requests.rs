@@ -77,6 +77,7 @@ mod tests {
             attempt: None,
             pod: PodName::of_uid("u"),
             guarded: None,
+            shim_version: None,
         };
         let request = RefreshRequest::from_annotations(|name| (name == REFRESH).then_some(value));
         let refresh_requests = [("u".to_owned(), request)].into();

@@ -4,7 +4,7 @@
 //! (a container runtime's CRI, the annotations of bundles) fills in [`PodName`]s. All other code
 //! selects pods with [`PodSelector`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
@@ -87,6 +87,35 @@ pub struct PodContainer {
     /// True if the guard runs before its create; none if no running process shows it.
     #[serde(skip)]
     pub guarded: Option<bool>,
+    /// The version of bindguard's shim that was started for it; none under another shim, and for a
+    /// container that joined the shim of its pod.
+    #[serde(skip)]
+    pub shim_version: Option<String>,
+}
+
+/// Pods that run under one version of bindguard's shim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PodsOfVersion {
+    /// The version.
+    pub version: String,
+    /// The pods.
+    pub pods: Vec<PodName>,
+}
+
+impl PodsOfVersion {
+    /// The version and the number of its pods; the names, if it is not the version of this program.
+    pub fn for_people(&self) -> String {
+        let count = self.pods.len();
+        if self.version == env!("CARGO_PKG_VERSION") {
+            return format!("{count} under {}", self.version);
+        }
+        let names: Vec<String> = self
+            .pods
+            .iter()
+            .map(|pod| pod.for_people().unwrap_or_else(|| "?".to_owned()))
+            .collect();
+        format!("{count} under {}: {}", self.version, names.join(", "))
+    }
 }
 
 /// All pods of a node whose names are known.
@@ -144,6 +173,25 @@ impl Pods {
         of_pod
             .filter_map(|container| container.guarded)
             .reduce(|one, other| one || other)
+    }
+
+    /// The pods by the version of bindguard's shim under which they run. A pod without a running
+    /// shim of bindguard's is in no list.
+    pub fn by_shim_version(&self) -> Vec<PodsOfVersion> {
+        let mut versions: BTreeMap<&str, BTreeSet<&PodName>> = BTreeMap::new();
+        for container in &self.containers {
+            let has_ended = container.state == Some(ContainerState::Exited);
+            if let Some(version) = container.shim_version.as_deref().filter(|_| !has_ended) {
+                versions.entry(version).or_default().insert(&container.pod);
+            }
+        }
+        versions
+            .into_iter()
+            .map(|(version, pods)| PodsOfVersion {
+                version: version.to_owned(),
+                pods: pods.into_iter().cloned().collect(),
+            })
+            .collect()
     }
 
     /// True if a container of that name opted in to live refresh; `None` if the pod's annotations
@@ -251,6 +299,7 @@ mod tests {
             attempt: Some(attempt),
             pod: web(),
             guarded: None,
+            shim_version: None,
         };
         let pods = Pods {
             containers: vec![container("b", 2), container("a", 0)],
@@ -295,6 +344,7 @@ mod tests {
             attempt: None,
             pod: web(),
             guarded: None,
+            shim_version: None,
         };
         let may_run = |containers: Vec<PodContainer>, name| {
             Pods {
@@ -333,6 +383,7 @@ mod tests {
             attempt: None,
             pod: web(),
             guarded: None,
+            shim_version: None,
         };
         let mut pods = Pods {
             containers: vec![container],

@@ -173,11 +173,6 @@ impl<'n> Cluster<'n> {
         &self.kubeconfig
     }
 
-    /// True if its programs are those of `build.sh`, 1.30 or newer.
-    pub fn is_own_build(&self) -> bool {
-        self.is_own_build
-    }
-
     /// Makes an object, or changes it.
     pub fn apply(&self, object: &Value) -> Result<()> {
         self.kubectl(

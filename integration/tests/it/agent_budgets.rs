@@ -16,12 +16,9 @@ use bindguard_integration::kubelet::Subpath;
 use bindguard_integration::waiting::{until, until_within};
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::json;
 
 const PODS: usize = 110;
 const VOLUMES: usize = 5;
-/// The agent's pod.
-const POD: &str = "/api/v1/namespaces/kube-system/pods/agent-1";
 
 #[test]
 #[ignore = "measures the programs of a release: make bench"]
@@ -29,21 +26,19 @@ fn containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(story);
 }
 
-/// The same memory with a connection to the API server, over which events and the node's state
-/// went.
+/// The same memory with a connection to the API server, over which events went.
 #[test]
 #[ignore = "measures the programs of a release: make bench"]
 fn with_an_api_server_on_containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         fill(node)?;
         let api = KubeApi::start_with_tls()?;
-        api.insert(POD, json!({"kind": "Pod", "metadata": {"name": "agent-1"}}));
-        let config = "agent.events = { mode = 'all', requests-per-minute = 600 }\nagent.node-state.enabled = true\n";
+        let config = "agent.events = { mode = 'all', requests-per-minute = 600 }\n";
         let agent = Agent::start_with_account(node, config, &api)?;
         in_a_running_container(node)?;
-        until("events are written", || Ok(agent.figure("bindguard_events_total{result=\"written\"}") >= 3.0))?;
-        let annotated = || Ok(api.object(POD).is_some_and(|pod| pod["metadata"]["annotations"].is_object()));
-        until_within(Duration::from_secs(90), "the node's state is written", annotated)?;
+        until("events are written", || {
+            Ok(agent.figure("bindguard_events_total{result=\"written\"}") >= 3.0)
+        })?;
         // an idle connection is closed after 20 s, and no event waits any more
         until_within(Duration::from_secs(90), "all events are written", || {
             let before = api.requests().len();

@@ -21,6 +21,7 @@ fn is_reported_in_one_line() {
         let before = subpath.mounts()?;
         let files = BadFiles::below(node.disk())?;
         configs(node, &files)?;
+        pods(node)?;
         mount_tables(node, &files)?;
         bundles(node, &files)?;
         journals(node, &files)?;
@@ -113,6 +114,21 @@ fn configs(node: &Node, files: &BadFiles) -> Result<()> {
         ] {
             refused(&node.bindguard(words)?, said).with_context(|| format!("{words:?}"))?;
         }
+    }
+    Ok(())
+}
+
+/// Both verbs name the pod that is not on this node.
+fn pods(node: &Node) -> Result<()> {
+    for verb in [
+        &["diagnose", "--pod", "default/wbe"][..],
+        &["repair", "--pod", "default/wbe"],
+    ] {
+        refused(
+            &node.bindguard(verb)?,
+            "this node has no subpath and no volume of a pod default/wbe: is it another node's?",
+        )
+        .with_context(|| format!("{verb:?}"))?;
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Every command that a document shows is run by a story: an operator will copy it at night.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
@@ -9,11 +10,16 @@ use bindguard_integration::cri::mount;
 use bindguard_integration::doc_commands::{
     NOT_RUN, NotRun, Rehearsal, commands_of, documents_with_commands, repository,
 };
+use bindguard_integration::engines;
+use bindguard_integration::kube_api::KubeApi;
 use bindguard_integration::process::Finished;
 use bindguard_integration::programs::CLI;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::sys::signal::Signal;
+use serde_json::json;
+
+const KUBECONFIG: &str = "/run/kubeconfig";
 
 /// A document is named, in quotes, by the story that runs it.
 #[test]
@@ -141,6 +147,48 @@ fn runbook() {
             said.last()
                 .is_some_and(|bundle| bundle.stdout.starts_with("2 checked")),
             "no bundle: {said:?}"
+        );
+        Ok(())
+    });
+}
+
+/// The state of all nodes, from the installer's pods. kubectl lists the pods; a container of the
+/// node's mount namespace with the root at /host runs what `kubectl exec` is to run.
+#[test]
+fn agent() {
+    if let Some(why) = engines::missing() {
+        return privilege::skipped(&why);
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let api = KubeApi::start()?;
+        let path = "/api/v1/namespaces/kube-system/pods";
+        let pod = json!({"metadata": {"name": "bindguard-x7k2p"}, "spec": {"nodeName": "node-1"}});
+        api.insert(
+            path,
+            json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}),
+        );
+        api.write_config(KUBECONFIG.as_ref())?;
+        let kubectl = node.programs().join("kubectl");
+        fs::write(
+            &kubectl,
+            format!(
+                "#!/bin/sh\n\
+                 case \"$*\" in\n\
+                 '--namespace kube-system exec bindguard-x7k2p -- '*) shift 5\n\
+                   exec unshare --mount sh -ec 'mkdir -p /host; mount --rbind / /host; exec \"$@\"' sh \"$@\";;\n\
+                 *) exec {} \"$@\";;\n\
+                 esac\n",
+                engines::program("kubectl").display()
+            ),
+        )?;
+        fs::set_permissions(&kubectl, Permissions::from_mode(0o755))?;
+        let said = Rehearsal::on(node)
+            .env("KUBECONFIG", KUBECONFIG)
+            .play("docs/agent.md")?;
+        let table = &said.first().context("a command")?.stdout;
+        ensure!(
+            table.starts_with("node-1\t") && table.contains("\tcontainerd=bindguard"),
+            "{said:?}"
         );
         Ok(())
     });

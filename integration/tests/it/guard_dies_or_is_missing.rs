@@ -5,13 +5,16 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::programs::GUARD;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Setup};
+use serde_json::Value;
 
 #[test]
 fn killed_at_its_start() {
-    Setup::on(Generation::V2_1)
-        .fault("start")
-        .story(|node| starts_and_says(node, "the guard did not hand over"));
+    Setup::on(Generation::V2_1).fault("start").story(|node| {
+        starts_and_says(node, "the guard did not hand over")?;
+        is_recorded(node, "died")
+    });
 }
 
 #[test]
@@ -32,4 +35,20 @@ fn starts_and_says(node: &Node, words: &str) -> Result<()> {
     ensure!(ctr.exec("orphan", &["test", "-d", "/mnt/bin"])?.code() == 0);
     ctr.remove("orphan")?;
     node.wait_for_log("that there was no guard", |line| line.contains(words))
+}
+
+/// The shim's log is containerd's: the journal has the create, too, with the names of the bundle.
+fn is_recorded(node: &Node, reason: &str) -> Result<()> {
+    until("the journal has the create", || {
+        let ended = node.bindguard(["journal", "--json"])?;
+        let journal: Value = serde_json::from_str(&ended.stdout)?;
+        let unchecked = journal["admissions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|line| line["id"] == "orphan");
+        Ok(unchecked.is_some_and(|line| {
+            line["unchecked"] == reason && line["problems"].to_string().contains("no guard checked")
+        }))
+    })
 }

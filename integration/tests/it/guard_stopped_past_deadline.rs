@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bindguard_integration::waiting::LIMIT;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::waiting::{LIMIT, until};
+use bindguard_integration::{Agent, Generation, Node, Setup, on_every_generation};
 
 on_every_generation!(|generation| Setup::on(generation).fault("stop:start").story(story));
 
@@ -36,6 +36,7 @@ fn deadline_changes_under_a_running_pod() {
 }
 
 fn story(node: &Node) -> Result<()> {
+    let agent = Agent::start(node, "")?;
     let begin = Instant::now();
     node.ctr().container("patient").start()?.success()?;
     let taken = begin.elapsed();
@@ -48,5 +49,16 @@ fn story(node: &Node) -> Result<()> {
     node.ctr().remove("patient")?;
     node.wait_for_log("that the guard was late", |line| {
         line.contains("the guard did not hand over")
-    })
+    })?;
+    until("the agent counts the create", || {
+        Ok(agent.figure("bindguard_unchecked_creates_total{reason=\"late\"}") == 1.0)
+    })?;
+    ensure!(agent.figure("bindguard_unchecked_creates_total{reason=\"died\"}") == 0.0);
+    ensure!(agent.figure("bindguard_admission_seconds_count") == 0.0);
+    let journal = node.bindguard(["journal"])?.stdout;
+    ensure!(
+        journal.contains("no guard checked this create: no answer within"),
+        "{journal}"
+    );
+    Ok(())
 }

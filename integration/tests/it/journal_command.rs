@@ -54,6 +54,12 @@ fn the_agents_rebinds_have_the_names_of_their_pod() {
             text.contains("default/web (volume conf on the host, by the agent)"),
             "{text}"
         );
+        let log = fs::read_to_string(node.disk().join("agent.log"))?;
+        let line = log
+            .lines()
+            .find(|line| line.contains(" INFO pod default/web: "))
+            .with_context(|| format!("no line names the pod: {log}"))?;
+        ensure!(line.starts_with("20") && line.contains("Z "), "{line}");
         cri.remove_pod(&sandbox)?;
         until("the kubelet deletes the pod", || {
             Ok(node.kubelet().pod("uid-web")?.delete().is_ok())

@@ -134,7 +134,6 @@ mod signals_and_runtime_info;
 mod slow_containers_delay_no_other;
 mod soak;
 mod specs_that_go_reads;
-mod state_of_the_node;
 mod stats_and_pause;
 mod steps_of_the_clock;
 mod stock_shim_configmap_update_then_restart_fails;

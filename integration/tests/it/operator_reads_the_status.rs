@@ -43,7 +43,15 @@ fn story(generation: Generation) {
             "{guarded}"
         );
         ensure!(
-            guarded["pods"] == json!({ "running": 2, "unguarded": 1 }),
+            guarded["pods"]
+                == json!({
+                    "running": 2,
+                    "unguarded": 1,
+                    "versions": [{
+                        "version": env!("CARGO_PKG_VERSION"),
+                        "pods": [{ "uid": "new", "namespace": "default", "name": "new" }],
+                    }],
+                }),
             "{guarded}"
         );
         let admitted = guarded["last_admissions"].as_array().context("a list")?;

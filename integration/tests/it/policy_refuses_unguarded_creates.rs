@@ -8,7 +8,9 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::programs::GUARD;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup};
+use serde_json::Value;
 
 /// The deadline is never reached on a busy machine, except by a guard that hangs.
 const POLICY: &str = "[guard]\ndeadline-ms = 20000\n[checks]\ndead-sources = \"refuse\"\n[annotations]\nmode = true\n";
@@ -30,6 +32,7 @@ fn hung() {
         .policy(&short)
         .story(|node| {
             refused(node, Runtime::Bindguard, "no answer within 400ms")?;
+            refusal_is_recorded(node, "late")?;
             starts_unguarded_by_its_own_choice(node)
         });
 }
@@ -62,12 +65,28 @@ fn refused_after(fault: &str, runtimes: &[Runtime], why: &str) {
             runtimes
                 .iter()
                 .try_for_each(|runtime| refused(node, *runtime, why))?;
+            refusal_is_recorded(node, "died")?;
             if fault.starts_with("panic") {
                 Ok(())
             } else {
                 starts_unguarded_by_its_own_choice(node)
             }
         });
+}
+
+fn refusal_is_recorded(node: &Node, unchecked: &str) -> Result<()> {
+    until("the journal has the refusal", || {
+        let ended = node.bindguard(["journal", "--json"])?;
+        let journal: Value = serde_json::from_str(&ended.stdout)?;
+        let lines = journal["admissions"].as_array().into_iter().flatten();
+        Ok(lines.into_iter().any(|line| {
+            line["id"] == "unseen"
+                && line["unchecked"] == unchecked
+                && line["refused"]
+                    .to_string()
+                    .contains("policy refuses what may be there")
+        }))
+    })
 }
 
 fn refused(node: &Node, runtime: Runtime, why: &str) -> Result<()> {

@@ -58,6 +58,53 @@ fn the_figures_follow_the_conventions() {
     });
 }
 
+/// A scraper that takes no OpenMetrics gets Prometheus' own text format, which promtool reads as it
+/// is. HEAD has the head of the answer alone.
+#[test]
+fn the_answer_is_of_the_kind_that_the_client_takes() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let agent = Agent::start(node, "")?;
+        let kind = |answer: &str| {
+            let mut lines = answer.lines();
+            let line = lines.find_map(|line| line.strip_prefix("content-type: "));
+            line.unwrap_or_default().to_owned()
+        };
+        let open = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
+        for headers in ["", "Accept: */*\r\n", open] {
+            let answer = agent.request("GET", "/metrics", headers);
+            ensure!(
+                kind(&answer).starts_with("application/openmetrics-text")
+                    && answer.ends_with("# EOF\n"),
+                "{headers}: {answer}"
+            );
+        }
+        let plain = agent.request("GET", "/metrics", "Accept: text/plain\r\n");
+        ensure!(
+            kind(&plain) == "text/plain; version=0.0.4; charset=utf-8",
+            "{plain}"
+        );
+        let (_, figures) = plain.split_once("\r\n\r\n").unwrap_or_default();
+        ensure!(
+            figures.contains("# TYPE bindguard_subpath_rebinds_total counter")
+                && !figures.contains("# EOF"),
+            "{figures}"
+        );
+        if let Some(promtool) = promtool() {
+            let mut command = Command::new(&promtool);
+            command.args(["check", "metrics"]);
+            run_with_input(command, figures, LIMIT)?.success()?;
+        }
+        let head = agent.request("HEAD", "/metrics", "");
+        ensure!(
+            head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"),
+            "{head}"
+        );
+        let posted = agent.request("POST", "/metrics", "Content-Length: 0\r\n");
+        ensure!(posted.starts_with("HTTP/1.1 405 "), "{posted}");
+        Ok(())
+    });
+}
+
 /// promtool reads the older text format, in which a counter's and an info's declaration have the
 /// name of their sample.
 fn as_prometheus_text(figures: &str) -> String {

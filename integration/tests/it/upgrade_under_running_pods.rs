@@ -2,6 +2,7 @@
 //! guard of the version under which it was created; a new pod gets the selected version; a version
 //! goes when nothing needs it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -16,7 +17,11 @@ use bindguard_integration::{Generation, Node, Setup, Volume, VolumeKind, on_ever
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Of the same length.
+const OTHER_VERSION: &str = "7.8.9";
 const STORE: &str = "/usr/local/lib/bindguard";
 
 fn story(generation: Generation) {
@@ -45,6 +50,7 @@ fn story(generation: Generation) {
         );
         let first = first.works(node, &first_version)?;
         let second = Pod::run(node, "uid-second")?.works(node, &second_version)?;
+        each_pod_is_named_with_its_version(node)?;
         first.remove(node)?;
         until("the version that nothing needs goes", || {
             bindguard(node, &new, &words)?.success()?;
@@ -89,20 +95,95 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
-/// The same programs with another hash: bytes after the end of an ELF file mean nothing.
+/// The same programs as those of another version: each has its version as text, and one of the same
+/// length in its place.
 fn another_build(node: &Node) -> Result<PathBuf> {
     let folder = node.disk().join("another build");
     fs::create_dir(&folder)?;
-    for program in [SHIM, GUARD, CLI] {
-        let path = folder.join(program);
-        fs::copy(node.disk().join("dist").join(program), &path)
-            .with_context(|| format!("copy {program}"))?;
-        OpenOptions::new()
-            .append(true)
-            .open(&path)?
-            .write_all(b"another build")?;
+    for program in [SHIM, GUARD] {
+        let from = node.disk().join("dist").join(program);
+        let mut bytes = fs::read(&from).with_context(|| format!("read {program}"))?;
+        let (own, other) = (OWN_VERSION.as_bytes(), OTHER_VERSION.as_bytes());
+        for at in 0..=bytes.len() - own.len() {
+            if bytes[at..].starts_with(own) {
+                bytes[at..at + own.len()].copy_from_slice(other);
+            }
+        }
+        fs::write(folder.join(program), bytes)?;
+        let mode = fs::metadata(&from)?.permissions();
+        fs::set_permissions(folder.join(program), mode)?;
     }
+    fs::copy(node.disk().join("dist").join(CLI), folder.join(CLI))?;
+    // bytes after the end of an ELF file mean nothing
+    OpenOptions::new()
+        .append(true)
+        .open(folder.join(CLI))?
+        .write_all(b"another build")?;
     Ok(folder)
+}
+
+/// Issue 26: after a security fix an operator needs the pods that still run the old version. The
+/// first pod has this version, and the second pod the other one, whatever the link selects.
+fn each_pod_is_named_with_its_version(node: &Node) -> Result<()> {
+    if node.generation() == Generation::V1_6 {
+        return Ok(());
+    }
+    let json = |verb: &str| -> Result<Value> {
+        let words = [verb, "--json"];
+        let done = bindguard(node, &node.disk().join("dist"), &words)?;
+        serde_json::from_str(&done.stdout).with_context(|| done.stderr)
+    };
+    let status = json("status")?;
+    let named = |version: &str| {
+        let versions = status["pods"]["versions"].as_array();
+        let of_version = versions
+            .into_iter()
+            .flatten()
+            .find(|it| it["version"] == version);
+        of_version.map_or_else(String::new, |it| it["pods"].to_string())
+    };
+    ensure!(
+        named(OWN_VERSION).contains("uid-first") && named(OTHER_VERSION).contains("uid-second"),
+        "{status}"
+    );
+    ensure!(
+        !named(OWN_VERSION).contains("uid-second") && !named(OTHER_VERSION).contains("uid-first"),
+        "{status}"
+    );
+    let text = bindguard(node, &node.disk().join("dist"), &["status"])?.stdout;
+    ensure!(
+        text.contains(&format!("1 under {OTHER_VERSION}: default/uid-second")),
+        "{text}"
+    );
+    let doctor = json("doctor")?;
+    let points = doctor["points"].as_array().context("points")?;
+    let programs = points
+        .iter()
+        .find(|point| point["name"] == "programs")
+        .context("the point")?["message"]
+        .to_string();
+    ensure!(
+        programs.contains(&format!("1 under {OTHER_VERSION}: default/uid-second"))
+            && programs.contains(&format!("1 under {OWN_VERSION}")),
+        "{programs}"
+    );
+    let journal = json("journal")?;
+    let versions: BTreeSet<&str> = journal["admissions"]
+        .as_array()
+        .context("admissions")?
+        .iter()
+        .filter_map(|line| line["bindguard"].as_str())
+        .collect();
+    ensure!(
+        versions == BTreeSet::from([OWN_VERSION, OTHER_VERSION]),
+        "{journal}"
+    );
+    let text = bindguard(node, &node.disk().join("dist"), &["journal", "--all"])?.stdout;
+    ensure!(
+        text.contains(&format!(", bindguard {OTHER_VERSION})")),
+        "{text}"
+    );
+    Ok(())
 }
 
 fn bindguard(node: &Node, build: &Path, words: &[&str]) -> Result<Finished> {

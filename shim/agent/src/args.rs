@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bindguard_config::{AgentConfig, EventMode, KubernetesConfig, RefreshMode};
-use clap::{Parser, Subcommand};
+use clap::Parser;
+
+use crate::log_line::{LogFormat, LogLevel};
 
 /// Keep the subPath mounts of this node current, and serve its metrics.
 #[derive(Debug, Parser)]
@@ -33,34 +35,16 @@ pub struct Args {
     /// Write these events on pods: off, warnings or all, instead of the config's.
     #[arg(long, value_name = "MODE")]
     pub events: Option<EventMode>,
-    /// Annotate the agent's own pod with the node's state, also if the config does not say so.
-    #[arg(long)]
-    pub node_state: bool,
+    /// Log in this form.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// Log events of this level and of those above.
+    #[arg(long, value_enum, value_name = "LEVEL", default_value_t = LogLevel::Info)]
+    pub log_level: LogLevel,
     /// The node's root directory, in a pod that mounts it: enter the mount namespace of the process
     /// behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,
-    /// Another task than that of the node agent.
-    #[command(subcommand)]
-    pub command: Option<Verb>,
-}
-
-/// Tasks besides that of the node agent.
-#[derive(Debug, Subcommand)]
-pub enum Verb {
-    /// Annotate the pod of this process with the state that a command prints.
-    AnnotatePod(AnnotatePod),
-}
-
-/// Arguments of `annotate-pod`.
-#[derive(Debug, clap::Args)]
-pub struct AnnotatePod {
-    /// Run the command this often, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
-    pub every: u64,
-    /// The command, which prints what `bindguard status --json` prints.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
 }
 
 impl Args {
@@ -74,7 +58,6 @@ impl Args {
             refresh: self.refresh.unwrap_or(config.refresh),
             kubernetes: KubernetesConfig {
                 events: self.events.unwrap_or(config.kubernetes.events),
-                node_state: self.node_state || config.kubernetes.node_state,
                 ..config.kubernetes
             },
             ..config
@@ -108,8 +91,10 @@ mod tests {
             settings(&["--kubediag", "[::1]:1"], config).kubediag,
             Some("[::1]:1".parse().unwrap())
         );
-        let kubernetes = settings(&["--events", "all", "--node-state"], config).kubernetes;
-        assert!(kubernetes.events == EventMode::All && kubernetes.node_state);
+        assert_eq!(
+            settings(&["--events", "all"], config).kubernetes.events,
+            EventMode::All
+        );
         let kept = settings(&[], config);
         assert_eq!(
             (kept.refresh, kept.nri, kept.metrics),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bindguard_operator::agent_status::STATUS_PATH;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -26,12 +26,14 @@ use tokio::time::Duration;
 use self::connections::accept;
 use crate::journal::JournalReader;
 use crate::kubediag::{self, Kubediag};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, plain_text};
 use crate::reporting::Reporting;
 use crate::status::StatusSource;
 use crate::survey::Surveyor;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Prometheus' own format, which is older than OpenMetrics.
+const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 const NO_SUCH_PATH: &str = "no such path\n";
@@ -174,11 +176,12 @@ async fn answer(
     if scope != Audience::Public && request.uri().path().starts_with(kubediag::FOLDER) {
         return processed(request, served).await;
     }
-    if request.method() != Method::GET {
+    // hyper sends no body in answer to HEAD.
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return response(
             StatusCode::METHOD_NOT_ALLOWED,
             TEXT,
-            "only GET is supported\n",
+            "only GET and HEAD are supported\n",
         );
     }
     match (request.uri().path(), scope) {
@@ -195,6 +198,9 @@ async fn answer(
         ("/metrics", _) => {
             read_journal(served).await;
             match served.metrics.text() {
+                Ok(text) if wants_plain_text(request.headers()) => {
+                    response(StatusCode::OK, PLAIN_METRICS, plain_text(&text))
+                }
                 Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
                 Err(error) => response(
                     StatusCode::INTERNAL_SERVER_ERROR,
@@ -229,6 +235,20 @@ async fn answer(
         }
         _ => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
     }
+}
+
+/// True if a client takes plain text and no OpenMetrics.
+fn wants_plain_text(headers: &HeaderMap) -> bool {
+    let accepted: Vec<&str> = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|kind| kind.split(';').next())
+        .map(str::trim)
+        .collect();
+    let takes = |kind: &str| accepted.iter().any(|it| it.eq_ignore_ascii_case(kind));
+    takes("text/plain") && !takes("application/openmetrics-text")
 }
 
 async fn processed(request: Request<Incoming>, served: &Arc<Served>) -> Response<Full<Bytes>> {

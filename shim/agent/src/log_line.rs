@@ -1,28 +1,66 @@
-//! The form of the agent's log: each event is one line.
+//! The form of the agent's log: each event is one line, with its time in UTC.
 //!
 //! Pods choose many of the names and paths in the log. tracing-subscriber escapes what controls a
-//! terminal's colours and cursor. It leaves newlines and the characters that reorder text.
+//! terminal's colours and cursor. It leaves newlines and the characters that reorder text. JSON has
+//! them as data.
 
 use std::fmt;
 
 use bindguard_core::text::one_line;
+use clap::ValueEnum;
+use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The log of the agent, without times: journald and the kubelet add them.
-pub fn log_to<W>(writer: W) -> impl Subscriber + Send + Sync
+/// The form of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Time, level and message.
+    Text,
+    /// A JSON object with the keys timestamp, level and message.
+    Json,
+}
+
+/// The least important events that are logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Only what stops a part of the agent.
+    Error,
+    /// Also what could not be repaired, read or written.
+    Warn,
+    /// Also repairs and surveys.
+    Info,
+    /// Also details for a developer.
+    Debug,
+}
+
+impl From<LogLevel> for LevelFilter {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+        }
+    }
+}
+
+/// The log of the agent.
+pub fn log_to<W>(writer: W, format: LogFormat, level: LogLevel) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::from(level))
         .with_writer(writer)
         .with_target(false)
-        .with_ansi(false)
-        .without_time()
-        .map_event_format(OneLine)
-        .finish()
+        .with_ansi(false);
+    match format {
+        LogFormat::Text => Box::new(log.map_event_format(OneLine).finish()),
+        LogFormat::Json => Box::new(log.json().flatten_event(true).finish()),
+    }
 }
 
 /// Formats events as another format does, and escapes the result.
@@ -56,8 +94,10 @@ mod tests {
     use std::io::{self, Write};
     use std::sync::{Arc, Mutex};
 
+    use time::OffsetDateTime;
+    use time::format_description::well_known::Rfc3339;
     use tracing::subscriber::with_default;
-    use tracing::warn;
+    use tracing::{info, warn};
 
     use super::*;
 
@@ -74,15 +114,58 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_name_neither_begins_a_line_of_the_log_nor_reorders_it() {
+    fn written(format: LogFormat, level: LogLevel, events: impl FnOnce()) -> String {
         let written = Log::default();
         let log = written.clone();
-        let subscriber = log_to(move || log.clone());
+        with_default(log_to(move || log.clone(), format, level), events);
+        let bytes = written.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn is_time(text: &str) -> bool {
+        OffsetDateTime::parse(text, &Rfc3339).is_ok() && text.ends_with('Z')
+    }
+
+    #[test]
+    fn a_line_has_its_time_and_level_and_the_level_is_chosen() {
+        let events = || {
+            info!("surveyed");
+            warn!("not watched");
+        };
+        let all = written(LogFormat::Text, LogLevel::Info, events);
+        let (time, _) = all.split_once(' ').unwrap();
+        assert!(is_time(time), "{all}");
+        assert!(
+            all.contains(" INFO surveyed\n") && all.contains(" WARN not watched\n"),
+            "{all}"
+        );
+        let few = written(LogFormat::Text, LogLevel::Warn, events);
+        assert!(
+            !few.contains("surveyed") && few.contains("not watched"),
+            "{few}"
+        );
+    }
+
+    #[test]
+    fn json_is_one_object_a_line() {
+        let name = "app\n WARN refused";
+        let line = written(LogFormat::Json, LogLevel::Info, || warn!("pod {name}"));
+        assert_eq!(line.lines().count(), 1, "{line}");
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(
+            (&event["level"], &event["message"]),
+            (&"WARN".into(), &"pod app\n WARN refused".into())
+        );
+        assert!(is_time(event["timestamp"].as_str().unwrap()), "{event}");
+    }
+
+    #[test]
+    fn a_name_neither_begins_a_line_of_the_log_nor_reorders_it() {
         let name = "app\n WARN refused\r\u{202e}fnoc\u{2066}\u{85}";
-        with_default(subscriber, || warn!(name, "pod {name}"));
+        let written = written(LogFormat::Text, LogLevel::Info, || {
+            warn!(name, "pod {name}");
+        });
         let escaped = r"app\n WARN refused\r\u{202e}fnoc\u{2066}";
-        let written = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         assert!(written.contains(escaped), "{written}");
         assert_eq!(written.lines().count(), 1, "{written}");
         assert!(

@@ -5,7 +5,6 @@
 //! dies, hangs or is removed.
 #![forbid(unsafe_code)]
 
-mod annotate_pod;
 mod args;
 mod engines;
 mod events;
@@ -17,7 +16,6 @@ mod kubediag;
 mod kubernetes;
 mod log_line;
 mod metrics;
-mod node_state;
 mod nri;
 mod pod_refreshes;
 mod pods;
@@ -40,12 +38,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    log_line::log_to(std::io::stderr).init();
-    let ended = match &args.command {
-        Some(args::Verb::AnnotatePod(verb)) => verb.run(),
-        None => run::run(&args),
-    };
-    match ended {
+    log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
+    match run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bindguard-agent: {}", one_line(&format!("{error:#}")));

@@ -1,7 +1,7 @@
-//! Hands the repairs of the agent and the guard to those who record them: the journal, events on
-//! pods, and the node's state.
+//! Hands the repairs of the agent and the guard to those who record them: the journal, and
+//! events on pods.
 //!
-//! It never waits. Without an API server the last two cost nothing.
+//! It never waits. Without an API server the events cost nothing.
 
 use std::collections::HashSet;
 use std::mem;
@@ -20,7 +20,6 @@ use crate::events::{
 };
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
-use crate::node_state::StateSink;
 
 /// The findings of the last survey: only a new one is an event.
 #[derive(Debug, Default)]
@@ -40,8 +39,6 @@ pub struct SurveyEvents {
 pub struct Reporting {
     /// Events on pods.
     pub events: Events,
-    /// The node's state.
-    pub state: StateSink,
     /// The agent's own lines of the journal.
     pub journal: JournalWriter,
     /// The memory that this work frees.
@@ -51,7 +48,7 @@ pub struct Reporting {
 impl Reporting {
     /// True if it reads the journal.
     pub fn is_on(&self) -> bool {
-        self.events.are_on() || self.state.is_on()
+        self.events.are_on()
     }
 
     /// A line of the journal. The agent reported its own repairs when they happened.
@@ -63,7 +60,6 @@ impl Reporting {
             JournalLine::Rebind(_) | JournalLine::Refresh(_) => {}
         }
         self.memory.worked();
-        self.state.journaled(line);
         if self.events.are_on() {
             self.events.record(from_journal(line));
         }
@@ -72,7 +68,6 @@ impl Reporting {
     /// A survey of the node.
     pub fn surveyed(&self, report: &NodeReport, known: &mut SurveyEvents) {
         self.memory.worked();
-        self.state.surveyed(report);
         if self.events.are_on() {
             self.events
                 .record(known.sources.changed((), from_survey(report)));
@@ -93,10 +88,18 @@ impl Reporting {
             .iter()
             .filter(|keeper| !before.contains(&keeper.container.id))
         {
-            let (container, places) = (&keeper.container, &keeper.places);
+            let container = &keeper.container;
+            let places: Vec<String> = keeper
+                .places
+                .iter()
+                .map(|place| place.display().to_string())
+                .collect();
             let pod = container.pod.for_people().unwrap_or_default();
             let name = container.name.as_deref().unwrap_or(&container.id);
-            warn!("{pod} container {name} keeps mounts that the host has unmounted: {places:?}");
+            warn!(
+                "{pod} container {name} keeps mounts that the host has unmounted: {}",
+                places.join(", ")
+            );
             self.events.record(from_keeper(keeper));
         }
         let ids = found
@@ -149,7 +152,6 @@ impl Reporting {
         standing: &mut Standing<VolumeOfPod>,
     ) {
         self.memory.worked();
-        self.state.rebound(report);
         if self.events.are_on() {
             self.events
                 .record(standing.changed(volume.clone(), from_rebind(&volume.pod_uid, report)));
@@ -165,9 +167,6 @@ impl Reporting {
         standing: &mut Standing<String>,
     ) {
         self.memory.worked();
-        if refreshed.replaced() > 0 {
-            self.state.repaired();
-        }
         if self.events.are_on() {
             self.events
                 .record(standing.changed(id.to_owned(), from_refresh(pod, name, refreshed)));

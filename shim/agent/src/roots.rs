@@ -109,6 +109,7 @@ impl KubeletRoots {
                 &self.served.metrics,
                 &self.served.reporting,
                 refreshes.clone(),
+                self.pods.clone(),
             );
             watch::follow(root.to_owned(), self.config.agent().survey, |notice| {
                 self.act(notice, root, &mut updates)

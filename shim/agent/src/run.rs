@@ -127,7 +127,7 @@ async fn serve(
     spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
     follow_journal_if_needed(&config, &served)?;
     info!(
-        "watching the kubelet's volumes, policy {:?}",
+        "watching the kubelet's volumes, stale-subpaths = {}",
         config.policy().stale_subpaths
     );
     if let Some(socket) = &settings.nri {

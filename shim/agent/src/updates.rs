@@ -14,8 +14,10 @@ use bindguard_guard::refresh::{VolumeOfPod, rebind_volume};
 use tracing::{info, warn};
 
 use crate::events::Standing;
+use crate::journal::PodNames;
 use crate::metrics::Metrics;
 use crate::pod_refreshes::Refreshes;
+use crate::pods::PodLookup;
 use crate::reporting::Reporting;
 
 /// Limit of volumes at a time. A re-bind waits most of its time for the kernel's RCU grace period
@@ -34,6 +36,7 @@ pub struct Updates<'a> {
     /// what is new.
     warned: HashMap<VolumeOfPod, Vec<String>>,
     standing: Standing<VolumeOfPod>,
+    names: PodNames,
 }
 
 impl<'a> Updates<'a> {
@@ -43,6 +46,7 @@ impl<'a> Updates<'a> {
         metrics: &'a Metrics,
         reporting: &'a Reporting,
         refreshes: Option<Refreshes>,
+        pods: PodLookup,
     ) -> Self {
         Self {
             config,
@@ -51,6 +55,7 @@ impl<'a> Updates<'a> {
             refreshes,
             warned: HashMap::new(),
             standing: Standing::default(),
+            names: PodNames::new(pods),
         }
     }
 
@@ -102,25 +107,41 @@ impl<'a> Updates<'a> {
 
     /// Returns true if it logged something.
     fn log(&mut self, volume: &VolumeOfPod, report: &Report) -> bool {
-        let mut is_news = false;
         let mut warnings = report.problems.clone();
+        let mut repairs = Vec::new();
         for (loudness, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
             match loudness {
-                Loudness::Info => {
-                    info!("{message}");
-                    is_news = true;
-                }
+                Loudness::Info => repairs.push(message),
                 Loudness::Warning => warnings.push(message),
             }
         }
         let known = self.warned.remove(volume).unwrap_or_default();
-        for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
-            warn!("{warning}");
-            is_news = true;
+        let new_warnings: Vec<&String> = warnings
+            .iter()
+            .filter(|warning| !known.contains(warning))
+            .collect();
+        let is_news = !repairs.is_empty() || !new_warnings.is_empty();
+        if is_news {
+            let pod = self.pod_for_people(&volume.pod_uid);
+            repairs
+                .iter()
+                .for_each(|repair| info!("pod {pod}: {repair}"));
+            new_warnings
+                .iter()
+                .for_each(|warning| warn!("pod {pod}: {warning}"));
         }
         if !warnings.is_empty() {
             self.warned.insert(volume.clone(), warnings);
         }
         is_news
+    }
+
+    /// `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so the
+    /// query delays none of them.
+    fn pod_for_people(&mut self, uid: &str) -> String {
+        self.names.of(uid).map_or_else(
+            || uid.to_owned(),
+            |pod| format!("{}/{}", pod.namespace, pod.name),
+        )
     }
 }

@@ -92,6 +92,8 @@ fn log(admission: &Admission, config: &Config) {
         print_remark(problem);
     }
     let entry = JournalEntry {
+        refused: admission.refusal.as_deref(),
+        unchecked: None,
         id: None,
         pid: None,
         attempt: 0,

@@ -22,7 +22,7 @@ use bindguard_sys::Handle;
 use clap::{ArgGroup, Args};
 
 use crate::diagnose::{Format, kubediag};
-use crate::pods::{PodsFrom, uids};
+use crate::pods::{PodsFrom, uids, unknown_pod};
 use crate::show::{self, print_remark};
 
 /// Arguments of `repair`.
@@ -77,6 +77,13 @@ impl Repair {
             self.all || uids.iter().any(|uid| uid == subpath.pod_uid()) || named.contains(subpath)
         };
         let report = repair_node(config.policy(), config.places(), &pods, self.act(), wanted);
+        if let Some(pod) = self.pod.as_deref()
+            && report.checked == 0
+            && report.problems.is_empty()
+            && let Some(error) = unknown_pod(&pods, pod)
+        {
+            return Err(error);
+        }
         ensure!(
             report.checked > 0 || self.all || !report.problems.is_empty(),
             "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"

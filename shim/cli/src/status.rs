@@ -10,7 +10,7 @@ use bindguard_operator::agent_status::AgentState;
 use bindguard_operator::doctor::describe_agent;
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::{ContainerState, Pods};
+use bindguard_operator::pods::{ContainerState, Pods, PodsOfVersion};
 use bindguard_operator::survey_node;
 use clap::Args;
 use serde::Serialize;
@@ -22,7 +22,7 @@ use crate::install::record::Record;
 use crate::install::running::{guarded_runtimes, is_hidden};
 use crate::journal;
 use crate::pods::PodsFrom;
-use crate::show::{self, FAULTY, HEALTHY, Lines, print_json, print_text};
+use crate::show::{self, FAULTY, HEALTHY, Lines, counted, print_json, print_text};
 
 const LAST_ADMISSIONS: usize = 3;
 
@@ -88,8 +88,10 @@ struct OldFilesCount {
 #[derive(Debug, Default, Serialize)]
 struct PodCount {
     running: usize,
-    /// Those that keep a shim without the guard until they are created anew.
+    /// Those under a shim without the guard.
     unguarded: usize,
+    /// Those under bindguard's shim, by its version.
+    versions: Vec<PodsOfVersion>,
 }
 
 impl StatusVerb {
@@ -249,10 +251,17 @@ impl NodeStatus {
             ),
         );
         if self.pods.unguarded > 0 {
-            lines.below(
-                "these keep it until they are created anew; `bindguard repair` reaches them now",
-            );
+            let is_default = self.daemons.iter().any(|daemon| daemon.default);
+            lines.below(if is_default {
+                "these keep it until they are created anew; `bindguard repair` reaches them now"
+            } else {
+                "these do not select bindguard's runtime; `bindguard repair` reaches them now"
+            });
         }
+        self.pods
+            .versions
+            .iter()
+            .for_each(|pods| lines.below(&pods.for_people()));
         match &self.agent {
             AgentState::Absent => lines.headed("agent", mark(true), "not running; it is optional"),
             AgentState::Silent { problem } => lines.headed("agent", mark(false), problem),
@@ -274,7 +283,8 @@ impl NodeStatus {
         } = self.old_files;
         if containers > 0 {
             let text = format!(
-                "read by {containers} running containers, {opted_in} of them opted in to live refresh"
+                "read by {}, {opted_in} of them opted in to live refresh",
+                counted(containers, "running container", "running containers")
             );
             lines.headed("old files", mark(opted_in == 0), &text);
         }
@@ -317,6 +327,7 @@ impl PodCount {
                 .iter()
                 .filter(|sandbox| sandbox.guarded == Some(false))
                 .count(),
+            versions: pods.by_shim_version(),
         }
     }
 }
@@ -328,6 +339,7 @@ mod tests {
     use bindguard_config::RefreshMode;
     use bindguard_core::policy::Mode;
     use bindguard_operator::agent_status::{AgentStatus, NriState};
+    use bindguard_operator::pods::PodName;
 
     #[test]
     fn json_matches_the_document() {
@@ -351,8 +363,18 @@ mod tests {
             pods: PodCount {
                 running: 12,
                 unguarded: 3,
+                versions: vec![PodsOfVersion {
+                    version: "0.0.9".to_owned(),
+                    pods: vec![PodName {
+                        uid: Some("eea5c325".to_owned()),
+                        namespace: Some("default".to_owned()),
+                        name: Some("web".to_owned()),
+                    }],
+                }],
             },
-            last_admissions: vec!["2026-11-21T05:10:00 default/web app (0123456789ab)".to_owned()],
+            last_admissions: vec![
+                "2026-11-21T05:10:00Z default/web app (0123456789ab, bindguard 0.1.0)".to_owned(),
+            ],
             findings: 1,
             old_files: OldFilesCount {
                 containers: 2,

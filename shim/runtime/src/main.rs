@@ -12,6 +12,7 @@ mod inherited_state;
 mod messages;
 mod privilege;
 mod stderr;
+mod unchecked;
 mod verify;
 
 use std::env;
@@ -22,11 +23,15 @@ use std::process::ExitCode;
 use bindguard_config::{Config, Loaded, load_by};
 use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
-use bindguard_guard::{Admission, Attempt, JournalEntry, admit, read_file, record};
+use bindguard_core::report::Unchecked;
+use bindguard_guard::{
+    Admission, Attempt, JournalEntry, admit, read_file, record, record_unchecked,
+};
 
 use argv::Invocation;
 use handover::Handover;
 use messages::Messages;
+use unchecked::UncheckedCreate;
 use verify::Verification;
 
 fn main() -> ExitCode {
@@ -35,6 +40,9 @@ fn main() -> ExitCode {
     let loaded = load_by(read_file);
     if let Some(verification) = Verification::from_args(&args) {
         return verification.run(&loaded.config);
+    }
+    if let Some(unchecked) = UncheckedCreate::from_args(&args) {
+        return unchecked.record(&loaded.config);
     }
     let Some(invocation) = Invocation::creating(&args) else {
         return exec_runtime::exec(&args, loaded.config.runtime(), &Messages::on_stderr());
@@ -83,6 +91,15 @@ fn admit_safely(
             if refusal.is_none() {
                 messages.problem("the guard panicked; the container is created as it is");
             }
+            if let Some(journal) = config.journal() {
+                let bundle = (&*invocation.bundle, invocation.id.as_deref());
+                let how = (Unchecked::Died, "the guard panicked");
+                if let Err(problem) =
+                    record_unchecked(journal, bundle, attempt, how, refusal.as_deref())
+                {
+                    messages.problem(&error_chain(&problem));
+                }
+            }
             Admission {
                 refusal,
                 ..Admission::default()
@@ -109,6 +126,8 @@ fn admit_and_record(
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
         let entry = JournalEntry {
+            refused: admission.refusal.as_deref(),
+            unchecked: None,
             id: invocation.id.as_deref(),
             attempt,
             pid: None,

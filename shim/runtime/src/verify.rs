@@ -49,6 +49,8 @@ impl Verification {
             .all(|bind| bind.finding.verdict == Verdict::Current);
         if let Some(journal) = config.journal().filter(|_| !all_current) {
             let entry = JournalEntry {
+                refused: None,
+                unchecked: None,
                 id: self.invocation.id.as_deref(),
                 attempt: 0,
                 pid: Some(self.pid),

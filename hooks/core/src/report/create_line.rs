@@ -1,6 +1,7 @@
 //! A line about one create: the findings and outcomes of the guard.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -18,6 +19,9 @@ pub struct CreateLine<R = RecordedReport> {
     kind: LineKind,
     /// RFC 3339, UTC; none if the clock shows a year past 9999.
     pub time: Option<String>,
+    /// The version of bindguard that wrote the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bindguard: Option<String>,
     /// The container's id, as the runtime gets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -26,6 +30,12 @@ pub struct CreateLine<R = RecordedReport> {
     /// The container's init, in a line about a container that was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// Why policy refused the create, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+    /// Why no guard checked the create; absent if a guard did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unchecked: Option<Unchecked>,
     /// The findings and outcomes.
     #[serde(flatten)]
     pub report: R,
@@ -35,6 +45,40 @@ pub struct CreateLine<R = RecordedReport> {
     /// Keys of a newer version.
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
+}
+
+/// Why no guard checked a create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unchecked {
+    /// The guard did not answer in time, and the shim killed it.
+    Late,
+    /// The guard ended without an answer.
+    Died,
+}
+
+impl Unchecked {
+    /// Every reason.
+    pub const ALL: [Self; 2] = [Self::Late, Self::Died];
+
+    /// The word in the journal.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::Died => "died",
+        }
+    }
+}
+
+impl FromStr for Unchecked {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL
+            .into_iter()
+            .find(|reason| reason.as_str() == text)
+            .ok_or(())
+    }
 }
 
 impl<R> CreateLine<R> {
@@ -54,9 +98,12 @@ impl<R> CreateLine<R> {
             version,
             kind,
             time: None,
+            bindguard: Some(env!("CARGO_PKG_VERSION").to_owned()),
             id: None,
             attempt: 0,
             pid: None,
+            refused: None,
+            unchecked: None,
             report,
             omitted_binds: None,
             unknown,

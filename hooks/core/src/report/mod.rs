@@ -22,7 +22,7 @@ use crate::judge::{Finding, Verdict};
 
 pub use bind::{BindRecord, BindReport, Loudness};
 pub use container::Container;
-pub use create_line::CreateLine;
+pub use create_line::{CreateLine, Unchecked};
 pub use journal_line::{JournalLine, UnreadLine};
 pub use outcome::{Outcome, PlannedAction};
 pub use rebind_line::{Actor, RebindLine};

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use bindguard_core::report::{BindReport, Container, CreateLine, Report};
+use bindguard_core::policy::Policy;
+use bindguard_core::report::{BindReport, Container, CreateLine, Report, Unchecked};
 use bindguard_sys::journal::append;
+
+use crate::admission::with_bundle;
 
 use super::{LONGEST, RecordError, cut, cut_all, fitting, now};
 
@@ -16,6 +19,10 @@ pub struct JournalEntry<'a> {
     pub attempt: u32,
     /// The container's init, in a line about a container that was created.
     pub pid: Option<u32>,
+    /// Why policy refused the create, if it did.
+    pub refused: Option<&'a str>,
+    /// Why no guard checked the create; none if a guard did.
+    pub unchecked: Option<Unchecked>,
     /// The findings and outcomes.
     pub report: &'a Report,
 }
@@ -34,6 +41,37 @@ pub fn record(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), RecordErro
 /// If the line cannot be written.
 pub fn record_nri_create(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), RecordError> {
     record_as(journal, entry, |report| CreateLine::of_nri_plugin(report))
+}
+
+/// Appends an entry about a create whose guard did not come to an end, with the names that the
+/// bundle has. `refused`: why policy refused the create.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_unchecked(
+    journal: &Path,
+    (bundle, id): (&Path, Option<&str>),
+    attempt: u32,
+    (how, why): (Unchecked, &str),
+    refused: Option<&str>,
+) -> Result<(), RecordError> {
+    let mut report = Report::about_bundle(bundle);
+    // A bundle that cannot be read is one without names: the runtime reports the bundle.
+    let _ = with_bundle(bundle, &Policy::default(), |open| {
+        report.container = Container::from_spec(&open.spec);
+    });
+    report
+        .problems
+        .push(format!("no guard checked this create: {why}"));
+    let entry = JournalEntry {
+        id,
+        attempt,
+        pid: None,
+        refused,
+        unchecked: Some(how),
+        report: &report,
+    };
+    record(journal, &entry)
 }
 
 fn record_as(
@@ -65,6 +103,8 @@ fn written(
     line.time = now();
     line.id = entry.id.map(str::to_owned);
     (line.attempt, line.pid, line.omitted_binds) = (entry.attempt, entry.pid, omitted_binds);
+    line.refused = entry.refused.map(cut);
+    line.unchecked = entry.unchecked;
     serde_json::to_string(&line)
 }
 

@@ -77,6 +77,8 @@ fn a_line_is_as_documented() {
     record(
         &journal,
         &JournalEntry {
+            refused: None,
+            unchecked: None,
             id: Some("bb344d713010"),
             attempt: 0,
             pid: None,
@@ -101,6 +103,8 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
     record(
         &journal,
         &JournalEntry {
+            refused: None,
+            unchecked: None,
             id: None,
             attempt: 0,
             pid: None,
@@ -141,6 +145,8 @@ fn a_line_has_an_end() {
     record(
         &journal,
         &JournalEntry {
+            refused: None,
+            unchecked: None,
             id: long.as_deref(),
             attempt: 0,
             pid: None,

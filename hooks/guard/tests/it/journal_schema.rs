@@ -15,6 +15,7 @@ use bindguard_core::report::{
 use bindguard_core::source::SourceKind;
 use bindguard_guard::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
+    record_unchecked,
 };
 use serde_json::{Value, json};
 
@@ -144,6 +145,8 @@ fn full() -> Report {
 
 fn created(report: &Report) -> Value {
     line_of(&JournalEntry {
+        refused: None,
+        unchecked: None,
         id: Some("bb344d713010"),
         attempt: 1,
         pid: None,
@@ -176,6 +179,8 @@ fn of_version_2() -> Vec<Value> {
             ..report.clone()
         };
         let entry = JournalEntry {
+            refused: None,
+            unchecked: None,
             id: Some("bb344d713010"),
             attempt: 0,
             pid: None,
@@ -268,12 +273,38 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
     line
 }
 
+fn refused() -> Value {
+    line_of(&JournalEntry {
+        refused: Some("the bind source /srv is dead"),
+        unchecked: None,
+        id: None,
+        attempt: 0,
+        pid: None,
+        report: &full(),
+    })
+}
+
+fn unchecked(how: &str) -> Value {
+    let how = how.parse().unwrap();
+    line_by(|journal| {
+        record_unchecked(
+            journal,
+            (Path::new("/run/bundle"), Some("bb344d713010")),
+            0,
+            (how, "no answer within 2s"),
+            Some("policy refuses what may be there"),
+        )
+    })
+}
+
 fn lines() -> Vec<Value> {
     let clean = Report {
         binds: vec![bind("/", Verdict::Current, None)],
         ..Report::default()
     };
     let verified = JournalEntry {
+        refused: None,
+        unchecked: None,
         id: None,
         attempt: 0,
         pid: Some(4242),
@@ -290,6 +321,9 @@ fn lines() -> Vec<Value> {
         created(&clean),
         created(&full()),
         line_of(&verified),
+        refused(),
+        unchecked("late"),
+        unchecked("died"),
         cut_off(),
     ])
     .chain(of_version_2())

@@ -189,6 +189,8 @@ fn a_journal_that_never_answers_is_not_waited_for() {
     };
     fuse.take_request();
     let entry = JournalEntry {
+        refused: None,
+        unchecked: None,
         id: None,
         attempt: 0,
         pid: None,

@@ -68,8 +68,10 @@ pub fn describe(status: &AgentStatus) -> String {
     )
 }
 
-fn seconds(time: &str) -> &str {
-    time.split('.').next().unwrap_or(time).trim_end_matches('Z')
+/// A time in UTC without the part of its second.
+pub fn seconds(time: &str) -> String {
+    let whole = time.split('.').next().unwrap_or(time);
+    format!("{}Z", whole.trim_end_matches('Z'))
 }
 
 #[cfg(test)]

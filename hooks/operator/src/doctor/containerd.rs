@@ -32,9 +32,14 @@ pub struct RunningPods {
 
 impl RunningPods {
     /// The sentence about pods that an installation does not reach; empty if there are none.
-    pub fn not_reached(self) -> String {
+    /// `is_default`: new pods run under bindguard without a RuntimeClass.
+    pub fn not_reached(self, is_default: bool) -> String {
         match self.unguarded {
             0 => String::new(),
+            unguarded if !is_default => format!(
+                "; {unguarded} of {} running pods do not select it: bindguard repair reaches them",
+                self.all
+            ),
             unguarded => format!(
                 "; {unguarded} of {} running pods keep another shim until they are created anew, also for containers that restart: delete them, or use bindguard repair",
                 self.all
@@ -122,12 +127,13 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         .iter()
         .map(|(entry, _)| entry.name.as_str())
         .collect();
-    let default = if names.contains(&seen.default_runtime.as_str()) {
+    let is_default = names.contains(&seen.default_runtime.as_str());
+    let default = if is_default {
         ", for every new pod"
     } else {
         ", for new pods that select it"
     };
-    let not_reached = seen.pods.not_reached();
+    let not_reached = seen.pods.not_reached(is_default);
     let names = names.join(", ");
     Point::ok(
         NAME,

@@ -17,7 +17,7 @@ mod point;
 mod programs;
 mod subpaths;
 
-pub use agent::{agent, describe as describe_agent};
+pub use agent::{agent, describe as describe_agent, seconds};
 pub use containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
 pub use distribution::{LinuxDistribution, Packages};

@@ -2,6 +2,7 @@
 //! version.
 
 use super::Point;
+use crate::pods::PodsOfVersion;
 
 const NAME: &str = "programs";
 
@@ -15,8 +16,14 @@ pub struct ProgramSeen {
 }
 
 /// The point for them. `ours`: the programs of bindguard, all expected to have `version`;
-/// `runtime`: runc, or the runtime that the config names.
-pub fn programs(version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen) -> Point {
+/// `runtime`: runc, or the runtime that the config names; `pods`: those under bindguard's shim. A
+/// pod under another version is no fault: it keeps its version until it is created anew.
+pub fn programs(
+    version: &str,
+    ours: &[ProgramSeen],
+    runtime: &ProgramSeen,
+    pods: &[PodsOfVersion],
+) -> Point {
     if runtime.found.is_none() {
         let message = format!(
             "the OCI runtime {} is not found: no container can be created",
@@ -47,7 +54,12 @@ pub fn programs(version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen) -> P
         return Point::failed(NAME, words, "bindguard install --dry-run");
     }
     let (path, found) = runtime.found.clone().unwrap_or_default();
-    Point::ok(NAME, format!("bindguard {version}, and {path}: {found}"))
+    let mut message = format!("bindguard {version}, and {path}: {found}");
+    if !pods.is_empty() {
+        let pods: Vec<String> = pods.iter().map(PodsOfVersion::for_people).collect();
+        message.push_str(&format!("; pods: {}", pods.join("; ")));
+    }
+    Point::ok(NAME, message)
 }
 
 #[cfg(test)]
@@ -66,19 +78,19 @@ mod tests {
     fn a_missing_program_or_another_version_is_bad() {
         let runc = seen("runc", Some("runc version 1.1.5"));
         assert_eq!(
-            programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status,
+            programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc, &[]).status,
             Status::Ok
         );
         assert_eq!(
-            programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status,
+            programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc, &[]).status,
             Status::Failed
         );
         assert_eq!(
-            programs("0.1.0", &[seen("shim", None)], &runc).status,
+            programs("0.1.0", &[seen("shim", None)], &runc, &[]).status,
             Status::Failed
         );
         assert!(
-            programs("0.1.0", &[], &seen("runc", None))
+            programs("0.1.0", &[], &seen("runc", None), &[])
                 .message
                 .contains("runc is not found")
         );

@@ -79,6 +79,7 @@ fn stale() -> NodeReport {
         attempt: Some(4),
         pod: PodName::default(),
         guarded: None,
+        shim_version: None,
     };
     let origin = Origin {
         issue: ISSUE,
@@ -114,6 +115,7 @@ fn old_files() -> OldFiles {
         attempt: Some(0),
         pod: PodName::default(),
         guarded: None,
+        shim_version: None,
     };
     OldFiles {
         pod: PodName {

@@ -242,7 +242,6 @@ mod tests {
     use crate::idle_memory::IdleMemory;
     use crate::journal::JournalWriter;
     use crate::metrics::Metrics;
-    use crate::node_state::StateSink;
     use crate::reporting::Reporting;
     use crate::watch::Inotify;
 
@@ -255,7 +254,6 @@ mod tests {
         );
         let reporting = Reporting {
             events: Events::off(Arc::clone(&metrics)),
-            state: StateSink::off(),
             journal: JournalWriter::off(Arc::clone(&metrics)),
             memory: IdleMemory::default(),
         };

@@ -27,7 +27,11 @@ pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMu
         let followed = journal
             .parent()
             .map_or(Ok(()), |directory| watch(directory, &mut changed));
-        tracing::debug!("follow {}: {followed:?}", journal.display());
+        let why = followed.map_or_else(|error| error.to_string(), |()| "it is gone".to_owned());
+        tracing::debug!(
+            "the directory of {} is not watched: {why}",
+            journal.display()
+        );
         thread::sleep(interval);
     }
 }

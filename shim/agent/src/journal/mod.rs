@@ -26,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::reporting::Reporting;
 
 pub use self::follow::follow_journal;
+pub use self::pod_names::PodNames;
 pub use self::writer::JournalWriter;
 
 /// Limit of one read. A journal and the one before it have 4 MiB each.
@@ -175,7 +176,6 @@ mod tests {
     use super::*;
     use crate::events::Events;
     use crate::idle_memory::IdleMemory;
-    use crate::node_state::StateSink;
 
     struct Scene {
         folder: tempfile::TempDir,
@@ -219,7 +219,6 @@ mod tests {
         let (events, memory) = (Events::off(Arc::clone(metrics)), IdleMemory::default());
         let reporting = Reporting {
             events,
-            state: StateSink::off(),
             journal,
             memory,
         };

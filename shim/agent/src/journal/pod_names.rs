@@ -1,5 +1,5 @@
-//! The names of pods for the agent's lines of the journal: the kubelet's folders have only their
-//! uids.
+//! The names of pods for the agent's lines of the journal and of the log: the kubelet's folders have
+//! only their uids.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Finds the names of pods, and keeps them: a pod is never renamed.
 #[derive(Debug)]
-pub(super) struct PodNames {
+pub struct PodNames {
     pods: PodLookup,
     known: LruCache<String, PodIdentity>,
     silent_until: Option<Instant>,
@@ -26,7 +26,7 @@ pub(super) struct PodNames {
 
 impl PodNames {
     /// Knows no pod.
-    pub(super) fn new(pods: PodLookup) -> Self {
+    pub fn new(pods: PodLookup) -> Self {
         Self {
             pods,
             known: LruCache::new(MAX_NAMES),
@@ -35,7 +35,7 @@ impl PodNames {
     }
 
     /// The names of a pod. `None` if it has no sandbox any more, or the CRI does not answer.
-    pub(super) fn of(&mut self, uid: &str) -> Option<PodIdentity> {
+    pub fn of(&mut self, uid: &str) -> Option<PodIdentity> {
         if let Some(pod) = self.known.get(uid) {
             return Some(pod.clone());
         }

@@ -161,6 +161,8 @@ fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<()
         AgentLine::NriCreate(id, report) => record_nri_create(
             journal,
             &JournalEntry {
+                refused: None,
+                unchecked: None,
                 id: Some(&id),
                 attempt: 0,
                 pid: None,

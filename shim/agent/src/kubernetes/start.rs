@@ -1,4 +1,4 @@
-//! Starts the tasks that write to the API server, as far as the settings want them and there are
+//! Starts the task that writes events to the API server, if the settings want events and there are
 //! credentials.
 
 use std::path::Path;
@@ -16,11 +16,10 @@ use crate::events::{Events, Recorder};
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
 use crate::metrics::Metrics;
-use crate::node_state::{OwnPod, Publisher, StateSink};
 use crate::pods::Cri;
 use crate::reporting::Reporting;
 
-/// Starts the recorder of events and the publisher of the node's state.
+/// Starts the recorder of events.
 pub fn start(
     settings: &KubernetesConfig,
     access: &Result<Arc<Access>, AccessError>,
@@ -31,33 +30,21 @@ pub fn start(
 ) -> Reporting {
     let off = Reporting {
         events: Events::off(Arc::clone(metrics)),
-        state: StateSink::off(),
         journal,
         memory,
     };
-    if settings.events == EventMode::Off && !settings.node_state {
+    if settings.events == EventMode::Off {
         return off;
     }
     let access = match access {
         Ok(access) => access,
         Err(error) => {
-            warn!(
-                "neither events nor the node's state are written: {}",
-                error_chain(error)
-            );
+            warn!("no events are written: {}", error_chain(error));
             return off;
         }
     };
-    let memory = &off.memory;
-    let events = start_events(settings, access, cri, metrics, memory);
-    let state = if settings.node_state {
-        start_state(access, cri, memory)
-    } else {
-        StateSink::off()
-    };
     Reporting {
-        events,
-        state,
+        events: start_events(settings, access, cri, metrics, &off.memory),
         ..off
     }
 }
@@ -69,9 +56,6 @@ fn start_events(
     metrics: &Arc<Metrics>,
     memory: &IdleMemory,
 ) -> Events {
-    if settings.events == EventMode::Off {
-        return Events::off(Arc::clone(metrics));
-    }
     let node = node_name(settings.node.as_deref());
     let api = ApiEvents::new(ApiClient::new(Arc::clone(access)), node, memory.clone());
     let (events, occurrences) = Events::on(settings.events, Arc::clone(metrics));
@@ -83,16 +67,4 @@ fn start_events(
     );
     tokio::spawn(recorder.run(occurrences));
     events
-}
-
-fn start_state(access: &Arc<Access>, cri: &Path, memory: &IdleMemory) -> StateSink {
-    let Some(pod) = OwnPod::of_environment(ApiClient::new(Arc::clone(access))) else {
-        warn!(
-            "the node's state is not written: POD_NAMESPACE and POD_NAME do not name the agent's pod"
-        );
-        return StateSink::off();
-    };
-    let (sink, states) = StateSink::on();
-    tokio::spawn(Publisher::new(pod).run(states, Cri::of(cri), memory.clone()));
-    sink
 }

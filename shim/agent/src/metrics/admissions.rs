@@ -1,6 +1,6 @@
 //! Figures of the creates on this node, from the journal's lines.
 
-use bindguard_core::report::{CreateLine, UnreadLine};
+use bindguard_core::report::{CreateLine, Unchecked, UnreadLine};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -18,6 +18,8 @@ pub(super) struct AdmissionMetrics {
     seconds: Histogram,
     retries: Counter,
     problems: Counter,
+    refused: Counter,
+    unchecked: Family<UncheckedLabel, Counter>,
     binds: BindCounters,
     unread: Family<UnreadLabel, Counter>,
 }
@@ -27,13 +29,25 @@ struct UnreadLabel {
     reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UncheckedLabel {
+    reason: &'static str,
+}
+
 impl Default for AdmissionMetrics {
     fn default() -> Self {
-        let (retries, problems, binds, unread) = Default::default();
+        let (retries, problems, refused, binds, unread) = Default::default();
+        let unchecked = Family::<UncheckedLabel, Counter>::default();
+        // An alert on an increase needs the zero before the first event.
+        for reason in Unchecked::ALL.map(Unchecked::as_str) {
+            drop(unchecked.get_or_create(&UncheckedLabel { reason }));
+        }
         Self {
             seconds: Histogram::new(BUCKETS),
             retries,
             problems,
+            refused,
+            unchecked,
             binds,
             unread,
         }
@@ -59,6 +73,16 @@ impl AdmissionMetrics {
             self.problems.clone(),
         );
         registry.register(
+            "admission_refused",
+            "Creates that policy refused",
+            self.refused.clone(),
+        );
+        registry.register(
+            "unchecked_creates",
+            "Creates whose guard was late or died",
+            self.unchecked.clone(),
+        );
+        registry.register(
             "admission_binds",
             "Checked binds, by verdict and outcome",
             self.binds.family(),
@@ -72,6 +96,14 @@ impl AdmissionMetrics {
 
     pub(super) fn count(&self, line: &CreateLine) {
         let report = &line.report;
+        self.refused.inc_by(u64::from(line.refused.is_some()));
+        if let Some(unchecked) = line.unchecked {
+            let reason = unchecked.as_str();
+            self.unchecked
+                .get_or_create(&UncheckedLabel { reason })
+                .inc();
+            return;
+        }
         // A line with a pid is about a container after its create.
         if line.pid.is_none() {
             self.seconds.observe(report.duration_us as f64 / 1e6);

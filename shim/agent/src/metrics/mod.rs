@@ -5,6 +5,7 @@ mod binds;
 mod events;
 mod nri;
 mod outcomes;
+mod plain_text;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -26,6 +27,7 @@ use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel};
 pub use self::events::{EventMetrics, EventResult};
 pub use self::nri::{NriAnswer, NriMetrics};
 pub use self::outcomes::RefreshResult;
+pub use self::plain_text::plain_text;
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [

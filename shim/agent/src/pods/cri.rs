@@ -15,7 +15,6 @@ use k8s_cri::v1::{
     Container as ListedContainer, ContainerFilter, ContainerState as CriContainerState,
     ContainerStateValue, ContainerStatusRequest, ListContainersRequest, ListPodSandboxRequest,
     PodSandbox, PodSandboxFilter, PodSandboxMetadata, PodSandboxState, PodSandboxStateValue,
-    StatusRequest,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -182,25 +181,6 @@ impl Cri {
             .containers)
     }
 
-    /// The configuration that the CRI plugin of containerd reports; `None` if the runtime is
-    /// another one.
-    ///
-    /// # Errors
-    /// If the CRI does not answer.
-    pub async fn config(&self) -> Result<Option<serde_json::Value>, CriError> {
-        let answer = self
-            .client
-            .clone()
-            .status(StatusRequest { verbose: true })
-            .await
-            .map_err(failed("Status"))?;
-        Ok(answer
-            .into_inner()
-            .info
-            .get("config")
-            .and_then(|text| serde_json::from_str(text).ok()))
-    }
-
     /// The init of a container; `None` if it ended, or the runtime has no such process, as with a
     /// virtual machine.
     ///
@@ -320,6 +300,7 @@ fn from_lists(sandboxes: Vec<PodSandbox>, containers: Vec<ListedContainer>) -> P
             attempt,
             pod,
             guarded,
+            shim_version: None,
         });
     }
     pods.containers
@@ -335,6 +316,7 @@ fn from_lists(sandboxes: Vec<PodSandbox>, containers: Vec<ListedContainer>) -> P
                 state: Some(state(container.state)),
                 attempt: Some(metadata.attempt),
                 guarded: None,
+                shim_version: None,
             }
         }));
     pods

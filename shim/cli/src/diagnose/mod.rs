@@ -17,7 +17,7 @@ use bindguard_operator::pods::{PodSelector, Pods};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 
-use crate::pods::{PodsFrom, recorded, uids};
+use crate::pods::{PodsFrom, recorded, uids, unknown_pod};
 use crate::show;
 
 /// Arguments of `diagnose`.
@@ -93,21 +93,13 @@ impl Diagnose {
         )
     }
 
-    /// An unknown pod is an error: the operator expects it here, and an empty report would mislead.
-    /// A known pod may have nothing to check.
+    /// An unknown pod is an error. A known pod may have nothing to check.
     fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
-        let is_here = |pod: &str| {
-            pods.containers
-                .iter()
-                .any(|one| PodSelector::from_argument(pod).is(&one.pod))
-        };
-        match &self.pod {
-            Some(pod) if report.checked == 0 && report.problems.is_empty() && !is_here(pod) => {
-                bail!(
-                    "this node has no subpath and no volume of a pod {pod}: is it another node's?"
-                )
-            }
-            _ => Ok(report),
+        let is_empty = report.checked == 0 && report.problems.is_empty();
+        let pod = self.pod.as_deref().filter(|_| is_empty);
+        match pod.and_then(|pod| unknown_pod(pods, pod)) {
+            Some(error) => Err(error),
+            None => Ok(report),
         }
     }
 

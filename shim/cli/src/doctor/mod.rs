@@ -57,7 +57,7 @@ impl Doctor {
                 .collect::<Vec<_>>(),
         ));
         points.push(containerd::point(&pods));
-        points.push(programs::point(loaded.config.runtime()));
+        points.push(programs::point(loaded.config.runtime(), &pods));
         points.push(installation());
         points.push(config(loaded));
         points.push(doctor::agent(

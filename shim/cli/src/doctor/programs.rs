@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use bindguard_operator::doctor::{self, Point, ProgramSeen};
+use bindguard_operator::pods::Pods;
 
 use super::find;
 use crate::time_limits::output_of;
 
-/// The point on them. `runtime`: the OCI runtime that the config names.
-pub fn point(runtime: &Path) -> Point {
+/// The point on them. `runtime`: the OCI runtime that the config names; `pods`: those of the node.
+pub fn point(runtime: &Path, pods: &Pods) -> Point {
     // The shim searches its own folder for the wrapper; so does this check.
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
@@ -36,7 +37,12 @@ pub fn point(runtime: &Path) -> Point {
         found: find(runtime, None)
             .map(|path| (path.display().to_string(), version(&path, &["--version"]))),
     };
-    doctor::programs(env!("CARGO_PKG_VERSION"), &[shim, wrapper], &runtime)
+    doctor::programs(
+        env!("CARGO_PKG_VERSION"),
+        &[shim, wrapper],
+        &runtime,
+        &pods.by_shim_version(),
+    )
 }
 
 /// The whole output: the version is on a line of its own.

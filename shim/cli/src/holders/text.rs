@@ -4,6 +4,7 @@
 //! A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod
 //! separately.
 
+use bindguard_core::text::shell_word;
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
 
 use crate::show::{DIMMED, FAULTY, HEALTHY, Lines};
@@ -183,7 +184,7 @@ fn summary(report: &HoldersReport) -> String {
         (0, _) => format!(
             "only this mount namespace has it mounted; {checked}; if umount reports busy, a process has a file open: \
              fuser -vm {}",
-            report.path.display()
+            shell_word(&report.path)
         ),
         (1, _) => format!("1 mount namespace holds it; {checked}"),
         (holders, _) => format!("{holders} mount namespaces hold it; {checked}"),

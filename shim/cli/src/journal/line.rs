@@ -3,6 +3,7 @@
 use bindguard_core::report::{
     Actor, BindRecord, Container, CreateLine, JournalLine, RebindLine, RefreshLine, UnreadLine,
 };
+use bindguard_operator::doctor::seconds;
 use bindguard_operator::pods::PodName;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
@@ -88,8 +89,7 @@ impl RecordedLine {
         let time = self
             .line
             .time()
-            .and_then(|time| time.split('.').next())
-            .unwrap_or("at some time");
+            .map_or_else(|| "at some time".to_owned(), seconds);
         let container = self
             .line
             .container()
@@ -110,10 +110,14 @@ impl RecordedLine {
         match &self.line {
             JournalLine::Create(line) => {
                 let id = short(line.id.as_deref());
-                match (line.pid, line.attempt) {
+                let event = match (line.pid, line.attempt) {
                     (Some(_), _) => format!("{id}, after its create"),
                     (None, 0) => id,
                     (None, attempt) => format!("{id}, create {}", attempt + 1),
+                };
+                match &line.bindguard {
+                    Some(version) => format!("{event}, bindguard {version}"),
+                    None => event,
                 }
             }
             JournalLine::NriCreate(line) => {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::handover::VERSION_FILE;
 use bindguard_core::report::Container;
 use bindguard_core::spec::SpecView;
 use bindguard_operator::engines::bundle_of;
@@ -62,6 +63,7 @@ fn container(bundle: &Path) -> Option<PodContainer> {
             name: pod,
         },
         guarded: calls_the_wrapper(bundle).then_some(true),
+        shim_version: shim_version(bundle),
     })
 }
 
@@ -69,6 +71,13 @@ fn container(bundle: &Path) -> Option<PodContainer> {
 /// deleted.
 fn calls_the_wrapper(bundle: &Path) -> bool {
     fs::read_to_string(bundle.join("runtime")).is_ok_and(|runtime| is_wrapper(runtime.trim()))
+}
+
+/// The shim writes its version when it starts. A container of its pod that comes later has no such
+/// file.
+fn shim_version(bundle: &Path) -> Option<String> {
+    let version = fs::read_to_string(bundle.join(VERSION_FILE)).ok()?;
+    Some(version.trim().to_owned()).filter(|version| !version.is_empty())
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {

@@ -238,12 +238,14 @@ fn named(pods: &[PodSandbox], containers: Vec<Container>) -> Vec<PodContainer> {
         attempt: None,
         pod: pod_name(pod),
         guarded: None,
+        shim_version: None,
     });
     let containers = containers.into_iter().map(|container| {
         let metadata = container.metadata.unwrap_or_default();
         PodContainer {
             pod: name(&container.pod_sandbox_id),
             guarded: None,
+            shim_version: None,
             state: Some(state(container.state)),
             attempt: Some(metadata.attempt),
             name: Some(metadata.name),

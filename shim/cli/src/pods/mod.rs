@@ -16,7 +16,7 @@ mod supervisors;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use bindguard_config::{Config, RefreshMode};
 use bindguard_core::spec::SpecUsers;
 use bindguard_operator::pods::{PodName, PodSelector, Pods};
@@ -43,7 +43,10 @@ impl PodsFrom {
         } = self.listed_by_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
-                Some(known) => known.guarded = bundle.guarded,
+                Some(known) => {
+                    known.guarded = bundle.guarded;
+                    known.shim_version = bundle.shim_version;
+                }
                 None => containers.push(bundle),
             }
         }
@@ -84,6 +87,16 @@ impl PodsFrom {
             Pods::default()
         })
     }
+}
+
+/// The error about a pod that neither a runtime nor the kubelet's folders know: the operator
+/// expects it here, and an empty report would mislead.
+pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
+    let selector = PodSelector::from_argument(pod);
+    let is_known = pods.containers.iter().any(|one| selector.is(&one.pod));
+    (!is_known).then(|| {
+        anyhow!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
+    })
 }
 
 /// The pods with a bundle in a copy of a node's files.

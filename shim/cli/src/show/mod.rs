@@ -7,7 +7,7 @@ mod bundle;
 mod node;
 mod style;
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -18,6 +18,12 @@ use serde::Serialize;
 pub use bundle::{exit_code, print, print_bind};
 pub use node::{node_exit_code, print_node};
 pub use style::{DIMMED, FAULTY, HEALTHY, Lines, UNCHECKED, verdict_style};
+
+/// A number and its noun.
+pub fn counted<N: PartialEq + From<u8> + Display>(count: N, one: &str, more: &str) -> String {
+    let noun = if count == N::from(1) { one } else { more };
+    format!("{count} {noun}")
+}
 
 /// The exit code of an incomplete check, for scripts.
 pub const COULD_NOT_TELL: u8 = 2;
@@ -33,7 +39,7 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
 }
 
 /// Reports an error or a remark on stderr, in one line: a pod may have chosen part of the text.
-pub fn print_remark(remark: impl fmt::Display) {
+pub fn print_remark(remark: impl Display) {
     eprintln!("bindguard: {}", one_line(&remark.to_string()));
 }
 

@@ -7,6 +7,7 @@ use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::ContainerState;
 
 use super::bundle::print_bind;
+use super::counted;
 use super::{FAULTY, Lines, UNCHECKED, code, print_json, print_text};
 
 /// Prints a report, as text or as one JSON object.
@@ -59,7 +60,12 @@ fn text(report: &NodeReport) -> Lines {
             .count();
         let count = report.old_files.len();
         lines.line(&format!(
-            "{count} running containers read old files, {opted_in} of them opted in to live refresh"
+            "{}, {opted_in} of them opted in to live refresh",
+            counted(
+                count,
+                "running container reads old files",
+                "running containers read old files"
+            )
         ));
     }
     lines
@@ -113,7 +119,7 @@ fn whose(bind: &NodeBind) -> Option<String> {
     let container = bind.container.as_ref().and_then(|container| {
         let attempt = container.attempt.filter(|attempt| *attempt > 0);
         let again = attempt
-            .map(|attempt| format!(", created again {attempt} times"))
+            .map(|attempt| format!(", created again {}", counted(attempt, "time", "times")))
             .unwrap_or_default();
         Some(format!(
             ", container {} ({}{again})",

@@ -1,11 +1,14 @@
 //! `start`: the address of the server that takes the container.
 
+use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use bindguard_core::handover::VERSION_FILE;
 
 use super::claim::{Claim, claim};
 use super::group::group_of;
@@ -120,6 +123,9 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
     let server = command.spawn().map_err(failed("start the server"))?.id();
     crate::bundle::write_beside(Path::new("shim.pid"), server.to_string().as_bytes())
         .map_err(failed("write the shim's pid into the bundle"))?;
+    // An upgrade replaces the program's file, and the server runs on. Without this file
+    // `bindguard status` does not know the version; that is no reason to fail.
+    let _ = fs::write(VERSION_FILE, env!("CARGO_PKG_VERSION"));
     placement::join_cgroup(server, &sent.options.shim_cgroup);
     placement::adjust_oom_score(server);
     Ok(())

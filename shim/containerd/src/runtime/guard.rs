@@ -30,6 +30,7 @@ use bindguard_core::handover;
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::policy::Policy;
 use bindguard_core::program_names::WRAPPER;
+use bindguard_core::report::Unchecked;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
@@ -198,10 +199,9 @@ impl Runtime {
         {
             self.kill_late_guard(running, &mut answers, &mut received, call.id)
                 .await;
-            return Ok(GuardResult::NoGuard(format!(
-                "no answer within {:?}",
-                call.settings.deadline
-            )));
+            let why = format!("no answer within {:?}", call.settings.deadline);
+            self.spawn_unchecked_record(guard, call, attempt, Unchecked::Late, &why);
+            return Ok(GuardResult::NoGuard(why));
         }
         match parse_answer(&received) {
             Some(GuardAnswer::Handover { verify }) => Ok(match running.finish().await {
@@ -219,10 +219,12 @@ impl Runtime {
                     Some(GuardAnswer::Unchanged) => {
                         GuardResult::Unchanged(read_unrepaired(&mut answers, &mut received).await)
                     }
-                    _ => GuardResult::NoGuard(format!(
-                        "unexpected answer {:?}",
-                        String::from_utf8_lossy(&received)
-                    )),
+                    _ => {
+                        let received = String::from_utf8_lossy(&received);
+                        let why = format!("unexpected answer {received:?}");
+                        self.spawn_unchecked_record(guard, call, attempt, Unchecked::Died, &why);
+                        GuardResult::NoGuard(why)
+                    }
                 })
             }
         }
