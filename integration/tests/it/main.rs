@@ -112,6 +112,7 @@ mod refresh_apps;
 mod refresh_budgets;
 mod refreshed_in_every_kind_of_container;
 mod refreshed_then_checkpointed;
+mod removal_ends_while_pods_run;
 mod repair_command;
 mod replaced_file_of_a_containers_volume_then_restart;
 mod report_only_changes_nothing;

@@ -18,6 +18,7 @@ mod plan;
 mod program_users;
 mod programs;
 pub mod record;
+pub mod removal;
 mod report;
 mod restart;
 pub mod root;
@@ -45,7 +46,7 @@ use self::drift::DriftReporter;
 use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
 use self::record::{Installed, Owner, Record};
-use self::report::InstallReport;
+use self::report::{InstallReport, Progress};
 use self::stay::Stay;
 
 /// Arguments of `install`.
@@ -121,10 +122,12 @@ impl Install {
         };
         let install = || self.install(&programs, &options);
         let mut reporter = DriftReporter::default();
-        stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))
+        let progress =
+            stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))?;
+        Ok(progress.exit_code(self.common.dry_run))
     }
 
-    fn install(&self, programs: &Programs, options: &InstallOptions) -> Result<ExitCode> {
+    fn install(&self, programs: &Programs, options: &InstallOptions) -> Result<Progress> {
         programs.check_folder(&options.prefix)?;
         programs.check_folder(&versions::store(&options.prefix))?;
         let owners = if self.runtimes.is_empty() {
@@ -191,6 +194,7 @@ impl Install {
             .collect();
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
+            record.set_removal(None)?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
             for (owner, needs_runtime, notes) in done {
@@ -208,8 +212,8 @@ impl Install {
         if self.common.restart && !self.common.dry_run {
             verify_generated_files(&mut record)?;
         }
-        let code = report.finish(&work, &self.common)?;
-        restarted.map(|()| code)
+        let progress = report.finish(&work, &self.common)?;
+        restarted.map(|()| progress)
     }
 }
 
