@@ -27,6 +27,7 @@ mod checkpoint_and_restore;
 mod clients_give_up;
 mod commands_on_unusual_nodes;
 mod config_json_bytes;
+mod config_of_a_fleet;
 mod config_on_a_server_that_hangs;
 mod configmap_key_removed;
 mod configmap_update_then_restart;

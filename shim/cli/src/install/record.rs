@@ -86,6 +86,9 @@ pub struct Record {
     /// An uninstall that waits for pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     removal: Option<Removal>,
+    /// SHA-256 of the config that the last install was to put on this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node_config: Option<String>,
 }
 
 /// The pods for which the last uninstall kept something. The node agent reads it, too.
@@ -207,6 +210,20 @@ impl Record {
             return Ok(());
         }
         self.removal = removal;
+        self.save()
+    }
+
+    /// The hash of the config that the last install was to put on this node.
+    pub fn node_config(&self) -> Option<&str> {
+        self.node_config.as_deref()
+    }
+
+    /// Remembers that hash, or that the node has a config of its own.
+    pub fn set_node_config(&mut self, hash: Option<String>) -> Result<()> {
+        if self.node_config == hash {
+            return Ok(());
+        }
+        self.node_config = hash;
         self.save()
     }
 
