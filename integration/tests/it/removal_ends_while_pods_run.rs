@@ -101,7 +101,7 @@ fn installed_again_before_its_end() {
     });
 }
 
-/// The pod of the chart's removal was created while bindguard was the default: it lets go of its own
+/// The pod of the chart's removal was created while bindguard was the default: it ends its own
 /// sandbox, and the kubelet gives it another one.
 mod by_a_pod_that_was_guarded {
     use super::*;
