@@ -18,9 +18,10 @@ use k8s_cri::v1::{
     ContainerStatusRequest, CreateContainerRequest, ExecSyncRequest, ImageSpec, ImageStatusRequest,
     LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext,
     LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, MountPropagation, NamespaceMode,
-    NamespaceOption, PodSandboxConfig, PodSandboxMetadata, RemoveContainerRequest,
-    RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest, StopContainerRequest,
-    StopPodSandboxRequest, UpdateContainerResourcesRequest, VersionRequest,
+    NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PodSandboxState,
+    PodSandboxStatusRequest, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+    UpdateContainerResourcesRequest, VersionRequest,
 };
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
@@ -127,6 +128,22 @@ impl Cri {
         self.run_annotated_pod_in("default", handler, name, uid, annotations)
     }
 
+    /// A privileged pod with the node's processes, as the installer's.
+    pub fn run_node_pod(&self, name: &str) -> Result<Sandbox> {
+        let mut config = self.pod_config("kube-system", name, name, &[]);
+        if let Some(linux) = &mut config.linux {
+            linux.security_context = Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(NamespaceOption {
+                    pid: NamespaceMode::Node.into(),
+                    ..host_network()
+                }),
+                privileged: true,
+                ..Default::default()
+            });
+        }
+        self.run_sandbox("", config)
+    }
+
     fn run_annotated_pod_in(
         &self,
         namespace: &str,
@@ -135,7 +152,17 @@ impl Cri {
         uid: &str,
         annotations: &[(&str, &str)],
     ) -> Result<Sandbox> {
-        let config = PodSandboxConfig {
+        self.run_sandbox(handler, self.pod_config(namespace, name, uid, annotations))
+    }
+
+    fn pod_config(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        annotations: &[(&str, &str)],
+    ) -> PodSandboxConfig {
+        PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: name.to_owned(),
                 uid: uid.to_owned(),
@@ -157,11 +184,15 @@ impl Cri {
                 ..Default::default()
             }),
             ..Default::default()
-        };
+        }
+    }
+
+    fn run_sandbox(&self, handler: &str, config: PodSandboxConfig) -> Result<Sandbox> {
         let request = RunPodSandboxRequest {
             config: Some(config.clone()),
             runtime_handler: handler.to_owned(),
         };
+        let name = config.metadata.as_ref().map_or("", |pod| &pod.name);
         let mut client = self.runtime_service();
         let response = self.call(
             &format!("run the pod {name} with {handler}"),
@@ -184,6 +215,11 @@ impl Cri {
         let attempt = self.attempts.replace(self.attempts.get() + 1);
         let mut labels = pod.config.labels.clone();
         labels.insert("io.kubernetes.container.name".to_owned(), name.to_owned());
+        let of_pod = pod
+            .config
+            .linux
+            .as_ref()
+            .and_then(|linux| linux.security_context.as_ref());
         let config = ContainerConfig {
             metadata: Some(ContainerMetadata {
                 name: name.to_owned(),
@@ -196,7 +232,8 @@ impl Cri {
             log_path: format!("{name}_{attempt}.log"),
             linux: Some(LinuxContainerConfig {
                 security_context: Some(LinuxContainerSecurityContext {
-                    namespace_options: Some(host_network()),
+                    namespace_options: of_pod.and_then(|pod| pod.namespace_options.clone()),
+                    privileged: of_pod.is_some_and(|pod| pod.privileged),
                     ..Default::default()
                 }),
                 ..Default::default()
@@ -382,6 +419,22 @@ impl Cri {
             client.remove_pod_sandbox(remove),
         )
         .map(drop)
+    }
+
+    /// True if a pod's sandbox runs.
+    pub fn is_ready(&self, pod: &Sandbox) -> Result<bool> {
+        let request = PodSandboxStatusRequest {
+            pod_sandbox_id: pod.id.clone(),
+            verbose: false,
+        };
+        let mut client = self.runtime_service();
+        let answer = self.call(
+            &format!("query the status of the pod {}", pod.id),
+            client.pod_sandbox_status(request),
+        )?;
+        Ok(answer
+            .status
+            .is_some_and(|status| status.state() == PodSandboxState::SandboxReady))
     }
 
     /// The CRI plugin learns of imported images through events, a moment later than `ctr`.

@@ -1,6 +1,11 @@
 {{- define "bindguard.image" -}}
 {{- $registry := required "set image.registry to the registry that has your image of bindguard" .Values.image.registry -}}
-{{ $registry }}/{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $image := printf "%s/%s" $registry .Values.image.repository -}}
+{{- if .Values.image.digest -}}
+{{ $image }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ $image }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
 {{- end }}
 
 {{- define "bindguard.labels" -}}
@@ -36,7 +41,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $agent := .Values.agent -}}
 {{- $address := printf "%s:%v" $agent.metrics.address $agent.metrics.port -}}
 {{- $words := list "bindguard-agent" "--host" "/host" "--metrics" $address -}}
-{{- if $agent.config }}{{ $words = concat $words (list "--config" "/config/config.toml") }}{{ end -}}
+{{- if .Values.config }}{{ $words = concat $words (list "--config" "/config/config.toml") }}{{ end -}}
 {{- if $agent.refresh }}{{ $words = concat $words (list "--refresh" $agent.refresh) }}{{ end -}}
 {{- if $agent.nri.enabled }}{{ $words = concat $words (list "--nri" $agent.nri.socket) }}{{ end -}}
 {{- if $agent.kubediag.enabled }}{{ $words = concat $words (list "--kubediag" $agent.kubediag.address) }}{{ end -}}
@@ -52,6 +57,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- else -}}
 {{- if .Values.default }}{{ $words = append $words "--default" }}{{ end -}}
 {{- if .Values.wrapper }}{{ $words = append $words "--wrapper" }}{{ end -}}
+{{- if .Values.config }}{{ $words = concat $words (list "--node-config" "/config/config.toml") }}{{ end -}}
+{{- if and .Values.config .Values.configForce }}{{ $words = append $words "--force-node-config" }}{{ end -}}
 {{- $words = concat $words .Values.extraArgs -}}
 {{- end -}}
 {{- $words | toJson -}}
@@ -61,6 +68,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "bindguard.pod" -}}
 {{- $words := include "bindguard.words" . | fromJsonArray -}}
 {{- $command := $words -}}
+{{- $hasConfig := and .Values.config (eq .mode "install") -}}
 {{- if .Values.restart }}{{ $command = append $command "--restart" }}{{ end -}}
 nodeSelector: {{- toYaml .Values.nodeSelector | nindent 2 }}
 {{- with .Values.affinity }}
@@ -96,9 +104,19 @@ containers:
         mountPath: /host
         # without this, the pod would hold the node's mounts until it ends
         mountPropagation: HostToContainer
+      {{- if $hasConfig }}
+      - name: config
+        mountPath: /config
+        readOnly: true
+      {{- end }}
 volumes:
   - name: host
     hostPath:
       path: /
       type: Directory
+  {{- if $hasConfig }}
+  - name: config
+    configMap:
+      name: {{ .Release.Name }}-config
+  {{- end }}
 {{- end }}

@@ -1,9 +1,10 @@
 //! The chart, linted and rendered by helm, and the base for kustomize, built by kubectl: the API
 //! has every field, and the pods run the commands that the values select.
 
+use bindguard_config::{Config, RefreshMode};
 use serde_json::{Value, json};
 
-use crate::helm::{REGISTRY, container, folder, helm, program, render, run, text};
+use crate::helm::{REGISTRY, container, folder, helm, object, program, render, run, text};
 use crate::kube::{documents, taken_by_kind};
 
 #[test]
@@ -41,10 +42,12 @@ fn the_api_has_every_field() {
         "removal.enabled=true",
         "removal.kubectlImage=registry.example.com/kubectl:1",
     ];
+    let removal = [&removal[..], &["restart=true"]].concat();
     for values in [
         &[][..],
         &["mode=remove"],
         &["default=true", "wrapper=true", "podLabels.team=a"],
+        &["config=journal.enabled = false", "podAnnotations.team=a"],
         &removal,
     ] {
         let rendered = render(&helm, values);
@@ -68,7 +71,9 @@ fn values_become_words_of_the_command() {
         "--restart",
         "--stay"
     ]);
-    assert_eq!(words(&[]), install);
+    assert_eq!(words(&["restart=true"]), install);
+    let without = json!(["bindguard", "install", "--root", "/host", "--stay"]);
+    assert_eq!(words(&[]), without, "a runtime is restarted by default");
     let all = json!([
         "bindguard",
         "install",
@@ -81,12 +86,7 @@ fn values_become_words_of_the_command() {
         "--stay"
     ]);
     assert_eq!(
-        words(&[
-            "default=true",
-            "wrapper=true",
-            "restart=false",
-            "extraArgs={--prefix,/opt}"
-        ]),
+        words(&["default=true", "wrapper=true", "extraArgs={--prefix,/opt}"]),
         all
     );
     let remove = render(&helm, &["mode=remove"]);
@@ -101,6 +101,129 @@ fn values_become_words_of_the_command() {
             .all(|document| document["kind"] != "RuntimeClass"),
         "a class without a handler"
     );
+}
+
+/// A misspelt value is refused in each table of the values.
+#[test]
+fn unknown_values_are_refused() {
+    let Some(helm) = helm() else { return };
+    let values: Value = serde_norway::from_str(include_str!("../../chart/values.yaml")).unwrap();
+    let mut tables = vec![String::new()];
+    let mut at = 0;
+    // maps whose keys the cluster defines
+    let open = [
+        "nodeSelector",
+        "affinity",
+        "requests",
+        "limits",
+        "securityContext",
+        "podAnnotations",
+        "podLabels",
+        "labels",
+    ];
+    while at < tables.len() {
+        let table = tables[at].clone();
+        at += 1;
+        let found = values.pointer(&table).unwrap().as_object().unwrap();
+        let inner = found
+            .iter()
+            .filter(|(key, value)| value.is_object() && !open.contains(&key.as_str()));
+        tables.extend(inner.map(|(key, _)| format!("{table}/{key}")));
+        let key = format!("{table}/deafult").replace('/', ".");
+        let refused = refusal(&helm, &format!("{}=true", &key[1..]));
+        assert!(refused.contains("deafult"), "{key}: {refused}");
+    }
+    assert!(tables.len() > 10, "{tables:?}");
+    for value in [
+        "agent.config=x",
+        "image.digest=sha256:1",
+        "maxUnavailable=0",
+    ] {
+        refusal(&helm, value);
+    }
+    refusal(&helm, "removal.enabled=true");
+}
+
+fn refusal(helm: &std::path::Path, value: &str) -> String {
+    let chart = folder("chart");
+    let words = ["template", "b", &chart, "--set", REGISTRY, "--set", value];
+    let rendered = run(helm, &words);
+    assert!(!rendered.status.success(), "{value} is rendered");
+    text(&rendered.stderr)
+}
+
+#[test]
+fn a_digest_names_the_image() {
+    let Some(helm) = helm() else { return };
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let rendered = render(&helm, &[&format!("image.digest={digest}")]);
+    for name in ["bindguard", "bindguard-agent"] {
+        assert_eq!(
+            container(&rendered, name)["image"],
+            format!("registry.example.com/ops/bindguard-node@{digest}")
+        );
+    }
+}
+
+/// A pod of the class lands on no node without the handler. It does not tolerate every taint, as
+/// the installer does.
+#[test]
+fn the_class_selects_the_nodes_of_the_installer() {
+    let Some(helm) = helm() else { return };
+    let scheduling = |values: &[&str]| {
+        object(&render(&helm, values), "RuntimeClass", "bindguard").unwrap()["scheduling"].clone()
+    };
+    let linux = json!({ "kubernetes.io/os": "linux" });
+    assert_eq!(scheduling(&[]), json!({ "nodeSelector": linux }));
+    let values = [
+        "nodeSelector.bindguard=canary",
+        "tolerations[0].operator=Exists",
+        "tolerations[1].key=gpu",
+        "tolerations[1].operator=Exists",
+    ];
+    let selected = json!({ "kubernetes.io/os": "linux", "bindguard": "canary" });
+    assert_eq!(
+        scheduling(&values),
+        json!({ "nodeSelector": selected, "tolerations": [{ "key": "gpu", "operator": "Exists" }] })
+    );
+}
+
+/// A config reaches each node and the agent, and another config starts other pods.
+#[test]
+fn a_config_is_for_the_node_and_the_agent() {
+    let Some(helm) = helm() else { return };
+    let rendered = |config: &str| render(&helm, &[&format!("config={config}")]);
+    let one = rendered("refresh.mode = 'off'");
+    let map = object(&one, "ConfigMap", "bindguard-config").unwrap();
+    let parsed = Config::from_toml(map["data"]["config.toml"].as_str().unwrap());
+    assert_eq!(parsed.unwrap().agent().refresh, RefreshMode::Off);
+    let installer = container(&one, "bindguard");
+    let probe = &installer["readinessProbe"]["exec"]["command"];
+    for words in [&installer["command"], probe] {
+        let words = words.to_string();
+        assert!(
+            words.contains(r#""--node-config","/config/config.toml""#),
+            "{words}"
+        );
+        assert!(!words.contains("--force-node-config"), "{words}");
+    }
+    let agent = container(&one, "bindguard-agent")["command"].to_string();
+    assert!(agent.contains("/config/config.toml"), "{agent}");
+    let other = rendered("refresh.mode = 'all'");
+    for name in ["bindguard", "bindguard-agent"] {
+        let template = |documents: &[Value]| {
+            object(documents, "DaemonSet", name).unwrap()["spec"]["template"].clone()
+        };
+        let mount = &template(&one)["spec"]["volumes"][1]["configMap"]["name"];
+        assert_eq!(mount, "bindguard-config");
+        assert_ne!(template(&one)["metadata"], template(&other)["metadata"]);
+    }
+    let forced = render(&helm, &["config=a = 1", "configForce=true"]);
+    let words = container(&forced, "bindguard")["command"].to_string();
+    assert!(words.contains("--force-node-config"), "{words}");
+    let removal = render(&helm, &["config=a = 1", "mode=remove"]);
+    let words = container(&removal, "bindguard")["command"].to_string();
+    assert!(!words.contains("config"), "{words}");
 }
 
 /// The API server keeps the deprecated copy of a service account's name. A change that only leaves

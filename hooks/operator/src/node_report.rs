@@ -338,6 +338,7 @@ mod tests {
             attempt: None,
             pod,
             guarded,
+            shim_version: None,
         };
         Pods {
             containers: vec![container],

@@ -319,6 +319,7 @@ mod tests {
             attempt: None,
             pod: web(),
             guarded,
+            shim_version: None,
         };
         for (seen, expected) in [
             (vec![], None),

@@ -25,7 +25,8 @@ const IMAGE: &str = "bindguard.test/bindguard-node:0.1.0";
 const KUBECTL: &str = "bindguard.test/kubectl:1";
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 const FILE: &str = "/etc/app/app.conf";
-const VALUES: [&str; 5] = [
+const VALUES: [&str; 6] = [
+    "restart=true",
     "image.registry=bindguard.test",
     "image.pullPolicy=Never",
     "removal.enabled=true",
@@ -97,6 +98,9 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     fleet.helm(&["upgrade", RELEASE, &Helm::chart()])?;
     fleet.is_ready(RELEASE)?;
     ensure!(Path::new(PROGRAM).exists(), "it was not installed again");
+    fleet.pods_outlive_the_removal(&before)?;
+    fleet.helm(&["upgrade", RELEASE, &Helm::chart()])?;
+    fleet.is_ready(RELEASE)?;
     fleet.helm(&["uninstall", RELEASE, "--wait"])?;
     is_clean(node, &before)?;
     [RELEASE, "bindguard-agent", "bindguard-removal"]
@@ -146,6 +150,62 @@ impl<'n> Fleet<'n> {
             helm: Helm::on(cluster, NAMESPACE)?,
             restarts: Cell::new(0),
         })
+    }
+
+    /// bindguard is the default, and its removal ends while pods of both kinds run. Their
+    /// containers restart afterwards.
+    fn pods_outlive_the_removal(&self, before: &[u8]) -> Result<()> {
+        let chart = Helm::chart();
+        self.helm(&["upgrade", RELEASE, &chart, "--set", "default=true"])?;
+        self.is_ready(RELEASE)?;
+        let pod = |name: &str| {
+            PodManifest::new(
+                name,
+                &json!({"emptyDir": {}}),
+                &[json!({"mountPath": "/data"})],
+            )
+        };
+        self.cluster.apply(&pod("by-class").guarded().object())?;
+        self.cluster.apply(&pod("by-default").object())?;
+        let names = ["by-class", "by-default"];
+        names.iter().try_for_each(|name| self.runs_after(name, 0))?;
+
+        // the pod of the removal is created while bindguard is the default
+        let remove = ["--set", "default=true", "--set", "mode=remove"];
+        self.helm(&[&["upgrade", RELEASE, &chart][..], &remove].concat())?;
+        self.is_ready(RELEASE)?;
+        let file = fs::read_to_string(self.node.containerd_config())?;
+        ensure!(
+            !file.contains("default_runtime_name = \"bindguard\""),
+            "the default stays: {file}"
+        );
+        names.iter().try_for_each(|name| self.restarts(name))?;
+        self.cluster
+            .kubectl(&["delete", "pod", "by-class", "by-default"], "")?
+            .success()?;
+        self.until("the handler goes after its pods", |_| {
+            Ok(fs::read(self.node.containerd_config())? == before)
+        })?;
+        self.until("the programs go after the handler", |_| {
+            Ok(!Path::new(PROGRAM).exists())
+        })?;
+        is_clean(self.node, before)
+    }
+
+    fn runs_after(&self, pod: &str, restarts: u64) -> Result<()> {
+        self.until(&format!("the container of {pod} runs"), |cluster| {
+            let app = cluster.app_of(pod)?;
+            Ok(!app["state"]["running"].is_null() && app["restartCount"] == restarts)
+        })
+    }
+
+    fn restarts(&self, pod: &str) -> Result<()> {
+        let app = self.cluster.app_of(pod)?;
+        let id = app["containerID"].as_str().unwrap_or_default();
+        let id = id.trim_start_matches("containerd://");
+        let ctr = self.node.ctr().in_namespace("k8s.io");
+        ctr.kill(id, "SIGKILL")?;
+        self.runs_after(pod, 1)
     }
 
     /// Runs helm to its end.

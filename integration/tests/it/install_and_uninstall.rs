@@ -53,15 +53,10 @@ fn by_runtime_class(generation: Generation) {
         );
         let pod = pod.restarted_after_an_update(node)?;
 
+        // the installation stays active for the pod's containers, which restart
         let held = node.bindguard(["uninstall"])?;
         ensure!(
-            held.code() == 1 && held.stdout.contains("until a restarted service"),
-            "{held:?}"
-        );
-        node.restart_containerd(Signal::SIGTERM)?;
-        let held = node.bindguard(["uninstall"])?;
-        ensure!(
-            held.code() == 1 && held.stdout.contains("cannot end without"),
+            held.code() == 1 && held.stdout.contains("handler bindguard kept for 1 pod"),
             "{held:?}"
         );
         ensure!(
@@ -72,7 +67,14 @@ fn by_runtime_class(generation: Generation) {
             Path::new(INSTALLED_SHIM).exists(),
             "the pod's shim is gone from under it"
         );
-        pod.remove(node)?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        pod.restarted(node)?.remove(node)?;
+        let held = node.bindguard(["uninstall"])?;
+        ensure!(
+            held.code() == 1 && held.stdout.contains("until a restarted service"),
+            "{held:?}"
+        );
+        node.restart_containerd(Signal::SIGTERM)?;
         old_pod.restarted(node)?.remove(node)?;
         uninstall_at_last(node)?;
         ensure!(

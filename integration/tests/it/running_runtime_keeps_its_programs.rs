@@ -54,7 +54,13 @@ fn story(generation: Generation) {
             "{kept:?}"
         );
         ensure!(Path::new(PROGRAM).exists());
+        ensure!(
+            kept.stdout.contains("the handler bindguard stays"),
+            "pods may need the handler: {kept:?}"
+        );
         fs::rename(hidden, bindguard_integration::node::SOCKET)?;
+        restart_containerd(node)?;
+        node.bindguard(["uninstall"])?;
         restart_containerd(node)?;
         goes(node)
     });

@@ -21,6 +21,7 @@ mod pod_refreshes;
 mod pods;
 mod refresh_queue;
 mod refresher;
+mod removal;
 mod reporting;
 mod roots;
 mod run;

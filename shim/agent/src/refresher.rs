@@ -420,7 +420,6 @@ mod tests {
     use crate::events::Events;
     use crate::idle_memory::IdleMemory;
     use crate::journal::JournalWriter;
-    use crate::node_state::StateSink;
 
     #[test]
     fn findings_about_a_container_that_is_gone_are_forgotten() {
@@ -459,7 +458,6 @@ mod tests {
         let (metrics, policy) = (Metrics::new(), Policy::default());
         let reporting = Reporting {
             events: Events::off(Arc::clone(&metrics)),
-            state: StateSink::off(),
             journal: JournalWriter::off(Arc::clone(&metrics)),
             memory: IdleMemory::default(),
         };

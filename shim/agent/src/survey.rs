@@ -20,6 +20,7 @@ use tracing::warn;
 
 use crate::metrics::{Metrics, SourceLabels};
 use crate::pods::PodLookup;
+use crate::removal;
 use crate::reporting::{Reporting, SurveyEvents};
 use crate::wall_clock::since_epoch;
 
@@ -112,6 +113,7 @@ impl Surveyor {
             |_| true,
         );
         self.count(&report);
+        removal::count(&self.metrics);
         self.reporting.surveyed(&report, &mut last.events);
         if let Some(mounts) = mounts {
             self.count_mounts(&mounts);

@@ -18,7 +18,8 @@ use serde::Serialize;
 use crate::agent;
 use crate::config;
 use crate::install::drift::drift;
-use crate::install::record::Record;
+use crate::install::record::{Record, Removal};
+use crate::install::removal::pending;
 use crate::install::running::{guarded_runtimes, is_hidden};
 use crate::journal;
 use crate::pods::PodsFrom;
@@ -52,6 +53,9 @@ struct NodeStatus {
     is_broken: bool,
     /// The commands that activate changes which the running daemons have not read.
     restart_owed: Vec<String>,
+    /// An uninstall that waits for pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removal: Option<Removal>,
     config: ConfigStatus,
     pods: PodCount,
     /// The node agent, which is optional.
@@ -140,6 +144,7 @@ impl NodeStatus {
             daemons,
             is_broken: drift.iter().any(|drift| drift.breaks_pods),
             drift: drift.into_iter().map(|drift| drift.what).collect(),
+            removal: pending(&record),
             restart_owed: record.owed().into_iter().map(|owed| owed.command).collect(),
             config: ConfigStatus {
                 exists: path.symlink_metadata().is_ok(),
@@ -170,6 +175,7 @@ impl NodeStatus {
         !self.is_guarded()
             || !self.restart_owed.is_empty()
             || !self.drift.is_empty()
+            || self.removal.is_some()
             || self.config.problem.is_some()
             || !self.config.warnings.is_empty()
             || self.findings > 0
@@ -224,6 +230,9 @@ impl NodeStatus {
             );
             lines.run(command);
         });
+        if let Some(removal) = self.removal {
+            lines.headed("removal", mark(false), &describe_removal(removal));
+        }
         let path = self.config.path.display();
         match (&self.config.problem, self.config.exists) {
             (Some(problem), _) => lines.headed("config", mark(false), problem),
@@ -298,6 +307,15 @@ impl NodeStatus {
     }
 }
 
+fn describe_removal(removal: Removal) -> String {
+    let counted = |pods: usize| format!("{pods} {}", if pods == 1 { "pod" } else { "pods" });
+    format!(
+        "handler kept for {}, programs kept for {}",
+        counted(removal.handler_kept_for_pods),
+        counted(removal.programs_kept_for_pods)
+    )
+}
+
 impl OldFilesCount {
     fn of(survey: &NodeReport) -> Self {
         let opted_in = survey
@@ -354,6 +372,10 @@ mod tests {
             drift: Vec::new(),
             is_broken: false,
             restart_owed: vec!["systemctl restart containerd".to_owned()],
+            removal: Some(Removal {
+                handler_kept_for_pods: 0,
+                programs_kept_for_pods: 2,
+            }),
             config: ConfigStatus {
                 path: "/etc/bindguard/config.toml".into(),
                 exists: true,

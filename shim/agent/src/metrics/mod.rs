@@ -72,6 +72,10 @@ pub struct Metrics {
     pub pinned_mounts: Gauge,
     /// Pods whose annotations for live refresh have no effect, in the last survey.
     pub ignored_requests: Gauge,
+    /// Pods for which an uninstall left the handler.
+    pub handler_kept: Gauge,
+    /// Pods for which an uninstall left the programs.
+    pub programs_kept: Gauge,
 }
 
 /// The label of a kubelet root.
@@ -117,6 +121,8 @@ impl Metrics {
             sources: Family::default(),
             pinned_mounts: Gauge::default(),
             ignored_requests: Gauge::default(),
+            handler_kept: Gauge::default(),
+            programs_kept: Gauge::default(),
         };
         metrics.register();
         metrics.begin_at_zero();
@@ -211,6 +217,16 @@ impl Metrics {
             "refresh_requests_ignored",
             "Pods whose annotations for refreshes have no effect",
             ignored,
+        );
+        registry.register(
+            "handler_kept_for_pods",
+            "Pods for which an uninstall left the handler",
+            self.handler_kept.clone(),
+        );
+        registry.register(
+            "programs_kept_for_pods",
+            "Pods for which an uninstall left the programs",
+            self.programs_kept.clone(),
         );
     }
 

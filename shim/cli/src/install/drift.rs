@@ -4,12 +4,14 @@
 //! It is reported and never repaired here: that would fight with the tool that made the change.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::Result;
+use bindguard_config::DEFAULT_PATH;
 
 use super::plan::InstallOptions;
-use super::record::{Owner, Record};
-use super::{name, target};
+use super::record::{Owner, Record, hash};
+use super::{change, name, target};
 use crate::show::print_remark;
 
 /// A part of an installation that is no longer as `install` left it.
@@ -30,6 +32,7 @@ pub struct Drift {
 pub fn drift() -> Result<Vec<Drift>> {
     let record = Record::load()?;
     let mut found = missing_programs(&record);
+    found.extend(other_config(&record)?);
     for installed in record.installed() {
         let (owner, options) = (installed.owner, &installed.options);
         if target::inputs_now(owner, options, &record)?
@@ -53,6 +56,20 @@ pub fn drift() -> Result<Vec<Drift>> {
         );
     }
     Ok(found)
+}
+
+/// The node's config is not the config that the installer was given.
+fn other_config(record: &Record) -> Result<Option<Drift>> {
+    let Some(wanted) = record.node_config() else {
+        return Ok(None);
+    };
+    let present = change::read(Path::new(DEFAULT_PATH))?;
+    let is_wanted = present.is_some_and(|bytes| hash(&bytes) == wanted);
+    Ok((!is_wanted).then(|| Drift {
+        what: format!("{DEFAULT_PATH} is not the config that install was given"),
+        breaks_pods: false,
+        command: "bindguard install --node-config FILE --force-node-config".to_owned(),
+    }))
 }
 
 /// Reports changes by other tools as they come and go.

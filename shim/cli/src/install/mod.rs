@@ -18,6 +18,7 @@ mod plan;
 mod program_users;
 mod programs;
 pub mod record;
+pub mod removal;
 mod report;
 mod restart;
 pub mod root;
@@ -45,7 +46,8 @@ use self::drift::DriftReporter;
 use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
 use self::record::{Installed, Owner, Record};
-use self::report::InstallReport;
+use self::report::{InstallReport, Progress};
+use self::settings::NodeConfig;
 use self::stay::Stay;
 
 /// Arguments of `install`.
@@ -76,6 +78,13 @@ pub struct Install {
     /// distribution names).
     #[arg(long, value_name = "FILE")]
     containerd_config: Option<PathBuf>,
+    /// Make this file the node's /etc/bindguard/config.toml, if it is valid. A file that was edited
+    /// on the node stays, and the installation counts as unfinished.
+    #[arg(long, value_name = "FILE")]
+    node_config: Option<PathBuf>,
+    /// With --node-config, replace a file that was edited on the node.
+    #[arg(long, requires = "node_config")]
+    force_node_config: bool,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -111,6 +120,11 @@ impl Install {
             .prefix
             .clone()
             .unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
+        let node_config = self
+            .node_config
+            .as_deref()
+            .map(|file| NodeConfig::read(file, self.force_node_config))
+            .transpose()?;
         root::enter(self.common.root.as_deref())?;
         let options = InstallOptions {
             prefix,
@@ -119,12 +133,19 @@ impl Install {
             containerd: self.containerd.clone(),
             containerd_config: self.containerd_config.clone(),
         };
-        let install = || self.install(&programs, &options);
+        let install = || self.install(&programs, &options, node_config.as_ref());
         let mut reporter = DriftReporter::default();
-        stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))
+        let progress =
+            stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))?;
+        Ok(progress.exit_code(self.common.dry_run))
     }
 
-    fn install(&self, programs: &Programs, options: &InstallOptions) -> Result<ExitCode> {
+    fn install(
+        &self,
+        programs: &Programs,
+        options: &InstallOptions,
+        node_config: Option<&NodeConfig>,
+    ) -> Result<Progress> {
         programs.check_folder(&options.prefix)?;
         programs.check_folder(&versions::store(&options.prefix))?;
         let owners = if self.runtimes.is_empty() {
@@ -160,11 +181,14 @@ impl Install {
                 name(other)
             );
         }
-        let settings = settings::plan(runtime)?;
+        let settings = settings::plan(runtime, node_config, &record)?;
         settings
             .mistakes
             .into_iter()
             .for_each(|mistake| report.note(mistake));
+        if let Some(kept) = settings.kept {
+            report.unfinished(kept);
+        }
         let own = programs
             .in_prefix(&options.prefix)?
             .into_iter()
@@ -191,8 +215,10 @@ impl Install {
             .collect();
         if !self.common.dry_run {
             work.iter().try_for_each(|step| put(&mut record, step))?;
+            record.set_removal(None)?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
+            record.set_node_config(settings.wanted)?;
             for (owner, needs_runtime, notes) in done {
                 let inputs = target::inputs_now(owner, options, &record)?.unwrap_or_default();
                 record.verify(Installed {
@@ -208,8 +234,8 @@ impl Install {
         if self.common.restart && !self.common.dry_run {
             verify_generated_files(&mut record)?;
         }
-        let code = report.finish(&work, &self.common)?;
-        restarted.map(|()| code)
+        let progress = report.finish(&work, &self.common)?;
+        restarted.map(|()| progress)
     }
 }
 

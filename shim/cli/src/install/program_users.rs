@@ -8,6 +8,7 @@
 //! file of the process's root directory, and the command line of no process but a conmon, with a
 //! time limit.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -17,6 +18,8 @@ use bindguard_core::mount_table::{Device, MountTable};
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
 use bindguard_sys::read_mount_table;
+
+use super::running::option;
 
 /// Podman's and CRI-O's supervisor. It has its runtime's path among its arguments.
 const CONMON: &str = "conmon";
@@ -31,8 +34,36 @@ const TASKS: [&str; 5] = [
     "/var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
 ];
 
-/// The users of the program at `path`, as text; empty if there are none.
-pub fn users_of(path: &Path) -> Vec<String> {
+/// A user of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProgramUser {
+    /// A container, by its bundle.
+    Container(PathBuf),
+    /// A process, and the id of the sandbox or container that its arguments name.
+    Process(u32, Option<String>),
+}
+
+impl ProgramUser {
+    /// The id of the container, or of the pod's sandbox.
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Self::Container(bundle) => bundle.file_name()?.to_str(),
+            Self::Process(_, id) => id.as_deref(),
+        }
+    }
+}
+
+impl fmt::Display for ProgramUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Container(bundle) => write!(f, "the container of {}", bundle.display()),
+            Self::Process(pid, _) => write!(f, "process {pid}"),
+        }
+    }
+}
+
+/// The users of the program at `path`; empty if there are none.
+pub fn users_of(path: &Path) -> Vec<ProgramUser> {
     // a process shows its program without links, and its arguments with them
     let resolved = resolved(path);
     let mut users = users_by_name(path);
@@ -50,7 +81,7 @@ fn resolved(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-fn users_by_name(path: &Path) -> Vec<String> {
+fn users_by_name(path: &Path) -> Vec<ProgramUser> {
     let bundles = TASKS
         .iter()
         .flat_map(|tasks| folders(Path::new(tasks)))
@@ -59,8 +90,7 @@ fn users_by_name(path: &Path) -> Vec<String> {
         // containerd's shim records its runtime's path in the bundle, and calls it until the
         // container is deleted
         let runtime = fs::read(bundle.join("runtime")).unwrap_or_default();
-        (runtime == path.as_os_str().as_bytes())
-            .then(|| format!("the container of {}", bundle.display()))
+        (runtime == path.as_os_str().as_bytes()).then_some(ProgramUser::Container(bundle))
     };
     let table = read_mount_table().ok();
     let is_conmon = |pid: &u32| {
@@ -92,7 +122,13 @@ fn users_by_name(path: &Path) -> Vec<String> {
         .collect();
     found.extend(that_name(path, conmons));
     found.retain(|pid| has_this_program(*pid, path, table.as_ref()));
-    let processes = found.into_iter().map(|pid| format!("process {pid}"));
+    let ids = arguments_of(&found)
+        .into_iter()
+        .map(|words| option(&words.ok()?, &["id", "c", "cid"]));
+    let processes = found
+        .iter()
+        .zip(ids)
+        .map(|(pid, id)| ProgramUser::Process(*pid, id));
     bundles.filter_map(of_bundle).chain(processes).collect()
 }
 
@@ -236,7 +272,12 @@ mod tests {
             blocks_readers(holder.pid()),
             "the process does not hold its memory"
         );
-        assert!(users_of(&program).contains(&format!("process {}", holder.pid())));
+        assert!(is_user(&program, &holder));
+    }
+
+    fn is_user(program: &Path, holder: &Holder) -> bool {
+        let users = users_of(program);
+        users.contains(&ProgramUser::Process(holder.pid(), None))
     }
 
     #[test]
@@ -248,7 +289,6 @@ mod tests {
             blocks_readers(holder.pid()),
             "the process does not hold its memory"
         );
-        let users = users_of(Path::new("/no/such/program"));
-        assert!(!users.contains(&format!("process {}", holder.pid())));
+        assert!(!is_user(Path::new("/no/such/program"), &holder));
     }
 }

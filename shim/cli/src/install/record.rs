@@ -83,6 +83,21 @@ pub struct Record {
     /// The last installation of each runtime.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     installed: Vec<Installed>,
+    /// An uninstall that waits for pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    removal: Option<Removal>,
+    /// SHA-256 of the config that the last install was to put on this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node_config: Option<String>,
+}
+
+/// The pods for which the last uninstall kept something. The node agent reads it, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal {
+    /// Pods that select the handler.
+    pub handler_kept_for_pods: usize,
+    /// Pods that run under the programs.
+    pub programs_kept_for_pods: usize,
 }
 
 /// An installation that was carried out: its options, and everything on which it depended.
@@ -182,6 +197,34 @@ impl Record {
     /// The last installation of each runtime.
     pub fn installed(&self) -> &[Installed] {
         &self.installed
+    }
+
+    /// An uninstall that waits for pods.
+    pub fn removal(&self) -> Option<Removal> {
+        self.removal
+    }
+
+    /// Remembers, or forgets, that an uninstall waits for pods.
+    pub fn set_removal(&mut self, removal: Option<Removal>) -> Result<()> {
+        if self.removal == removal || self.files.is_empty() {
+            return Ok(());
+        }
+        self.removal = removal;
+        self.save()
+    }
+
+    /// The hash of the config that the last install was to put on this node.
+    pub fn node_config(&self) -> Option<&str> {
+        self.node_config.as_deref()
+    }
+
+    /// Remembers that hash, or that the node has a config of its own.
+    pub fn set_node_config(&mut self, hash: Option<String>) -> Result<()> {
+        if self.node_config == hash {
+            return Ok(());
+        }
+        self.node_config = hash;
+        self.save()
     }
 
     /// Remembers an installation. A later one with the same inputs has nothing to do.

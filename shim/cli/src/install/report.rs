@@ -25,9 +25,31 @@ pub struct InstallReport {
     commands: Vec<String>,
     /// True if they were run.
     restarted: bool,
-    /// Work is left for later: containers still need the programs.
     #[serde(skip)]
-    unfinished: bool,
+    progress: Progress,
+}
+
+/// The state of an installation or a removal after a call.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Progress {
+    /// Nothing is left to do.
+    #[default]
+    Done,
+    /// The rest has to wait for the end of pods.
+    KeptForPods,
+    /// Work is left, such as a restart.
+    Unfinished,
+}
+
+impl Progress {
+    /// The exit code. A dry run has nothing to do while pods run; a removal is not complete.
+    pub fn exit_code(self, is_dry_run: bool) -> ExitCode {
+        match self {
+            Self::Done => ExitCode::SUCCESS,
+            Self::KeptForPods if is_dry_run => ExitCode::SUCCESS,
+            Self::KeptForPods | Self::Unfinished => ExitCode::FAILURE,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -69,10 +91,21 @@ impl InstallReport {
         self.notes.push(note);
     }
 
-    /// Adds a note on work that is left for later.
-    pub fn unfinished(&mut self, note: &str) {
-        self.unfinished = true;
-        self.note(note.to_owned());
+    /// Adds a note on work that is left.
+    pub fn unfinished(&mut self, note: String) {
+        self.progress = Progress::Unfinished;
+        self.note(note);
+    }
+
+    /// Adds a note on a part that stays while pods need it.
+    pub fn kept_for_pods(&mut self, note: String) {
+        self.progress = self.progress.max(Progress::KeptForPods);
+        self.note(note);
+    }
+
+    /// True if nothing but pods holds the work up.
+    pub fn is_kept_for_pods(&self) -> bool {
+        self.progress == Progress::KeptForPods
     }
 
     /// The commands, in order.
@@ -90,8 +123,8 @@ impl InstallReport {
         !self.restarted && !self.commands.is_empty()
     }
 
-    /// Prints everything, and returns the exit code.
-    pub fn finish(mut self, work: &[PlannedChange], common: &CommonOptions) -> Result<ExitCode> {
+    /// Prints everything, and returns what is left.
+    pub fn finish(mut self, work: &[PlannedChange], common: &CommonOptions) -> Result<Progress> {
         self.dry_run = common.dry_run;
         self.files = work
             .iter()
@@ -103,11 +136,10 @@ impl InstallReport {
             self.text()
         };
         print_text(&out)?;
-        let is_left = self.unfinished || common.dry_run && !work.is_empty();
-        Ok(if is_left {
-            ExitCode::FAILURE
+        Ok(if common.dry_run && !work.is_empty() {
+            Progress::Unfinished
         } else {
-            ExitCode::SUCCESS
+            self.progress
         })
     }
 
@@ -122,7 +154,7 @@ impl InstallReport {
         for note in &self.notes {
             let _ = writeln!(out, "{:<8} {}", "note", one_line(note));
         }
-        if self.files.is_empty() && !self.unfinished {
+        if self.files.is_empty() && self.progress == Progress::Done {
             let _ = writeln!(out, "{:<8} no file has to change", "nothing");
         }
         for command in &self.commands {

@@ -5,7 +5,6 @@
 //! upgraded and replaced.
 
 use std::os::fd::AsFd;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,9 +13,11 @@ use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::report::Progress;
 use crate::show::print_remark;
 
-/// The pause before unfinished work is tried again: containers end at their own time.
+/// The first pause before unfinished work is tried again: a runtime restarts. It doubles up to
+/// [`CHECK_INTERVAL`], because an operator may be needed.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// The interval between two looks for changes by other tools.
@@ -37,28 +38,42 @@ impl Stay {
         ))
     }
 
-    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes. Ends
-    /// with the last exit code.
+    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes. Work
+    /// that waits for pods is tried again once a minute.
     ///
     /// # Errors
     /// If the work fails. The kubelet then starts the container again.
     pub fn after(
         &self,
-        mut work: impl FnMut() -> Result<ExitCode>,
+        mut work: impl FnMut() -> Result<Progress>,
         mut check: impl FnMut(),
-    ) -> Result<ExitCode> {
+    ) -> Result<Progress> {
+        let mut last = None;
+        let mut retry = RETRY;
         loop {
-            let code = work()?;
-            let is_done = code == ExitCode::SUCCESS;
-            if is_done {
-                print_remark("done; waiting for SIGTERM, which changes nothing on this node");
-                while !self.signal_within(CHECK_INTERVAL)? {
-                    check();
+            let progress = work()?;
+            let is_new = last.replace(progress) != Some(progress);
+            let pause = match progress {
+                Progress::Done => {
+                    print_remark("done; waiting for SIGTERM, which changes nothing on this node");
+                    while !self.signal_within(CHECK_INTERVAL)? {
+                        check();
+                    }
+                    return Ok(progress);
                 }
-                return Ok(code);
-            }
-            if self.signal_within(RETRY)? {
-                return Ok(code);
+                Progress::KeptForPods => {
+                    if is_new {
+                        print_remark(
+                            "done but for what running pods need; waiting for SIGTERM or their end",
+                        );
+                    }
+                    CHECK_INTERVAL
+                }
+                Progress::Unfinished => retry,
+            };
+            retry = CHECK_INTERVAL.min(retry * 2);
+            if self.signal_within(pause)? {
+                return Ok(progress);
             }
         }
     }

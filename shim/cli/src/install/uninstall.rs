@@ -12,11 +12,12 @@ use clap::Args;
 
 use super::change::{self, Change, Content, Wanted};
 use super::plan::PlannedChange;
-use super::program_users::users_of;
+use super::program_users::{ProgramUser, users_of};
 use super::programs::beside_this_one;
-use super::record::{Entry, Owner, Record};
-use super::report::InstallReport;
-use super::running::{daemons_that_name, sees_processes};
+use super::record::{Entry, Owner, Record, Removal};
+use super::removal::{KeptHandler, counted, kept_handlers, pods_of};
+use super::report::{InstallReport, Progress};
+use super::running::{daemons_that_name, leave_own_sandbox, sees_processes};
 use super::stay::Stay;
 use super::{CommonOptions, lock, name, restart, root, scratch, target};
 
@@ -39,13 +40,23 @@ impl Uninstall {
     pub fn run(self) -> Result<ExitCode> {
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
-        stay.map_or_else(
+        let progress = stay.map_or_else(
             || self.uninstall(),
-            |stay| stay.after(|| self.uninstall(), || ()),
-        )
+            |stay| stay.after(|| self.uninstall_from_a_pod(), || ()),
+        )?;
+        Ok(progress.exit_code(self.common.dry_run))
     }
 
-    fn uninstall(&self) -> Result<ExitCode> {
+    /// A pod that was created while bindguard was the default needs the programs itself.
+    fn uninstall_from_a_pod(&self) -> Result<Progress> {
+        let progress = self.uninstall()?;
+        if progress == Progress::KeptForPods {
+            leave_own_sandbox()?;
+        }
+        Ok(progress)
+    }
+
+    fn uninstall(&self) -> Result<Progress> {
         let _lock = if self.common.dry_run {
             None
         } else {
@@ -61,13 +72,20 @@ impl Uninstall {
             .filter(is_meant)
             .cloned()
             .partition(|entry| entry.owner == Owner::Bindguard);
+        let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
+        let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
+        let files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
         let mut work = take_off(&files, &mut record, &mut report, &self.common)?;
+        for kept in &handlers {
+            work.extend(kept.without_default(&mut record, &mut report, &self.common)?);
+        }
         work.extend(self.take_off_unrecorded(&mut record, &mut report)?);
         let restarted = restart::restart(&mut record, &mut report, &self.common);
         if restarted.is_ok() {
             // all of them or none: a second run of uninstall needs this very program
-            match obstacle(programs.iter().map(|entry| entry.path.as_path()), &report) {
-                Some(why) => report.unfinished(&format!("the programs stay: {why}")),
+            let paths = programs.iter().map(|entry| entry.path.as_path());
+            match obstacle(paths, &handlers, &report) {
+                Some(why) => why.report(&mut report),
                 None => work.extend(take_off(&programs, &mut record, &mut report, &self.common)?),
             }
             if self.runtimes.is_empty() && programs.is_empty() {
@@ -75,8 +93,9 @@ impl Uninstall {
                 let of_a_package = programs
                     .iter()
                     .filter(|program| record.entry(program).is_none());
-                if let Some(why) = obstacle(of_a_package.map(PathBuf::as_path), &report) {
-                    report.unfinished(&format!("the programs have to stay: {why}"));
+                let paths = of_a_package.map(PathBuf::as_path);
+                if let Some(why) = obstacle(paths, &handlers, &report) {
+                    why.report(&mut report);
                 }
             }
             if self.common.root.is_some() && !sees_processes() {
@@ -93,10 +112,14 @@ impl Uninstall {
             touched
                 .chain(target::folders())
                 .for_each(|folder| scratch::sweep(change::temporary_folder(&folder)));
+            let removal = report
+                .is_kept_for_pods()
+                .then(|| Removal::of(&handlers, record.files()));
+            record.set_removal(removal)?;
             record.remove_if_empty()?;
         }
-        let code = report.finish(&work, &self.common)?;
-        restarted.map(|()| code)
+        let progress = report.finish(&work, &self.common)?;
+        restarted.map(|()| progress)
     }
 }
 
@@ -117,7 +140,7 @@ impl Uninstall {
         if !self.by_content {
             for step in &steps {
                 let path = name(&step.change.path);
-                report.unfinished(&format!(
+                report.unfinished(format!(
                     "{path} has entries of bindguard's, and the record of the installation is lost; remove them with bindguard uninstall --by-content"
                 ));
             }
@@ -134,25 +157,53 @@ impl Uninstall {
     }
 }
 
+/// Why programs cannot be removed.
+enum Obstacle {
+    /// A restart has to come first.
+    Restart(String),
+    /// Containers end through them.
+    Containers(String),
+}
+
+impl Obstacle {
+    fn report(self, report: &mut InstallReport) {
+        match self {
+            Self::Restart(why) => report.unfinished(format!("the programs stay: {why}")),
+            Self::Containers(why) => report.kept_for_pods(why),
+        }
+    }
+}
+
 /// Why these programs cannot be removed: a restart is owed, a running daemon names one, or a
 /// container needs one.
 fn obstacle<'p>(
     programs: impl Iterator<Item = &'p Path>,
+    handlers: &[KeptHandler],
     report: &InstallReport,
-) -> Option<String> {
+) -> Option<Obstacle> {
     let programs: Vec<_> = programs.collect();
     if programs.is_empty() {
         return None;
     }
     if report.waits_for_a_restart() {
-        return Some(
+        return Some(Obstacle::Restart(
             "they are needed until a restarted service names them no more; run this again then"
                 .to_owned(),
-        );
+        ));
     }
-    programs
-        .into_iter()
-        .find_map(|program| needed_by_a_daemon(program).or_else(|| needed_by_a_container(program)))
+    let of_daemon = |program: &&Path| needed_by_a_daemon(program).map(Obstacle::Restart);
+    // a handler that is kept for pods names them, and no restart changes that
+    let of_daemons = if handlers.iter().any(|kept| kept.pods.is_ok()) {
+        None
+    } else {
+        programs.iter().find_map(of_daemon)
+    };
+    let users: Vec<_> = programs
+        .iter()
+        .flat_map(|program| users_of(program))
+        .collect();
+    let is_needed = !users.is_empty() || !handlers.is_empty();
+    of_daemons.or_else(|| is_needed.then(|| Obstacle::Containers(needed_by(&users))))
 }
 
 fn needed_by_a_daemon(program: &Path) -> Option<String> {
@@ -165,18 +216,21 @@ fn needed_by_a_daemon(program: &Path) -> Option<String> {
     }
 }
 
-fn needed_by_a_container(program: &Path) -> Option<String> {
-    let users = users_of(program);
-    let first = users.first()?;
-    let users = if users.len() == 1 {
-        first.clone()
-    } else {
-        format!("{first} and {} more", users.len() - 1)
-    };
-    Some(format!(
-        "{users} cannot end without {}; run this again later",
-        name(program)
-    ))
+/// Pods have names for people. Other containers, and a shim that is about to end, have none.
+fn needed_by(users: &[ProgramUser]) -> String {
+    const REASON: &str = "cannot end without them; run this again later";
+    let pods = pods_of(users);
+    match (pods.is_empty(), users) {
+        (false, _) => format!("programs kept for {}: containers {REASON}", counted(&pods)),
+        (true, []) => format!("programs kept for the handler: containers {REASON}"),
+        (true, [only]) => format!("the programs stay: {only} {REASON}"),
+        (true, [first, more @ ..]) => {
+            format!(
+                "the programs stay: {first} and {} more {REASON}",
+                more.len()
+            )
+        }
+    }
 }
 
 /// Undoes these entries, and returns the files that changed.

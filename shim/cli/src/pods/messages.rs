@@ -27,6 +27,9 @@ pub struct PodSandbox {
     /// As they were when the sandbox was made.
     #[prost(map = "string, string", tag = "6")]
     pub annotations: HashMap<String, String>,
+    /// Empty for the node's default runtime.
+    #[prost(string, tag = "7")]
+    pub runtime_handler: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -77,6 +80,21 @@ pub struct ContainerStatusRequest {
 /// `ContainerStatusResponse`, without the status.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerStatusResponse {
+    #[prost(map = "string, string", tag = "2")]
+    pub info: HashMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandboxStatusRequest {
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: String,
+    #[prost(bool, tag = "2")]
+    pub verbose: bool,
+}
+
+/// `PodSandboxStatusResponse`, without the status.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandboxStatusResponse {
     #[prost(map = "string, string", tag = "2")]
     pub info: HashMap<String, String>,
 }

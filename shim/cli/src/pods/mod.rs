@@ -10,7 +10,7 @@
 
 mod bundles;
 pub mod cri;
-mod messages;
+pub mod messages;
 mod supervisors;
 
 use std::collections::BTreeSet;
@@ -97,6 +97,18 @@ pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
     (!is_known).then(|| {
         anyhow!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
     })
+}
+
+/// The names of the pods of these sandboxes and containers.
+pub fn names_of(ids: &BTreeSet<&str>) -> Vec<String> {
+    let containers = PodsFrom { cri: None }.listed_by_the_cri().containers;
+    let meant = containers
+        .iter()
+        .filter(|container| ids.contains(container.id.as_str()));
+    let names: BTreeSet<String> = meant
+        .filter_map(|container| container.pod.for_people())
+        .collect();
+    names.into_iter().collect()
 }
 
 /// The pods with a bundle in a copy of a node's files.

@@ -12,6 +12,10 @@ use serde_json::Value;
 
 use super::Daemon;
 use crate::pods::cri::{GrpcStatus, query};
+use crate::pods::messages::{
+    ListPodSandboxResponse, ListRequest, PodSandbox, PodSandboxStatusRequest,
+    PodSandboxStatusResponse,
+};
 
 const CONFIG: &str = "/etc/containerd/config.toml";
 const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -40,13 +44,15 @@ struct StatusResponse {
 
 /// The configuration that this containerd read at its start. `None` if it serves no pods.
 pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
-    let socket = socket_of(containerd);
-    match status(&socket) {
-        Ok(answer) => {
-            let config = answer
-                .info
-                .get("config")
-                .context("the answer has no config")?;
+    match unless_it_starts(|| {
+        query(
+            &socket_of(containerd),
+            "Status",
+            StatusRequest { verbose: true },
+        )
+    }) {
+        Ok(StatusResponse { info }) => {
+            let config = info.get("config").context("the answer has no config")?;
             serde_json::from_str(config)
                 .context("read the answer's config as JSON")
                 .map(Some)
@@ -56,11 +62,36 @@ pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     }
 }
 
+/// Every sandbox of this containerd, also one that has ended. None if it serves no pods.
+pub fn sandboxes(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
+    let socket = socket_of(containerd);
+    let answer = unless_it_starts(|| query(&socket, "ListPodSandbox", ListRequest {}));
+    match answer {
+        Ok(ListPodSandboxResponse { items }) => Ok(items),
+        Err(error) if has_code(&error, &[UNIMPLEMENTED]) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The first process of a sandbox.
+pub fn pid_of_sandbox(containerd: &Daemon, sandbox: &str) -> Result<i32> {
+    let request = PodSandboxStatusRequest {
+        pod_sandbox_id: sandbox.to_owned(),
+        verbose: true,
+    };
+    let answer: PodSandboxStatusResponse =
+        query(&socket_of(containerd), "PodSandboxStatus", request)?;
+    let info = answer.info.get("info").context("the answer has no info")?;
+    let info: Value = serde_json::from_str(info).context("read the answer's info as JSON")?;
+    let pid = info["pid"].as_i64().context("the info has no pid")?;
+    i32::try_from(pid).context("the pid is too large")
+}
+
 /// Repeats the call while containerd starts.
-fn status(socket: &Path) -> Result<StatusResponse> {
+fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
     let start = Instant::now();
     loop {
-        match query(socket, "Status", StatusRequest { verbose: true }) {
+        match call() {
             Err(error) if has_code(&error, &STARTING) && start.elapsed() < START_LIMIT => {
                 thread::sleep(PAUSE)
             }

@@ -14,6 +14,7 @@ mod cri_status;
 mod daemon;
 mod guarded;
 mod names;
+mod sandboxes;
 
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,7 @@ use crate::unix_http;
 
 pub use self::daemon::{Daemon, option, sees_processes};
 pub use self::guarded::guarded_runtimes;
+pub use self::sandboxes::{leave_own_sandbox, pods_with_handler};
 
 const DOCKER_SOCKET: &str = "/run/docker.sock";
 const CRIO_SOCKET: &str = "/run/crio/crio.sock";

@@ -1,0 +1,103 @@
+//! Issue 26: the config of a fleet becomes the config of each node. A mistake changes no node, and
+//! a file that was edited on a node is replaced only on request.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::process::Finished;
+use bindguard_integration::{Generation, Node, Setup};
+use nix::sys::signal::Signal;
+
+const CONFIG: &str = "/etc/bindguard/config.toml";
+const REPORT: &str = "[checks]\nstale-subpaths = \"report\"\n";
+const REPAIR: &str = "[checks]\nstale-subpaths = \"repair\"\n";
+
+#[test]
+fn story() {
+    Setup::on(Generation::V1_7).cri().bare().story(|node| {
+        let fleet = Fleet(node);
+        fleet.install(REPORT, &[])?.success()?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        is(REPORT)?;
+        let same = fleet.install(REPORT, &["--dry-run"])?.success()?;
+        ensure!(same.contains("no file has to change"), "{same}");
+
+        // report first, then repair
+        ensure!(fleet.install(REPAIR, &["--dry-run"])?.code() == 1);
+        is(REPORT)?;
+        fleet.install(REPAIR, &[])?.success()?;
+        is(REPAIR)?;
+
+        let broken = fleet.install("[checks\n", &[])?;
+        ensure!(
+            broken.code() == 2 && broken.stderr.contains("line 1"),
+            "{broken:?}"
+        );
+        is(REPAIR)?;
+        let typo = fleet.install(&format!("{REPAIR}hots-root = \"off\"\n"), &["--dry-run"])?;
+        ensure!(typo.stdout.contains("hots-root"), "no warning: {typo:?}");
+
+        let edited = format!("# mine\n{REPAIR}");
+        fs::write(CONFIG, &edited)?;
+        for options in [&[][..], &["--dry-run"]] {
+            let kept = fleet.install(REPORT, options)?;
+            ensure!(
+                kept.code() == 1 && kept.stdout.contains("was edited on this node"),
+                "{options:?}: {kept:?}"
+            );
+            is(&edited)?;
+        }
+        let status = node.bindguard(["status"])?;
+        ensure!(
+            status
+                .stdout
+                .contains("is not the config that install was given"),
+            "{status:?}"
+        );
+        fleet.install(REPORT, &["--force-node-config"])?.success()?;
+        is(REPORT)?;
+        let status = node.bindguard(["status"])?;
+        ensure!(!status.stdout.contains("drift"), "{status:?}");
+
+        node.bindguard(["uninstall"])?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        node.bindguard(["uninstall"])?.success()?;
+        is(&edited).context("the file of the operator is back")
+    });
+}
+
+/// A file that is older than bindguard is an operator's, too.
+#[test]
+fn a_file_from_before_the_installation_stays() {
+    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+        fs::create_dir_all(Path::new(CONFIG).parent().context("a folder")?)?;
+        fs::write(CONFIG, "# mine\n")?;
+        let kept = Fleet(node).install(REPORT, &[])?;
+        ensure!(kept.code() == 1, "{kept:?}");
+        is("# mine\n")?;
+        ensure!(
+            fs::read_to_string(node.containerd_config())?.contains("runtimes.bindguard"),
+            "the runtime waits for the config"
+        );
+        Ok(())
+    });
+}
+
+struct Fleet<'n>(&'n Node);
+
+impl Fleet<'_> {
+    fn install(&self, config: &str, options: &[&str]) -> Result<Finished> {
+        let file = self.0.disk().join("fleet.toml");
+        fs::write(&file, config)?;
+        let file = file.display().to_string();
+        let words = ["install", "--node-config", &file];
+        self.0.bindguard([&words[..], options].concat())
+    }
+}
+
+fn is(wanted: &str) -> Result<()> {
+    let present = fs::read_to_string(CONFIG).context("read the node's config")?;
+    ensure!(present == wanted, "the node has {present:?}");
+    Ok(())
+}

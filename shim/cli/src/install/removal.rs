@@ -1,0 +1,141 @@
+//! The parts of an installation that stay on a node while pods need them.
+//!
+//! | part | needed by | gone with |
+//! |---|---|---|
+//! | the default | no pod that exists | the first `uninstall` |
+//! | the handler | containers that start in a pod of that handler | the last sandbox of the handler |
+//! | the programs | containers that were created through them | the last such pod |
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use bindguard_core::program_names::RUNTIME;
+
+use super::plan::{InstallOptions, PlannedChange};
+use super::program_users::{ProgramUser, users_of};
+use super::record::{Entry, Installed, Owner, Record, Removal};
+use super::report::InstallReport;
+use super::running::pods_with_handler;
+use super::{CommonOptions, put, target};
+use crate::pods;
+
+/// The names that a message lists.
+const MAX_NAMES: usize = 3;
+
+/// A handler that pods still need, or may need.
+#[derive(Debug)]
+pub struct KeptHandler {
+    /// The runtime that has it.
+    pub owner: Owner,
+    /// The pods, or why they are not known.
+    pub pods: Result<Vec<String>, anyhow::Error>,
+}
+
+/// The handlers of these runtimes that pods need. Of a runtime that does not answer, the handler is
+/// kept.
+pub fn kept_handlers(owners: impl Iterator<Item = Owner>) -> Vec<KeptHandler> {
+    let mut owners: Vec<Owner> = owners.collect();
+    owners.sort();
+    owners.dedup();
+    owners
+        .into_iter()
+        .map(|owner| KeptHandler {
+            owner,
+            pods: pods_with_handler(owner),
+        })
+        .filter(|kept| kept.pods.as_ref().map_or(true, |pods| !pods.is_empty()))
+        .collect()
+}
+
+impl KeptHandler {
+    /// Takes the default off and leaves the handler: the installation becomes one without
+    /// `--default`.
+    pub fn without_default(
+        &self,
+        record: &mut Record,
+        report: &mut InstallReport,
+        common: &CommonOptions,
+    ) -> Result<Vec<PlannedChange>> {
+        match &self.pods {
+            Ok(pods) => report.kept_for_pods(format!(
+                "handler {RUNTIME} kept for {}: no container of such a pod could start without it; run this again later",
+                counted(pods)
+            )),
+            Err(error) => report.unfinished(format!(
+                "the handler {RUNTIME} stays: {error:#}; start or restart the daemon, then run this again"
+            )),
+        }
+        // An installation that was killed half-way has no pods of this handler.
+        let Some(installed) = record.verified(self.owner) else {
+            return Ok(Vec::new());
+        };
+        let options = InstallOptions {
+            default: false,
+            ..installed.options.clone()
+        };
+        let plan = target::plan(self.owner, &options, record)?;
+        report.take(&plan);
+        let (notes, needs_runtime) = (plan.notes.clone(), plan.needs_runtime.clone());
+        let steps: Vec<_> = plan
+            .into_steps(self.owner)
+            .filter(|step| !step.change.is_none())
+            .collect();
+        if !common.dry_run {
+            steps.iter().try_for_each(|step| put(record, step))?;
+            record.verify(Installed {
+                owner: self.owner,
+                inputs: target::inputs_now(self.owner, &options, record)?.unwrap_or_default(),
+                options,
+                notes,
+                needs_runtime,
+            })?;
+        }
+        Ok(steps)
+    }
+}
+
+/// The removal that waits for pods now, if one does.
+pub fn pending(record: &Record) -> Option<Removal> {
+    record.removal()?;
+    let handlers = kept_handlers(record.files().iter().map(|entry| entry.owner));
+    Some(Removal::of(&handlers, record.files()))
+}
+
+impl Removal {
+    /// The pods that need these handlers, and the programs among these files.
+    pub fn of(handlers: &[KeptHandler], files: &[Entry]) -> Self {
+        let programs = files
+            .iter()
+            .filter(|entry| entry.owner == Owner::Bindguard)
+            .map(|entry| entry.path.as_path());
+        let users: Vec<_> = programs.flat_map(users_of).collect();
+        Self {
+            handler_kept_for_pods: handlers
+                .iter()
+                .flat_map(|kept| &kept.pods)
+                .map(Vec::len)
+                .sum(),
+            programs_kept_for_pods: pods_of(&users).len(),
+        }
+    }
+}
+
+/// The pods among the users of programs.
+pub fn pods_of(users: &[ProgramUser]) -> Vec<String> {
+    let ids: BTreeSet<&str> = users.iter().filter_map(ProgramUser::id).collect();
+    if ids.is_empty() {
+        Vec::new()
+    } else {
+        pods::names_of(&ids)
+    }
+}
+
+/// The number of pods, and the first names.
+pub fn counted(pods: &[String]) -> String {
+    let mut names: Vec<&str> = pods.iter().take(MAX_NAMES).map(String::as_str).collect();
+    if pods.len() > MAX_NAMES {
+        names.push("...");
+    }
+    let noun = if pods.len() == 1 { "pod" } else { "pods" };
+    format!("{} {noun} ({})", pods.len(), names.join(", "))
+}
