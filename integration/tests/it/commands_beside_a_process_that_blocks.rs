@@ -1,6 +1,5 @@
 //! A process hangs in execve(2), or holds its mmap_lock: readers of most of its files in `/proc`
-//! would wait without end. The commands of an operator end all the same, and a neighbour is
-//! refreshed.
+//! would wait without end. The commands of an operator do not wait, and a neighbour is refreshed.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::cri::mount;
