@@ -252,7 +252,11 @@ mod tests {
     /// Without this limit a stopped process would be waited for without end.
     #[test]
     fn a_process_that_never_answers_is_left_in_time() {
-        let mut process = SeparateProcess::start(|_| loop {}).unwrap();
+        let mut process = SeparateProcess::start(|_| {
+            let start = Instant::now();
+            while start.elapsed() < 100 * LIMIT {}
+        })
+        .unwrap();
         let (received, end) = read_until_blocked(&mut process, LIMIT).unwrap();
         assert_eq!((received.len(), end), (0, End::OutOfTime));
     }

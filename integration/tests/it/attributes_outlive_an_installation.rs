@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::{Generation, Node, Setup};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags, getxattr, setxattr, utimensat};
+use serde_json::Value;
 
 const XATTR: &str = "user.origin";
 
@@ -34,9 +35,31 @@ fn containerd_2_1() {
         node.bindguard(["uninstall", "--restart"])?.success()?;
         let after = [seen(&config)?, seen(&program)?];
         ensure!(after == before, "before: {before:?}, after: {after:?}");
+        a_record_without_attributes(node, &config, &program)?;
+        with_attributes(&config, "version = 3\n", 0o640)?;
         fs::remove_file(&program)?;
         two_names(node, &config)
     });
+}
+
+/// An older version recorded none: the shell still finds the program.
+fn a_record_without_attributes(node: &Node, config: &Path, program: &Path) -> Result<()> {
+    let text = fs::read_to_string(program)?;
+    install(node, config)?.success()?;
+    let record = Path::new("/var/lib/bindguard/install.json");
+    let mut json: Value = serde_json::from_str(&fs::read_to_string(record)?)?;
+    let files = json["files"].as_array_mut().context("the files")?;
+    for file in files.iter_mut().filter_map(Value::as_object_mut) {
+        file.remove("attributes");
+    }
+    fs::write(record, json.to_string())?;
+    node.bindguard(["uninstall", "--restart"])?.success()?;
+    let mode = program.symlink_metadata()?.mode() & 0o7777;
+    ensure!(
+        (mode, fs::read_to_string(program)?) == (0o755, text),
+        "mode {mode:o}"
+    );
+    Ok(())
 }
 
 fn two_names(node: &Node, config: &Path) -> Result<()> {

@@ -25,6 +25,7 @@ mod broken_bundles_and_runtimes;
 mod chart_on_a_cluster;
 mod checkpoint_and_restore;
 mod clients_give_up;
+mod commands_beside_a_process_that_blocks;
 mod commands_on_unusual_nodes;
 mod config_json_bytes;
 mod config_of_a_fleet;

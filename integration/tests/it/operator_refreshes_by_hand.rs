@@ -1,8 +1,14 @@
 //! `bindguard refresh`: an operator shows a running container the current files, without the agent
 //! and without an annotation.
 
-use anyhow::{Result, ensure};
+use std::fs;
+use std::process::{Child, Command};
+
+use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::mount;
+use bindguard_integration::node::tracking_hierarchy;
+use bindguard_integration::process::run;
+use bindguard_integration::programs::CLI;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -16,6 +22,7 @@ fn containerd_2_1() {
 
 fn story(node: &Node) -> Result<()> {
     let cri = node.cri()?;
+    let old = Process::start()?;
     let pod = node.kubelet().pod("uid-1")?;
     let volume = pod.volume(
         VolumeKind::ConfigMap,
@@ -101,8 +108,54 @@ fn story(node: &Node) -> Result<()> {
         unknown.code() == 2 && unknown.stderr.contains("nothing to refresh"),
         "{unknown:?}"
     );
+    volume.update(&[("app.conf", "four")])?;
+    without_a_record(node, &app, &old)?;
+    ensure!(cri.read(&app, "/etc/app.conf")? == "four");
     cri.remove_pod(&sandbox)?;
     until("the kubelet deletes the pod", || {
         Ok(node.kubelet().pod("uid-1")?.delete().is_ok())
     })
+}
+
+/// containerd has its state elsewhere, and a user of the node has named a delegated cgroup after the
+/// container. The oldest process in a cgroup of that name is the user's: the CRI names the right
+/// one.
+fn without_a_record(node: &Node, id: &str, old: &Process) -> Result<()> {
+    let hierarchy = tracking_hierarchy().context("find a cgroup hierarchy")?;
+    let user = hierarchy.join(format!("bindguard-user-{}", old.0.id()));
+    let cgroup = user.join(id);
+    fs::create_dir_all(&cgroup)?;
+    fs::write(cgroup.join("cgroup.procs"), old.0.id().to_string())?;
+    let script = "for folder in /run/containerd/io.containerd.runtime.v2.task /run/containerd/runc; do \
+        mount -t tmpfs none $folder || exit 9; done; exec \"$@\"";
+    let mut command = node.command("unshare")?;
+    command.args(["--mount", "sh", "-c", script, "sh"]);
+    command.arg(node.under_test().join(CLI));
+    command.args(["refresh", "--pod", "default/web"]);
+    let done = run(command)?;
+    fs::write(hierarchy.join("cgroup.procs"), old.0.id().to_string())?;
+    fs::remove_dir(cgroup)?;
+    fs::remove_dir(user)?;
+    ensure!(
+        done.stdout.contains("replaced") && done.stdout.contains("/etc/app.conf"),
+        "{done:?}"
+    );
+    Ok(())
+}
+
+/// A process that is older than the container.
+struct Process(Child);
+
+impl Process {
+    fn start() -> Result<Self> {
+        let sleep = Command::new("sleep").arg("1000000").spawn();
+        Ok(Self(sleep.context("start a process")?))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -3,6 +3,7 @@
 //! From then on every restart of a container finds the current file, whatever shim starts it.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -88,6 +89,15 @@ impl<'a> Updates<'a> {
                     .rebound(&volume.pod_uid, &volume.volume, report);
             }
         }
+        self.forget_gone();
+    }
+
+    /// Forgets the warnings about pods whose directory the kubelet removed.
+    fn forget_gone(&mut self) {
+        self.warned.retain(|volume, _| {
+            let directory = volume.pod_directory().symlink_metadata();
+            !directory.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        });
     }
 
     fn rebind(&self, volume: &VolumeOfPod) -> Report {
@@ -143,5 +153,44 @@ impl<'a> Updates<'a> {
             || uid.to_owned(),
             |pod| format!("{}/{}", pod.namespace, pod.name),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::events::Events;
+    use crate::idle_memory::IdleMemory;
+    use crate::journal::JournalWriter;
+    use crate::node_state::StateSink;
+
+    #[test]
+    fn the_warnings_about_a_pod_that_is_gone_are_forgotten() {
+        let (root, metrics) = (tempfile::tempdir().unwrap(), Metrics::new());
+        let config = Config::default();
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(&metrics)),
+            state: StateSink::off(),
+            journal: JournalWriter::off(Arc::clone(&metrics)),
+            memory: IdleMemory::default(),
+        };
+        let mut updates = Updates::new(&config, &metrics, &reporting, None);
+        let volume = |pod: &str| VolumeOfPod {
+            kubelet_root: root.path().to_owned(),
+            pod_uid: pod.to_owned(),
+            volume: "conf".to_owned(),
+        };
+        fs::create_dir_all(volume("here").pod_directory()).unwrap();
+        for pod in ["here", "gone"] {
+            updates.warned.insert(volume(pod), vec!["why".to_owned()]);
+        }
+        updates.follow(&[]);
+        let known: Vec<_> = updates.warned.keys().collect();
+        assert_eq!(known, [&volume("here")]);
     }
 }

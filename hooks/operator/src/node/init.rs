@@ -3,7 +3,8 @@
 //! Two things must agree: the process is in a cgroup with the container's id, and the runtime has
 //! recorded its pid. The cgroup alone proves nothing: a user of the node with a delegated cgroup
 //! can name a cgroup after any container. The pid alone proves nothing either: the kernel may have
-//! given it to another process. Only where no record is found, the oldest process counts.
+//! given it to another process. Only where no record is found, and only for readers, the oldest
+//! process counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -77,12 +78,14 @@ fn hold_init_at(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, N
     }
 }
 
-/// The pid of a container's init. `None` if it has no process.
-pub fn init_of(container: &str) -> Option<u32> {
-    inits_of([container]).remove(container)
+/// The pid of a container's init in its runtime's record. `None` without a record. For those who
+/// enter the container: they do not guess.
+pub fn recorded_init_of(container: &str) -> Option<u32> {
+    recorded_pid(Path::new("/"), container)
 }
 
-/// The same for many containers, with at most one pass over the processes.
+/// The pids of the inits of these containers, for those who only read: the oldest process counts
+/// for a container without a record. It takes at most one pass over the processes.
 pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&'c str, u32> {
     inits_at(Path::new("/"), containers)
 }
@@ -238,8 +241,8 @@ mod tests {
     #[test]
     fn a_process_has_a_time_and_no_container_has_none() {
         assert!(started(&fs::read_to_string("/proc/self/stat").unwrap()).is_some());
-        assert_eq!(init_of(""), None);
-        assert_eq!(init_of("no-such-container"), None);
+        assert_eq!(recorded_init_of(""), None);
+        assert!(inits_of(["", "no-such-container"]).is_empty());
     }
 
     #[test]

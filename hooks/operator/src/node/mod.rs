@@ -3,7 +3,7 @@
 mod init;
 mod processes;
 
-pub use init::{NotInit, hold_init, init_of, inits_of};
+pub use init::{NotInit, hold_init, inits_of, recorded_init_of};
 pub use processes::{Process, arguments_of_processes, processes_named, with_open};
 
 use std::fs;

@@ -105,7 +105,7 @@ struct MemoryLimit(PathBuf);
 impl MemoryLimit {
     /// `None` without the controller.
     fn of(bytes: u64) -> Option<Self> {
-        let is_v1 = Path::new("/sys/fs/cgroup/memory").is_dir();
+        let is_v1 = fs::exists("/sys/fs/cgroup/memory").unwrap();
         let (root, file) = match is_v1 {
             true => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             false => ("/sys/fs/cgroup", "memory.max"),

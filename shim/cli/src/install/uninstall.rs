@@ -262,6 +262,15 @@ fn take_off(
     Ok(work)
 }
 
+/// The mode of a restored file whose record has none: an older version wrote the record. A program
+/// must stay one.
+fn mode_of(entry: &Entry) -> u32 {
+    let folder = entry.path.parent().and_then(Path::file_name);
+    let is_program = entry.owner == Owner::Bindguard
+        && folder.is_some_and(|folder| folder == "bin" || folder == "sbin");
+    if is_program { 0o755 } else { 0o644 }
+}
+
 /// The change that undoes one entry.
 fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
     let (original, now) = (entry.original()?, change::content(&entry.path)?);
@@ -293,7 +302,7 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
     let is_original = after == entry.original()?;
     let attributes = match entry.attributes.clone().filter(|_| is_original) {
         Some(attributes) => Wanted::Former(attributes),
-        None => Wanted::Present(0o644),
+        None => Wanted::Present(mode_of(entry)),
     };
     Ok(Change {
         path: entry.path.clone(),

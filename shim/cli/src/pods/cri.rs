@@ -71,31 +71,44 @@ pub fn pods(socket: Option<&Path>) -> Result<Pods> {
     })
 }
 
-/// The spec of a container, as containerd and CRI-O both report it.
-pub fn spec_of(socket: Option<&Path>, container: &str) -> Result<Option<Vec<u8>>> {
+/// The runtime's own facts about a container, as containerd and CRI-O both report them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Info {
+    #[serde(default)]
+    pid: u32,
+    runtime_spec: Option<Box<RawValue>>,
+}
+
+impl Info {
+    /// The pid of its init; `None` if it does not run.
+    pub fn pid(&self) -> Option<u32> {
+        Some(self.pid).filter(|pid| *pid > 0)
+    }
+
+    /// Its spec.
+    pub fn spec(&self) -> Option<&[u8]> {
+        let spec = self.runtime_spec.as_deref()?;
+        Some(spec.get().as_bytes())
+    }
+}
+
+/// The facts about a container; none where there is no CRI.
+pub fn info_of(socket: Option<&Path>, container: &str) -> Result<Info> {
     let Some(socket) = named_or_usual(socket) else {
-        return Ok(None);
+        return Ok(Info::default());
     };
     let request = ContainerStatusRequest {
         container_id: container.to_owned(),
         verbose: true,
     };
     let answer: ContainerStatusResponse = query(&socket, "ContainerStatus", request)?;
-    let info: Option<Info> = answer
+    let info = answer
         .info
         .get("info")
         .map(|text| serde_json::from_str(text))
         .transpose()?;
-    Ok(info
-        .and_then(|info| info.runtime_spec)
-        .map(|spec| spec.get().as_bytes().to_vec()))
-}
-
-/// The part of the info of a container that is read.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Info {
-    runtime_spec: Option<Box<RawValue>>,
+    Ok(info.unwrap_or_default())
 }
 
 fn named_or_usual(socket: Option<&Path>) -> Option<PathBuf> {

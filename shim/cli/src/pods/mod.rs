@@ -74,9 +74,17 @@ impl PodsFrom {
     /// The user namespaces in the spec of a container: of its bundle, or of the spec that the CRI
     /// reports. `None` if neither is known.
     pub fn spec_of(&self, container: &str) -> Option<SpecUsers> {
-        let spec = bundles::spec_of(Path::new("/"), container);
-        let spec = spec.or_else(|| cri::spec_of(self.cri.as_deref(), container).ok().flatten())?;
-        SpecUsers::from_spec(&spec).ok()
+        if let Some(spec) = bundles::spec_of(Path::new("/"), container) {
+            return SpecUsers::from_spec(&spec).ok();
+        }
+        let info = cri::info_of(self.cri.as_deref(), container).ok()?;
+        SpecUsers::from_spec(info.spec()?).ok()
+    }
+
+    /// The pid of a container's init that the CRI reports. `None` if the CRI knows none.
+    pub fn init_of(&self, container: &str) -> Option<u32> {
+        let info = cri::info_of(self.cri.as_deref(), container);
+        info.ok().and_then(|info| info.pid())
     }
 
     fn listed_by_the_cri(&self) -> Pods {

@@ -19,7 +19,7 @@ use bindguard_guard::refresh::{
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::engines::binds_of_container;
 use bindguard_operator::kubelets_here;
-use bindguard_operator::node::{hold_init, init_of};
+use bindguard_operator::node::{hold_init, recorded_init_of};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName, PodSelector, Pods};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
@@ -189,8 +189,12 @@ impl Refresh {
             .uid
             .as_deref()
             .with_context(|| format!("refresh {name}: its pod's uid is unknown"))?;
-        let pid =
-            init_of(&container.id).with_context(|| format!("refresh {name}: it has no process"))?;
+        let pid = recorded_init_of(&container.id).or_else(|| self.pods.init_of(&container.id));
+        let pid = pid.with_context(|| {
+            format!(
+                "refresh {name}: neither its runtime's record nor the CRI names its process; name the socket with --cri"
+            )
+        })?;
         let process = hold_init(&container.id, pid).with_context(|| format!("refresh {name}"))?;
         let (here, problems) = kubelets_here(config.places());
         report.problems.extend(problems);
