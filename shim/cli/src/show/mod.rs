@@ -7,7 +7,7 @@ mod bundle;
 mod node;
 mod style;
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
