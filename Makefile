@@ -11,7 +11,7 @@
 #   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
-#   make release  the artefacts of a release: programs, package, chart, bill of materials, checksums
+#   make release  the artefacts of a release: programs, package, chart, images, bills of materials, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
 # On a fresh Debian 12 with a Rust toolchain, as root. Each target installs the packages that it needs.
@@ -115,18 +115,32 @@ VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*
 DIST := $(CURDIR)/target/dist
 SBOM := 0.10.0
 
-## the artefacts of a release, target/dist: programs, package, chart, bill of materials, checksums
+OWN_ARCH := $(if $(filter aarch64-%,$(TARGET)),arm64,amd64)
+# The other architecture, by the cross compiler of integration/arm64, on an amd64 machine. Empty: only that of the machine.
+CROSS ?= $(if $(filter amd64,$(OWN_ARCH)),arm64)
+NODE_IMAGE := registry.example.com/bindguard-node:$(VERSION)
+IMAGE_FILE = $(DIST)/bindguard-node-$(VERSION)-$(1).oci.tar
+
+## the artefacts of a release, target/dist: programs, package, chart, the image for both architectures, bills of materials, checksums
+release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 release: deb helm
 	@PATH="$(TOOLS)/bin:$$PATH" cargo sbom --version >/dev/null 2>&1 || \
 	  cargo install --quiet --locked --debug --root $(TOOLS) --version $(SBOM) cargo-sbom
+	sh integration/matrix/setup.sh jq:jq $(if $(CROSS),debootstrap:debootstrap)
 	rm -rf $(DIST)
 	mkdir -p $(DIST)
-	tar --create --gzip --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$$(git log -1 --format=%ct 2>/dev/null || echo 0)" \
+	tar --create --gzip --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$$SOURCE_DATE_EPOCH" \
 	  --file $(DIST)/bindguard-$(VERSION)-$(firstword $(subst -, ,$(TARGET))).tar.gz --directory $(BIN) $(filter-out -p,$(PROGRAMS) $(AGENT))
 	cp $(DEB) $(DIST)/bindguard_$(VERSION)_$$(dpkg --print-architecture).deb
 	@if [ -x target/helm/bin/helm ]; then target/helm/bin/helm package --destination $(DIST) config/chart; else echo "SKIPPED: no helm, no chart"; fi
-	PATH="$(TOOLS)/bin:$$PATH" cargo sbom --output-format cyclone_dx_json_1_4 > $(DIST)/bindguard-$(VERSION).cdx.json
-	cd $(DIST) && sha256sum -- * > SHA256SUMS
+	sh config/image/archive.sh $(OWN_ARCH) $(BIN) $(NODE_IMAGE) $(call IMAGE_FILE,$(OWN_ARCH))
+ifneq ($(CROSS),)
+	sh integration/arm64/build.sh $(ARM64) build --release $(PROGRAMS)
+	sh integration/arm64/build.sh $(ARM64) build --release $(AGENT)
+	sh config/image/archive.sh $(CROSS) $(ARM64)/cargo/aarch64-unknown-linux-gnu/release $(NODE_IMAGE) $(call IMAGE_FILE,$(CROSS))
+endif
+	PATH="$(TOOLS)/bin:$$PATH" cargo sbom --output-format cyclone_dx_json_1_4 > target/programs.cdx.json
+	sh config/release.sh $(DIST) $(CURDIR)/target/programs.cdx.json $(VERSION)
 
 DOCKER ?= docker
 IMAGE ?= bindguard-node:$(VERSION)

@@ -56,7 +56,7 @@ fn the_chart_has_the_rights_that_its_values_want() {
     );
 }
 
-/// The right to patch pods is root on all nodes. Neither the chart nor a manifest asks for it, and
+/// The right to patch pods is root on all nodes. Neither the chart nor a manifest requests it, and
 /// the installer's pod has no token.
 #[test]
 fn no_file_asks_for_the_right_to_patch_pods() {

@@ -332,6 +332,7 @@ mod tests {
         };
         let name = Some("app".to_owned());
         let container = PodContainer {
+            shim_version: None,
             id: "c".to_owned(),
             name,
             state,

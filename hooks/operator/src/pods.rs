@@ -313,6 +313,7 @@ mod tests {
     #[test]
     fn one_guarded_container_shows_the_runtime_of_its_pod() {
         let container = |guarded| PodContainer {
+            shim_version: None,
             id: "c".to_owned(),
             name: Some("app".to_owned()),
             state: None,

@@ -16,6 +16,7 @@ mod agent_budgets;
 mod agent_killed_at_every_step;
 mod agent_on_a_full_disk;
 mod agent_with_the_stock_shim;
+mod an_archive_of_the_image;
 mod an_edited_file_reaches_docker_and_podman;
 mod an_exec_that_does_not_start;
 mod another_tool_changes_the_installation;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bindguard_integration::mount_calls::tmpfs;
 use bindguard_integration::process::host;
 use bindguard_integration::{Generation, Node, Setup};
@@ -44,6 +44,32 @@ fn story() {
             is_untouched(node.containerd_config(), &config)?;
         }
         doctor_notices(node)
+    });
+}
+
+/// Issue 26: the programs are written before containerd's file. A file that cannot be written is
+/// found before both.
+#[test]
+fn a_read_only_etc() {
+    Setup::on(Generation::V1_7).bare().cri().story(|node| {
+        let config = fs::read(node.containerd_config())?;
+        let folder = node.containerd_config().parent().context("its folder")?;
+        let folder = folder.display().to_string();
+        host(["mount", "--bind", &folder, &folder])?;
+        host(["mount", "-o", "remount,bind,ro", &folder])?;
+        let done = node.bindguard(["install"])?;
+        host(["umount", &folder])?;
+        ensure!(
+            done.code() == 2
+                && done.stderr.contains("Read-only file system")
+                && done.stderr.contains("nothing was changed"),
+            "{done:?}"
+        );
+        ensure!(
+            !Path::new("/usr/local/lib/bindguard").exists(),
+            "programs are left"
+        );
+        is_untouched(node.containerd_config(), &config)
     });
 }
 

@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bindguard_config::{AgentConfig, EventMode, KubernetesConfig, RefreshMode};
-use clap::Parser;
-
-use crate::log_line::{LogFormat, LogLevel};
+use clap::{Parser, ValueEnum};
 
 /// Keep the subPath mounts of this node current, and serve its metrics.
 #[derive(Debug, Parser)]
@@ -45,6 +43,28 @@ pub struct Args {
     /// behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,
+}
+
+/// The form of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Time, level and message.
+    Text,
+    /// A JSON object with the keys timestamp, level and message.
+    Json,
+}
+
+/// The least important events that are logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Only what stops a part of the agent.
+    Error,
+    /// Also what could not be repaired, read or written.
+    Warn,
+    /// Also repairs and surveys.
+    Info,
+    /// Also details for a developer.
+    Debug,
 }
 
 impl Args {

@@ -7,34 +7,13 @@
 use std::fmt;
 
 use bindguard_core::text::one_line;
-use clap::ValueEnum;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The form of a line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Time, level and message.
-    Text,
-    /// A JSON object with the keys timestamp, level and message.
-    Json,
-}
-
-/// The least important events that are logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogLevel {
-    /// Only what stops a part of the agent.
-    Error,
-    /// Also what could not be repaired, read or written.
-    Warn,
-    /// Also repairs and surveys.
-    Info,
-    /// Also details for a developer.
-    Debug,
-}
+use crate::args::{LogFormat, LogLevel};
 
 impl From<LogLevel> for LevelFilter {
     fn from(level: LogLevel) -> Self {

@@ -81,6 +81,13 @@ mod tests {
     use super::super::Status;
     use super::*;
 
+    #[test]
+    fn a_time_says_that_it_is_utc() {
+        for time in ["2026-11-21T05:10:00.25Z", "2026-11-21T05:10:00Z"] {
+            assert_eq!(seconds(time), "2026-11-21T05:10:00Z");
+        }
+    }
+
     fn running(nri: NriState, silent_roots: u64) -> AgentState {
         AgentState::Running(Box::new(AgentStatus {
             version: "0.1.0".to_owned(),
@@ -112,7 +119,7 @@ mod tests {
             assert_eq!(agent(&state, true).status, status, "{state:?}");
         }
         let message = agent(&running(NriState::Connected, 0), true).message;
-        let expected = "0.1.0 since 2026-11-21T05:00:00, last survey 2026-11-21T05:10:00, refreshes annotated pods, NRI plugin";
+        let expected = "0.1.0 since 2026-11-21T05:00:00Z, last survey 2026-11-21T05:10:00Z, refreshes annotated pods, NRI plugin";
         assert_eq!(message, expected);
     }
 

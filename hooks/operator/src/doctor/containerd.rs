@@ -182,6 +182,23 @@ mod tests {
     use super::super::Status;
     use super::*;
 
+    #[test]
+    fn only_the_default_reaches_pods_that_are_created_anew() {
+        let pods = RunningPods {
+            all: 3,
+            unguarded: 2,
+        };
+        assert!(
+            pods.not_reached(true)
+                .contains("until they are created anew")
+        );
+        let selected = pods.not_reached(false);
+        assert!(
+            selected.contains("2 of 3 running pods do not select it") && !selected.contains("anew"),
+            "{selected}"
+        );
+    }
+
     fn seen(version: &str, entry: RuntimeEntry) -> ContainerdSeen {
         ContainerdSeen {
             version: version.to_owned(),

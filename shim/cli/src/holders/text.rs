@@ -190,3 +190,26 @@ fn summary(report: &HoldersReport) -> String {
         (holders, _) => format!("{holders} mount namespaces hold it; {checked}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_a_command_is_quoted() {
+        let mount = HeldMount {
+            mount_point: "/mnt/my disk".into(),
+            root: "/".to_owned(),
+            fs_type: "ext4".to_owned(),
+            device: "8:16".to_owned(),
+            propagation: "shared",
+            unmount_propagates: true,
+        };
+        let report = HoldersReport {
+            path: "/mnt/my disk".into(),
+            mounts: vec![mount],
+            ..HoldersReport::default()
+        };
+        assert!(summary(&report).contains("fuser -vm '/mnt/my disk'"));
+    }
+}

@@ -106,6 +106,23 @@ impl Change {
         Ok(())
     }
 
+    /// Refuses a change in a folder that cannot be written, such as one on a read-only file system.
+    pub fn check_writable(&self) -> Result<()> {
+        let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+        let mut folders = self.path.ancestors().skip(1);
+        let folder = folders.find(is_there).unwrap_or(Path::new("/"));
+        rustix::fs::access(folder, rustix::fs::Access::WRITE_OK)
+            .map_err(std::io::Error::from)
+            .with_context(|| {
+                format!(
+                    "{} {}: {} is not writable, and nothing was changed",
+                    self.word(),
+                    self.path.display(),
+                    folder.display()
+                )
+            })
+    }
+
     /// A word for the change.
     pub fn word(&self) -> &'static str {
         match (&self.before, &self.after) {

@@ -214,6 +214,8 @@ impl Install {
             .filter(|step| !step.change.is_none())
             .collect();
         if !self.common.dry_run {
+            work.iter()
+                .try_for_each(|step| step.change.check_writable())?;
             work.iter().try_for_each(|step| put(&mut record, step))?;
             record.set_removal(None)?;
             versions::remove_unneeded(&mut record, &options.prefix)?;

@@ -76,3 +76,14 @@ pub fn documented(heading: &str) -> &'static str {
         .map(|(block, _)| block)
         .unwrap_or_else(|| panic!("docs/json.md has no JSON below {heading}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_singular() {
+        let texts = [0_u32, 1, 2].map(|count| counted(count, "time", "times"));
+        assert_eq!(texts, ["0 times", "1 time", "2 times"]);
+    }
+}
