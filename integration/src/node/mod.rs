@@ -88,6 +88,16 @@ impl Node {
         &self.daemon_config
     }
 
+    /// The `version` line of the newest format that containerd's main file can have.
+    pub fn newest_config_version(&self) -> Result<String> {
+        let mut default = self.command(&self.daemon)?;
+        default.args(["config", "default"]);
+        let text = run(default)?.success()?;
+        let version = text.lines().find(|line| line.starts_with("version = "));
+        let version = version.context("containerd's default config has no version")?;
+        Ok(version.to_owned())
+    }
+
     /// The number of shims that run exactly this program.
     pub fn shims_of(&self, program: &Path) -> Result<usize> {
         let runs =

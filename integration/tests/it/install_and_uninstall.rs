@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Sandbox, mount};
+use bindguard_integration::process::run;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
 use k8s_cri::v1::Mount;
@@ -23,71 +24,99 @@ const INSTALLED_SHIM: &str = concat!(
 );
 
 fn by_runtime_class(generation: Generation) {
-    Setup::on(generation).cri().bare().story(|node| {
-        let before = State::of(node)?;
-        let old_pod = Pod::run(node, "", "uid-old")?;
-
-        let look = node.bindguard(["install", "--dry-run"])?;
-        ensure!(
-            look.code() == 1 && look.stdout.contains("+++ /etc/containerd/config.toml"),
-            "{look:?}"
-        );
-        ensure!(State::of(node)? == before, "looking changed something");
-        let done = node.bindguard(["install"])?.success()?;
-        ensure!(
-            done.contains("run      systemctl restart containerd"),
-            "{done}"
-        );
-        let again = node.bindguard(["install"])?.success()?;
-        ensure!(
-            again.contains("no file has to change"),
-            "not idempotent: {again}"
-        );
-
-        node.restart_containerd(Signal::SIGTERM)?;
-        let old_pod = old_pod.restarted(node)?;
-        let pod = Pod::run(node, "bindguard", "uid-new")?;
-        ensure!(
-            node.shims_of(Path::new(INSTALLED_SHIM))? == 1,
-            "the pod does not run under the installed shim"
-        );
-        let pod = pod.restarted_after_an_update(node)?;
-
-        // the installation stays active for the pod's containers, which restart
-        let held = node.bindguard(["uninstall"])?;
-        ensure!(
-            held.code() == 1 && held.stdout.contains("handler bindguard kept for 1 pod"),
-            "{held:?}"
-        );
-        ensure!(
-            !held.stdout.contains("nothing"),
-            "it contradicts itself: {held:?}"
-        );
-        ensure!(
-            Path::new(INSTALLED_SHIM).exists(),
-            "the pod's shim is gone from under it"
-        );
-        node.restart_containerd(Signal::SIGTERM)?;
-        pod.restarted(node)?.remove(node)?;
-        let held = node.bindguard(["uninstall"])?;
-        ensure!(
-            held.code() == 1 && held.stdout.contains("until a restarted service"),
-            "{held:?}"
-        );
-        node.restart_containerd(Signal::SIGTERM)?;
-        old_pod.restarted(node)?.remove(node)?;
-        uninstall_at_last(node)?;
-        ensure!(
-            node.bindguard(["uninstall"])?
-                .success()?
-                .contains("no file has to change"),
-            "not idempotent"
-        );
-        State::of(node)?.is(&before)
-    });
+    Setup::on(generation)
+        .cri()
+        .bare()
+        .story(install_run_uninstall);
 }
 
 on_every_generation!(by_runtime_class);
+
+/// Issue 26: containerd 2.3 and newer write `version = 4`. containerd 2.1 writes `version = 3`.
+mod with_a_file_as_containerd_writes_it {
+    use super::*;
+
+    #[test]
+    fn story() {
+        Setup::on(Generation::V2_1).cri().bare().story(|node| {
+            let file = node.containerd_config();
+            let mut migrate = node.command(node.containerd())?;
+            migrate
+                .arg("--config")
+                .arg(file)
+                .args(["config", "migrate"]);
+            let text = run(migrate)?.success()?;
+            let version = node.newest_config_version()?;
+            ensure!(text.lines().any(|line| line == version), "{text}");
+            fs::write(file, text)?;
+            node.restart_containerd(Signal::SIGTERM)?;
+            install_run_uninstall(node)
+        });
+    }
+}
+
+fn install_run_uninstall(node: &Node) -> Result<()> {
+    let before = State::of(node)?;
+    let old_pod = Pod::run(node, "", "uid-old")?;
+
+    let look = node.bindguard(["install", "--dry-run"])?;
+    ensure!(
+        look.code() == 1 && look.stdout.contains("+++ /etc/containerd/config.toml"),
+        "{look:?}"
+    );
+    ensure!(State::of(node)? == before, "looking changed something");
+    let done = node.bindguard(["install"])?.success()?;
+    ensure!(
+        done.contains("run      systemctl restart containerd"),
+        "{done}"
+    );
+    let again = node.bindguard(["install"])?.success()?;
+    ensure!(
+        again.contains("no file has to change"),
+        "not idempotent: {again}"
+    );
+
+    node.restart_containerd(Signal::SIGTERM)?;
+    let old_pod = old_pod.restarted(node)?;
+    let pod = Pod::run(node, "bindguard", "uid-new")?;
+    ensure!(
+        node.shims_of(Path::new(INSTALLED_SHIM))? == 1,
+        "the pod does not run under the installed shim"
+    );
+    let pod = pod.restarted_after_an_update(node)?;
+
+    // the installation stays active for the pod's containers, which restart
+    let held = node.bindguard(["uninstall"])?;
+    ensure!(
+        held.code() == 1 && held.stdout.contains("handler bindguard kept for 1 pod"),
+        "{held:?}"
+    );
+    ensure!(
+        !held.stdout.contains("nothing"),
+        "it contradicts itself: {held:?}"
+    );
+    ensure!(
+        Path::new(INSTALLED_SHIM).exists(),
+        "the pod's shim is gone from under it"
+    );
+    node.restart_containerd(Signal::SIGTERM)?;
+    pod.restarted(node)?.remove(node)?;
+    let held = node.bindguard(["uninstall"])?;
+    ensure!(
+        held.code() == 1 && held.stdout.contains("until a restarted service"),
+        "{held:?}"
+    );
+    node.restart_containerd(Signal::SIGTERM)?;
+    old_pod.restarted(node)?.remove(node)?;
+    uninstall_at_last(node)?;
+    ensure!(
+        node.bindguard(["uninstall"])?
+            .success()?
+            .contains("no file has to change"),
+        "not idempotent"
+    );
+    State::of(node)?.is(&before)
+}
 
 mod for_all_pods {
     use super::*;
@@ -208,6 +237,8 @@ impl State {
             PREFIX,
             store,
             "/etc/containerd",
+            // the default of containerd 2.2 and newer imports it
+            "/etc/containerd/conf.d",
             "/etc/docker",
         ] {
             let Ok(entries) = Path::new(folder).read_dir() else {

@@ -65,12 +65,15 @@ fn story(generation: Generation) {
             &["default_runtime_name", "runtimes.runc"],
         )?;
         if generation == Generation::V2_1 {
-            accepted(
-                node,
-                "version = 3\n",
-                &[],
-                &["runtimes.bindguard", "runtimes.runc"],
-            )?;
+            let newest = node.newest_config_version()?;
+            for version in ["version = 3", &newest] {
+                accepted(
+                    node,
+                    &format!("{version}\n"),
+                    &[],
+                    &["runtimes.bindguard", "runtimes.runc"],
+                )?;
+            }
         }
         no_file(node)?;
         imported(node)?;

@@ -209,7 +209,14 @@ fn sigterm(node: &Node) -> Result<()> {
         client.state("web", "")?.pid > 0,
         "it ended, and its container with it"
     );
-    ensure!(client.end("web")?.exit_status == 137);
+    client.kill("web", "", libc::SIGKILL.try_into()?)?;
+    client.wait("web", "")?;
+    // longer than the interval at which the shim checks whether it may end
+    thread::sleep(Duration::from_millis(1200));
+    let deleted = client
+        .delete("web", "")
+        .context("delete the container that ended after SIGTERM")?;
+    ensure!(deleted.exit_status == 137, "{deleted:?}");
     // without a `Shutdown`
     until("the shim has terminated", || {
         Ok(UnixStream::connect(shim.socket()).is_err())

@@ -137,7 +137,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Resolves after SIGTERM or SIGINT, when no container runs. SIGUSR1 writes the shim's state into
+/// Resolves after SIGTERM or SIGINT, when no container needs the shim. SIGUSR1 writes the shim's state into
 /// the log.
 async fn terminated(containers: &Containers) {
     let mut signals = match Signals::register(&[SIGTERM, SIGINT, SIGUSR1]) {

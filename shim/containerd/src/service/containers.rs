@@ -30,6 +30,9 @@ const DESERTED_LIMIT: Duration = Duration::from_secs(10);
 /// The same for a shim that never had a container: containerd may be busy before its first
 /// `Create`.
 const UNUSED_LIMIT: Duration = Duration::from_secs(60);
+/// The time limit for containerd's `Delete` of a container that has ended, after SIGTERM; it follows
+/// the exit within milliseconds. Without a limit a shim would outlive its containerd.
+const DELETE_LIMIT: Duration = Duration::from_secs(3);
 
 /// The containers, and their shared state.
 #[derive(Debug)]
@@ -49,6 +52,8 @@ struct Register {
     expected: HashMap<String, Instant>,
     /// The time at which the shim is deserted, if no container arrives.
     deserted_at: Instant,
+    /// The time at which `close_if_idle` first found no living container.
+    all_ended_at: Option<Instant>,
     /// The shim is about to end: a new container would have no shim.
     closed: bool,
 }
@@ -68,6 +73,7 @@ impl Containers {
             by_id,
             expected,
             deserted_at: Instant::now() + UNUSED_LIMIT,
+            all_ended_at: None,
             closed: false,
         };
         let (shutdown, occupancy_changed, calls) = (Notify::new(), Notify::new(), Arc::default());
@@ -155,16 +161,24 @@ impl Containers {
         }
     }
 
-    /// Refuses more containers if none is alive; returns true in that case.
+    /// Refuses more containers if none needs this shim; returns true in that case.
+    ///
+    /// A container that has ended needs the shim until its delete, which unmounts its root
+    /// filesystem and answers its status, but no longer than `DELETE_LIMIT`.
     pub(crate) fn close_if_idle(&self) -> bool {
         let mut register = self.register();
         let is_alive = |slot: &Slot| match slot {
             Slot::BeingCreated => true,
             Slot::Ready(task) => task.is_alive(),
         };
-        let busy = register.expects_containers() || register.by_id.values().any(is_alive);
-        register.closed |= !busy;
-        !busy
+        if register.expects_containers() || register.by_id.values().any(is_alive) {
+            register.all_ended_at = None;
+            return false;
+        }
+        let all_ended_at = *register.all_ended_at.get_or_insert_with(Instant::now);
+        let is_idle = register.by_id.is_empty() || all_ended_at.elapsed() >= DELETE_LIMIT;
+        register.closed |= is_idle;
+        is_idle
     }
 
     /// Resolves when the shim must end.
