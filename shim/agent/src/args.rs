@@ -50,6 +50,22 @@ pub struct Args {
 pub enum Verb {
     /// Annotate the pod of this process with the state that a command prints.
     AnnotatePod(AnnotatePod),
+    /// Take and free slots for restarts of runtimes, as lines of stdin request.
+    RestartSlot(RestartSlot),
+}
+
+/// Arguments of `restart-slot`.
+#[derive(Debug, clap::Args)]
+pub struct RestartSlot {
+    /// The namespace of the leases.
+    #[arg(long)]
+    pub namespace: String,
+    /// A lease that is a slot.
+    #[arg(long = "lease", value_name = "NAME", required = true)]
+    pub leases: Vec<String>,
+    /// Grant no slot after this many failed restarts.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub max_failures: usize,
 }
 
 /// Arguments of `annotate-pod`.

@@ -25,6 +25,7 @@ mod refresh_queue;
 mod refresher;
 mod removal;
 mod reporting;
+mod restart_slot;
 mod roots;
 mod run;
 mod status;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     log_line::log_to(std::io::stderr).init();
     let ended = match &args.command {
         Some(args::Verb::AnnotatePod(verb)) => verb.run(),
+        Some(args::Verb::RestartSlot(verb)) => verb.run(),
         None => run::run(&args),
     };
     match ended {
