@@ -49,6 +49,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- concat $words $agent.extraArgs | toJson -}}
 {{- end }}
 
+{{- /* Not empty if nodes restart their runtimes one group after the other. */ -}}
+{{- define "bindguard.hasSlots" -}}
+{{- if and .Values.restart (gt (int .Values.restartSlots) 0) (ne .Values.mode "none") }}true{{ end -}}
+{{- end }}
+
+{{- /* The names of the leases, as JSON. */ -}}
+{{- define "bindguard.slots" -}}
+{{- $names := list -}}
+{{- range until (int .Values.restartSlots) }}{{ $names = append $names (printf "%s-restart-%d" $.Release.Name .) }}{{ end -}}
+{{- $names | toJson -}}
+{{- end }}
+
+{{- /* The command that grants a slot. */ -}}
+{{- define "bindguard.slotCommand" -}}
+bindguard-agent restart-slot --namespace {{ .Release.Namespace }} --max-failures {{ .Values.restartFailures }}
+{{- range include "bindguard.slots" . | fromJsonArray }} --lease {{ . }}{{ end -}}
+{{- end }}
+
 {{- /* The words of bindguard without --stay and --dry-run, as JSON. */ -}}
 {{- define "bindguard.words" -}}
 {{- $words := list "bindguard" "install" "--root" "/host" -}}
@@ -69,7 +87,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $words := include "bindguard.words" . | fromJsonArray -}}
 {{- $command := $words -}}
 {{- $hasConfig := and .Values.config (eq .mode "install") -}}
+{{- /* The objects of a release are gone when its hook removes bindguard. */ -}}
+{{- $hasSlots := and (include "bindguard.hasSlots" .) (not .isHook) -}}
 {{- if .Values.restart }}{{ $command = append $command "--restart" }}{{ end -}}
+{{- if $hasSlots }}{{ $command = concat $command (list "--restart-slot" (include "bindguard.slotCommand" .)) }}{{ end -}}
 nodeSelector: {{- toYaml .Values.nodeSelector | nindent 2 }}
 {{- with .Values.affinity }}
 affinity: {{- toYaml . | nindent 2 }}
@@ -79,9 +100,13 @@ tolerations: {{- toYaml .Values.tolerations | nindent 2 }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 priorityClassName: {{ .Values.priorityClassName }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ $hasSlots }}
+{{- if $hasSlots }}
+serviceAccountName: {{ .Release.Name }}-installer
+{{- else }}
 # named, because the API server keeps a name that a change only leaves out
 serviceAccountName: default
+{{- end }}
 # bindguard checks the node's daemons and containers; systemctl connects to the node's pid 1
 hostPID: true
 # time for containerd to restart
@@ -91,6 +116,13 @@ containers:
     image: {{ include "bindguard.image" . | quote }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     command: {{ append $command "--stay" | toJson }}
+    {{- if $hasSlots }}
+    env:
+      - name: NODE_NAME
+        valueFrom:
+          fieldRef:
+            fieldPath: spec.nodeName
+    {{- end }}
     readinessProbe:
       exec:
         command: {{ append $words "--dry-run" | toJson }}

@@ -71,7 +71,7 @@ fn values_become_words_of_the_command() {
         "--restart",
         "--stay"
     ]);
-    assert_eq!(words(&["restart=true"]), install);
+    assert_eq!(words(&["restart=true", "restartSlots=0"]), install);
     let without = json!(["bindguard", "install", "--root", "/host", "--stay"]);
     assert_eq!(words(&[]), without, "a runtime is restarted by default");
     let all = json!([
@@ -186,6 +186,57 @@ fn the_class_selects_the_nodes_of_the_installer() {
         scheduling(&values),
         json!({ "nodeSelector": selected, "tolerations": [{ "key": "gpu", "operator": "Exists" }] })
     );
+}
+
+/// The pods of the installer may read and patch their leases, and nothing else. The hook of `helm
+/// uninstall` runs after the objects of the release are gone.
+#[test]
+fn restarts_have_slots() {
+    let Some(helm) = helm() else { return };
+    let values = ["restart=true", "restartSlots=2", "restartFailures=3"];
+    let rendered = render(&helm, &values);
+    let slots = ["bindguard-restart-0", "bindguard-restart-1"];
+    for slot in slots {
+        assert!(object(&rendered, "Lease", slot).is_some(), "{slot}");
+    }
+    let role = object(&rendered, "Role", "bindguard-restart").unwrap();
+    let rule = json!({
+        "apiGroups": ["coordination.k8s.io"], "resources": ["leases"],
+        "resourceNames": slots, "verbs": ["get", "patch"],
+    });
+    assert_eq!(role["rules"], json!([rule]));
+    let words = container(&rendered, "bindguard")["command"].clone();
+    let command = "bindguard-agent restart-slot --namespace kube-system --max-failures 3 \
+                   --lease bindguard-restart-0 --lease bindguard-restart-1";
+    assert!(
+        words.as_array().unwrap().contains(&json!(command)),
+        "{words}"
+    );
+    let pod = &object(&rendered, "DaemonSet", "bindguard").unwrap()["spec"]["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], "bindguard-installer");
+    assert_eq!(pod["automountServiceAccountToken"], true);
+    assert_eq!(pod["containers"][0]["env"][0]["name"], "NODE_NAME");
+    rendered
+        .iter()
+        .for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
+
+    let paced = render(&helm, &["restart=true", "mode=remove"]);
+    let words = container(&paced, "bindguard")["command"].to_string();
+    assert!(words.contains("restart-slot"), "{words}");
+    let hook = [
+        "restart=true",
+        "removal.enabled=true",
+        "removal.kubectlImage=registry.example.com/kubectl:1",
+    ];
+    let hook = render(&helm, &hook);
+    let words = container(&hook, "bindguard-removal")["command"].to_string();
+    assert!(!words.contains("restart-slot"), "{words}");
+    for values in [&[][..], &["restart=true", "restartSlots=0"]] {
+        let rendered = render(&helm, values);
+        assert!(rendered.iter().all(|document| document["kind"] != "Lease"));
+        let pod = &object(&rendered, "DaemonSet", "bindguard").unwrap()["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], false);
+    }
 }
 
 /// A config reaches each node and the agent, and another config starts other pods.

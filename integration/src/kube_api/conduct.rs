@@ -94,21 +94,32 @@ fn served(request: &Request, objects: &mut Objects) -> (u16, Value) {
         }
         "PATCH" => match objects.get_mut(path) {
             Some(object) => {
+                let patch: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+                let version = &patch["metadata"]["resourceVersion"];
+                if !version.is_null() && *version != object["metadata"]["resourceVersion"] {
+                    return (409, failure(409, "Conflict"));
+                }
                 // an object that kubectl applies again stays as it is
                 if request
                     .content_type
                     .starts_with("application/merge-patch+json")
                 {
-                    merge(
-                        object,
-                        serde_json::from_slice(&request.body).unwrap_or_default(),
-                    );
+                    merge(object, patch);
+                    bump_version(object);
                 }
                 (200, object.clone())
             }
             None => (404, failure(404, "NotFound")),
         },
         _ => (405, failure(405, "MethodNotAllowed")),
+    }
+}
+
+/// Of an object that has a version. A patch with an older version is refused.
+fn bump_version(object: &mut Value) {
+    if let Some(version) = object["metadata"]["resourceVersion"].as_str() {
+        let next = version.parse::<u64>().unwrap_or_default() + 1;
+        object["metadata"]["resourceVersion"] = json!(next.to_string());
     }
 }
 

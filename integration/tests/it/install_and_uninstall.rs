@@ -61,7 +61,7 @@ fn install_run_uninstall(node: &Node) -> Result<()> {
 
     let look = node.bindguard(["install", "--dry-run"])?;
     ensure!(
-        look.code() == 1 && look.stdout.contains("+++ /etc/containerd/config.toml"),
+        look.code() == 1 && look.stdout.contains("+++ /etc/containerd/"),
         "{look:?}"
     );
     ensure!(State::of(node)? == before, "looking changed something");

@@ -121,6 +121,7 @@ mod replaced_file_of_a_containers_volume_then_restart;
 mod report_only_changes_nothing;
 mod resources_of_a_running_pod;
 mod restart_is_owed_until_done;
+mod restarts_are_paced;
 mod restored_after_an_update;
 mod running_containers_read_old_files;
 mod running_runtime_keeps_its_programs;

@@ -43,6 +43,30 @@ pub struct Args {
     /// behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,
+    /// Another task than that of the node agent.
+    #[command(subcommand)]
+    pub command: Option<Verb>,
+}
+
+/// Tasks besides that of the node agent.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Take and free slots for restarts of runtimes, as lines of stdin request.
+    RestartSlot(RestartSlot),
+}
+
+/// Arguments of `restart-slot`.
+#[derive(Debug, clap::Args)]
+pub struct RestartSlot {
+    /// The namespace of the leases.
+    #[arg(long)]
+    pub namespace: String,
+    /// A lease that is a slot.
+    #[arg(long = "lease", value_name = "NAME", required = true)]
+    pub leases: Vec<String>,
+    /// Grant no slot after this many failed restarts.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub max_failures: usize,
 }
 
 /// The form of a line.

@@ -23,6 +23,7 @@ mod refresh_queue;
 mod refresher;
 mod removal;
 mod reporting;
+mod restart_slot;
 mod roots;
 mod run;
 mod status;
@@ -40,7 +41,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 fn main() -> ExitCode {
     let args = args::Args::parse();
     log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
-    match run::run(&args) {
+    let ended = match &args.command {
+        Some(args::Verb::RestartSlot(verb)) => verb.run(),
+        None => run::run(&args),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bindguard-agent: {}", one_line(&format!("{error:#}")));

@@ -58,6 +58,9 @@ pub enum ApiError {
     /// It did not answer.
     #[error("send a request")]
     Send(#[from] hyper_util::client::legacy::Error),
+    /// It did not answer within the caller's time limit.
+    #[error("the API server does not answer in time")]
+    Silent,
     /// Its answer ended early, or is too large.
     #[error("read the answer")]
     Body(#[source] io::Error),

@@ -21,6 +21,7 @@ pub mod record;
 pub mod removal;
 mod report;
 mod restart;
+mod restart_slot;
 pub mod root;
 pub mod running;
 mod scratch;
@@ -47,6 +48,7 @@ use self::plan::{InstallOptions, PlannedChange};
 use self::programs::Programs;
 use self::record::{Installed, Owner, Record};
 use self::report::{InstallReport, Progress};
+use self::restart_slot::RestartSlot;
 use self::settings::NodeConfig;
 use self::stay::Stay;
 
@@ -102,6 +104,10 @@ pub struct CommonOptions {
     /// Run the command that activates the changes, if there were any.
     #[arg(long)]
     restart: bool,
+    /// Restart only while this command grants a slot, such as `bindguard-agent restart-slot`: it
+    /// limits the nodes that restart at the same time.
+    #[arg(long, value_name = "COMMAND", requires = "restart")]
+    restart_slot: Option<String>,
     /// Print the changes as JSON.
     #[arg(long)]
     json: bool,
@@ -111,9 +117,18 @@ pub struct CommonOptions {
     stay: bool,
 }
 
+impl CommonOptions {
+    fn start_slot(&self) -> Result<Option<RestartSlot>> {
+        let line = self.restart_slot.as_deref().filter(|_| !self.dry_run);
+        line.map(RestartSlot::start).transpose()
+    }
+}
+
 impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
+        // before signals are blocked, which a child inherits
+        let slot = self.common.start_slot()?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one(self.agent)?;
         let prefix = self
@@ -133,7 +148,7 @@ impl Install {
             containerd: self.containerd.clone(),
             containerd_config: self.containerd_config.clone(),
         };
-        let install = || self.install(&programs, &options, node_config.as_ref());
+        let install = || self.install(&programs, &options, node_config.as_ref(), slot.as_ref());
         let mut reporter = DriftReporter::default();
         let progress =
             stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))?;
@@ -145,6 +160,7 @@ impl Install {
         programs: &Programs,
         options: &InstallOptions,
         node_config: Option<&NodeConfig>,
+        slot: Option<&RestartSlot>,
     ) -> Result<Progress> {
         programs.check_folder(&options.prefix)?;
         programs.check_folder(&versions::store(&options.prefix))?;
@@ -232,7 +248,7 @@ impl Install {
                 })?;
             }
         }
-        let restarted = restart::restart(&mut record, &mut report, &self.common);
+        let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
         if self.common.restart && !self.common.dry_run {
             verify_generated_files(&mut record)?;
         }

@@ -8,9 +8,12 @@ use anyhow::{Context, Result, ensure};
 use super::CommonOptions;
 use super::record::Record;
 use super::report::InstallReport;
+use super::restart_slot::RestartSlot;
+use super::running::wait_until_healthy;
 use super::search_path;
 
-/// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set.
+/// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set. With
+/// `--restart-slot` it runs them only with a slot, which a healthy runtime frees.
 ///
 /// # Errors
 /// If a command fails. It stays owed, so print the report before the error.
@@ -18,6 +21,7 @@ pub fn restart(
     record: &mut Record,
     report: &mut InstallReport,
     common: &CommonOptions,
+    slot: Option<&RestartSlot>,
 ) -> Result<()> {
     record
         .owed()
@@ -26,6 +30,35 @@ pub fn restart(
     if !common.restart || common.dry_run {
         return Ok(());
     }
+    let Some(slot) = slot else {
+        return run_all(record, report);
+    };
+    if report.commands().is_empty() {
+        // an earlier process of this node may have left the slot
+        return after_restart(slot, report);
+    }
+    if let Some(reason) = slot.take()? {
+        report.unfinished(format!("the restart waits for a slot: {reason}"));
+        return Ok(());
+    }
+    if let Err(error) = run_all(record, report).and_then(|()| wait_until_healthy()) {
+        return match slot.fail() {
+            Ok(()) => Err(error),
+            Err(unmarked) => Err(error.context(unmarked)),
+        };
+    }
+    after_restart(slot, report)
+}
+
+fn after_restart(slot: &RestartSlot, report: &mut InstallReport) -> Result<()> {
+    wait_until_healthy()?;
+    if let Some(reason) = slot.free()? {
+        report.unfinished(format!("the slot of this node is not free yet: {reason}"));
+    }
+    Ok(())
+}
+
+fn run_all(record: &mut Record, report: &mut InstallReport) -> Result<()> {
     for command in report.commands().to_vec() {
         run(&command).with_context(|| {
             format!("activate the changes: {command}; run it, or this command again")

@@ -17,6 +17,7 @@ use super::programs::beside_this_one;
 use super::record::{Entry, Owner, Record, Removal};
 use super::removal::{KeptHandler, counted, kept_handlers, pods_of};
 use super::report::{InstallReport, Progress};
+use super::restart_slot::RestartSlot;
 use super::running::{daemons_that_name, leave_own_sandbox, sees_processes};
 use super::stay::Stay;
 use super::{CommonOptions, lock, name, restart, root, scratch, target};
@@ -38,25 +39,27 @@ pub struct Uninstall {
 impl Uninstall {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
+        let slot = self.common.start_slot()?;
+        let slot = slot.as_ref();
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
         let progress = stay.map_or_else(
-            || self.uninstall(),
-            |stay| stay.after(|| self.uninstall_from_a_pod(), || ()),
+            || self.uninstall(slot),
+            |stay| stay.after(|| self.uninstall_from_a_pod(slot), || ()),
         )?;
         Ok(progress.exit_code(self.common.dry_run))
     }
 
     /// A pod that was created while bindguard was the default needs the programs itself.
-    fn uninstall_from_a_pod(&self) -> Result<Progress> {
-        let progress = self.uninstall()?;
+    fn uninstall_from_a_pod(&self, slot: Option<&RestartSlot>) -> Result<Progress> {
+        let progress = self.uninstall(slot)?;
         if progress == Progress::KeptForPods {
             leave_own_sandbox()?;
         }
         Ok(progress)
     }
 
-    fn uninstall(&self) -> Result<Progress> {
+    fn uninstall(&self, slot: Option<&RestartSlot>) -> Result<Progress> {
         let _lock = if self.common.dry_run {
             None
         } else {
@@ -80,7 +83,7 @@ impl Uninstall {
             work.extend(kept.without_default(&mut record, &mut report, &self.common)?);
         }
         work.extend(self.take_off_unrecorded(&mut record, &mut report)?);
-        let restarted = restart::restart(&mut record, &mut report, &self.common);
+        let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
         if restarted.is_ok() {
             // all of them or none: a second run of uninstall needs this very program
             let paths = programs.iter().map(|entry| entry.path.as_path());

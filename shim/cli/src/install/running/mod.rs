@@ -17,8 +17,10 @@ mod names;
 mod sandboxes;
 
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::AGENT;
 
 use super::record::Owner;
@@ -28,6 +30,9 @@ pub use self::daemon::{Daemon, option, sees_processes};
 pub use self::guarded::guarded_runtimes;
 pub use self::sandboxes::{leave_own_sandbox, pods_with_handler};
 
+/// The time in which a restarted runtime has to answer. k3s also starts the kubelet.
+const HEALTHY_TIMEOUT: Duration = Duration::from_secs(120);
+const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(500);
 const DOCKER_SOCKET: &str = "/run/docker.sock";
 const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 
@@ -53,6 +58,33 @@ pub fn containerds() -> Vec<Daemon> {
         .into_iter()
         .filter(|daemon| !is_dockers(daemon))
         .collect()
+}
+
+/// Waits until each containerd, or CRI-O, answers.
+///
+/// # Errors
+/// If that does not happen within the time limit, or none of them runs.
+pub fn wait_until_healthy() -> Result<()> {
+    let start = Instant::now();
+    while let Err(error) = check_health() {
+        if start.elapsed() > HEALTHY_TIMEOUT {
+            return Err(error.context("wait for the runtime after its restart"));
+        }
+        thread::sleep(HEALTH_POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+fn check_health() -> Result<()> {
+    let containerds = containerds();
+    for containerd in &containerds {
+        cri_status::active_config(containerd)?;
+    }
+    match Daemon::named("crio").is_empty() {
+        false => crio_config().map(drop),
+        true if containerds.is_empty() => bail!("neither containerd nor CRI-O runs"),
+        true => Ok(()),
+    }
 }
 
 /// True if a daemon runs that only root can inspect.

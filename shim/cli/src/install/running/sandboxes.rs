@@ -1,5 +1,6 @@
 //! The pods whose containers need bindguard's handler: containerd and CRI-O look the handler of a
-//! pod up at each start of a container, and containerd 1.7 also at the pod's end.
+//! pod up at each start of a container. containerd 1.7 can also need it to report or stop a sandbox
+//! (docs/decisions/0037).
 //!
 //! A pod without a handler in its sandbox goes on with the node's default runtime.
 
