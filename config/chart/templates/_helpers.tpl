@@ -100,7 +100,7 @@ tolerations: {{- toYaml .Values.tolerations | nindent 2 }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 priorityClassName: {{ .Values.priorityClassName }}
-automountServiceAccountToken: {{ $hasSlots }}
+automountServiceAccountToken: {{ if $hasSlots }}true{{ else }}false{{ end }}
 {{- if $hasSlots }}
 serviceAccountName: {{ .Release.Name }}-installer
 {{- else }}

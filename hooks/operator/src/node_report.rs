@@ -339,7 +339,6 @@ mod tests {
             attempt: None,
             pod,
             guarded,
-            shim_version: None,
         };
         Pods {
             containers: vec![container],

@@ -320,7 +320,6 @@ mod tests {
             attempt: None,
             pod: web(),
             guarded,
-            shim_version: None,
         };
         for (seen, expected) in [
             (vec![], None),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bindguard_config::{AgentConfig, EventMode, KubernetesConfig, RefreshMode};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 
 /// Keep the subPath mounts of this node current, and serve its metrics.
 #[derive(Debug, Parser)]

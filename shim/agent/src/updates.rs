@@ -167,7 +167,6 @@ mod tests {
     use crate::events::Events;
     use crate::idle_memory::IdleMemory;
     use crate::journal::JournalWriter;
-    use crate::node_state::StateSink;
 
     #[test]
     fn the_warnings_about_a_pod_that_is_gone_are_forgotten() {
@@ -175,11 +174,11 @@ mod tests {
         let config = Config::default();
         let reporting = Reporting {
             events: Events::off(Arc::clone(&metrics)),
-            state: StateSink::off(),
             journal: JournalWriter::off(Arc::clone(&metrics)),
             memory: IdleMemory::default(),
         };
-        let mut updates = Updates::new(&config, &metrics, &reporting, None);
+        let mut updates =
+            Updates::new(&config, &metrics, &reporting, None, PodLookup::unanswered());
         let volume = |pod: &str| VolumeOfPod {
             kubelet_root: root.path().to_owned(),
             pod_uid: pod.to_owned(),

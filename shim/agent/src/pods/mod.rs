@@ -86,6 +86,14 @@ enum Question {
 }
 
 impl PodLookup {
+    /// A lookup that no CRI answers.
+    #[cfg(test)]
+    pub fn unanswered() -> Self {
+        Self {
+            questions: unbounded_channel().0,
+        }
+    }
+
     /// All pods with their containers. Waits.
     ///
     /// # Errors
