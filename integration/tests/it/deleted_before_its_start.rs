@@ -1,6 +1,6 @@
 //! A container is created and deleted, and never started. No program has run, so there is no exit
 //! to report: the answer has status 0, as with the stock shim, and no TaskExit arrives. The stock
-//! shim's events are not compared: when it is told to end, it drops the events that it has not sent.
+//! shim's events are not compared: at a shutdown it drops the events that it has not sent.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
