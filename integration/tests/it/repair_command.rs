@@ -102,7 +102,7 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
     // a finding that remains is exit status 1, by its path as with --all
     for (words, said, code) in [
         (&["repair", "/etc/passwd"][..], "is not a volume-subpath", 2),
-        (&["repair", "--pod=no-such-pod"], "nothing to repair", 2),
+        (&["repair", "--pod=no-such-pod"], "of a pod no-such-pod", 2),
         (&["repair", &mistyped], "No such file or directory", 2),
         (
             &["repair", &detached.to_string_lossy()],

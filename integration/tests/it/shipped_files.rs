@@ -154,11 +154,12 @@ fn the_package_comes_and_goes() {
         upgraded(&package)?;
         pod.restarted(node)?;
 
-        refused(node, "until a restarted service names them no more")?;
-        pod.restarted(node)?;
+        refused(node, "handler bindguard kept for 1 pod (default/web)")?;
         node.restart_containerd(Signal::SIGTERM)?;
-        refused(node, "cannot end without")?;
+        pod.restarted(node)?;
         node.cri()?.remove_pod(&pod.sandbox)?;
+        refused(node, "until a restarted service names them no more")?;
+        node.restart_containerd(Signal::SIGTERM)?;
         host(["dpkg", "--remove", "bindguard"])?;
         ensure!(
             fs::read(node.containerd_config())? == before,
