@@ -1,4 +1,4 @@
-//! Issue 26: the config of a fleet becomes the config of each node. A mistake changes no node, and
+//! The config of a fleet becomes the config of each node. A mistake changes no node, and
 //! a file that was edited on a node is replaced only on request.
 
 use std::fs;

@@ -32,7 +32,7 @@ fn by_runtime_class(generation: Generation) {
 
 on_every_generation!(by_runtime_class);
 
-/// Issue 26: containerd 2.3 and newer write `version = 4`. containerd 2.1 writes `version = 3`.
+/// containerd 2.3 and newer write `version = 4`. containerd 2.1 writes `version = 3`.
 mod with_a_file_as_containerd_writes_it {
     use super::*;
 

@@ -47,7 +47,7 @@ fn story() {
     });
 }
 
-/// Issue 26: the programs are written before containerd's file. A file that cannot be written is
+/// The programs are written before containerd's file. A file that cannot be written is
 /// found before both.
 #[test]
 fn a_read_only_etc() {

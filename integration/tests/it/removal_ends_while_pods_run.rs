@@ -1,4 +1,4 @@
-//! Issue 26: bindguard was the default of a node, and is removed while pods of both kinds run. Each
+//! Bindguard was the default of a node, and is removed while pods of both kinds run. Each
 //! step of the removal ends: the default goes back, then the handler goes with its last pod, then
 //! the programs. The pods' containers restart all the while.
 

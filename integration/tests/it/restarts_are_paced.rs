@@ -1,4 +1,4 @@
-//! Issue 26: with `--restart-slot` a node restarts its runtime only while it has one of a few slots
+//! With `--restart-slot` a node restarts its runtime only while it has one of a few slots
 //! of the cluster. A healthy runtime frees the slot. After a failed restart no other node gets one
 //! until an operator clears the mark.
 

@@ -122,7 +122,7 @@ fn another_build(node: &Node) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Issue 26: after a security fix an operator needs the pods that still run the old version. The
+/// After a security fix an operator needs the pods that still run the old version. The
 /// first pod has this version, and the second pod the other one, whatever the link selects.
 fn each_pod_is_named_with_its_version(node: &Node) -> Result<()> {
     if node.generation() == Generation::V1_6 {

@@ -18,7 +18,7 @@ pub trait CurrentFiles {
     }
 
     /// Opens the file or directory that a stale mount should show now. `None` for a directory or
-    /// volume that is none of these.
+    /// volume that this value does not hold.
     fn open_current(&self, stale: &SubpathInContainer)
     -> Option<Result<OpenedTarget, NotReplaced>>;
 }

@@ -48,8 +48,8 @@ fn is_named(text: &str, program: &Path) -> bool {
             && is_same_file(named, program)
 }
 
-/// containerd searches its `PATH` for the shim of a type. If no search shows which one that is, it
-/// may be this one.
+/// True if containerd may find this program by the shim's type. containerd searches its own `PATH`;
+/// where that search cannot be repeated, every installed shim counts as found.
 fn is_found_by_type(program: &Path, found: Option<&Path>) -> bool {
     program.file_name().is_some_and(|name| name == SHIM)
         && found.is_none_or(|found| is_same_file(found, program))
