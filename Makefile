@@ -38,7 +38,8 @@ AGENT := -p bindguard-agent
 STATIC := -C target-feature=+crt-static -C relocation-model=static
 
 # What the demo and the tests run is not optimized, but static as what a node gets. Measurements use the programs of a release.
-CARGO_STATIC := RUSTFLAGS="$(STATIC)" cargo
+CARGO_ENV := RUSTFLAGS="$(STATIC)"
+CARGO_STATIC := $(CARGO_ENV) cargo
 CARGO_TEST := $(CARGO_STATIC) test --locked --target $(TARGET)
 export BINDGUARD_BIN_DIR := $(DEV)
 kubelet soak refresh-apps bench image-check: export BINDGUARD_BIN_DIR := $(BIN)
@@ -193,8 +194,8 @@ test:
 	$(MAKE) --no-print-directory stories
 	$(CARGO_TEST) --workspace --doc
 
-# Stories wait more than they work. --no-fail-fast: one broken story does not hide the others
-stories: ; $(CARGO_TEST) --workspace --no-fail-fast --lib --bins --test it -- --test-threads 4
+# Stories wait more than they work, so four run at a time.
+stories: ; $(CARGO_ENV) bash integration/stories.sh cargo test --locked --target $(TARGET) --workspace
 
 # STORY MODULE:: WORDS...: the stories of one module
 STORY := $(CARGO_TEST) -p bindguard-integration --test it --

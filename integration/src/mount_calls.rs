@@ -2,8 +2,11 @@
 
 use std::fs::create_dir_all;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// Mounts a tmpfs.
@@ -63,9 +66,23 @@ pub fn bind(source: impl AsRef<Path>, target: impl AsRef<Path>) -> Result<()> {
     .with_context(|| format!("bind {} over {}", source.display(), target.display()))
 }
 
-/// Takes away the topmost mount on `target`, as umount(8) does: a busy one stays.
+/// Longer than a child needs from fork to exec, on a busy machine too.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
+
+const BUSY_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Takes away the topmost mount on `target`, as umount(8) does: a busy mount stays.
+///
+/// Stories share a process, and a child that another story forks has all descriptors of the process
+/// until its exec. A mount with an open file is busy for as long, so EBUSY is final only after
+/// [`BUSY_TIMEOUT`]. The kubelet tries again, too.
 pub fn unmount(target: impl AsRef<Path>) -> Result<()> {
     let target = target.as_ref();
-    umount2(target, MntFlags::UMOUNT_NOFOLLOW)
-        .with_context(|| format!("umount {}", target.display()))
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match umount2(target, MntFlags::UMOUNT_NOFOLLOW) {
+            Err(Errno::EBUSY) if Instant::now() < deadline => thread::sleep(BUSY_INTERVAL),
+            done => return done.with_context(|| format!("umount {}", target.display())),
+        }
+    }
 }
