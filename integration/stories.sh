@@ -2,7 +2,7 @@
 # All tests beside each other: stories.sh CARGO-TEST...
 #
 # Stories start real daemons, and a busy machine can be too slow for one of them. At most three tests that failed run
-# once more, each alone. A test that passes alone is printed as FLAKY; a test that fails twice fails the run.
+# again, each alone. A test that passes alone is printed as FLAKY; a test that fails twice fails the run.
 set -uo pipefail
 
 MAX_FLAKY=3
