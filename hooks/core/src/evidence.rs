@@ -52,6 +52,15 @@ impl FileIdentity {
     }
 }
 
+/// A file or folder by its filesystem and its path within that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePlace {
+    /// The device of the filesystem.
+    pub device: Device,
+    /// The path within the filesystem.
+    pub path: PathBuf,
+}
+
 /// The evidence about one volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathEvidence {

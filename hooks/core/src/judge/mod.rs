@@ -2,6 +2,7 @@
 
 mod host_root;
 mod in_container;
+mod place;
 mod reach;
 mod remedy;
 mod subpath;
@@ -10,6 +11,7 @@ mod volume;
 
 pub use host_root::judge_host_root;
 pub use in_container::judge_in_container;
+pub use place::{Expected, ExpectedTarget, OnIt, Shown, judge};
 pub use reach::judge_reach;
 pub use remedy::{NoRemedy, Remedy, RepairMethod};
 pub use subpath::judge_subpath;

@@ -47,6 +47,9 @@ pub enum NoRemedy {
     /// It is a volume itself, and its driver mounts that once for a pod.
     #[error("only its driver can mount it anew, for a new pod")]
     MountedByDriver,
+    /// Other mounts are in its directory: they would be lost with its mount.
+    #[error("other mounts are in its directory")]
+    Occupied,
     /// Its mount could not be mapped to a path of its volume.
     #[error(transparent)]
     NotInVolume(#[from] NotInVolume),

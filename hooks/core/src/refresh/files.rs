@@ -8,8 +8,10 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use super::way::FilePlace;
-use super::{ShownPart, SubpathInContainer, states};
+use super::{SubpathInContainer, judged};
+use crate::evidence::FilePlace;
+use crate::judge::{Expected, ExpectedTarget};
+use crate::kubelet::{PathInVolume, VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountTable};
 use crate::paths::below;
 
@@ -30,17 +32,13 @@ pub struct BoundFile {
 
 /// The mounts of a container that show these files, or older files of the same names.
 pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<SubpathInContainer> {
-    states(table, |mount| {
+    judged(table, |mount| {
         let by_destination = files.iter().find(|file| file.is_destination_of(mount));
         // The mount table names the destination without the symlinks that the image may have on the
         // way.
         let by_name = || files.iter().find(|file| file.is_name_of(mount));
         let file = by_destination.or_else(by_name)?;
-        Some(ShownPart {
-            volume: file.directory.clone(),
-            sub_path: file.name.clone(),
-            is_current: file.is_shown_by(mount),
-        })
+        Some(file.expected())
     })
 }
 
@@ -61,10 +59,18 @@ impl BoundFile {
         mount.device == self.place.device && name == Some(OsStr::new(&self.name))
     }
 
-    fn is_shown_by(&self, mount: &MountEntry) -> bool {
-        let is_place =
-            |place: &FilePlace| place.device == mount.device && place.path == mount.root.path;
-        !mount.root.deleted && self.current.as_ref().is_some_and(is_place)
+    fn expected(&self) -> Expected<'_> {
+        Expected {
+            directory: &self.directory,
+            device: self.place.device,
+            writer: Writer::Containers,
+            layout: VolumeLayout::Plain,
+            sub_path: PathInVolume {
+                timestamp: None,
+                path: self.name.clone(),
+            },
+            target: ExpectedTarget::At(self.current.as_ref()),
+        }
     }
 }
 
@@ -72,7 +78,6 @@ impl BoundFile {
 mod tests {
     use super::*;
     use crate::mount_table::Device;
-    use crate::refresh::SubpathState;
 
     fn file(current: Option<&str>) -> BoundFile {
         BoundFile {
@@ -91,21 +96,21 @@ mod tests {
         }
     }
 
-    /// The state of a mount with this device, root and mount point.
-    fn state(current: Option<&str>, device: &str, root: &str, point: &str) -> Option<SubpathState> {
+    /// The verdict on a mount with this device, root and mount point.
+    fn state(current: Option<&str>, device: &str, root: &str, point: &str) -> Option<&'static str> {
         let text = format!(
             "1 0 0:9 / / rw - overlay o rw\n2 1 {device} {root} {point} rw - ext4 /dev/sda1 rw\n"
         );
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
         files_in_container(&table, &[file(current)])
             .first()
-            .map(|it| it.state)
+            .map(|it| it.verdict.name().as_str())
     }
 
     #[test]
     fn a_file_is_stale_once_its_name_leads_to_another_one() {
         let (here, at) = (Some("/app/app.conf"), "/etc/app.conf");
-        let (stale, current) = (Some(SubpathState::Stale), Some(SubpathState::Current));
+        let (stale, current) = (Some("stale"), Some("current"));
         // Replaced by rename; renamed to a backup; the backup removed; the file removed; a link
         // within the directory.
         for (now, root, expected) in [

@@ -106,7 +106,7 @@ fn was_not_shared(mount: &MountEntry, former: &MountEntry) -> Option<MountEntry>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refresh::SubpathState;
+    use crate::judge::Verdict;
 
     const PRIVATE: &str =
         "1 0 0:9 / / rw - overlay o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
@@ -129,7 +129,8 @@ mod tests {
             mount,
             volume: "/v".into(),
             sub_path: "f".into(),
-            state: SubpathState::Stale,
+            verdict: Verdict::Foreign,
+            covers_its_equal: false,
         }
     }
 

@@ -14,13 +14,15 @@ mod writers;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
+use crate::evidence::Reach;
+use crate::judge::{Expected, OnIt, Shown, Verdict, judge};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
 pub use interrupted::{changed_by_tuck, left_shared};
 pub use nested::{SpecBind, missing_binds};
 pub use volumes::{PodVolume, subpaths_in_container};
-pub use way::{FilePlace, Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
+pub use way::{Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
 pub use writers::ContainerTable;
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on
@@ -35,67 +37,55 @@ pub struct SubpathInContainer {
     pub volume: PathBuf,
     /// The path below the payload, or the name of the file.
     pub sub_path: PathBuf,
-    /// Its state.
-    pub state: SubpathState,
+    /// The verdict: [`Verdict::Foreign`] if the container mounted something over the mount.
+    pub verdict: Verdict,
+    /// Another mount of the same sub path is directly below: an earlier refresh did not detach this
+    /// mount.
+    pub covers_its_equal: bool,
 }
 
-/// The state of a subpath's mount in a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SubpathState {
-    /// It shows the file that its name leads to on the host.
-    Current,
-    /// It shows an older one.
-    Stale,
-    /// It lies on another mount of the same sub path: an earlier refresh did not detach it.
-    Covering(MountId),
-    /// The container mounted something over it.
-    Hidden,
-    /// A stale directory with other mounts in it: they would be lost with the directory's mount.
-    Occupied,
-}
-
-impl SubpathState {
+impl SubpathInContainer {
     /// True if the mount has to be replaced, or its refresh finished.
-    pub fn is_stale(&self) -> bool {
-        match self {
-            Self::Stale | Self::Covering(_) => true,
-            Self::Current | Self::Hidden | Self::Occupied => false,
+    pub fn is_due(&self) -> bool {
+        match &self.verdict {
+            Verdict::Stale { remedy: Ok(_), .. } => true,
+            Verdict::Current => self.covers_its_equal,
+            Verdict::Stale { remedy: Err(_), .. }
+            | Verdict::Orphaned { .. }
+            | Verdict::Unmounted(_)
+            | Verdict::Pinning(_)
+            | Verdict::WithoutMaster
+            | Verdict::Dead(_)
+            | Verdict::NotProbed
+            | Verdict::Foreign
+            | Verdict::Unknown(_) => false,
         }
     }
-}
 
-/// The part of a volume or directory that a mount shows.
-#[derive(Debug)]
-struct ShownPart {
-    volume: PathBuf,
-    sub_path: PathBuf,
-    is_current: bool,
-}
-
-impl ShownPart {
-    fn is_same_sub_path(&self, other: &Self) -> bool {
-        self.volume == other.volume && self.sub_path == other.sub_path
+    /// True if the mount shows the current file, and no refresh is unfinished.
+    pub fn is_current(&self) -> bool {
+        self.verdict == Verdict::Current && !self.covers_its_equal
     }
 }
 
-/// The mounts that show a part, with their states. A container decides how many mounts there are:
-/// each is looked up, none is searched.
+/// The mounts that show a part of a volume or directory, with their verdicts. A container decides
+/// how many mounts there are: each is looked up, none is searched.
 ///
 /// A mount that the container made over such a mount is never named, so nothing replaces or
 /// detaches it. The order of the table distinguishes it from an unfinished refresh: the kernel
 /// lists mounts in the order in which they were made, and those of a copied namespace in the order
 /// of their places. A refresh puts its new mount beneath the older one; the container puts its new
 /// mount on top.
-fn states(
+fn judged<'e>(
     table: &MountTable,
-    part_shown_by: impl Fn(&MountEntry) -> Option<ShownPart>,
+    expected_at: impl Fn(&MountEntry) -> Option<Expected<'e>>,
 ) -> Vec<SubpathInContainer> {
-    let shown: BTreeMap<MountId, ShownPart> = table
+    let expected: BTreeMap<MountId, Expected<'e>> = table
         .entries()
         .iter()
-        .filter_map(|mount| Some((mount.id, part_shown_by(mount)?)))
+        .filter_map(|mount| Some((mount.id, expected_at(mount)?)))
         .collect();
-    if shown.is_empty() {
+    if expected.is_empty() {
         return Vec::new();
     }
     let by_id: HashMap<MountId, (usize, &MountEntry)> = table
@@ -109,53 +99,61 @@ fn states(
     for mount in table
         .entries()
         .iter()
-        .filter(|mount| mount.id != mount.parent && shown.contains_key(&mount.parent))
+        .filter(|mount| mount.id != mount.parent && expected.contains_key(&mount.parent))
     {
         on.entry(mount.parent).or_default().push(mount);
     }
-    let shows_same = |mount: MountId, part: &ShownPart| {
-        shown
+    let shows_same = |mount: MountId, as_here: &Expected<'_>| {
+        expected
             .get(&mount)
-            .is_some_and(|it| it.is_same_sub_path(part))
+            .is_some_and(|there| is_same_sub_path(there, as_here))
     };
     let subpaths = table.entries().iter().filter_map(|mount| {
-        let shown_here = shown.get(&mount.id)?;
+        let expected_here = expected.get(&mount.id)?;
         let parent = by_id
             .get(&mount.parent)
             .map(|(_, parent)| *parent)
             .filter(|parent| parent.id != mount.id);
         let beneath = parent.filter(|parent| {
-            parent.mount_point == mount.mount_point && shown.contains_key(&parent.id)
+            parent.mount_point == mount.mount_point && expected.contains_key(&parent.id)
         });
         if beneath.is_some_and(|beneath| is_newer(mount, beneath)) {
             return None;
         }
-        let equal = beneath
-            .filter(|beneath| shows_same(beneath.id, shown_here))
-            .map(|beneath| beneath.id);
         let on_it: &[&MountEntry] = on.get(&mount.id).map_or(&[], Vec::as_slice);
         let covering = on_it
             .iter()
             .find(|other| other.mount_point == mount.mount_point);
         // An equal mount on top is the unfinished refresh; that mount is the one to act on.
-        if covering.is_some_and(|top| shows_same(top.id, shown_here) && !is_newer(top, mount)) {
+        if covering.is_some_and(|top| shows_same(top.id, expected_here) && !is_newer(top, mount)) {
             return None;
         }
-        let is_stale = equal.is_some() || !shown_here.is_current;
-        let state = match (covering, equal) {
-            (Some(_), _) => SubpathState::Hidden,
-            (None, _) if is_stale && !on_it.is_empty() => SubpathState::Occupied,
-            (None, Some(equal)) => SubpathState::Covering(equal),
-            (None, None) if is_stale => SubpathState::Stale,
-            (None, None) => SubpathState::Current,
+        let on_it = match (covering, on_it) {
+            (Some(_), _) => OnIt::Cover,
+            (None, []) => OnIt::Nothing,
+            (None, _) => OnIt::Inside,
         };
+        let shown = Shown {
+            device: mount.device,
+            root: &mount.root,
+            file: None,
+            reach: &Reach::NotNeeded,
+            on_it,
+        };
+        let covers = beneath.is_some_and(|beneath| shows_same(beneath.id, expected_here));
         Some(SubpathInContainer {
             mount: mount.clone(),
             parent: parent.cloned(),
-            volume: shown_here.volume.clone(),
-            sub_path: shown_here.sub_path.clone(),
-            state,
+            volume: expected_here.directory.to_owned(),
+            sub_path: expected_here.sub_path.path.clone(),
+            verdict: judge(expected_here, &shown),
+            // The mounts in a directory would be lost with the mount that covers its equal.
+            covers_its_equal: covers && on_it == OnIt::Nothing,
         })
     });
     subpaths.collect()
+}
+
+fn is_same_sub_path(one: &Expected<'_>, other: &Expected<'_>) -> bool {
+    one.directory == other.directory && one.sub_path.path == other.sub_path.path
 }

@@ -5,8 +5,9 @@
 
 use std::path::PathBuf;
 
-use super::{ShownPart, SubpathInContainer, states};
-use crate::kubelet::TimestampDirectory;
+use super::{SubpathInContainer, judged};
+use crate::judge::{Expected, ExpectedTarget};
+use crate::kubelet::{PathInVolume, TimestampDirectory, VolumeLayout, Writer};
 use crate::mount_table::{Device, MountEntry, MountTable};
 use crate::paths::below;
 
@@ -26,24 +27,28 @@ pub struct PodVolume {
 /// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole
 /// volume follow `..data` by themselves.
 pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<SubpathInContainer> {
-    states(table, |mount| {
-        volumes
-            .iter()
-            .find_map(|volume| volume.part_shown_by(mount))
+    judged(table, |mount| {
+        volumes.iter().find_map(|volume| volume.expected_at(mount))
     })
 }
 
 impl PodVolume {
-    fn part_shown_by(&self, mount: &MountEntry) -> Option<ShownPart> {
+    fn expected_at(&self, mount: &MountEntry) -> Option<Expected<'_>> {
         if self.device != mount.device {
             return None;
         }
         let mut names = below(&mount.root.path, &self.place)?.components();
         let timestamp = TimestampDirectory::from_name(names.next()?.as_os_str())?;
-        Some(ShownPart {
-            volume: self.directory.clone(),
-            sub_path: names.as_path().to_owned(),
-            is_current: timestamp == self.current && !mount.root.deleted,
+        Some(Expected {
+            directory: &self.directory,
+            device: self.device,
+            writer: Writer::Kubelet,
+            layout: VolumeLayout::Payload,
+            sub_path: PathInVolume {
+                timestamp: Some(timestamp),
+                path: names.as_path().to_owned(),
+            },
+            target: ExpectedTarget::InPayload(&self.current),
         })
     }
 }
@@ -51,8 +56,7 @@ impl PodVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mount_table::MountId;
-    use crate::refresh::SubpathState;
+    use crate::judge::Verdict;
 
     const OLD: &str = "..2026_11_21_05_10_00.1";
     const NEW: &str = "..2026_11_21_05_20_00.2";
@@ -68,7 +72,7 @@ mod tests {
 
     /// A container's root, and the mounts of a test on it: id, parent, device, root and mount
     /// point.
-    fn states(mounts: &[(u32, u32, &str, &str, &str)]) -> Vec<(u32, SubpathState)> {
+    fn states(mounts: &[(u32, u32, &str, &str, &str)]) -> Vec<(u32, &'static str)> {
         let lines = mounts.iter().map(|(id, parent, device, root, point)| {
             format!("{id} {parent} {device} {root} {point} ro,relatime - ext4 /dev/sda1 rw\n")
         });
@@ -79,8 +83,16 @@ mod tests {
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
         subpaths_in_container(&table, &[volume()])
             .iter()
-            .map(|it| (it.mount.id.0, it.state))
+            .map(|it| (it.mount.id.0, state(it)))
             .collect()
+    }
+
+    fn state(subpath: &SubpathInContainer) -> &'static str {
+        match &subpath.verdict {
+            _ if subpath.covers_its_equal => "covering",
+            Verdict::Stale { remedy: Err(_), .. } => "occupied",
+            verdict => verdict.name().as_str(),
+        }
     }
 
     fn root(rest: &str) -> String {
@@ -98,10 +110,10 @@ mod tests {
             root(&format!("/{NEW}/app.conf//deleted")),
         );
         for (shown, state) in [
-            (&deleted, SubpathState::Stale),
-            (&older, SubpathState::Stale),
-            (&current, SubpathState::Current),
-            (&gone, SubpathState::Stale),
+            (&deleted, "stale"),
+            (&older, "stale"),
+            (&current, "current"),
+            (&gone, "stale"),
         ] {
             assert_eq!(
                 states(&[(2, 1, "8:1", shown, "/etc/app.conf")]),
@@ -142,22 +154,22 @@ mod tests {
         // Killed between attaching the new mount and detaching the stale one.
         assert_eq!(
             states(&[(2, 3, "8:1", &deleted, at), (3, 1, "8:1", &current, at)]),
-            [(2, SubpathState::Covering(MountId(3)))]
+            [(2, "covering")]
         );
         // The container mounted its own file over the subpath, or the kubelet mounted the subpath
         // over another mount.
         assert_eq!(
             states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]),
-            [(2, SubpathState::Hidden)]
+            [(2, "foreign")]
         );
         assert_eq!(
             states(&[(2, 1, "0:40", "/x", at), (3, 2, "8:1", &deleted, at)]),
-            [(3, SubpathState::Stale)]
+            [(3, "stale")]
         );
         let other = root(&format!("/{OLD}/other.conf//deleted"));
         assert_eq!(
             states(&[(2, 1, "8:1", &other, at), (3, 2, "8:1", &deleted, at)]),
-            [(2, SubpathState::Hidden)]
+            [(2, "foreign")]
         );
     }
 
@@ -173,7 +185,7 @@ mod tests {
         for own in [&deleted, &current] {
             assert_eq!(
                 states(&[(2, 1, "8:1", &deleted, at), (3, 2, "8:1", own, at)]),
-                [(2, SubpathState::Hidden)],
+                [(2, "foreign")],
                 "{own}"
             );
         }
@@ -188,11 +200,11 @@ mod tests {
         let inner = (3, 2, "0:40", "/b", "/etc/d/b.conf");
         assert_eq!(
             states(&[(2, 1, "8:1", &old, "/etc/d"), inner]),
-            [(2, SubpathState::Occupied)]
+            [(2, "occupied")]
         );
         assert_eq!(
             states(&[(2, 1, "8:1", &new, "/etc/d"), inner]),
-            [(2, SubpathState::Current)]
+            [(2, "current")]
         );
     }
 }

@@ -19,22 +19,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mount_table::{Device, MountEntry};
+use crate::evidence::FilePlace;
+use crate::mount_table::MountEntry;
 
 /// The accuracy of a process's start time: a tick of proc_pid_stat(5).
 const START_ACCURACY: Duration = Duration::from_millis(10);
 
 /// The permission of group and others to write.
 const WRITABLE_FOR_OTHERS: u32 = 0o022;
-
-/// A file or folder by its filesystem and its path within that.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FilePlace {
-    /// The device of the filesystem.
-    pub device: Device,
-    /// The path within the filesystem.
-    pub path: PathBuf,
-}
 
 /// A folder on the way to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]

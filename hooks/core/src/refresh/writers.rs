@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::way::FilePlace;
+use crate::evidence::FilePlace;
 use crate::mount_table::{MountEntry, MountTable};
 
 /// The mounts of a running container.

@@ -20,8 +20,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::FileKind;
+use bindguard_core::judge::Verdict;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{SpecBind, SubpathInContainer, SubpathState};
+use bindguard_core::refresh::{SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
@@ -80,7 +81,7 @@ pub fn find_stale(
     let (subpaths, overlooked) = limited(volumes.shown_in(&table), |_| false);
     let without_key = subpaths
         .iter()
-        .filter(|subpath| subpath.state.is_stale() && is_key_gone(volumes, subpath));
+        .filter(|subpath| subpath.is_due() && is_key_gone(volumes, subpath));
     let failures = without_key
         .map(|subpath| (subpath.mount.mount_point.clone(), (1, Failure::KeyGone)))
         .collect();
@@ -291,7 +292,7 @@ impl<'a> ContainerRefresh<'a> {
     fn due<'s>(&self, subpaths: &'s [SubpathInContainer]) -> Vec<&'s SubpathInContainer> {
         let is_due = |subpath: &&SubpathInContainer| {
             let failed = self.failures.get(&subpath.mount.mount_point);
-            subpath.state.is_stale()
+            subpath.is_due()
                 && failed.is_none_or(|(times, why)| {
                     *times < FAILURES && !matches!(why, Failure::KeyGone)
                 })
@@ -335,22 +336,17 @@ impl<'a> ContainerRefresh<'a> {
     ) -> (Vec<&'s SubpathInContainer>, Vec<Replacement<'s>>) {
         let mut prepared = Vec::new();
         for subpath in due {
-            let new = match subpath.state {
-                SubpathState::Covering(_) => None,
-                SubpathState::Stale
-                | SubpathState::Current
-                | SubpathState::Hidden
-                | SubpathState::Occupied => {
-                    match self.new_mount(subpath) {
-                        Ok(Some(new)) => Some(new),
-                        // The volume changed: judge again.
-                        Ok(None) => continue,
-                        Err(why) => {
-                            self.fail(subpath, why);
-                            continue;
-                        }
+            let new = match subpath.covers_its_equal {
+                true => None,
+                false => match self.new_mount(subpath) {
+                    Ok(Some(new)) => Some(new),
+                    // The volume changed: judge again.
+                    Ok(None) => continue,
+                    Err(why) => {
+                        self.fail(subpath, why);
+                        continue;
                     }
-                }
+                },
             };
             let (new, kind) = new.unzip();
             let is_directory = kind == Some(FileKind::Directory);
@@ -437,7 +433,7 @@ fn limited(
     subpaths.sort_by_key(|subpath| {
         (
             !is_of_spec(&subpath.mount.mount_point),
-            subpath.state != SubpathState::Current,
+            !subpath.is_current(),
         )
     });
     let mut of_file: BTreeMap<(PathBuf, PathBuf), usize> = BTreeMap::new();
@@ -471,15 +467,22 @@ fn into_report(
     let count = subpaths.len();
     let mounts = subpaths.into_iter().filter_map(|subpath| {
         let place = &subpath.mount.mount_point;
-        let outcome = match subpath.state {
-            SubpathState::Current => RefreshOutcome::Replaced(*methods.get(place)?),
-            SubpathState::Hidden => RefreshOutcome::Hidden,
-            SubpathState::Occupied => RefreshOutcome::Occupied,
-            SubpathState::Stale | SubpathState::Covering(_) => match failures.remove(place) {
+        let outcome = match &subpath.verdict {
+            _ if subpath.is_due() => match failures.remove(place) {
                 Some((_, Failure::KeyGone)) => RefreshOutcome::KeyGone,
                 Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
                 None => otherwise(None),
             },
+            Verdict::Current => RefreshOutcome::Replaced(*methods.get(place)?),
+            Verdict::Foreign => RefreshOutcome::Hidden,
+            Verdict::Stale { .. } => RefreshOutcome::Occupied,
+            Verdict::Orphaned { .. }
+            | Verdict::Unmounted(_)
+            | Verdict::Pinning(_)
+            | Verdict::WithoutMaster
+            | Verdict::Dead(_)
+            | Verdict::NotProbed
+            | Verdict::Unknown(_) => otherwise(None),
         };
         let SubpathInContainer {
             mount,

@@ -8,11 +8,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindguard_core::evidence::FileKind;
+use bindguard_core::evidence::{FileKind, FilePlace};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{
-    BoundFile, ContainerTable, FilePlace, Refused, RefusedReason, SubpathInContainer, Way,
-    WayFolder, files_in_container,
+    BoundFile, ContainerTable, Refused, RefusedReason, SubpathInContainer, Way, WayFolder,
+    files_in_container,
 };
 use bindguard_core::spec::SpecView;
 use bindguard_sys::{

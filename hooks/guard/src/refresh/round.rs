@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::refresh::{SubpathInContainer, SubpathState, changed_by_tuck};
+use bindguard_core::refresh::{SubpathInContainer, changed_by_tuck};
 use bindguard_core::refresh_request::Notify;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
@@ -60,7 +60,7 @@ impl Round<'_, '_, '_> {
     ) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
         let (finished, new): (Vec<usize>, Vec<usize>) = indices
             .iter()
-            .partition(|index| matches!(self.subpaths[**index].state, SubpathState::Covering(_)));
+            .partition(|index| self.subpaths[**index].covers_its_equal);
         let mut attached: Vec<_> = finished
             .into_iter()
             .map(|index| (index, AttachMethod::Finished))

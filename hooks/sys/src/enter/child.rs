@@ -21,7 +21,7 @@ use super::clone::NewMount;
 use super::fork::{end_with_parent, unshare_mounts};
 use super::helper::Helper;
 use super::job::{Job, Parent};
-use super::message::{EnterStep, Reply, Request};
+use super::message::{EnterStep, Failure, Reply, Request, at};
 
 /// The child's view of its work.
 pub(super) struct Child<'a> {
@@ -40,7 +40,6 @@ pub(super) struct Opened {
     parent: Option<OwnedFd>,
 }
 
-pub(super) type Failure = (EnterStep, Errno);
 type Done = Result<Reply, Failure>;
 
 impl Child<'_> {
@@ -321,10 +320,6 @@ fn type_of(file: &OwnedFd) -> Result<FileType, Errno> {
 fn change(own: BorrowedFd<'_>, mount: RawFd, to: MountPropagationFlags) -> Result<(), Errno> {
     rustix::process::fchdir(own)?;
     rustix::mount::mount_change(Number::of(mount).as_c_str(), to)
-}
-
-pub(super) fn at(step: EnterStep) -> impl Fn(Errno) -> Failure {
-    move |errno| (step, errno)
 }
 
 /// A descriptor's number as a path below `/proc/self/fd`.

@@ -4,11 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bindguard_core::mount_table::{MountAttributes, MountEntry};
+use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, OpenTreeFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, OpenTreeFlags};
 
-use super::job::type_of;
 use super::namespace::ContainerNamespace;
 use crate::fault;
 use crate::handle::Handle;
@@ -86,6 +85,23 @@ pub fn clone_like(
             lacks: Some(remount_flags(stale.attributes)),
         }),
         Err(error) => Err(failed(error)),
+    }
+}
+
+/// The propagation type that mount(2) sets: mount_namespaces(7).
+pub(super) fn type_of(propagation: &Propagation) -> MountPropagationFlags {
+    match propagation {
+        Propagation {
+            unbindable: true, ..
+        } => MountPropagationFlags::UNBINDABLE,
+        Propagation {
+            peer_group: Some(_),
+            ..
+        } => MountPropagationFlags::SHARED,
+        Propagation {
+            master: Some(_), ..
+        } => MountPropagationFlags::DOWNSTREAM,
+        _ => MountPropagationFlags::PRIVATE,
     }
 }
 

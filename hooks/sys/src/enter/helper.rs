@@ -10,9 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::CWD;
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
 
-use super::child::{Failure, at};
 use super::clone::NewMount;
-use super::message::EnterStep;
+use super::message::{EnterStep, Failure, at};
 
 const FROM_DESCRIPTOR: MoveMountFlags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
 

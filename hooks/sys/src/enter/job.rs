@@ -4,10 +4,10 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use bindguard_core::mount_table::{MountEntry, MountId, Propagation};
+use bindguard_core::mount_table::{MountEntry, MountId};
 use rustix::mount::MountPropagationFlags;
 
-use super::clone::NewMount;
+use super::clone::{NewMount, type_of};
 
 /// A stale mount of a container, by the lines of its mount table, and the mount to put in its
 /// place.
@@ -68,23 +68,6 @@ impl Parent {
             is_shared: parent.propagation.peer_group.is_some(),
             propagation: type_of(&parent.propagation),
         })
-    }
-}
-
-/// The propagation type that mount(2) sets: mount_namespaces(7).
-pub(super) fn type_of(propagation: &Propagation) -> MountPropagationFlags {
-    match propagation {
-        Propagation {
-            unbindable: true, ..
-        } => MountPropagationFlags::UNBINDABLE,
-        Propagation {
-            peer_group: Some(_),
-            ..
-        } => MountPropagationFlags::SHARED,
-        Propagation {
-            master: Some(_), ..
-        } => MountPropagationFlags::DOWNSTREAM,
-        _ => MountPropagationFlags::PRIVATE,
     }
 }
 

@@ -111,6 +111,13 @@ steps! {
     Touch = "touching the file beneath the mount",
 }
 
+/// A step of the child that failed, with the kernel's error.
+pub(super) type Failure = (EnterStep, Errno);
+
+pub(super) fn at(step: EnterStep) -> impl Fn(Errno) -> Failure {
+    move |errno| (step, errno)
+}
+
 /// The child's answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply {
