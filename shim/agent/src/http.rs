@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bindguard_core::report::{JournalLine, UnreadLine};
 use bindguard_operator::agent_status::STATUS_PATH;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -61,6 +62,16 @@ pub struct Served {
     pub kubediag: Arc<Kubediag>,
     /// True once every kubelet root that answers is watched.
     pub ready: AtomicBool,
+}
+
+impl Served {
+    /// Counts a line of the journal, and hands it to the events.
+    pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
+        self.metrics.journaled(line);
+        if let Ok(line) = line {
+            self.reporting.journaled(line);
+        }
+    }
 }
 
 /// The paths that a listener serves.
@@ -259,12 +270,14 @@ async fn processed(request: Request<Incoming>, served: &Arc<Served>) -> Response
     }
 }
 
-/// Counts the new lines of the journal. One on a server that hangs costs its figures, and no
-/// others.
+/// Counts the new lines of the journal. If the journal's filesystem hangs, only the figures of the
+/// journal are late.
 async fn read_journal(served: &Arc<Served>) {
     if let Some(journal) = served.journal.clone() {
-        let (metrics, reporting) = (Arc::clone(&served.metrics), served.reporting.clone());
-        let reading = tokio::task::spawn_blocking(move || journal.count(&metrics, &reporting));
+        let served = Arc::clone(served);
+        let reading = tokio::task::spawn_blocking(move || {
+            journal.read_new(|line| served.journaled(line));
+        });
         let _ = tokio::time::timeout(JOURNAL_PATIENCE, reading).await;
     }
 }

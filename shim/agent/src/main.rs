@@ -28,6 +28,7 @@ mod roots;
 mod run;
 mod status;
 mod survey;
+mod threads;
 mod updates;
 mod wall_clock;
 mod watch;

@@ -20,7 +20,7 @@ use crate::metrics::RootLabel;
 use crate::pod_refreshes::{PodRefreshes, Refreshes, refreshes};
 use crate::pods::PodLookup;
 use crate::refresher::Refresher;
-use crate::run::spawn;
+use crate::threads::spawn;
 use crate::updates::Updates;
 use crate::watch::{self, Cause, Notice};
 

@@ -32,6 +32,7 @@ use crate::pods;
 use crate::roots::KubeletRoots;
 use crate::status::StatusSource;
 use crate::survey::Surveyor;
+use crate::threads::spawn;
 
 /// Runs the agent until a signal ends it.
 ///
@@ -159,7 +160,7 @@ fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()>
     let (served, interval) = (Arc::clone(served), config.agent().survey);
     spawn("journal", move || {
         follow_journal(&path, interval, || {
-            journal.count(&served.metrics, &served.reporting)
+            journal.read_new(|line| served.journaled(line))
         })
     })
 }
@@ -176,18 +177,6 @@ async fn ended(socket: &BoundSocket) -> Result<()> {
     // A re-bind that ends half way leaves whole content; the next one finishes it. So no thread is
     // waited for: one of them may wait for a server.
     std::process::exit(0)
-}
-
-/// Starts a thread of the agent.
-///
-/// # Errors
-/// If there are too many.
-pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-    thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(work)
-        .with_context(|| format!("start the thread {name}"))?;
-    Ok(())
 }
 
 fn survey_for_ever(served: &Served, interval: Duration) {

@@ -18,15 +18,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, TryLockError};
 
 use bindguard_core::error_chain;
-use bindguard_core::report::JournalLine;
+use bindguard_core::report::{JournalLine, UnreadLine};
 use tracing::warn;
-
-use self::position::Position;
-use crate::metrics::Metrics;
-use crate::reporting::Reporting;
 
 pub use self::follow::follow_journal;
 pub use self::pod_names::PodNames;
+use self::position::Position;
 pub use self::writer::JournalWriter;
 
 /// Limit of one read. A journal and the one before it have 4 MiB each.
@@ -65,9 +62,9 @@ impl JournalReader {
         }
     }
 
-    /// Counts the lines since the last call, and hands over what is worth an event. It blocks for
-    /// as long as the journal's filesystem; a second call does not.
-    pub fn count(&self, metrics: &Metrics, reporting: &Reporting) {
+    /// Hands over the lines since the last call. It blocks for as long as the journal's filesystem;
+    /// a second call does not.
+    pub fn read_new(&self, mut take: impl FnMut(&Result<JournalLine, UnreadLine>)) {
         let mut progress = match self.progress.try_lock() {
             Ok(progress) => progress,
             Err(TryLockError::Poisoned(progress)) => progress.into_inner(),
@@ -75,12 +72,10 @@ impl JournalReader {
             Err(TryLockError::WouldBlock) => return,
         };
         match self.read(&mut progress.position) {
-            Ok(text) => text.lines().map(JournalLine::parse).for_each(|line| {
-                metrics.journaled(&line);
-                if let Ok(line) = &line {
-                    reporting.journaled(line);
-                }
-            }),
+            Ok(text) => text
+                .lines()
+                .map(JournalLine::parse)
+                .for_each(|line| take(&line)),
             Err(error) => warn!("read {}: {error}", self.journal.display()),
         }
         progress.write(&self.record);
@@ -171,11 +166,9 @@ mod tests {
 
     use std::fs;
     use std::io::Write;
-    use std::sync::Arc;
 
     use super::*;
-    use crate::events::Events;
-    use crate::idle_memory::IdleMemory;
+    use crate::metrics::Metrics;
 
     struct Scene {
         folder: tempfile::TempDir,
@@ -214,15 +207,8 @@ mod tests {
 
     const LINE: &str = "{\"version\":1,\"time\":null,\"attempt\":0,\"binds\":[],\"foreign\":0,\"duration_us\":400}\n";
 
-    fn count(reader: &JournalReader, metrics: &Arc<Metrics>) {
-        let journal = JournalWriter::off(Arc::clone(metrics));
-        let (events, memory) = (Events::off(Arc::clone(metrics)), IdleMemory::default());
-        let reporting = Reporting {
-            events,
-            journal,
-            memory,
-        };
-        reader.count(metrics, &reporting);
+    fn count(reader: &JournalReader, metrics: &Metrics) {
+        reader.read_new(|line| metrics.journaled(line));
     }
 
     fn admissions(metrics: &Metrics) -> String {

@@ -18,7 +18,7 @@ use super::share::Shares;
 use crate::events::PodIdentity;
 use crate::metrics::Metrics;
 use crate::pods::PodLookup;
-use crate::run::spawn;
+use crate::threads::spawn;
 
 /// Limit of lines that wait for the disk. Further ones are counted and dropped.
 const WAITING: usize = 1024;

@@ -19,7 +19,7 @@ use super::deadline::{Deadline, NoResult};
 use super::messages::{Container, CreateContainerRequest, Mount, PodSandbox};
 use crate::journal::JournalWriter;
 use crate::metrics::{Metrics, NriAnswer};
-use crate::run::spawn;
+use crate::threads::spawn;
 
 /// The runtime waits 2 s for a plugin, then closes its connection and creates the container without
 /// it.
