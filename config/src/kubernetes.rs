@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use crate::event_mode::EventMode;
 use crate::settings::Settings;
 
 /// The agent's settings for Kubernetes.
@@ -17,36 +18,6 @@ pub struct KubernetesConfig {
     /// The number of requests for events in a minute, in the long run.
     pub event_requests: u32,
 }
-
-/// The events that the agent writes to the API server.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum EventMode {
-    /// None.
-    #[default]
-    Off,
-    /// Those of type Warning.
-    Warnings,
-    /// All.
-    All,
-}
-
-impl std::str::FromStr for EventMode {
-    type Err = InvalidMode;
-
-    fn from_str(text: &str) -> Result<Self, InvalidMode> {
-        match text {
-            "off" => Ok(Self::Off),
-            "warnings" => Ok(Self::Warnings),
-            "all" => Ok(Self::All),
-            _ => Err(InvalidMode),
-        }
-    }
-}
-
-/// The text is no mode.
-#[derive(Debug, thiserror::Error)]
-#[error("expected \"off\", \"warnings\" or \"all\"")]
-pub struct InvalidMode;
 
 impl KubernetesConfig {
     pub(crate) fn of(settings: &Settings) -> Self {

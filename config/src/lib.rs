@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod event_mode;
 mod kubernetes;
 mod load;
 mod parse;
@@ -27,7 +28,8 @@ use crate::value::Setting;
 
 pub use agent::AgentConfig;
 pub use bindguard_core::refresh_request::RefreshMode;
-pub use kubernetes::{EventMode, KubernetesConfig};
+pub use event_mode::EventMode;
+pub use kubernetes::KubernetesConfig;
 pub use load::{
     FileWarning, Instead, Loaded, Unused, keep_valid, load, load_by, load_without_file,
 };

@@ -10,7 +10,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, FailedRepair, Mode, ReadOnlyBinds, Scope, Vanished};
 use bindguard_core::refresh_request::RefreshMode;
 
-use crate::kubernetes::EventMode;
+use crate::event_mode::EventMode;
 use crate::value::{Absolute, Number, OptionalPath, Program, Setting};
 
 /// The values of all keys.

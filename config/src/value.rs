@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::Value;
 use toml::de::DeValue;
 
-use crate::kubernetes::EventMode;
+use crate::event_mode::EventMode;
 
 /// A mistake in a value: its place in the text, and what is expected there.
 #[derive(Debug)]
