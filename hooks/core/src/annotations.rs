@@ -1,9 +1,9 @@
-//! Choices that a pod may make for itself, if the node's config allows it.
+//! The annotations by which a pod changes its own policy, if the node's config allows it.
 //!
 //! | annotation | value | effect on this pod's containers |
 //! |---|---|---|
 //! | `bindguard.io/mode` | `repair`, `report`, `off` | the node's choice for stale subpaths and host-root binds; `report` and `off` refuse nothing |
-//! | `bindguard.io/propagation` | `rslave`, `keep`, `keep-read-only` | host-root binds are made rslave; or all of them, or the read-only ones, are left unchanged and reported |
+//! | `bindguard.io/propagation` | `rslave`, `keep`, `keep-read-only` | host-root binds: `rslave` makes all rslave, `keep` leaves all unchanged, `keep-read-only` leaves the read-only binds unchanged; unchanged binds are reported |
 //!
 //! The runtime passes annotations on only if it is configured to: containerd's `pod_annotations =
 //! ["bindguard.io/*"]`.
@@ -21,8 +21,8 @@ pub const PROPAGATION: &str = "bindguard.io/propagation";
 /// The quoted length of an invalid value: a pod may have written a quarter of a mebibyte.
 const QUOTED: usize = 64;
 
-/// The policy for one pod: the node's, with the changes of the pod's annotations. The second part
-/// names annotations that could not be followed; they change nothing.
+/// The policy for one pod: the node's policy, with the changes of the pod's annotations. The second
+/// part names the invalid or forbidden annotations, which change nothing.
 pub fn policy_of_pod<'a, 'p>(
     node: &'p Policy,
     annotation: impl Fn(&str) -> Option<&'a str>,

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-/// `bind a over b: device or resource busy`: each error names the action and its object, its source
-/// the cause.
+/// Example: `bind a over b: device or resource busy`. An error's text names the action and its
+/// object; the error's source is the cause.
 pub fn error_chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();

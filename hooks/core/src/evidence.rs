@@ -1,8 +1,7 @@
 //! The evidence about a bind source, before any verdict.
 //!
-//! Plain data: `bindguard-sys` fills it in from the kernel, tests write it as literals. Each part
-//! that may be unreadable is [`Observed`], so "could not read" can never look like "does not
-//! exist".
+//! Plain data: `bindguard-sys` fills it in from the kernel, tests write literals. Each part that
+//! may be unreadable is [`Observed`], so "could not read" never looks like "does not exist".
 
 use std::path::PathBuf;
 
@@ -12,9 +11,9 @@ use crate::mount_table::{Device, FsType, MountRoot};
 /// The result of one observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
-    /// It exists.
+    /// The object exists.
     Seen(T),
-    /// It is known not to exist.
+    /// The object is known not to exist.
     Absent,
     /// The observation failed, for this reason.
     Unreadable(String),
@@ -25,7 +24,7 @@ pub enum Observed<T> {
 pub enum FileKind {
     /// A directory: it can be bound over a directory only.
     Directory,
-    /// Anything else: it can be bound over anything but a directory.
+    /// Any other kind of file: it can be bound over anything but a directory.
     File,
 }
 
@@ -64,55 +63,55 @@ pub struct FilePlace {
 /// The evidence about one volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathEvidence {
-    /// The mount that a bind of the subpath would be made from. [`Observed::Absent`]: the path is
+    /// The mount from which a bind of the subpath would be made. [`Observed::Absent`]: the path is
     /// not a mount point.
     pub mount: Observed<SubpathMount>,
-    /// Its answer to a probe. Local filesystems are not probed.
+    /// The subpath's answer to a probe. Local filesystems are not probed.
     pub reach: Reach,
-    /// The volume. [`Observed::Absent`]: no known plugin has a volume of that name, and the
-    /// filesystem of the mount was not searched for, or not found, on the host.
+    /// The volume. [`Observed::Absent`]: no known plugin has a volume of this name, and the mount's
+    /// filesystem was not searched for, or not found, on the host.
     pub volume: Observed<Volume>,
     /// The target that the kubelet would bind today for the same sub path. It is read only if mount
-    /// and volume were seen and the sub path could be derived from them. Otherwise, and if the
-    /// volume has no payload, it is [`Observed::Absent`].
+    /// and volume were seen and the sub path could be derived. Otherwise, and if the volume has no
+    /// payload, it is [`Observed::Absent`].
     pub target: Observed<Target>,
 }
 
 /// The topmost mount at a volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathMount {
-    /// Its root: the path in its filesystem that it shows.
+    /// The path in the filesystem that the mount shows.
     pub root: MountRoot,
-    /// Its device.
+    /// The filesystem's device.
     pub device: Device,
-    /// Its filesystem's type.
+    /// The filesystem's type.
     pub fs_type: FsType,
-    /// The file that it shows, as far as the kernel knows without a query to a server.
+    /// The file that the mount shows, as far as the kernel knows without a query to a server.
     pub identity: Observed<FileIdentity>,
-    /// Another mount is directly below it at the same path: an earlier swap was interrupted before
-    /// its last step.
+    /// The same path has two mounts, one directly below the other: an earlier swap was interrupted
+    /// before its last step.
     pub covers_its_equal: bool,
 }
 
 /// A kubelet volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// Its plugin.
+    /// The volume's plugin.
     pub plugin: Plugin,
-    /// Its directory.
+    /// The volume's directory.
     pub directory: PathBuf,
-    /// Device of the filesystem it is on.
+    /// Device of the filesystem that contains the volume.
     pub device: Device,
     /// Type of that filesystem.
     pub fs_type: FsType,
-    /// Its place within that filesystem.
+    /// The volume's path within its filesystem.
     pub place: PathBuf,
-    /// True if it is a mount of its own.
+    /// True if the volume is a mount point.
     pub is_mount_point: bool,
-    /// True if that mount was made after the subpath's. Checked only if the two are of different
-    /// devices; otherwise `true`.
+    /// True if the volume was mounted after the subpath. Checked only if their devices differ;
+    /// otherwise `true`.
     pub is_newer: bool,
-    /// The layout of its files.
+    /// The layout of the volume's files.
     pub layout: VolumeLayout,
 }
 
@@ -121,25 +120,25 @@ pub struct Volume {
 pub struct Target {
     /// The payload directory that `..data` names; `None` in volumes that have no payload.
     pub timestamp: Option<TimestampDirectory>,
-    /// The file or directory itself.
+    /// The file or directory at the sub path.
     pub file: Observed<FileIdentity>,
 }
 
 /// The mount at a path where a volume must be mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeMount {
-    /// Its filesystem's type.
+    /// The filesystem's type.
     pub fs_type: FsType,
-    /// Its root is deleted: nothing can be bound from it any more.
+    /// The mount's root is deleted: nothing can be bound from this mount any more.
     pub deleted: bool,
 }
 
-/// The answer of a source to a walk and a stat(2), made by a process that may hang.
+/// The answer of a source to a path walk and a stat(2), made by a process that may hang.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reach {
-    /// It is there.
+    /// The source exists.
     Alive,
-    /// It gave no answer for this many milliseconds.
+    /// The source gave no answer for this many milliseconds.
     Silent(u64),
     /// The kernel's answer.
     Refused {
@@ -148,17 +147,17 @@ pub enum Reach {
         /// The error in words.
         words: String,
     },
-    /// A probe was due, but there was no time left, or no process to do it.
+    /// A probe was due, but no time was left, or no process could be started.
     NotProbed,
     /// No probe was requested.
     NotNeeded,
 }
 
 impl Reach {
-    /// The errors of dead mounts. errno(3): EIO, ECONNABORTED (an aborted FUSE connection),
-    /// ENOTCONN (a FUSE daemon that died), ETIMEDOUT, ECONNREFUSED (one that died before it had
-    /// begun, Linux 7), EHOSTDOWN, EHOSTUNREACH, ESTALE (an NFS handle that the server forgot),
-    /// EREMOTEIO.
+    /// The errors of dead mounts, errno(3): EIO, ECONNABORTED, ENOTCONN, ETIMEDOUT, ECONNREFUSED,
+    /// EHOSTDOWN, EHOSTUNREACH, ESTALE, EREMOTEIO. ECONNABORTED means an aborted FUSE connection,
+    /// ENOTCONN a FUSE daemon that died. ECONNREFUSED is a FUSE daemon that died before it was
+    /// ready (Linux 7). ESTALE is an NFS handle that the server forgot.
     const DEAD: [i32; 9] = [5, 103, 107, 110, 111, 112, 113, 116, 121];
 
     /// The error text of a source that is certainly dead. A source that is only silent may still
@@ -174,12 +173,12 @@ impl Reach {
         }
     }
 
-    /// True if the answer is that nothing is there.
+    /// True if the source's server or filesystem answers that the path does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { number: 2, .. })
     }
 
-    /// True if something behind it answers, even if only that nothing is there.
+    /// True if the source's server or filesystem answers, even with "not found".
     pub fn is_answer(&self) -> bool {
         match self {
             Self::Alive => true,
@@ -192,8 +191,8 @@ impl Reach {
 /// The evidence about the mount that a host-root bind would be made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostMount {
-    /// Its mount point.
+    /// The path at which the mount is attached.
     pub mount_point: PathBuf,
-    /// It is shared or a slave: an rslave copy of it receives umounts.
+    /// The mount is shared or a slave: an rslave copy of this mount receives umounts.
     pub passes_umounts_on: bool,
 }

@@ -1,5 +1,5 @@
 //! The protocol between the shim and `bindguard-runtime`. Both are installed together, but an
-//! upgrade may put a newer one beside an older one: readers skip what they do not know.
+//! upgrade may combine a newer program with an older one: readers skip unknown lines.
 
 /// The variable that names the real runtime: a path, or a name on `PATH`.
 pub const RUNTIME_VARIABLE: &str = "BINDGUARD_RUNTIME";

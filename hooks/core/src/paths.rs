@@ -1,20 +1,20 @@
 //! Paths compared by their names alone.
 //!
-//! The result is that of the standard library, but every bind of a spec is compared with every
+//! The result equals that of the standard library, but every bind of a spec is compared with every
 //! directory of the node. The first byte in which two paths differ nearly always decides. With
-//! `Path::strip_prefix` in its place, an admission of 30 binds takes 1.3 times as long (161 instead
-//! of 126 µs, `cargo bench -p bindguard-guard`).
+//! `Path::strip_prefix`, an admission of 30 binds takes 1.3 times as long (161 instead of 126 µs,
+//! `cargo bench -p bindguard-guard`).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
-/// True if `path` is `directory` or is in it.
+/// True if `path` is `directory` or is below `directory`.
 pub fn lies_in(path: &Path, directory: &Path) -> bool {
     below(path, directory).is_some()
 }
 
-/// The part of `path` after `directory`; `None` if `path` is not in it.
+/// The part of `path` after `directory`; `None` if `path` is outside of `directory`.
 pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
     match by_bytes(bytes(path), bytes(directory)) {
         Compared::Below(rest) => Some(rest),
@@ -23,9 +23,9 @@ pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
     }
 }
 
-/// True if `..` is one of the names of a path: then only a walk shows where it leads.
+/// True if a name of the path is `..`: only a walk shows where such a path leads.
 pub fn climbs(path: &Path) -> bool {
-    // Nearly every path has no two dots in it.
+    // Nearly every path lacks two successive dots.
     bytes(path).windows(2).any(|pair| pair == b"..")
         && path.components().any(|name| name == Component::ParentDir)
 }
@@ -57,8 +57,8 @@ fn by_bytes<'p>(path: &'p [u8], directory: &[u8]) -> Compared<'p> {
         {
             Compared::Below(Path::new(OsStr::from_bytes(rest)))
         }
-        // One name ends where the other continues, or both continue differently. A slash is
-        // followed by another name, or nothing.
+        // A name ends where the other path's name continues, or both names continue differently.
+        // After a slash comes a name or the path's end.
         ([b'/', ..], []) => Compared::Nothing,
         ([], [b'/', next @ ..]) if !is_in_name(next.first()) => Compared::Nothing,
         (path, directory)

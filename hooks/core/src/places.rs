@@ -1,7 +1,7 @@
 //! The directories of a node in which kubelets and container runtimes mount things.
 //!
-//! A bind of one of them, or of an ancestor, keeps the mounts of other containers alive. A path
-//! inside one is usually on the node's own disk, so it need not be probed.
+//! A bind of such a directory, or of an ancestor, keeps the mounts of other containers alive. A
+//! path inside is usually on the node's own disk, so it need not be probed.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// The kubelet's default root, and those of distributions that move it.
+    /// The kubelet's default root, and the roots of distributions that move it.
     pub const KUBELET_ROOTS: [&'static str; 3] = [
         "/var/lib/kubelet",
         "/var/lib/k0s/kubelet",
@@ -53,8 +53,7 @@ impl Places {
             .map(PathBuf::as_path)
     }
 
-    /// The same places, with the `other_name` of each directory added; `None` if there is no other
-    /// name.
+    /// Adds the `other_name` of each directory; `None` if no directory has another name.
     pub fn with_names(&self, other_name: impl Fn(&Path) -> Option<PathBuf>) -> Option<Self> {
         let more = |directories: &[PathBuf]| -> Vec<PathBuf> {
             let names = directories
@@ -72,7 +71,8 @@ impl Places {
     }
 
     /// True if a bind of `path` is known to include mounts that the kubelet or a runtime makes.
-    /// `path` is `/` or, depending on the scope, one of their directories or an ancestor of one.
+    /// `path` is `/` or, depending on the scope, a directory of kubelet or runtime, or an ancestor
+    /// of such a directory.
     pub fn holds_runtime_mounts(&self, path: &Path, scope: Scope) -> bool {
         match scope {
             Scope::HostRoot => is_root(path),
@@ -89,7 +89,7 @@ impl Places {
         self.runtime_directories.iter().any(above) || self.kubelet_roots.iter().any(kubelets)
     }
 
-    /// True if a path is where the kubelet or a runtime mounts things.
+    /// True if the kubelet or a runtime mounts things at `path`.
     pub fn is_mounted_below(&self, path: &Path) -> bool {
         let kubelets = |root: &PathBuf| {
             KUBELET_MOUNTS
@@ -102,25 +102,25 @@ impl Places {
             || self.kubelet_roots.iter().any(kubelets)
     }
 
-    /// True if a path is in a volume of a pod, or in one of Docker's or Podman's.
+    /// True if `path` is in a volume of a pod, of Docker or of Podman.
     pub fn lies_in_volume(&self, path: &Path) -> bool {
         let is_volume = |below: &Path| below.components().any(|name| name.as_os_str() == VOLUMES);
         self.directories()
             .any(|directory| below(path, directory).is_some_and(is_volume))
     }
 
-    /// True if a path is inside a runtime's directory and mounts of several containers may be below
-    /// it. Examples: `containers`, `overlay2` and `volumes` of Docker, the tasks of containerd.
+    /// True if `path` is inside a runtime's directory and mounts of several containers may be below
+    /// `path`. Examples: `containers`, `overlay2` and `volumes` of Docker, the tasks of containerd.
     /// False for a path of one container or volume, such as `containers/<id>/mounts/shm`: the
-    /// runtime binds it. Also false for every folder of a pod or driver inside a kubelet's.
+    /// runtime binds it. Also false for every folder of a pod or driver in the kubelet's directory.
     pub fn may_hold_mounts_of_containers(&self, path: &Path) -> bool {
         let is_inside = |dir: &PathBuf| below(path, dir).is_some_and(|below| !is_of_one(below));
         self.runtime_directories.iter().any(is_inside) && !climbs(path)
     }
 
-    /// True if only the kubelet or a runtime writes at a path, on the node's own disk: outside of
-    /// `plugins` and of all volumes but kubelet-written ones. Such a path is not worth a process
-    /// that probes it.
+    /// True if only the kubelet or a runtime writes at `path`, on the node's own disk: outside of
+    /// `plugins`, and of all volumes except kubelet-written ones. No process needs to probe such a
+    /// path.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
         let is_own =
             |dir: &PathBuf| below(path, dir).is_some_and(|below| !may_be_mounted_on(below));
@@ -144,7 +144,8 @@ impl Default for Places {
     }
 }
 
-/// The kubelet mounts below these two folders of its root; the rest is ordinary files.
+/// The kubelet mounts below these two folders of its root. All other folders contain ordinary
+/// files.
 const KUBELET_MOUNTS: [&str; 2] = ["pods", "plugins"];
 
 fn is_mounted_in_by_kubelet(below_root: &Path) -> bool {
@@ -153,14 +154,14 @@ fn is_mounted_in_by_kubelet(below_root: &Path) -> bool {
         .any(|folder| below_root == Path::new(folder))
 }
 
-/// True if drivers, or containers whose mounts reach the host, mount things at a path, relative to
-/// the root of a kubelet or of a runtime. They mount in volumes (`pods/<uid>/volumes/...` here,
-/// `volumes/...` with Docker, `storage/volumes/...` with Podman), and CSI drivers mount for the
+/// True if drivers, or containers whose mounts reach the host, may mount at a path, relative to the
+/// root of a kubelet or runtime. Containers mount in volumes: `pods/<uid>/volumes/...` of the
+/// kubelet, `volumes/...` of Docker, `storage/volumes/...` of Podman. CSI drivers mount for the
 /// whole node in `plugins`.
 fn may_be_mounted_on(below_root: &Path) -> bool {
     let mut names = below_root.components().map(Component::as_os_str);
     let in_volumes = names.any(|name| name == VOLUMES);
-    // Others must not mount on a configMap's: the kubelet treats it as its own.
+    // Only the kubelet may mount on a volume that it writes, such as a configMap.
     let is_kubelets = names
         .next()
         .and_then(Plugin::from_folder)

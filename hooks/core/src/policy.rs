@@ -1,4 +1,4 @@
-//! The choices of the node's operator.
+//! The policy that a node's operator chooses.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub enum Mode {
     /// Check, repair and report.
     #[default]
     Repair,
-    /// Check and report; change nothing.
+    /// Check and report, without changes.
     Report,
     /// Do not check.
     Off,
@@ -33,7 +33,7 @@ impl fmt::Display for Mode {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Alarm {
-    /// Report it; the runtime decides.
+    /// Report the source; the runtime decides.
     #[default]
     Report,
     /// Refuse the container, with the reason.
@@ -46,25 +46,26 @@ pub enum Alarm {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vanished {
-    /// Leave it: the runtime fails on it.
+    /// Leave the directory missing: the runtime fails on it.
     #[default]
     Leave,
-    /// Create it again, empty, as the kubelet does for a container that starts for the first time.
+    /// Create the directory again, empty, as the kubelet does when it starts the container for the
+    /// first time.
     Remake,
 }
 
-/// The action if a due repair is impossible or fails.
+/// The action if a repair is impossible or fails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailedRepair {
-    /// Report it; the runtime gets the bind as it was.
+    /// Report the failure; the runtime gets the unchanged bind.
     #[default]
     Pass,
     /// Refuse the container, with the reason.
     Refuse,
 }
 
-/// The binds that are checked for keeping the host's mounts alive.
+/// The binds that are checked, because they may keep the host's mounts alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
@@ -84,21 +85,23 @@ pub enum Scope {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadOnlyBinds {
-    /// Make them rslave, like the others. The container can then write to mounts that the host
-    /// makes after its start.
+    /// Make read-only binds rslave, like writable binds. The container can then write to mounts
+    /// that the host makes after its start.
     #[serde(rename = "rslave")]
     #[default]
     MakeRslave,
-    /// Leave them unchanged, and report them.
+    /// Leave read-only binds unchanged, and report them.
     Keep,
 }
 
-/// Why a bind that pins is left unchanged.
+/// The reason for which a bind that pins host mounts is left unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// It is recursively read-only: a mount that arrives later would be writable in it.
+    /// The bind is recursively read-only (`rro`): a mount that arrives later would be writable in
+    /// the container.
     RecursivelyReadOnly,
-    /// It is read-only, and policy keeps such binds for the same reason.
+    /// The bind is read-only, and policy keeps read-only binds, because later mounts would be
+    /// writable.
     ReadOnly,
 }
 
@@ -111,8 +114,8 @@ pub struct PodsMay {
     pub set_propagation: bool,
 }
 
-/// The operator's choices, as far as decisions depend on them. The node's directories are
-/// [`Places`](crate::places::Places).
+/// The operator's choices, as far as decisions depend on them. [`Places`](crate::places::Places)
+/// has the node's directories.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Stale volume-subpaths.
@@ -121,23 +124,23 @@ pub struct Policy {
     pub host_root: Mode,
     /// The binds that [`Policy::host_root`] applies to.
     pub host_root_scope: Scope,
-    /// Those of them that are read-only.
+    /// Host-root binds that are read-only.
     pub read_only_binds: ReadOnlyBinds,
-    /// Directories that are missing from volumes that containers write.
+    /// Directories that are missing from container-written volumes.
     pub vanished_directories: Vanished,
     /// Repairs that fail.
     pub failed_repairs: FailedRepair,
-    /// Volumes that require a mount and have none.
+    /// Volumes whose required mount is missing.
     pub unmounted_volumes: Alarm,
     /// Sources whose server or daemon does not answer.
     pub dead_sources: Alarm,
-    /// Choices that pods may make for themselves.
+    /// The annotations that pods may use.
     pub pods_may: PodsMay,
 }
 
 impl Policy {
-    /// Why a host-root bind with this access is left unchanged. `rro` always is: Kubernetes
-    /// requires propagation None for it.
+    /// The reason for which a host-root bind with this access is left unchanged. An `rro` bind
+    /// always is: Kubernetes requires propagation None for `rro`.
     pub fn keeps(&self, access: RequestedAccess) -> Option<Kept> {
         match (access, self.read_only_binds) {
             (RequestedAccess::RecursivelyReadOnly, _) => Some(Kept::RecursivelyReadOnly),

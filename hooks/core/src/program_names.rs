@@ -2,7 +2,7 @@
 
 /// The shim.
 pub const SHIM: &str = "containerd-shim-bindguard-v2";
-/// The `runtime_type` by which containerd finds the shim on its `PATH`.
+/// The `runtime_type` from which containerd derives the name of the shim on its `PATH`.
 pub const SHIM_RUNTIME_TYPE: &str = "io.containerd.bindguard.v2";
 /// The OCI runtime wrapper.
 pub const WRAPPER: &str = "bindguard-runtime";

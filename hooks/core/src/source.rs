@@ -13,24 +13,24 @@ use crate::policy::Scope;
 pub enum SourceKind {
     /// A bind that the kubelet made for a `subPath`.
     Subpath(VolumeSubpath),
-    /// A volume that requires its mount.
+    /// A volume that requires a mount.
     MountedVolume(MountedVolume),
-    /// A volume that requires no mount. Only a check of the node reports it; as a bind's source it
-    /// is [`SourceKind::Foreign`].
+    /// A volume that requires no mount. Only a check of the node reports this kind; such a bind
+    /// source is [`SourceKind::Foreign`].
     PlainVolume,
     /// A name in a kubelet-written volume. The kubelet binds such volumes whole, so an earlier
-    /// admission of this very bundle pointed the spec there.
+    /// admission of this very bundle wrote the name into the spec.
     InVolume,
     /// The host's `/`, a directory in which the kubelet or a runtime mounts things, or an ancestor
-    /// of one. A folder with mounts inside a runtime's directory is also one, but only the mount
-    /// table shows that.
+    /// of such a directory. Also a folder with mounts inside a runtime's directory, which only the
+    /// mount table shows.
     HostRoot,
-    /// Any other source: bindguard does not touch it.
+    /// Any other source, which bindguard never changes.
     Foreign,
 }
 
 impl SourceKind {
-    /// The kind of an absolute path, by its name alone.
+    /// Classifies an absolute path by its name alone.
     pub fn from_path(source: &Path, places: &Places, scope: Scope) -> Self {
         let of_pod =
             PodPath::from_path(source, places.kubelet_roots()).and_then(|path| Self::of_pod(&path));

@@ -1,5 +1,5 @@
-//! Text that a pod writes: cut to a length that a log, a journal and a pipe can take, escaped for
-//! a terminal, and quoted for a shell.
+//! Makes text that a pod wrote safe to print: cut to a length for logs and pipes, escaped for a
+//! terminal, quoted for a shell.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -16,8 +16,8 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
-/// The text as one line that a reader sees as it is. A pod chooses names and paths. They must not
-/// begin a line, move the cursor or change the order in which a terminal shows the characters.
+/// Escapes control characters, so that the text stays on one line. A pod chooses names and paths.
+/// They must not begin a line, move the cursor or change the order of characters in a terminal.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(is_misleading) {
         return Cow::Borrowed(text);
@@ -47,8 +47,8 @@ fn is_misleading(c: char) -> bool {
         )
 }
 
-/// A path as one word of a command that is advised. A pod names its mount points: `/a;reboot` ends
-/// no command.
+/// Quotes a path as one word for a command line in advice to the operator. A pod names its mount
+/// points: `/a;reboot` must not end the command.
 pub fn shell_word(path: &Path) -> String {
     let text = path.to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%=~".contains(c);

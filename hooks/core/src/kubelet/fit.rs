@@ -12,18 +12,18 @@ use super::plugin::Writer;
 /// The match between a volume and what the mount of a subpath shows, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fit {
-    /// The mount shows something in it.
+    /// The mount shows a file or directory in the volume.
     Holds,
-    /// The mount may show an earlier mount of it.
+    /// The mount may show an earlier mount of the volume.
     MountedAnew,
-    /// It is not mounted, and the mount may show what was mounted.
+    /// The volume is not mounted; the mount may show the filesystem that was mounted there.
     NotMounted,
-    /// No match.
+    /// The mount does not belong to the volume.
     None,
 }
 
 impl Fit {
-    /// Compares the two.
+    /// Compares a subpath's mount with a volume.
     pub fn of(mount: &SubpathMount, volume: &Volume) -> Self {
         if mount.device == volume.device && lies_in(&mount.root.path, &volume.place) {
             Self::Holds
@@ -38,10 +38,10 @@ impl Fit {
 }
 
 impl Volume {
-    /// True if a mount may show an earlier mount of this volume: a tmpfs, a restarted FUSE daemon,
-    /// a disk that was attached again. A volume that was mounted again has another device, and the
-    /// same paths below its root. A volume's mount that is older than the subpath does not match:
-    /// something else was mounted within the volume.
+    /// True if the subpath's mount may show an earlier mount of this volume: a tmpfs, a restarted
+    /// FUSE daemon, a disk that was attached again. A volume that was mounted again has another
+    /// device, but the same paths below its root. If the volume's mount is older than the subpath,
+    /// the subpath shows a filesystem that was mounted within the volume: no match.
     pub(super) fn is_earlier_mount(&self, mount: &SubpathMount) -> bool {
         let has_own_mount = self.plugin.may_mount() || self.fs_type.0 == "tmpfs";
         self.is_mount_point && self.is_newer && has_own_mount && self.fs_type == mount.fs_type
@@ -55,8 +55,8 @@ impl Volume {
         !self.is_mount_point && may_be_of_plugin
     }
 
-    /// True if a subpath shows that a volume, now a plain folder, was a tmpfs: an emptyDir of
-    /// medium Memory. The kubelet's own volumes that need no mount are on its disk.
+    /// True if the subpath's mount is a tmpfs although the volume is now a plain folder: an
+    /// emptyDir of medium Memory. Volumes that the kubelet writes without a mount are on its disk.
     pub fn was_memory(&self, mount: &SubpathMount) -> bool {
         let may_be_memory = self.plugin.writer() == Writer::Containers;
         may_be_memory && mount.fs_type.0 == "tmpfs" && mount.device != self.device

@@ -1,5 +1,5 @@
-//! Volumes that require a mount: without it, their directory is an empty one on the node's own
-//! disk.
+//! Volumes that require a mount: without a mount, their directory is an empty folder on the node's
+//! own disk.
 //!
 //! A container that starts on such a directory writes to the node instead of its volume. The error
 //! stays hidden until the data is missed (kubernetes#109955).
@@ -22,7 +22,7 @@ pub struct MountedVolume {
 }
 
 impl MountedVolume {
-    /// Parses the path of such a volume, or a path in one; `None` if it is neither.
+    /// Parses the path of such a volume, or a path within the volume; `None` for other paths.
     pub fn from_path<'a>(
         path: &Path,
         kubelet_roots: impl IntoIterator<Item = &'a Path>,
@@ -81,7 +81,7 @@ impl MountedVolume {
         }
     }
 
-    /// The same volume at its path before its files were copied below `prefix`.
+    /// The volume's path before a copy of the node's files was made below `prefix`.
     pub fn without_prefix(&self, prefix: &Path) -> Option<Self> {
         let below = self.mount_point.strip_prefix(prefix).ok()?;
         Some(Self {
@@ -90,12 +90,12 @@ impl MountedVolume {
         })
     }
 
-    /// The folder of its plugin, such as `kubernetes.io~nfs`.
+    /// The plugin's folder, such as `kubernetes.io~nfs`.
     pub fn plugin_folder(&self) -> &'static str {
         self.plugin.folder()
     }
 
-    /// The writer of its content.
+    /// The writer of the volume's content.
     pub fn writer(&self) -> Writer {
         self.plugin.writer()
     }
@@ -105,7 +105,7 @@ impl MountedVolume {
         &self.mount_point
     }
 
-    /// The mount that has to be there.
+    /// The mount that must exist at the mount point.
     pub fn required_mount(&self) -> RequiredMount {
         self.required
     }

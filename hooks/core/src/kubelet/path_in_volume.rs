@@ -1,8 +1,7 @@
 //! Derives the sub path within a volume from the root of a subpath's mount.
 //!
-//! The name is recorded nowhere else: neither the OCI spec nor the kubelet's folders contain it.
-//! Because it comes from the mount itself, a `subPathExpr` keeps the value that it had when the
-//! kubelet first bound it.
+//! Only the mount records the name: neither the OCI spec nor the kubelet's folders contain it. A
+//! `subPathExpr` therefore keeps the value that it had when the kubelet first bound the subpath.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +12,8 @@ use crate::paths::below;
 /// A path within a volume, as a pod's `subPath` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathInVolume {
-    /// The payload directory that the mount shows it in; `None` in volumes that have no payload,
-    /// and for a mount of something beside the payload.
+    /// The payload directory in which the mount shows the path. `None` in volumes without a
+    /// payload, and for a mount of a path beside the payload.
     pub timestamp: Option<TimestampDirectory>,
     /// The path below the payload, or below the volume if it has no payload.
     pub path: PathBuf,
@@ -45,7 +44,7 @@ impl PathInVolume {
     /// Maps a mount's root to its volume.
     ///
     /// # Errors
-    /// If the root is not in the volume, or is of another filesystem that is not known to be an
+    /// If the root is outside the volume, or is of another filesystem that is not known to be an
     /// earlier mount of the same volume.
     pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NotInVolume> {
         if mount.device != volume.device && !volume.is_earlier_mount(mount) {
@@ -68,8 +67,8 @@ impl PathInVolume {
         })
     }
 
-    /// True if it begins with the name of a payload directory. A subpath of a payload does, and a
-    /// folder of that name in a plain volume.
+    /// True if the path begins with the name of a payload directory. Subpaths of a payload do, and
+    /// subpaths of a folder with such a name in a plain volume.
     pub fn begins_like_a_payload(&self) -> bool {
         self.path
             .components()

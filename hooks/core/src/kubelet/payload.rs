@@ -4,7 +4,8 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
-/// The link whose rename swaps the whole payload at once.
+/// The link to the current payload; AtomicWriter's rename of the link swaps the whole payload at
+/// once.
 pub const DATA_LINK: &str = "..data";
 
 /// The arrangement of the files in a volume's directory.
@@ -17,7 +18,7 @@ pub enum VolumeLayout {
     Plain,
 }
 
-/// A directory that contains one payload: `..2026_11_21_05_10_00.123456789`.
+/// The name of a directory with one payload, such as `..2026_11_21_05_10_00.123456789`.
 ///
 /// Go's layout `..2006_01_02_15_04_05.` and then the digits that `os.MkdirTemp` appends.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Volume plugins: the paths of their volumes, their writers, and the mounts that they require.
 //!
 //! Each entry of the table follows the plugin's `GetPath` and `SetUp` in Kubernetes' `pkg/volume`:
-//! the path of its volumes, and the filesystem that it mounts, if any. Secret, projected and
-//! downwardAPI volumes wrap an emptyDir of medium Memory (`wrappedVolumeSpec`); a configMap's is on
-//! the kubelet's disk. An emptyDir requires no mount: its medium is recorded nowhere.
+//! the volumes' path and the filesystem that the plugin mounts, if any. Secret, projected and
+//! downwardAPI volumes wrap an emptyDir of medium Memory (`wrappedVolumeSpec`); a configMap is on
+//! the kubelet's disk. An emptyDir requires no mount: no file records its medium.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -12,12 +12,12 @@ use super::payload::VolumeLayout;
 use super::pod_path::PodPath;
 use crate::mount_table::FsType;
 
-/// The writer of a volume's content. It decides how far a path in the volume can be trusted.
+/// The writer of a volume's content, which decides how far a path in the volume can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
     /// The kubelet alone, through AtomicWriter.
     Kubelet,
-    /// The pod's containers: any name in it may be a trap.
+    /// The pod's containers: any name in the volume may be a trap.
     Containers,
 }
 
@@ -33,14 +33,14 @@ pub struct Plugin {
 /// The mount that a plugin's volumes require.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequiredMount {
-    /// The filesystems that the plugin mounts; none listed: any.
+    /// The filesystems that the plugin mounts; an empty list means any.
     fs_types: &'static [&'static str],
-    /// The usual cause if it is missing.
+    /// The usual cause of a missing mount.
     usual_cause: &'static str,
 }
 
 impl Plugin {
-    /// All plugins whose folder in a pod has a name of its own.
+    /// All plugins with their own folder in a pod's `volumes`.
     pub fn all() -> impl Iterator<Item = Self> {
         PLUGINS.iter().copied()
     }
@@ -50,13 +50,13 @@ impl Plugin {
         HOST_PATH
     }
 
-    /// The plugins for nearly all uses of a subPath.
+    /// The plugins with nearly all uses of a subPath.
     pub fn usual() -> impl Iterator<Item = Self> {
         Self::all().take(USUAL)
     }
 
-    /// The plugin whose volumes are in this folder. A flexVolume's folder is named after its
-    /// driver, `vendor~driver`.
+    /// The plugin with this folder. A flexVolume's folder is named after its driver,
+    /// `vendor~driver`.
     pub fn from_folder(folder: &OsStr) -> Option<Self> {
         let is_drivers =
             |folder: &str| folder.contains('~') && !folder.starts_with("kubernetes.io~");
@@ -71,24 +71,25 @@ impl Plugin {
             .or_else(flex_volume)
     }
 
-    /// The folder below `volumes` that its volumes are in, such as `kubernetes.io~configmap`; for a
-    /// flexVolume its kind.
+    /// The plugin's folder below `volumes`, such as `kubernetes.io~configmap`; for a flexVolume its
+    /// kind.
     pub fn folder(self) -> &'static str {
         self.folder
     }
 
-    /// The part of a volume's folder that the containers get: `mount` for CSI, otherwise all of it.
+    /// The part of a volume's folder that the containers get: `mount` for CSI, otherwise the whole
+    /// folder.
     pub fn below(self) -> &'static str {
         self.below
     }
 
-    /// The writer of its volumes.
+    /// The writer of the plugin's volumes.
     pub fn writer(self) -> Writer {
         self.writer
     }
 
-    /// The layout of its volumes as far as the plugin decides it: other writers than the kubelet
-    /// may use the kubelet's layout.
+    /// The layout of the plugin's volumes as far as the plugin decides it. Writers other than the
+    /// kubelet may use the kubelet's layout.
     pub fn layout(self) -> VolumeLayout {
         match self.writer {
             Writer::Kubelet => VolumeLayout::Payload,
@@ -96,13 +97,13 @@ impl Plugin {
         }
     }
 
-    /// True if its volumes can be mounts of their own. A flexVolume's driver may mount, but need
+    /// True if the plugin's volumes can be mount points. A flexVolume's driver may mount, but need
     /// not.
     pub fn may_mount(self) -> bool {
         self.mount.is_some() || self == FLEX_VOLUME
     }
 
-    /// The mount that its volumes need, if they need one.
+    /// The mount that the plugin's volumes require, if any.
     pub fn required_mount(self) -> Option<RequiredMount> {
         self.mount
     }
@@ -175,7 +176,7 @@ const HOST_PATH: Plugin = Plugin {
     mount: None,
 };
 
-/// A volume of a driver that is neither the kubelet's own nor CSI's: `vendor~driver/<volume>`.
+/// A volume of a driver outside of the kubelet and of CSI: `vendor~driver/<volume>`.
 const FLEX_VOLUME: Plugin = Plugin {
     folder: "flexVolume",
     below: "",

@@ -30,8 +30,8 @@ impl VolumeSubpath {
         Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
     }
 
-    /// The subpath at a pod's path, if it is one. An index with a sign or leading zeros makes it
-    /// none: the kubelet writes no such index.
+    /// Parses a pod's path; `None` if it is not the path of a subpath bind. An index with a sign or
+    /// leading zeros is invalid, because the kubelet writes no such index.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
         let &[folder, volume, container, index] = path.names() else {
             return None;
@@ -61,7 +61,7 @@ impl VolumeSubpath {
         ])
     }
 
-    /// The same subpath below another kubelet root: a copy's original.
+    /// The path of this subpath below the given kubelet root.
     pub fn at_root(&self, kubelet_root: &Path) -> Self {
         Self {
             kubelet_root: kubelet_root.to_owned(),
@@ -92,7 +92,7 @@ impl VolumeSubpath {
         path
     }
 
-    /// True if both are of one volume of one pod.
+    /// True if both subpaths are of one volume of one pod.
     pub fn is_of_the_same_volume(&self, other: &Self) -> bool {
         self.volume == other.volume
             && self.pod_uid == other.pod_uid

@@ -1,7 +1,7 @@
 //! The attributes of a mount that deny access or set how access times are kept: mount_setattr(2).
 //!
-//! Each mount of a filesystem has its own. mountinfo names them in words, statmount(2) by the bits
-//! of `MOUNT_ATTR_*`.
+//! Each mount of a filesystem has its own attributes. mountinfo names them in words, statmount(2)
+//! by the bits of `MOUNT_ATTR_*`.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -30,20 +30,20 @@ const NODIRATIME: u64 = 0x80;
 const IDMAPPED: u64 = 0x10_0000;
 
 impl MountAttributes {
-    /// Read-only, nosuid, nodev, noexec and nosymfollow: each takes a permission from the users of
-    /// the mount.
+    /// Read-only, nosuid, nodev, noexec and nosymfollow: each attribute takes a permission from the
+    /// users of the mount.
     const DENYING: u64 = READ_ONLY | 0x2 | 0x4 | 0x8 | 0x20_0000;
 
     /// `MOUNT_ATTR__ATIME` and `MOUNT_ATTR_NODIRATIME`: how access times are kept.
     pub const ACCESS_TIMES: u64 = 0x70 | NODIRATIME;
 
-    /// The attributes from the bits of statmount(2), without those that this version does not know.
+    /// Reads the bits of statmount(2), without the bits that this version does not know.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits & (Self::DENYING | Self::ACCESS_TIMES | IDMAPPED))
     }
 
-    /// The attributes that mountinfo names. Access times are kept strictly unless it names another
-    /// mode.
+    /// Reads mountinfo's options. Without an option for access times, access times are kept
+    /// strictly.
     pub fn from_options(options: &OsStr) -> Self {
         let words = || options.as_bytes().split(|byte| *byte == b',');
         let known = words().filter_map(|word| WORDS.iter().find(|(name, _)| *name == word));
@@ -63,13 +63,13 @@ impl MountAttributes {
         self.0 & READ_ONLY != 0
     }
 
-    /// True if its files show other owners than their filesystem has: only a copy of the mount can
-    /// do the same.
+    /// True if the mount's files show other owners than their filesystem has. Only a copy of the
+    /// mount shows the same owners.
     pub fn is_idmapped(self) -> bool {
         self.0 & IDMAPPED != 0
     }
 
-    /// The number of its denials that `other` does not have.
+    /// The number of permissions that `self` denies and `other` does not.
     pub fn denied_beyond(self, other: Self) -> u32 {
         (self.0 & !other.0 & Self::DENYING).count_ones()
     }
@@ -81,7 +81,7 @@ impl MountAttributes {
     }
 }
 
-/// The words of mountinfo, without those for access times that it leaves out.
+/// Prints the words of mountinfo, without the words for access times that mountinfo omits.
 impl fmt::Display for MountAttributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = WORDS.iter().filter(|(_, bit)| self.0 & bit != 0);

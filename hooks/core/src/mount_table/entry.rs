@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use super::attributes::MountAttributes;
 use crate::paths::below;
 
-/// A mount's id. The kernel reuses the id of a mount that is gone: an id names a mount only while
-/// an open file descriptor keeps that mount.
+/// A mount's id. The kernel reuses the ids of unmounted mounts: an id names a mount only while an
+/// open file descriptor keeps that mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountId(pub u32);
 
-/// major:minor as mountinfo prints it. Never compare it with a `st_dev`: btrfs gives each subvolume
-/// its own.
+/// major:minor as mountinfo prints it. Never compare a `Device` with a `st_dev`: btrfs gives each
+/// subvolume its own `st_dev`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Major number.
@@ -32,17 +32,17 @@ impl fmt::Display for Device {
 /// The directory or file of the filesystem that a mount shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountRoot {
-    /// Its path within the filesystem; the last one that it had, if it is deleted.
+    /// The path within the filesystem; for a deleted root, the last path before the deletion.
     pub path: PathBuf,
-    /// The kernel marked it `//deleted`: nothing can be bound from this mount any more.
+    /// The kernel marked the root `//deleted`: nothing can be bound from this mount any more.
     pub deleted: bool,
 }
 
 impl MountRoot {
     const DELETED: &'static [u8] = b"//deleted";
 
-    /// Splits the kernel's mark from the path. No file can have a name with two slashes, so the
-    /// mark is never part of one.
+    /// Splits the kernel's mark from the path. No file name contains two slashes, so a file name
+    /// cannot contain the mark.
     pub fn from_kernel(root: &[u8]) -> Self {
         let (path, deleted) = match root.strip_suffix(Self::DELETED) {
             Some(path) => (path, true),
@@ -54,7 +54,7 @@ impl MountRoot {
         }
     }
 
-    /// The root as the kernel prints it, mark included, for people to read.
+    /// The root as the kernel prints it, including the mark.
     pub fn for_people(&self) -> String {
         String::from_utf8_lossy(&self.to_kernel()).into_owned()
     }
@@ -71,15 +71,15 @@ impl MountRoot {
 /// The optional fields: see mount_namespaces(7).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Propagation {
-    /// `shared:N`, the peer group that this mount is in.
+    /// `shared:N`, this mount's peer group.
     pub peer_group: Option<u32>,
-    /// `master:N`, the peer group that this mount receives from.
+    /// `master:N`, the peer group from which this mount receives events.
     pub master: Option<u32>,
     /// `propagate_from:N`, the nearest dominating peer group below this process's root.
     pub propagate_from: Option<u32>,
     /// `unbindable`.
     pub unbindable: bool,
-    /// Fields that this version does not know, as they were written.
+    /// Fields that this version does not know, as the kernel wrote them.
     pub unknown: Vec<String>,
 }
 
@@ -131,20 +131,20 @@ impl FsType {
         "zfs",
     ];
 
-    /// True if the kernel reports every mount's root as `/`, and the path that the mount shows at
-    /// the end of its source: `server:/share/db`. NFS does: its server decides which directory is
-    /// the root.
+    /// True if the kernel reports `/` as every mount's root, and the mount's source ends with the
+    /// path that the mount shows: `server:/share/db`. NFS does, because the server decides which
+    /// directory is the root.
     pub fn has_root_in_source(&self) -> bool {
         matches!(self.0.as_str(), "nfs" | "nfs4")
     }
 
     /// Filesystems that may query their server, or the nodes that share a disk, for a file's
-    /// attributes despite statx(2)'s `AT_STATX_DONT_SYNC`. 9p does so usually, gfs2 and ocfs2
-    /// always, the others once they doubt their cached attributes.
+    /// attributes despite statx(2)'s `AT_STATX_DONT_SYNC`. 9p usually queries, gfs2 and ocfs2
+    /// always, the others when they doubt their cached attributes.
     const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
 
-    /// True if even the cheapest stat of a file may wait for a server: then only the kernel's own
-    /// tables may be used.
+    /// True if even the cheapest stat of a file may wait for a server: only the kernel's own tables
+    /// may be read.
     pub fn queries_server_for_attributes(&self) -> bool {
         Self::ASKING.contains(&self.0.as_str())
     }
@@ -159,20 +159,19 @@ impl FsType {
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Its id.
+    /// The mount's id.
     pub id: MountId,
-    /// The mount that it is mounted on. For the root of the namespace, that mount is not in the
-    /// table.
+    /// The id of the mount below. For the namespace's root, the table does not contain that mount.
     pub parent: MountId,
-    /// Device of its filesystem.
+    /// Device of the mount's filesystem.
     pub device: Device,
-    /// Its root: the path in the filesystem that it shows, from the root field or the source.
+    /// The path in the filesystem that the mount shows, from the root field or the source.
     pub root: MountRoot,
-    /// Its mount point, seen from the reader's root directory.
+    /// The mount point, as seen from the reader's root directory.
     pub mount_point: PathBuf,
-    /// Per-mount options, as written.
+    /// Per-mount options, as the kernel wrote them.
     pub options: OsString,
-    /// The attributes in these options.
+    /// The attributes from these options.
     pub attributes: MountAttributes,
     /// Peer group and master.
     pub propagation: Propagation,
@@ -180,18 +179,18 @@ pub struct MountEntry {
     pub fs_type: FsType,
     /// The source as the filesystem names it: a device, a server or other text.
     pub source: OsString,
-    /// Options of the filesystem, as written.
+    /// Options of the filesystem, as the kernel wrote them.
     pub super_options: OsString,
 }
 
 impl MountEntry {
-    /// True if nothing can be written through it: the mount or its filesystem is read-only.
+    /// True if nothing can be written through the mount: the mount or its filesystem is read-only.
     pub fn is_read_only(&self) -> bool {
         let mut words = self.super_options.as_bytes().split(|byte| *byte == b',');
         self.attributes.is_read_only() || words.any(|word| word == b"ro")
     }
 
-    /// The path in its filesystem that the mount shows, if the source contains it.
+    /// The path in the filesystem that the mount shows, if the source contains this path.
     pub(super) fn root_in_source(&self) -> Option<&Path> {
         let server_and_path =
             Some(self.source.as_bytes()).filter(|_| self.fs_type.has_root_in_source())?;
@@ -200,11 +199,11 @@ impl MountEntry {
         Some(Path::new(OsStr::from_bytes(&server_and_path[colon + 1..])))
     }
 
-    /// The place of `path` within this mount's filesystem: the mount's root, then the part of the
-    /// path below the mount point.
+    /// The place of `path` within this mount's filesystem: the mount's root, then the part of
+    /// `path` below the mount point.
     ///
-    /// `path` must be as the kernel would print it, without symlinks. `None` if it is not below
-    /// this mount.
+    /// `path` must be as the kernel would print it, without symlinks. `None` for a `path` outside
+    /// of this mount.
     pub fn place_in_filesystem(&self, path: &Path) -> Option<PathBuf> {
         let rest = below(path, &self.mount_point)?;
         // Joining an empty path would leave a slash at the end.

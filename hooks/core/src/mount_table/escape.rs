@@ -2,10 +2,10 @@
 //!
 //! Mirrors the kernel's `mangle_path`, which `seq_path` and `mangle` call with these characters.
 
-/// Undoes the kernel's escapes. A backslash that three octal digits do not follow is kept: the
-/// kernel writes none, and refusing the table for it has no benefit.
+/// Undoes the kernel's escapes. A backslash without three octal digits is kept: the kernel writes
+/// no such backslash, and refusing the table for it has no benefit.
 pub(super) fn unescape(field: &[u8]) -> Vec<u8> {
-    // Nearly every field: one copy instead of one push for each byte.
+    // Nearly no field has escapes: one copy is faster than a push for each byte.
     if !field.contains(&b'\\') {
         return field.to_vec();
     }

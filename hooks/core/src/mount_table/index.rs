@@ -1,5 +1,5 @@
-//! An index of a mount table, for as many queries as the table has mounts: each is a look-up, not a
-//! scan.
+//! An index of a mount table, for as many queries as the table has mounts. Each query is a look-up,
+//! not a scan.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,7 +7,8 @@ use std::path::Path;
 use super::entry::{MountEntry, MountId};
 use super::table::MountTable;
 
-/// The mounts of a table by their ids and places; those of one place in the kernel's order.
+/// The mounts of a table by id and by mount point. Mounts at the same mount point are in the
+/// kernel's order.
 #[derive(Debug)]
 pub struct MountIndex<'t> {
     by_id: HashMap<MountId, &'t MountEntry>,
@@ -16,7 +17,7 @@ pub struct MountIndex<'t> {
 }
 
 impl<'t> MountIndex<'t> {
-    /// An index of this table.
+    /// Indexes the table.
     pub fn of(table: &'t MountTable) -> Self {
         let mut index = Self {
             by_id: HashMap::new(),
@@ -39,7 +40,7 @@ impl<'t> MountIndex<'t> {
         self.by_id.get(&id).copied()
     }
 
-    /// The mount that another one is mounted on; `None` for the root of the namespace.
+    /// The mount below `entry`; `None` for the root of the namespace.
     pub fn parent(&self, entry: &MountEntry) -> Option<&'t MountEntry> {
         self.by_id
             .get(&entry.parent)
@@ -47,21 +48,20 @@ impl<'t> MountIndex<'t> {
             .filter(|parent| parent.id != entry.id)
     }
 
-    /// The mounts at exactly this mount point, hidden ones included.
+    /// The mounts at exactly this mount point, hidden mounts included.
     pub fn stack_at(&self, mount_point: &Path) -> &[&'t MountEntry] {
         self.by_mount_point
             .get(mount_point)
             .map_or(&[], Vec::as_slice)
     }
 
-    /// The mount that a path is on: the topmost at the nearest mount point above it.
+    /// The topmost mount at the nearest mount point at or above `path`.
     pub fn mount_over(&self, path: &Path) -> Option<&'t MountEntry> {
         path.ancestors()
             .find_map(|above| self.stack_at(above).last().copied())
     }
 
-    /// True if a mount of the table was made after another one: see
-    /// [`MountTable::is_listed_after`].
+    /// True if `mount` was made after `other`: see [`MountTable::is_listed_after`].
     pub fn is_listed_after(&self, mount: &MountEntry, other: &MountEntry) -> bool {
         self.table.is_listed_after(mount.id, other.id) == Some(true)
     }

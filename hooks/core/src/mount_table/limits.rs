@@ -1,11 +1,11 @@
-//! Limits of a mount table that is read, and why a table was refused.
+//! Limits for reading a mount table, and the reasons for refusing a table.
 //!
 //! A container decides how long its own mount table is: 3,000 binds below a long name are 86 MB of
 //! text. A table beyond a limit is an error, never a shorter or empty table.
 
 use super::parse::ParseError;
 
-/// The limits for one mount table. A reader stops at the first one that is exceeded.
+/// The limits for one mount table. A reader stops at the first exceeded limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableLimits {
     /// Bytes of text: the reader's time.
@@ -22,8 +22,8 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 impl TableLimits {
-    /// For the table of the reader's own namespace. No container can add a line to it, and a create
-    /// must not fail on a large node.
+    /// For the reader's own namespace. No container can add a line to this table, and a create must
+    /// not fail on a large node.
     ///
     /// The kernel's own limit is `fs.mount-max`, by default 100,000 mounts. 30,000 mounts of a
     /// kubelet are 12 MB of text.
@@ -36,11 +36,11 @@ impl TableLimits {
 
     /// For the table of any other process, which a container may have filled.
     ///
-    /// A container that binds the host's root has the host's mounts: 28,000 of them are 11 MB of
+    /// A container that binds the host's root has the host's mounts: 28,000 mounts are 11 MB of
     /// text and 12 MiB in memory. The kernel prints 32 MiB in 45 ms, so a hostile table delays its
-    /// neighbours by less than 0.1 s. A line has two paths, each of at most 4 KiB that escapes make
-    /// four times longer, and a page of options. The agent is limited to 64 MiB. It has at most
-    /// three such tables at once: two refreshes and the survey.
+    /// neighbours by less than 0.1 s. A line has a page of options and two paths of at most 4 KiB,
+    /// which escapes make four times longer. The agent is limited to 64 MiB and has at most three
+    /// such tables at once: two refreshes and the survey.
     pub const CONTAINER: Self = Self {
         text: 32 * MIB,
         mounts: 65_536,
@@ -58,7 +58,7 @@ pub enum TableError {
     /// The text ends in the middle of a line.
     #[error("its last line is cut off")]
     CutOff,
-    /// It exceeds a limit: no mount of it is known.
+    /// The table exceeds a limit, and none of its mounts is known.
     #[error("the mount table is too large: {0}")]
     TooLarge(ExceededLimit),
 }

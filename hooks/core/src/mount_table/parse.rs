@@ -14,13 +14,13 @@ use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 use super::escape::unescape;
 use super::table::MountTable;
 
-/// Why a mount table was refused.
+/// The line and reason for which a mount table was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("read line {line} of mountinfo: {wrong}")]
 pub struct ParseError {
     /// Counted from 1.
     pub line: usize,
-    /// The error in it.
+    /// The error in the line.
     pub wrong: WrongField,
 }
 
@@ -45,7 +45,7 @@ impl MountTable {
     /// Reads the text of a `mountinfo` file.
     ///
     /// # Errors
-    /// At the first line that is not one mount.
+    /// At the first line that is not a mount.
     pub fn from_mountinfo(text: &[u8]) -> Result<Self, ParseError> {
         let lines = text.strip_suffix(b"\n").unwrap_or(text);
         if lines.is_empty() {
@@ -132,7 +132,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Fields<I> {
         Ok(OsStr::from_bytes(&unescape(self.next(name)?)).to_owned())
     }
 
-    /// Options are left as written: their escapes belong to the filesystem that wrote them.
+    /// Returns options as written: their escapes belong to the filesystem that wrote them.
     fn raw(&mut self, name: &'static str) -> Result<OsString, WrongField> {
         Ok(OsStr::from_bytes(self.next(name)?).to_owned())
     }
@@ -174,7 +174,7 @@ fn device(field: &[u8]) -> Result<Device, WrongField> {
 }
 
 fn number(name: &'static str, field: &[u8]) -> Result<u32, WrongField> {
-    // u32's own parser takes a leading plus; the kernel writes none.
+    // `u32::from_str` accepts a leading plus, which the kernel never writes.
     let digits = field.iter().all(u8::is_ascii_digit).then_some(field);
     digits
         .and_then(|d| std::str::from_utf8(d).ok())

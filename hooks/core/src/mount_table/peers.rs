@@ -1,4 +1,4 @@
-//! The same directory on another mount: mounts made there appear here, see mount_namespaces(7).
+//! The same directory on two mounts: mounts made on `other` appear here, see mount_namespaces(7).
 
 use std::path::{Path, PathBuf};
 
@@ -6,11 +6,12 @@ use super::entry::MountEntry;
 use crate::paths::{below, lies_in};
 
 impl MountEntry {
-    /// The path on `other` of the place that this mount has at `path`, if mounts made there also
-    /// appear here. Then this mount is its peer or its slave. For a place above the root of
-    /// `other`, it is the mount point of `other`.
+    /// Translates `path` on this mount to the same place on `other`, if mounts made on `other`
+    /// appear on this mount. This mount is then a peer or slave of `other`. For a place above the
+    /// root of `other`, the result is the mount point of `other`.
     ///
-    /// `path` must be as the kernel would print it, without symlinks. `None` for the mount itself.
+    /// `path` must be as the kernel would print it, without symlinks. `None` if `other` is this
+    /// mount.
     pub fn name_at_origin(&self, path: &Path, other: &MountEntry) -> Option<PathBuf> {
         let group = other.propagation.peer_group?;
         let receives =

@@ -1,9 +1,9 @@
 //! One mount as statmount(2) reports it: `struct statmount` of the kernel's
 //! `include/uapi/linux/mount.h`.
 //!
-//! It contains the fields of a mountinfo line, without the escapes: its strings are raw. A field
-//! that the caller did not request, or the kernel did not fill in, is not in the mask. Such a field
-//! is not read.
+//! The structure contains the fields of a mountinfo line with raw strings, without escapes. A field
+//! that the caller did not request, or that the kernel did not fill in, is missing from the mask
+//! and is not read.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -12,28 +12,27 @@ use std::path::{Path, PathBuf};
 use super::attributes::MountAttributes;
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 
-/// The fields required of every mount: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and
+/// The fields that every mount must have: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and
 /// `_FS_TYPE`.
 const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x20;
-/// `STATMOUNT_MNT_POINT`: a third of the kernel's work for a path of usual length.
+/// `STATMOUNT_MNT_POINT`: a path of usual length is a third of the kernel's work.
 const POINT: u64 = 0x10;
-/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer, of filesystems that have one: the kind of FUSE
-/// filesystem.
+/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer: the kind of FUSE filesystem, such as `sshfs`.
 const SUBTYPE: u64 = 0x100;
 
-/// A mount from statmount(2), and its parent by the id that is never used again.
+/// A mount from statmount(2), with its parent's unique id, which the kernel never reuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatmountEntry {
-    /// The mount. Its options and its source are left empty.
+    /// The mount; options and source are left empty.
     pub entry: MountEntry,
     /// `mnt_parent_id`.
     pub unique_parent: u64,
 }
 
-/// Why a buffer is not a mount.
+/// The reason for which a buffer is not a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StatmountError {
-    /// It ends too early.
+    /// The buffer ends before its fixed part does.
     #[error("statmount filled in too little")]
     TooShort,
     /// A requested field is missing.
@@ -63,13 +62,13 @@ mod at {
     pub(super) const STRINGS: usize = 512;
 }
 
-/// mount(2)'s `MS_UNBINDABLE`, `MS_SLAVE` and `MS_SHARED`, which `mnt_propagation` is made of.
+/// mount(2)'s `MS_UNBINDABLE`, `MS_SLAVE` and `MS_SHARED`, the bits of `mnt_propagation`.
 const UNBINDABLE: u64 = 1 << 17;
 const SLAVE: u64 = 1 << 19;
 const SHARED: u64 = 1 << 20;
 
 impl StatmountEntry {
-    /// The mask for statmount(2). `mount_point` is the path of the mount, if that is known.
+    /// The mask for statmount(2). A known `mount_point` is not requested again.
     pub fn mask(mount_point: Option<&Path>) -> u64 {
         NEEDED | SUBTYPE | if mount_point.is_none() { POINT } else { 0 }
     }
@@ -78,7 +77,7 @@ impl StatmountEntry {
     /// `mount_point`.
     ///
     /// # Errors
-    /// If the buffer lacks a requested field, or a string in it is invalid.
+    /// If the buffer lacks a requested field, or contains an invalid string.
     pub fn from_buffer(buffer: &[u8], mount_point: Option<&Path>) -> Result<Self, StatmountError> {
         let (mask, needed) = (
             u64_at(buffer, at::MASK)?,
@@ -93,7 +92,7 @@ impl StatmountEntry {
         };
         let flags = u64_at(buffer, at::PROPAGATION)?;
         let group = |flag, offset| -> Result<Option<u32>, StatmountError> {
-            // Peer groups are ints in the kernel; the field is only wider than necessary.
+            // The kernel's peer groups are ints, although the field is wider.
             Ok((flags & flag != 0)
                 .then_some(u32::try_from(u64_at(buffer, offset)?).unwrap_or(u32::MAX)))
         };
@@ -125,7 +124,7 @@ impl StatmountEntry {
     }
 }
 
-/// As mountinfo writes it: `fuse.sshfs`.
+/// The type as mountinfo writes it, such as `fuse.sshfs`.
 fn fs_type(buffer: &[u8], mask: u64) -> Result<FsType, StatmountError> {
     let mut name = text(string(buffer, at::FS_TYPE, "filesystem type")?)?;
     if mask & SUBTYPE != 0 {
@@ -155,7 +154,8 @@ fn u64_at(buffer: &[u8], offset: usize) -> Result<u64, StatmountError> {
     Ok(u64::from_ne_bytes(*bytes))
 }
 
-/// The string whose offset, counted from the end of the fixed part, is at `offset`.
+/// Reads the string at the position that the number at `offset` contains, counted from the end of
+/// the fixed part.
 fn string<'a>(
     buffer: &'a [u8],
     offset: usize,

@@ -1,4 +1,4 @@
-//! Parses a mount table that arrives in pieces: the text is never in memory as a whole.
+//! Parses a mount table that arrives in pieces: memory never contains the whole text.
 
 use std::ffi::OsString;
 use std::mem;
@@ -8,17 +8,17 @@ use super::limits::{ExceededLimit, TableError, TableLimits};
 use super::parse::ParseError;
 use super::table::MountTable;
 
-/// The part of each mount that a reader needs.
+/// The parts of each mount that a reader needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// Everything.
+    /// All fields.
     All,
-    /// Everything but the source and the super options. No reader of a container's table uses them,
-    /// and those of an overlay have up to 4 KiB.
+    /// All fields but the source and the super options. No reader of a container's table uses these
+    /// two, and an overlay's options have up to 4 KiB.
     WithoutSources,
 }
 
-/// A mount table of which a part has arrived.
+/// A mount table that is still arriving.
 #[derive(Debug)]
 pub struct TableParser {
     limits: TableLimits,
@@ -32,7 +32,7 @@ pub struct TableParser {
 }
 
 impl TableParser {
-    /// A table of which nothing has arrived.
+    /// Starts with an empty table.
     pub fn new(limits: TableLimits, detail: Detail) -> Self {
         Self {
             limits,
@@ -55,7 +55,7 @@ impl TableParser {
             return Err(TableError::TooLarge(ExceededLimit::Text(self.limits.text)));
         }
         let mut lines = piece.split(|byte| *byte == b'\n');
-        // What follows the last newline is the start of the next line.
+        // Text after the last newline is the start of the next line.
         let start = lines.next_back().unwrap_or_default();
         for end in lines {
             if self.partial.is_empty() {
@@ -103,10 +103,10 @@ impl TableParser {
         self.add_entry(entry)
     }
 
-    /// Adds a mount that was read another way than from the text.
+    /// Adds a mount that was not read from the text.
     ///
     /// # Errors
-    /// If it exceeds a limit.
+    /// If the table now exceeds a limit.
     pub fn add_entry(&mut self, mut entry: MountEntry) -> Result<(), TableError> {
         self.lines += 1;
         if self.lines > self.limits.mounts {
@@ -129,7 +129,7 @@ impl TableParser {
 }
 
 impl MountTable {
-    /// The bytes that its mounts occupy, without what the allocator adds.
+    /// The bytes that the parsed mounts occupy, without the allocator's overhead.
     pub fn memory(&self) -> usize {
         self.entries().iter().map(MountEntry::memory).sum()
     }

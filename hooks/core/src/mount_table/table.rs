@@ -21,7 +21,8 @@ impl MountTable {
         &self.entries
     }
 
-    /// The same table for a reader to whom `real`, and everything below it, appears as `named`.
+    /// Renames `real` and all paths below it to `named`, for a reader who sees them under that
+    /// name.
     pub fn with_name(mut self, real: &Path, named: &Path) -> Self {
         for entry in &mut self.entries {
             if let Ok(below) = entry.mount_point.strip_prefix(real) {
@@ -36,8 +37,7 @@ impl MountTable {
         self.entries.iter().find(|entry| entry.id == id)
     }
 
-    /// The mount that a path of the namespace is on: of the mounts above it the nearest, and of
-    /// those the topmost.
+    /// The topmost mount at the nearest mount point at or above `path`, a path of the namespace.
     pub fn mount_over(&self, path: &Path) -> Option<&MountEntry> {
         let above = self
             .entries
@@ -46,15 +46,15 @@ impl MountTable {
         above.max_by_key(|entry| entry.mount_point.components().count())
     }
 
-    /// True if a mount was made after another one; `None` if one of them is not in the table. The
-    /// kernel lists mounts in the order in which they were made, and those of a copied namespace in
+    /// True if `mount` was made after `other`; `None` if the table lacks either mount. The kernel
+    /// lists mounts in the order in which they were made, and the mounts of a copied namespace in
     /// the order of their places.
     pub fn is_listed_after(&self, mount: MountId, other: MountId) -> Option<bool> {
         let position = |id: MountId| self.entries.iter().position(|entry| entry.id == id);
         Some(position(mount)? > position(other)?)
     }
 
-    /// The mounts at exactly this mount point, hidden ones included.
+    /// The mounts at exactly this mount point, hidden mounts included.
     pub fn stack_at<'a>(&'a self, mount_point: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
         self.entries
             .iter()

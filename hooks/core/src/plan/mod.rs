@@ -15,7 +15,7 @@ pub struct Plan {
     pub rebinds: Vec<Rebind>,
     /// Changes to the spec.
     pub edits: Vec<SpecEdit>,
-    /// Why the container is refused, if policy refuses it.
+    /// The reason, if policy refuses the container.
     pub refusal: Option<String>,
 }
 
@@ -94,8 +94,8 @@ impl Plan {
     }
 }
 
-/// Why policy refuses a container that could not be checked in full, if it does: the unchecked part
-/// may be what it refuses.
+/// The refusal of a container that could not be checked in full, if policy requires one: the
+/// unchecked part may contain a fault that policy refuses.
 pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
     let refuses = policy.unmounted_volumes == Alarm::Refuse
         || policy.dead_sources == Alarm::Refuse
@@ -103,7 +103,7 @@ pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
     refuses.then(|| format!("{unseen}: policy refuses what may be there"))
 }
 
-/// Why policy refuses a container with this finding, if it does.
+/// The refusal of a container with this finding, if policy requires one.
 pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     match &finding.verdict {
         Verdict::Unmounted(unmounted) if policy.unmounted_volumes == Alarm::Refuse => {
@@ -130,8 +130,8 @@ pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     }
 }
 
-/// Why policy refuses a container with this finding, whose repair failed for this reason, if it
-/// does.
+/// The refusal of a container with this finding, whose repair failed because of `why`, if policy
+/// requires one.
 pub fn refusal_of_failed(finding: &Finding, why: &str, policy: &Policy) -> Option<String> {
     (policy.failed_repairs == FailedRepair::Refuse).then(|| unrepaired(finding, why))
 }

@@ -1,4 +1,4 @@
-//! One stale subpath that can be repaired.
+//! The repair of one stale subpath.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::spec::SpecEdit;
 
 /// The order to bind a subpath's current target in place of a stale one.
 ///
-/// Only a finding with a remedy yields one.
+/// Only a finding with a remedy yields a re-bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rebind {
     bind: Option<usize>,
@@ -75,7 +75,7 @@ impl Rebind {
     /// The edit that points the spec's source at the volume's own path, used when binding is
     /// impossible.
     ///
-    /// `None` for volumes that containers write: a path in those may lead anywhere by the time the
+    /// `None` for volumes that containers write: a container may redirect a path there before the
     /// runtime resolves it. A kubelet-written volume's own names are links through `..data`: the
     /// runtime resolves them to the payload of that moment.
     pub fn spec_edit(&self) -> Option<SpecEdit> {

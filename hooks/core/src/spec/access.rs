@@ -7,16 +7,16 @@ pub enum RequestedAccess {
     ReadWrite,
     /// `ro`: the bind's own mount is read-only. Mounts below it stay writable.
     ReadOnly,
-    /// `rro`: every mount below it at the time of the bind is also read-only. mount_setattr(2),
-    /// Linux 5.12
+    /// `rro`: every mount that is below the bind at its creation is also read-only.
+    /// mount_setattr(2), Linux 5.12
     RecursivelyReadOnly,
 }
 
 impl RequestedAccess {
-    /// The access that these mount options request. runc and crun treat `ro` and `rro` separately.
-    /// Of `ro` and `rw` the last option counts. With both `rro` and `rrw`, crun and runc before 1.2
-    /// pass both to mount_setattr(2), and the kernel clears a flag before it sets it: `rro` applies
-    /// in any order.
+    /// Reads the access from mount options. runc and crun treat `ro` and `rro` separately. Of `ro`
+    /// and `rw`, the last option applies. crun, and runc before 1.2, pass `rro` and `rrw` together
+    /// to mount_setattr(2). The kernel clears flags before it sets flags: `rro` applies in any
+    /// order.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut own, mut recursive) = (false, false);
         for option in options {

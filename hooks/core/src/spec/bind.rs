@@ -1,4 +1,4 @@
-//! One bind mount of a spec: its values, and the bytes that contain them.
+//! One bind mount of a spec: the values, and their places in the spec's bytes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,12 +30,12 @@ pub struct Bind<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Written<'a> {
     pub(super) source: &'a str,
-    /// `None` when the entry has no such key.
+    /// `None` if the entry has no `options`.
     pub(super) options: Option<&'a str>,
 }
 
 impl<'a> Bind<'a> {
-    /// The entry at `index` of `mounts`; `None` if it is no bind.
+    /// The entry at `index` of `mounts`; `None` if it is not a bind.
     pub(super) fn from_entry(
         index: usize,
         entry: RawMount<'a>,
@@ -69,7 +69,7 @@ impl<'a> Bind<'a> {
         is_bind.then(bind).transpose()
     }
 
-    /// Its position in the spec's `mounts`.
+    /// The bind's position in the spec's `mounts`.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -84,17 +84,17 @@ impl<'a> Bind<'a> {
         Path::new(&*self.destination)
     }
 
-    /// The propagation that its options request.
+    /// The propagation that the options request.
     pub fn propagation(&self) -> RequestedPropagation {
         self.propagation
     }
 
-    /// The access that its options request.
+    /// The access that the options request.
     pub fn access(&self) -> RequestedAccess {
         self.access
     }
 
-    /// True if it includes the mounts below its source.
+    /// True if the bind includes the mounts below its source.
     pub fn is_recursive(&self) -> bool {
         self.is_recursive
     }

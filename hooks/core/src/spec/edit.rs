@@ -12,7 +12,7 @@ use super::view::SpecView;
 
 const RSLAVE: &str = "\"rslave\"";
 
-/// One change to a spec. A bind is named by its position in `mounts`.
+/// One change to a spec. A bind is identified by its position in `mounts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpecEdit {
     /// Point the bind's source at another path.
@@ -31,10 +31,10 @@ pub enum SpecEdit {
     RootfsRslave,
 }
 
-/// Why an edit could not be written.
+/// The reason for which an edit could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
-    /// The edit names an entry of `mounts` that is no bind.
+    /// The edit's position in `mounts` is not a bind.
     #[error("edit mounts[{0}]: it is no bind of this spec")]
     NoSuchBind(usize),
     /// JSON strings contain Unicode; this path is not Unicode.
@@ -54,7 +54,7 @@ impl SpecView<'_> {
     /// The spec's bytes with the edits made.
     ///
     /// # Errors
-    /// If an edit names no bind, or a source that JSON cannot represent. Nothing is edited then.
+    /// If an edit names no bind, or a source that JSON cannot represent. No edit is made then.
     pub fn edited(&self, edits: &[SpecEdit]) -> Result<Vec<u8>, EditError> {
         let mut splices = Vec::new();
         for edit in edits {
@@ -115,8 +115,8 @@ impl SpecView<'_> {
         let Some(last) = options.last().map(|last| self.place(last).end) else {
             return vec![self.first_option(written)];
         };
-        // runc applies propagation options one after the other, so none that lowers propagation may
-        // stay.
+        // runc applies propagation options one after the other: every option that lowers
+        // propagation must go.
         let lowering: Vec<Splice> = options
             .into_iter()
             .filter(|option| keeps_host_mounts_alive(option))
@@ -171,7 +171,7 @@ fn comma_before(keys: &RawObject<'_>) -> &'static str {
     if keys.is_empty() { "" } else { "," }
 }
 
-/// Each option as it is written. An earlier step parsed them as a list of strings.
+/// Splits the options into their JSON texts. An earlier step parsed them as a list of strings.
 fn options(written: &str) -> Vec<&str> {
     let options: Option<Vec<&RawValue>> = serde_json::from_str(written).unwrap_or_default();
     options

@@ -1,8 +1,8 @@
 //! A JSON object as the list of its entries: keys are decoded, values unchanged.
 //!
-//! Strings are read as leniently as Go's `encoding/json` reads them, which runc and containerd use:
-//! half of a surrogate pair becomes U+FFFD. Duplicate keys are kept, and the last one applies.
-//! Every value is a slice of the buffer that was parsed, so its place in that buffer is known.
+//! Strings are read as leniently as by Go's `encoding/json`, which runc and containerd use: half of
+//! a surrogate pair becomes U+FFFD. Duplicate keys are kept, and the last key applies. Every value
+//! is a slice of the parsed buffer, so its position is known.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,7 +23,7 @@ impl<'a> RawObject<'a> {
         self.0.iter().map(|(name, raw)| (&**name, *raw))
     }
 
-    /// The value that applies to `key`: the last one, `null` included.
+    /// The last value of `key`, which is the one that applies, `null` included.
     pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
         self.0
             .iter()
@@ -109,7 +109,7 @@ fn repaired(text: &[u8]) -> String {
     out
 }
 
-/// The place of `part` in `whole`, the buffer that it was parsed from.
+/// The range of `part` within `whole`, the buffer from which `part` was parsed.
 pub(super) fn place(whole: &[u8], part: &str) -> Range<usize> {
     let start = part.as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.len()

@@ -15,16 +15,17 @@ pub enum RequestedPropagation {
     Slave,
     /// `rslave`.
     RecursiveSlave,
-    /// `shared` or `rshared`, alone or with others: the container's mounts should reach the host.
+    /// `shared` or `rshared`, alone or with other options: the container's mounts should reach the
+    /// host.
     Shared,
     /// `unbindable` or `runbindable`.
     Unbindable,
 }
 
 impl RequestedPropagation {
-    /// The propagation that these mount options request. Any shared option wins: such a bind is
-    /// never treated as less. Otherwise the option that lowers most wins: runc applies all of them
-    /// in turn, and a private mount made slave stays private.
+    /// Combines the propagation of all mount options. If an option is shared, the bind is treated
+    /// as shared. Otherwise the option that lowers propagation most applies, as in runc: a private
+    /// mount made slave stays private.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
         options
             .into_iter()
@@ -35,7 +36,8 @@ impl RequestedPropagation {
             )
     }
 
-    /// The propagation that one mount option requests; `None` if it is no propagation option.
+    /// The propagation that one mount option requests; `None` for options that do not set
+    /// propagation.
     pub fn from_option(option: &str) -> Option<Self> {
         match option {
             "private" | "rprivate" => Some(Self::Private),
@@ -50,7 +52,7 @@ impl RequestedPropagation {
     /// True if host umounts would stop at this bind, or at its submounts.
     pub fn keeps_host_mounts_alive(self) -> bool {
         match self {
-            // mount_namespaces(7): an unbindable mount is a private one.
+            // mount_namespaces(7): unbindable mounts are private mounts.
             Self::Nothing | Self::Private | Self::Slave | Self::Unbindable => true,
             Self::RecursiveSlave | Self::Shared => false,
         }
@@ -71,7 +73,7 @@ impl RequestedPropagation {
 /// `linux.rootfsPropagation` of a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RootfsPropagation {
-    /// Not set: runc's default lets an rslave bind work, crun's does not.
+    /// Not set: an rslave bind receives umounts under runc's default, but not under crun's.
     Unset,
     /// Set to this word.
     Set(String),

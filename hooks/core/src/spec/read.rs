@@ -1,7 +1,7 @@
 //! Reads the few values that the guard needs in one pass over a spec's text.
 //!
-//! It follows runc, which uses Go's `encoding/json`: the last of several equal keys applies,
-//! annotations are merged, and `null` is no value.
+//! The reader follows runc, which uses Go's `encoding/json`: the last of several equal keys
+//! applies, annotations are merged, and `null` is no value.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,15 +14,15 @@ use super::bind::{Bind, RawMount};
 use super::object::Text;
 use super::view::SpecError;
 
-/// The maximum number of binds that the guard checks. A pod has some tens. A hundred thousand would
-/// make the guard late and fill the journal.
+/// The maximum number of binds that the guard checks. A pod has tens of binds; a hundred thousand
+/// would delay the create and fill the journal.
 pub(super) const MOST_BINDS: usize = 2_000;
 
 /// The values read from a spec.
 #[derive(Debug, Default)]
 pub(super) struct Values<'a> {
     pub(super) binds: Vec<Bind<'a>>,
-    /// The number of mounts after the last bind that is checked.
+    /// The number of mounts beyond the maximum, which are not checked.
     pub(super) overlooked: usize,
     pub(super) annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     pub(super) rootfs_propagation: Option<Cow<'a, str>>,
@@ -36,8 +36,8 @@ impl<'a> Values<'a> {
             .bytes()
             .fold(false, |found, byte| found | (byte < b' '))
         {
-            // These are nearly always line breaks. But `Text` also accepts them inside a string,
-            // where JSON forbids them.
+            // Such characters are nearly always line breaks. But `Text` also accepts them inside a
+            // string, where JSON forbids them.
             serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
         }
         let (mut values, mut place) = (Self::default(), Position::Elsewhere);

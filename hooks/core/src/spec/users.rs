@@ -1,5 +1,4 @@
-//! The user namespaces that a spec requests: that of the container, and those of its idmapped
-//! binds.
+//! The user namespaces that a spec requests, for the container and for its idmapped binds.
 //!
 //! Mirrors `linux.namespaces`, `linux.uidMappings` and `mounts[].uidMappings` of the [runtime
 //! spec][spec] as runc and crun read them.
@@ -37,22 +36,22 @@ pub struct IdMaps {
 /// The user namespace that a spec requests for its container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedUserNamespace {
-    /// That of the runtime.
+    /// The runtime's user namespace.
     OfRuntime,
-    /// One with these ids. Also one that already exists, if the spec names its ids as well.
+    /// A user namespace with these ids: new, or existing if the spec names both path and ids.
     WithIds(IdMaps),
-    /// One that already exists.
+    /// An existing user namespace.
     AtPath(PathBuf),
 }
 
 /// The ids of an idmapped bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BindIds {
-    /// Those of the container's user namespace.
+    /// The ids of the container's user namespace.
     OfContainer,
-    /// Its own.
+    /// The bind's own ids.
     Own(IdMaps),
-    /// Ids in a form that only one runtime knows, as crun's option `idmap=uids=...`.
+    /// Ids in a form that only one runtime reads, such as crun's option `idmap=uids=...`.
     OfRuntime(String),
 }
 
@@ -99,7 +98,7 @@ impl SpecUsers {
     /// Reads a spec.
     ///
     /// # Errors
-    /// If it is not JSON, or one of these values has another shape than the runtime spec gives it.
+    /// If the bytes are not JSON, or if one of these values does not have the runtime spec's shape.
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
         let Spec { linux, mounts } = serde_json::from_slice(bytes)?;
         let mounts: Vec<Mount> = mounts.unwrap_or_default().into_iter().flatten().collect();
@@ -124,16 +123,16 @@ impl SpecUsers {
         &self.namespace
     }
 
-    /// True if the spec mounts something at this place.
+    /// True if the spec mounts something at `place`.
     pub fn has_mount_at(&self, place: &Path) -> bool {
         self.destinations
             .iter()
             .any(|destination| destination == place)
     }
 
-    /// The ids of the idmapped mount at this place. The image may have symlinks on the way to a
-    /// destination: the mount at another place is one of the idmapped binds, and has their ids if
-    /// these are equal. `None` if they differ.
+    /// The ids of the idmapped mount at `place`. Symlinks in the image can move a mount away from
+    /// its destination. A mount at an unlisted place is therefore one of the idmapped binds: their
+    /// ids if all are equal, otherwise `None`.
     pub fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
         let named = self
             .idmapped
@@ -169,7 +168,7 @@ impl Linux {
 }
 
 impl Mount {
-    /// `None` if it is not idmapped.
+    /// `None` for a bind that is not idmapped.
     fn ids(&self) -> Option<BindIds> {
         let options = || self.options.iter().flatten().flatten();
         let own = |option: &&String| option.starts_with("idmap=") || option.starts_with("ridmap=");
@@ -203,7 +202,7 @@ impl IdMap {
         Self(ranges)
     }
 
-    /// Reads a `/proc/PID/uid_map`; `None` if it is none.
+    /// Parses the text of a `/proc/PID/uid_map`; `None` if the text is invalid.
     pub fn from_proc(text: &str) -> Option<Self> {
         let range = |line: &str| {
             let mut numbers = line
@@ -238,7 +237,7 @@ impl IdMap {
 }
 
 impl IdRange {
-    /// Extends this range by one that begins where it ends.
+    /// Appends `next` to this range if it begins where this range ends.
     fn takes_over(&mut self, next: &Self) -> bool {
         let ends = |begin: u32| begin.checked_add(self.size);
         let follows =

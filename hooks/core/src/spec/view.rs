@@ -1,4 +1,4 @@
-//! A view of the few values that the guard reads; it never changes the bytes.
+//! A read-only view of the few values that the guard needs.
 
 use serde::de::Error;
 
@@ -6,7 +6,7 @@ use super::bind::Bind;
 use super::propagation::RootfsPropagation;
 use super::read::{MOST_BINDS, Values};
 
-/// The parts of a spec that concern its binds.
+/// The parts of a spec that concern binds.
 #[derive(Debug)]
 pub struct SpecView<'a> {
     bytes: &'a [u8],
@@ -14,13 +14,13 @@ pub struct SpecView<'a> {
     rootfs_propagation: RootfsPropagation,
 }
 
-/// Error for bytes that are not a spec.
+/// The reason for which bytes are not a spec.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// Not one JSON object.
     #[error("read config.json as a JSON object")]
     NotAnObject(#[source] serde_json::Error),
-    /// A field that the guard reads has another shape than the runtime spec gives it.
+    /// A field does not have the shape that the runtime spec gives it.
     #[error("read {field} of config.json")]
     Field {
         /// The field, as a dotted path.
@@ -35,8 +35,9 @@ impl<'a> SpecView<'a> {
     /// Parses the bytes of a config.json.
     ///
     /// # Errors
-    /// If they are not one JSON object, or if `mounts`, `annotations` or `linux.rootfsPropagation`
-    /// do not have the runtime spec's shape. All other values only have to be JSON.
+    /// If the bytes are not one JSON object, or if `mounts`, `annotations` or
+    /// `linux.rootfsPropagation` do not have the runtime spec's shape. All other values only have
+    /// to be JSON.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
         let not_text = |error| SpecError::NotAnObject(serde_json::Error::custom(error));
         let values = Values::from_text(str::from_utf8(bytes).map_err(not_text)?)?;
@@ -55,7 +56,7 @@ impl<'a> SpecView<'a> {
         })
     }
 
-    /// A message if there are more mounts than the guard checks.
+    /// A message if the spec has more mounts than the guard checks.
     pub fn overlooked(&self) -> Option<String> {
         let count = self.values.overlooked;
         (count > 0)

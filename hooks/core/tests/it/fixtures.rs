@@ -1,7 +1,7 @@
 //! Every mountinfo and config.json captured from real kubelets is read and judged.
 //!
-//! The captures contain only a subpath's own lines, so the volume's place is derived from the
-//! mount's root as the node had it. Each test sets the payload that is current "today".
+//! The captures contain only the subpaths' own lines, so the volume's place is derived from the
+//! mount's root. Each test chooses the payload that is current "today".
 
 #![allow(
     clippy::disallowed_methods,

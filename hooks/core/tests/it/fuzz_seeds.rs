@@ -1,5 +1,5 @@
-//! Runs the checks of the fuzz targets on their seeds and on all captures. Every finding that
-//! became a seed stays fixed, and the targets keep up with the code.
+//! Runs the checks of the fuzz targets on their seeds and on all captures. A finding that became a
+//! seed stays fixed, and the targets compile with the current code.
 
 #![allow(clippy::disallowed_methods, reason = "seeds are files")]
 
@@ -17,7 +17,8 @@ mod spec;
 #[path = "../../../fuzz/src/statmount.rs"]
 mod statmount;
 
-/// Checks each file below `folder`, regardless of its purpose, and each prefix of the shorter ones.
+/// Checks each file below `folder`, and each prefix of short files, whatever the files were made
+/// for.
 fn hold(folder: &str, check: impl Fn(&[u8])) {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
     let mut files = 0;

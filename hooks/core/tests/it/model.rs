@@ -1,9 +1,9 @@
-//! Random histories of a volume. Payloads are written, swapped, half written and stranded; files
-//! are replaced, removed and created again; mounts are lost and made again; servers die or forget;
-//! guards are killed in between.
+//! Random histories of a volume. Payloads are written, swapped, half written and stranded. Files
+//! are replaced, removed and created again; mounts are lost and made again. Servers die or forget
+//! handles; guards are killed in between.
 //!
-//! After every create the container gets what the kubelet would bind, or nothing exists that it
-//! could get. The model knows the truth, which the guard never sees.
+//! After every create the container gets the file that the kubelet would bind, if such a file
+//! exists. The model knows the true file, which the guard never sees.
 
 #![allow(
     clippy::disallowed_methods,
@@ -199,7 +199,7 @@ fn check(world: &World, policy: &Policy) {
                 "{world:?}"
             );
         }
-        // No runtime can bind it, regardless of other evidence that could not be read.
+        // No runtime can bind a deleted root, even if other evidence could not be read.
         Verdict::Stale {
             cause: StaleCause::DeletedRoot,
             remedy: Err(_),
@@ -210,8 +210,8 @@ fn check(world: &World, policy: &Policy) {
                 "stale, and not repaired: {world:?}"
             );
         }
-        // A directory in a file's place cannot be bound over: the spec edit bypasses it, by a name
-        // that leads to the truth.
+        // A directory cannot be bound over a file: the spec edit names the volume's own path, which
+        // leads to the directory.
         Verdict::Stale {
             remedy: Ok(remedy), ..
         } if remedy.method == RepairMethod::PointSpecAtVolume => {

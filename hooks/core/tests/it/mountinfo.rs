@@ -1,4 +1,4 @@
-//! The mountinfo parser: a table that is written and read again is the same, and errors name the
+//! The mountinfo parser: writing a table and reading it yields an equal table, and errors name the
 //! line. The fuzz target `mountinfo` covers other input.
 
 use std::ffi::OsString;
@@ -47,7 +47,7 @@ prop_compose! {
     }
 }
 
-/// An NFS mount, whose source contains the path that it shows.
+/// An NFS mount, whose source contains the path that the mount shows.
 fn share() -> impl Strategy<Value = MountEntry> {
     (entry(), path()).prop_map(|(entry, path)| MountEntry {
         fs_type: FsType("nfs4".to_owned()),

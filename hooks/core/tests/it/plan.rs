@@ -1,5 +1,5 @@
-//! For any evidence about a subpath: its planned repair makes it current, and nothing is planned
-//! for a bind that could not be read or is foreign.
+//! For any evidence about a subpath: the planned repair makes the subpath current; unreadable and
+//! foreign binds get no plan.
 
 use std::path::{Path, PathBuf};
 
@@ -152,7 +152,8 @@ proptest! {
         let plan = Plan::from_findings(&[finding(judge_subpath(&subpath(), &evidence))], &Policy::default());
         for order in &plan.rebinds {
             prop_assert!(was_read(&evidence), "planned on what was not read: {evidence:?}");
-            // A payload is bound from a payload, anything else is bound where it was.
+            // The subpath of a payload is bound from the current payload, any other subpath from
+            // its own path.
             let after = rebound(&evidence, &order.sub_path().path);
             let payload_is_whole = matches!(&evidence.target, Observed::Seen(t) if t.timestamp.is_some())
                 == (order.writer() == Writer::Kubelet);
@@ -166,8 +167,8 @@ proptest! {
     fn unreadable_evidence_is_never_stale_nor_planned(evidence in evidence()) {
         let verdict = judge_subpath(&subpath(), &evidence);
         if matches!(evidence.mount, Observed::Unreadable(_)) || matches!(evidence.volume, Observed::Unreadable(_)) {
-            // The kernel's mark on the mount itself was read and is sufficient: no runtime can bind
-            // it.
+            // The kernel marked the mount itself as deleted, which is sufficient: no runtime can
+            // bind from this mount.
             let is_deleted = matches!(&evidence.mount, Observed::Seen(mount) if mount.root.deleted);
             let is_certain = is_deleted && matches!(verdict, Verdict::Stale { remedy: Err(_), .. });
             let is_stale = matches!(verdict, Verdict::Stale { .. } | Verdict::Orphaned { .. });
@@ -246,8 +247,8 @@ fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
     }
 }
 
-/// A mount of another device is an earlier one of the same volume only when the volume has a mount
-/// of its own, of that type.
+/// A mount of another device can be an earlier mount of the same volume only if the volume is a
+/// mount of that type.
 #[test]
 fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
     let evidence = |plugin: &str, is_mount_point, fs_type: &str, is_newer| {
@@ -325,7 +326,7 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
         "ext4",
         true
     )));
-    // The volume was mounted before the subpath was bound: the subpath shows something else.
+    // The volume was mounted before the subpath was bound: the subpath shows another filesystem.
     assert!(!is_repaired(evidence(
         "kubernetes.io~local-volume",
         true,
@@ -340,7 +341,7 @@ fn a_mount_of_another_filesystem_is_not_mapped_to_the_volume() {
     )));
 }
 
-/// A payload that an update stranded still exists, and its name identifies it.
+/// The name of a payload identifies it as older, even if an update failed to remove it.
 #[test]
 fn an_older_payload_is_detected_by_its_name() {
     let payload = |name: &str| TimestampDirectory::from_name(name.as_ref()).unwrap();

@@ -3,34 +3,34 @@
 /// An event in the history of a volume.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    /// The kubelet writes a payload. It may leave the key out, and its removal of the old one may
-    /// fail.
+    /// The kubelet writes a payload. The payload may lack the key, and the removal of the old
+    /// payload may fail.
     Update { with_key: bool, strands_old: bool },
     /// The kubelet is killed after it wrote a payload and before `..data` names it.
     HalfUpdate,
-    /// A container replaces the file with something new, of the same kind or of the other.
+    /// A container replaces the file by a new file or directory.
     Replace { other_kind: bool },
     /// The file of the current payload is created again, which AtomicWriter never does.
     Remake,
-    /// A container removes it.
+    /// A container removes the file.
     Remove,
-    /// The kubelet binds the subpath for a container that is about to start, unless it is bound
-    /// already.
+    /// The kubelet binds the subpath for a container that is about to start, unless the subpath is
+    /// already bound.
     Bind,
     /// The kubelet removes the subpath's mounts.
     Unbind,
     /// The volume's own mount goes away.
     Unmount,
-    /// It is mounted again: another device; a tmpfs is empty, a disk is unchanged.
+    /// The volume is mounted again, as another device: a tmpfs is empty, a disk is unchanged.
     Mount,
     /// The daemon or server behind the volume's present mount dies.
     Die,
-    /// The server forgets the handle that the subpath was bound by.
+    /// The server forgets the handle with which the subpath was bound.
     Forget,
     /// A guard is killed after it attached the current target and before it detached the stale
     /// mount.
     GuardKilled,
-    /// Something about the subpath becomes unreadable, or readable again.
+    /// Part of the evidence about the subpath becomes unreadable, or all of it readable again.
     Veil(Option<Veiled>),
     /// A container is created.
     Create,
@@ -47,7 +47,7 @@ pub enum Storage {
     Disk,
     /// A daemon's or a server's filesystem, mounted for the volume.
     Server,
-    /// A folder of the host: the pod has none of that name, and no claim.
+    /// A folder of the host, without a folder or claim in the pod.
     Host,
 }
 

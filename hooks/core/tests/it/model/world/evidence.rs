@@ -106,8 +106,8 @@ impl World {
 
     fn volume(&self) -> Observed<Volume> {
         let (directory, place, is_mount_point) = match self.storage {
-            // The folder is unknown: for a deleted root, the host's mount of that disk takes its
-            // place.
+            // The folder is unknown: for a deleted root, the evidence has the host's mount of that
+            // disk instead.
             Storage::Host if self.stack.last().is_some_and(|top| top.deleted) => {
                 ("/", "/".into(), true)
             }
@@ -150,7 +150,7 @@ impl World {
     }
 }
 
-/// A file by the device that its filesystem has now.
+/// The file, on the device that its filesystem has now.
 pub(super) fn seen_on(file: FileIdentity, device: u32) -> FileIdentity {
     FileIdentity {
         device: u64::from(device),

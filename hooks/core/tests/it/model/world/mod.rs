@@ -28,7 +28,7 @@ pub struct Bound {
     pub deleted: bool,
     /// A directory that the kubelet made because there was nothing to bind.
     pub is_placeholder: bool,
-    /// Its handle is no longer known to its server.
+    /// The server no longer knows the mount's handle.
     is_forgotten: bool,
 }
 
@@ -42,7 +42,7 @@ pub struct World {
     /// The devices whose daemon or server no longer answers.
     dead: BTreeSet<u32>,
     data: Option<TimestampDirectory>,
-    /// By path below the volume.
+    /// The files by their paths below the volume.
     files: BTreeMap<PathBuf, FileIdentity>,
     /// The mounts at the subpath, the topmost last.
     pub stack: Vec<Bound>,
@@ -168,7 +168,7 @@ impl World {
         self.is_mounted == self.has_own_mount()
     }
 
-    /// True if it is, and its daemon or server answers.
+    /// True if the volume is mounted, and its daemon or server answers.
     pub fn answers(&self) -> bool {
         self.is_there() && !self.is_dead(self.device)
     }
