@@ -1,6 +1,6 @@
-//! docs/install.md, command by command, on a node that has nothing of bindguard yet: with a
-//! containerd that is restarted where it says so, a dockerd that is reloaded and builds the image,
-//! and a kubectl that applies the manifests.
+//! docs/fleet.md and docs/install.md, command by command, on a node that has nothing of bindguard
+//! yet: with a containerd that is restarted where the page says so, a dockerd that is reloaded and
+//! builds the image, and a kubectl that applies the manifests.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -52,7 +52,7 @@ fn as_it_says() {
             "make -o build image-folder BIN={}",
             binaries_under_test()?.display()
         );
-        let said = Rehearsal::on(node)
+        let rehearsal = Rehearsal::on(node)
             .folder(&repository())
             .env("KUBECONFIG", KUBECONFIG)
             .env("DOCKER_HOST", Docker::HOST)
@@ -65,8 +65,10 @@ fn as_it_says() {
             .systemd("restart docker", || docker.restart())
             .systemd("daemon-reload", || Ok(()))
             .systemd("restart bindguard-agent", || Ok(()))
-            .with("IMAGE", &image.display().to_string())
-            .play("docs/install.md")?;
+            .with("IMAGE", &image.display().to_string());
+        rehearsal.play("docs/fleet.md")?;
+        let said = rehearsal.play("docs/install.md")?;
+        drop(rehearsal);
         ensure!(
             said.iter()
                 .any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")),

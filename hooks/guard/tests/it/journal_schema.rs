@@ -1,5 +1,6 @@
 //! docs/journal.schema.json describes exactly what is written, no less and no more.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -352,6 +353,40 @@ fn the_documented_lines_obey_the_schema() {
         assert_eq!(
             schema().faults_of(&serde_json::from_str(block).unwrap()),
             [""; 0]
+        );
+    }
+}
+
+/// Follows references to other parts of the schema.
+fn description_of<'a>(schema: &'a Value, mut value: &'a Value) -> String {
+    while let Some(reference) = value["$ref"].as_str() {
+        value = schema.pointer(&reference[1..]).unwrap();
+    }
+    value["description"].as_str().unwrap().to_owned()
+}
+
+/// The page's tables of keys and results have the schema's own text.
+#[test]
+fn the_page_has_the_descriptions_of_the_schema() {
+    let Schema(schema) = schema();
+    let page = include_str!("../../../../docs/journal.md");
+    let mut rows: BTreeMap<&str, String> = BTreeMap::new();
+    for kind in ["create", "nri-create", "rebind", "refresh"] {
+        for (key, value) in schema["$defs"][kind]["properties"].as_object().unwrap() {
+            rows.entry(key)
+                .or_insert_with(|| description_of(&schema, value));
+        }
+    }
+    let results = ["outcome", "refreshed"].map(|name| schema["$defs"][name]["oneOf"].as_array());
+    let results = results.into_iter().flatten().flatten().map(|way| {
+        let result = way["properties"]["result"]["const"].as_str().unwrap();
+        (result, description_of(&schema, way))
+    });
+    for (name, description) in rows.into_iter().chain(results) {
+        let row = format!("| `{name}` | {description} |");
+        assert!(
+            page.lines().any(|line| line == row),
+            "docs/journal.md lacks {row}"
         );
     }
 }

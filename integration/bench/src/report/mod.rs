@@ -35,7 +35,8 @@ pub fn write_documents(results: &Results) -> Result<()> {
     plot::create(results, &docs.join("benchmarks-create.svg"))
 }
 
-/// Every figure that was measured: figures down, candidates across.
+/// Every figure that was measured: figures down, candidates across. Figures without a peer have a
+/// table of their own.
 pub fn figures(results: &Results) -> String {
     let figures = results.figures();
     let is_here = |candidate: &Candidate| {
@@ -48,20 +49,35 @@ pub fn figures(results: &Results) -> String {
         figures.iter().any(has)
     };
     let here: Vec<Candidate> = Candidate::ALL.into_iter().filter(is_here).collect();
-    let mut table = Table::new(
-        "medians",
-        here.iter().map(|candidate| candidate.title().to_owned()),
-    );
+    let titles = here.iter().map(|candidate| candidate.title().to_owned());
+    let mut beside_peers = Table::new("medians", titles);
+    let mut alone = Table::new("bindguard alone", ["median".to_owned()]);
+    let mut some_are_alone = false;
     for figure in figures {
         for at in results.places(figure) {
-            table.row(
-                named(figure, at),
-                here.iter()
-                    .map(|candidate| shown(figure, results.median(figure, *candidate, at))),
-            );
+            let median = |candidate: &Candidate| results.median(figure, *candidate, at);
+            let of_peer = |candidate: &Candidate| {
+                *candidate != Candidate::Bindguard && median(candidate).is_some()
+            };
+            if here.iter().any(of_peer) {
+                let cells = here
+                    .iter()
+                    .map(|candidate| shown(figure, median(candidate)));
+                beside_peers.row(named(figure, at), cells);
+            } else {
+                some_are_alone = true;
+                alone.row(
+                    named(figure, at),
+                    [shown(figure, median(&Candidate::Bindguard))],
+                );
+            }
         }
     }
-    table.to_string()
+    if some_are_alone {
+        format!("{beside_peers}\n{alone}")
+    } else {
+        beside_peers.to_string()
+    }
 }
 
 /// The goals of which something was measured, with what was reached.

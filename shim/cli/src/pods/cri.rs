@@ -1,7 +1,7 @@
 //! Queries to the CRI, in gRPC by hand: a unary call is one HTTP/2 request with a five-byte frame
 //! in its body.
 //!
-//! A generated client would need a whole stack for three calls (docs/decisions/0009). `h2`
+//! A generated client would need a whole stack for three calls (docs/decisions/0029). `h2`
 //! implements the protocol, and the messages are ours: [`messages`](super::messages).
 
 use std::path::{Path, PathBuf};
