@@ -101,7 +101,7 @@ deb: build package-files
 test-deb: programs package-files
 	sh config/debian/build.sh $(VERSION) $(DEV) target/package $(DEB)
 
-## the manuals, the completions and the unit of the package
+## the manuals, the completions and the units of the package
 package-files: programs
 	rm -rf target/package
 	mkdir -p target/package/man
@@ -111,6 +111,7 @@ package-files: programs
 	$(DEV)/examples/package_files target/package
 	sed '1s/ Copy it to.*/ It is off until: systemctl enable --now bindguard-agent/; s,/usr/local/bin/,/usr/bin/,' \
 	  config/systemd/bindguard-agent.service > target/package/bindguard-agent.service
+	sed 's,/usr/local/bin/,/usr/bin/,' config/systemd/bindguard-removal.service > target/package/bindguard-removal.service
 
 VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 DIST := $(CURDIR)/target/dist

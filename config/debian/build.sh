@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the Debian package of programs that are built already. dpkg-deb, which every Debian has, needs nothing else.
 #   build.sh VERSION PROGRAMS FILES PACKAGE     PROGRAMS: the folder of the programs; FILES: the folder of the manuals, completions
-#                                               and the unit (make package-files); PACKAGE: the file to write
+#                                               and the units (make package-files); PACKAGE: the file to write
 set -eu
 version=$1; programs=$2; files=$3; package=$4
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,10 @@ for program in containerd-shim-bindguard-v2 bindguard-runtime bindguard bindguar
 put 644 etc/bindguard "$config/config.toml"
 put 644 etc/logrotate.d "$config/logrotate.d/bindguard"
 put 644 usr/lib/tmpfiles.d "$config/tmpfiles.d/bindguard.conf"
-put 644 lib/systemd/system "$files/bindguard-agent.service"
+put 644 lib/systemd/system "$files/bindguard-agent.service" "$files/bindguard-removal.service" "$config/systemd/bindguard-removal.timer"
+# On in a node image, too, where no systemd runs. `systemctl mask` turns it off.
+install -d -m 755 "$root/lib/systemd/system/timers.target.wants"
+ln -s ../bindguard-removal.timer "$root/lib/systemd/system/timers.target.wants/"
 doc=usr/share/doc/bindguard
 put 644 $doc/examples "$config"/*.yaml
 put 644 $doc/examples/containerd "$config"/containerd/*.toml
@@ -52,7 +55,7 @@ Description: checks and repairs the binds of every container
  Kubernetes subPath mounts, makes binds of the host's root rslave, and reports
  what it cannot repair. Contains a containerd shim, an OCI runtime wrapper, a
  command line and a node agent, whose service is off until an operator enables
- it.
+ it. A timer finishes a removal that running pods have held up.
 END
 mkdir -p "$(dirname "$package")"
 dpkg-deb --root-owner-group -Zxz --build "$root" "$package" >/dev/null

@@ -8,10 +8,13 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::mount;
 use bindguard_integration::crio::{Crio, missing};
 use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use serde_json::{Value, json};
 
 const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
+const GUARD: &str = "/usr/local/bin/bindguard-runtime";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 /// The keys of a runtime's table, as crio.conf(5) of CRI-O 1.30 lists them under
@@ -76,6 +79,73 @@ fn pods() {
             .success()?;
         survives_an_update(node, &mut crio, "")
     });
+}
+
+/// CRI-O looks the handler of a pod up at each start of a container. So the handler stays until the
+/// last pod of it has gone, and the programs until the last pod under them.
+#[test]
+fn removed_while_pods_run() {
+    if let Some(why) = missing() {
+        return privilege::skipped(&why);
+    }
+    Setup::on(Generation::V1_7).bare().story(|node| {
+        let mut crio = Crio::on(node)?;
+        node.bindguard(["install", "crio", "--default"])?
+            .success()?;
+        become_runc(node)?;
+        let cri = crio.restart()?;
+        let by_class = cri.run_pod("bindguard", "by-class", "uid-class")?;
+        let first = cri.start_container(&by_class, "app", &SLEEP, &[])?;
+        let by_default = cri.run_pod("", "by-default", "uid-default")?;
+        cri.start_container(&by_default, "app", &SLEEP, &[])?;
+
+        let removed = node.bindguard(["uninstall"])?;
+        ensure!(
+            removed.code() == 1
+                && removed
+                    .stdout
+                    .contains("handler bindguard kept for 1 pod (default/by-class)"),
+            "{removed:?}"
+        );
+        let text = fs::read_to_string(DROP_IN)?;
+        ensure!(!text.contains("default_runtime"), "the default stays: {text}");
+        let cri = crio.restart()?;
+        cri.stop(&first, 0)?;
+        cri.remove(&first)?;
+        cri.start_container(&by_class, "app", &SLEEP, &[])?;
+        kept(node, 1, 2)?;
+
+        cri.remove_pod(&by_class)?;
+        let collected = node.bindguard(["uninstall"])?;
+        ensure!(
+            collected.code() == 1 && !fs::exists(DROP_IN)?,
+            "the handler stays without a pod: {collected:?}"
+        );
+        let cri = crio.restart()?;
+        until("the conmon of the removed pod has ended", || {
+            Ok(node
+                .bindguard(["uninstall"])?
+                .stdout
+                .contains("programs kept for 1 pod"))
+        })?;
+        kept(node, 0, 1)?;
+        cri.remove_pod(&by_default)?;
+        until("nothing needs the programs", || {
+            Ok(node.bindguard(["uninstall"])?.code() == 0)
+        })?;
+        for left in [GUARD, "/var/lib/bindguard"] {
+            ensure!(!fs::exists(left)?, "{left} is left");
+        }
+        Ok(())
+    });
+}
+
+fn kept(node: &Node, handler: usize, programs: usize) -> Result<()> {
+    let status = node.bindguard(["status", "--json"])?.stdout;
+    let status: Value = serde_json::from_str(&status)?;
+    let wanted = json!({ "handler_kept_for_pods": handler, "programs_kept_for_pods": programs });
+    ensure!(status["removal"] == wanted, "{status}");
+    Ok(())
 }
 
 fn survives_an_update(node: &Node, crio: &mut Crio<'_>, handler: &str) -> Result<()> {

@@ -101,6 +101,36 @@ fn installed_again_before_its_end() {
     });
 }
 
+/// A timer finishes what an operator has begun, and nothing else.
+#[test]
+fn of_one_runtime_is_finished_alone() {
+    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+        node.bindguard(["install", "containerd", "docker"])?
+            .success()?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        let pod = Pod::run(node, "bindguard", "by-class")?;
+        let docker = fs::read("/etc/docker/daemon.json")?;
+        let first = node.bindguard(["uninstall", "containerd"])?;
+        ensure!(first.code() == 1, "{first:?}");
+        kept(
+            node,
+            &json!({ "handler_kept_for_pods": 1, "programs_kept_for_pods": 0 }),
+        )?;
+        pod.remove(node)?;
+        node.bindguard(["uninstall", "--pending"])?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        node.bindguard(["uninstall", "--pending"])?.success()?;
+        ensure!(
+            fs::read("/etc/docker/daemon.json")? == docker && Path::new(PROGRAM).exists(),
+            "Docker's runtime is removed, too"
+        );
+        kept(node, &Value::Null)?;
+        node.bindguard(["uninstall", "docker"])?.success()?;
+        node.bindguard(["uninstall"])?.success()?;
+        Ok(())
+    });
+}
+
 /// The pod of the chart's removal was created while bindguard was the default: it ends its own
 /// sandbox, and the kubelet gives it another one.
 mod by_a_pod_that_was_guarded {

@@ -11,10 +11,12 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::Sandbox;
 use bindguard_integration::mount_calls::own_copy;
-use bindguard_integration::process::{host, run};
+use bindguard_integration::process::{Finished, host, run};
 use bindguard_integration::programs::Matrix;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, engines, privilege};
 use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
 #[test]
 fn containerd_reads_the_snippets() -> Result<()> {
@@ -130,19 +132,28 @@ fn logrotate_turns_the_journal_over() {
 const CONFIG: &str = "/etc/bindguard/config.toml";
 const MINE: &str = "# mine\n";
 
+fn package() -> Option<PathBuf> {
+    let package = std::env::var_os("BINDGUARD_DEB").map(PathBuf::from);
+    let package = package.filter(|file| file.is_file());
+    if package.is_none() {
+        privilege::skipped("no package in BINDGUARD_DEB: run make deb");
+    }
+    package
+}
+
+/// The folders that dpkg writes, for this story alone.
+fn own_folders() -> Result<()> {
+    ["/usr", "/var/log"]
+        .iter()
+        .try_for_each(|folder| own_copy(folder, &Path::new("/run/own-too").join(&folder[1..])))
+}
+
 /// dpkg is dpkg itself, on a root that is thrown away.
 #[test]
 fn the_package_comes_and_goes() {
-    let Some(package) = std::env::var_os("BINDGUARD_DEB")
-        .map(PathBuf::from)
-        .filter(|file| file.is_file())
-    else {
-        return privilege::skipped("no package in BINDGUARD_DEB: run make deb");
-    };
+    let Some(package) = package() else { return };
     Setup::on(Generation::V1_7).bare().cri().story(|node| {
-        for folder in ["/usr", "/var/log"] {
-            own_copy(folder, &Path::new("/run/own-too").join(&folder[1..]))?;
-        }
+        own_folders()?;
         let package = package.display().to_string();
         let before = fs::read(node.containerd_config())?;
         host(["dpkg", "--install", &package])?;
@@ -186,6 +197,122 @@ fn the_package_comes_and_goes() {
         }
         Ok(())
     });
+}
+
+/// An operator removes bindguard and goes away: the timer of the package finishes the work when the
+/// pods have ended. It never begins a removal.
+#[test]
+fn the_timer_of_the_package_finishes_a_removal() {
+    let Some(package) = package() else { return };
+    Setup::on(Generation::V2_1).bare().cri().story(|node| {
+        own_folders()?;
+        let before = fs::read(node.containerd_config())?;
+        host(["dpkg", "--install", &package.display().to_string()])?;
+        the_timer_is_on()?;
+        runs_out_of_work(node)?;
+        installed_by_default(node)?;
+        let installed = fs::read(node.containerd_config())?;
+        runs_out_of_work(node)?;
+        ensure!(
+            fs::read(node.containerd_config())? == installed,
+            "the timer removes an installation"
+        );
+        let by_class = Pod::run(node)?;
+        let by_default = node.cri()?.run_pod("", "by-default", "uid-default")?;
+
+        let removed = packaged(node, &["uninstall"])?;
+        ensure!(removed.code() == 1, "{removed:?}");
+        node.restart_containerd(Signal::SIGTERM)?;
+        let waits = removal_service(node)?;
+        ensure!(
+            waits.code() == 0 && waits.stdout.contains("handler bindguard kept for 1 pod"),
+            "pods are no failure: {waits:?}"
+        );
+        kept(node, &counts(1, 2))?;
+        node.cri()?.remove_pod(&by_class.sandbox)?;
+        let owed = removal_service(node)?;
+        ensure!(
+            owed.code() == 1 && owed.stdout.contains("systemctl restart"),
+            "nobody learns about the restart: {owed:?}"
+        );
+        ensure!(fs::read(node.containerd_config())? == before);
+        node.restart_containerd(Signal::SIGTERM)?;
+        until("the pod of the class is gone", || {
+            Ok(removal_service(node)?.stdout.contains("kept for 1 pod"))
+        })?;
+        kept(node, &counts(0, 1))?;
+        node.cri()?.remove_pod(&by_default)?;
+        until("nothing is kept", || {
+            ensure!(removal_service(node)?.code() == 0);
+            Ok(!fs::exists(RECORD)?)
+        })?;
+        kept(node, &Value::Null)?;
+        runs_out_of_work(node)?;
+
+        fs::create_dir_all(Path::new(RECORD).parent().context(RECORD)?)?;
+        fs::write(RECORD, "no record")?;
+        let failed = removal_service(node)?;
+        ensure!(failed.code() == 2 && failed.stderr.contains(RECORD), "{failed:?}");
+        fs::remove_file(RECORD)?;
+        host(["dpkg", "--remove", "bindguard"])?;
+        Ok(())
+    });
+}
+
+const RECORD: &str = "/var/lib/bindguard/install.json";
+const TIMER: &str = "bindguard-removal.timer";
+
+/// Also without a running systemd: a node image is made in a folder.
+fn the_timer_is_on() -> Result<()> {
+    let wanted = Path::new("/lib/systemd/system/timers.target.wants").join(TIMER);
+    ensure!(wanted.is_file(), "{} is no timer", wanted.display());
+    if !privilege::has_program("systemd-analyze") {
+        privilege::skipped("no systemd-analyze");
+        return Ok(());
+    }
+    host(["systemd-analyze", "verify", TIMER])?;
+    Ok(())
+}
+
+/// What systemd runs for the timer.
+fn removal_service(node: &Node) -> Result<Finished> {
+    let unit = fs::read_to_string("/lib/systemd/system/bindguard-removal.service")?;
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let mut words = line.context("find ExecStart")?.split(' ');
+    let mut command = node.command(words.next().context("find the program")?)?;
+    command.args(words);
+    run(command)
+}
+
+fn runs_out_of_work(node: &Node) -> Result<()> {
+    let nothing = removal_service(node)?;
+    ensure!(
+        nothing.code() == 0 && nothing.stdout.starts_with("nothing "),
+        "{nothing:?}"
+    );
+    Ok(())
+}
+
+fn installed_by_default(node: &Node) -> Result<()> {
+    packaged(node, &["install", "--default"])?.success()?;
+    node.restart_containerd(Signal::SIGTERM)
+}
+
+fn packaged(node: &Node, words: &[&str]) -> Result<Finished> {
+    let mut command = node.command("/usr/bin/bindguard")?;
+    command.args(words);
+    run(command)
+}
+
+fn counts(handler: usize, programs: usize) -> Value {
+    json!({ "handler_kept_for_pods": handler, "programs_kept_for_pods": programs })
+}
+
+fn kept(node: &Node, wanted: &Value) -> Result<()> {
+    let status = packaged(node, &["status", "--json"])?.stdout;
+    let status: Value = serde_json::from_str(&status).with_context(|| status.clone())?;
+    ensure!(status["removal"] == *wanted, "{status}");
+    Ok(())
 }
 
 /// Its service runs the package's program, once an operator has enabled it.

@@ -53,7 +53,7 @@ struct NodeStatus {
     is_broken: bool,
     /// The commands that activate changes which the running daemons have not read.
     restart_owed: Vec<String>,
-    /// An uninstall that waits for pods.
+    /// An uninstall that is not complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     removal: Option<Removal>,
     config: ConfigStatus,
@@ -308,6 +308,9 @@ impl NodeStatus {
 }
 
 fn describe_removal(removal: Removal) -> String {
+    if removal.handler_kept_for_pods + removal.programs_kept_for_pods == 0 {
+        return "not complete, and no pod needs the rest; run bindguard uninstall".to_owned();
+    }
     let counted = |pods: usize| format!("{pods} {}", if pods == 1 { "pod" } else { "pods" });
     format!(
         "handler kept for {}, programs kept for {}",

@@ -83,15 +83,33 @@ pub struct Record {
     /// The last installation of each runtime.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     installed: Vec<Installed>,
-    /// An uninstall that waits for pods.
+    /// An uninstall that is not complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    removal: Option<Removal>,
+    removal: Option<PendingRemoval>,
     /// SHA-256 of the config that the last install was to put on this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node_config: Option<String>,
 }
 
-/// The pods for which the last uninstall kept something. The node agent reads it, too.
+/// An uninstall that is not complete. The node agent reads the counts, too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingRemoval {
+    /// The runtimes to remove bindguard from; empty for all of them and the programs.
+    #[serde(default)]
+    pub runtimes: Vec<Owner>,
+    /// The pods for which it kept something.
+    #[serde(flatten)]
+    pub kept: Removal,
+}
+
+impl PendingRemoval {
+    /// True if it concerns all runtimes, and an uninstall for these does not.
+    pub fn is_wider(&self, runtimes: &[Owner]) -> bool {
+        self.runtimes.is_empty() && !runtimes.is_empty()
+    }
+}
+
+/// The pods for which an uninstall keeps something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal {
     /// Pods that select the handler.
@@ -199,14 +217,15 @@ impl Record {
         &self.installed
     }
 
-    /// An uninstall that waits for pods.
-    pub fn removal(&self) -> Option<Removal> {
-        self.removal
+    /// An uninstall that is not complete.
+    pub fn removal(&self) -> Option<&PendingRemoval> {
+        self.removal.as_ref()
     }
 
-    /// Remembers, or forgets, that an uninstall waits for pods.
-    pub fn set_removal(&mut self, removal: Option<Removal>) -> Result<()> {
-        if self.removal == removal || self.files.is_empty() {
+    /// Remembers, or forgets, an uninstall that is not complete. The programs of a package can be
+    /// all that is left: then the record has no files.
+    pub fn set_removal(&mut self, removal: Option<PendingRemoval>) -> Result<()> {
+        if self.removal == removal {
             return Ok(());
         }
         self.removal = removal;
@@ -311,10 +330,15 @@ impl Record {
         self.remove_if_empty()
     }
 
+    /// True if nothing of an installation is left.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.owed().is_empty() && self.removal.is_none()
+    }
+
     /// Removes the record if it has nothing to remember; also one that an earlier process began to
     /// remove.
     pub fn remove_if_empty(&self) -> Result<()> {
-        if self.files.is_empty() && self.owed().is_empty() {
+        if self.is_empty() {
             scratch::sweep(Path::new(FOLDER));
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;

@@ -7,12 +7,14 @@
 //! | the programs | containers that were created through them | the last such pod |
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use anyhow::Result;
-use bindguard_core::program_names::RUNTIME;
+use bindguard_core::program_names::{RUNTIME, SHIM};
 
 use super::plan::{InstallOptions, PlannedChange};
 use super::program_users::{ProgramUser, users_of};
+use super::programs::beside_this_one;
 use super::record::{Entry, Installed, Owner, Record, Removal};
 use super::report::InstallReport;
 use super::running::pods_with_handler;
@@ -94,21 +96,38 @@ impl KeptHandler {
     }
 }
 
-/// The removal that waits for pods now, if one does.
+/// The removal that is not complete, with the pods for which it keeps something now.
 pub fn pending(record: &Record) -> Option<Removal> {
-    record.removal()?;
-    let handlers = kept_handlers(record.files().iter().map(|entry| entry.owner));
-    Some(Removal::of(&handlers, record.files()))
+    let runtimes = &record.removal()?.runtimes;
+    let owners = record.files().iter().map(|entry| entry.owner);
+    let handlers = kept_handlers(owners.filter(|owner| is_meant(runtimes, *owner)));
+    Some(Removal::of(&handlers, &programs_to_go(runtimes, record)))
+}
+
+/// True if an uninstall for these runtimes concerns this owner's files.
+pub fn is_meant(runtimes: &[Owner], owner: Owner) -> bool {
+    runtimes.is_empty() || runtimes.contains(&owner)
+}
+
+/// The files of bindguard itself that go with these runtimes. A record without programs belongs to a
+/// package: the package's programs go later, and for the same reasons.
+pub fn programs_to_go(runtimes: &[Owner], record: &Record) -> Vec<PathBuf> {
+    if !is_meant(runtimes, Owner::Bindguard) {
+        return Vec::new();
+    }
+    let of_bindguard = |entry: &&Entry| entry.owner == Owner::Bindguard;
+    let recorded = record.files().iter().filter(of_bindguard);
+    let mut files: Vec<PathBuf> = recorded.map(|entry| entry.path.clone()).collect();
+    if !files.iter().any(|file| file.ends_with(SHIM)) {
+        files.extend(beside_this_one());
+    }
+    files
 }
 
 impl Removal {
-    /// The pods that need these handlers, and the programs among these files.
-    pub fn of(handlers: &[KeptHandler], files: &[Entry]) -> Self {
-        let programs = files
-            .iter()
-            .filter(|entry| entry.owner == Owner::Bindguard)
-            .map(|entry| entry.path.as_path());
-        let users: Vec<_> = programs.flat_map(users_of).collect();
+    /// The pods that need these handlers and these programs.
+    pub fn of(handlers: &[KeptHandler], programs: &[PathBuf]) -> Self {
+        let users: Vec<_> = programs.iter().flat_map(|path| users_of(path)).collect();
         Self {
             handler_kept_for_pods: handlers
                 .iter()

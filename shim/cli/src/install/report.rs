@@ -42,11 +42,12 @@ pub enum Progress {
 }
 
 impl Progress {
-    /// The exit code. A dry run has nothing to do while pods run; a removal is not complete.
-    pub fn exit_code(self, is_dry_run: bool) -> ExitCode {
+    /// The exit code. While pods run, a dry run and a timer have nothing to do; a removal is not
+    /// complete.
+    pub fn exit_code(self, waits_for_pods: bool) -> ExitCode {
         match self {
             Self::Done => ExitCode::SUCCESS,
-            Self::KeptForPods if is_dry_run => ExitCode::SUCCESS,
+            Self::KeptForPods if waits_for_pods => ExitCode::SUCCESS,
             Self::KeptForPods | Self::Unfinished => ExitCode::FAILURE,
         }
     }
@@ -103,9 +104,9 @@ impl InstallReport {
         self.note(note);
     }
 
-    /// True if nothing but pods holds the work up.
-    pub fn is_kept_for_pods(&self) -> bool {
-        self.progress == Progress::KeptForPods
+    /// The state of the work so far.
+    pub fn progress(&self) -> Progress {
+        self.progress
     }
 
     /// The commands, in order.

@@ -13,9 +13,10 @@ use clap::Args;
 use super::change::{self, Change, Content, Wanted};
 use super::plan::PlannedChange;
 use super::program_users::{ProgramUser, users_of};
-use super::programs::beside_this_one;
-use super::record::{Entry, Owner, Record, Removal};
-use super::removal::{KeptHandler, counted, kept_handlers, pods_of};
+use super::record::{Entry, Owner, PendingRemoval, Record, Removal};
+use super::removal::{
+    KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go,
+};
 use super::report::{InstallReport, Progress};
 use super::restart_slot::RestartSlot;
 use super::running::{daemons_that_name, leave_own_sandbox, sees_processes};
@@ -32,6 +33,10 @@ pub struct Uninstall {
     /// is lost.
     #[arg(long)]
     by_content: bool,
+    /// Finish an uninstall that kept parts for running pods, and do nothing if there is none. The
+    /// exit code is 0 while pods need them.
+    #[arg(long, conflicts_with_all = ["runtimes", "by_content"])]
+    pending: bool,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -47,7 +52,7 @@ impl Uninstall {
             || self.uninstall(slot),
             |stay| stay.after(|| self.uninstall_from_a_pod(slot), || ()),
         )?;
-        Ok(progress.exit_code(self.common.dry_run))
+        Ok(progress.exit_code(self.common.dry_run || self.pending))
     }
 
     /// A pod that was created while bindguard was the default needs the programs itself.
@@ -67,12 +72,15 @@ impl Uninstall {
         };
         let mut record = Record::load()?;
         let mut report = InstallReport::default();
-        let is_meant =
-            |entry: &&Entry| self.runtimes.is_empty() || self.runtimes.contains(&entry.owner);
+        let runtimes = match record.removal() {
+            _ if !self.pending => self.runtimes.clone(),
+            Some(removal) => removal.runtimes.clone(),
+            None => return report.finish(&[], &self.common),
+        };
         let (programs, files): (Vec<_>, Vec<_>) = record
             .files()
             .iter()
-            .filter(is_meant)
+            .filter(|entry| is_meant(&runtimes, entry.owner))
             .cloned()
             .partition(|entry| entry.owner == Owner::Bindguard);
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
@@ -82,24 +90,14 @@ impl Uninstall {
         for kept in &handlers {
             work.extend(kept.without_default(&mut record, &mut report, &self.common)?);
         }
-        work.extend(self.take_off_unrecorded(&mut record, &mut report)?);
+        work.extend(self.take_off_unrecorded(&runtimes, &mut record, &mut report)?);
         let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
         if restarted.is_ok() {
             // all of them or none: a second run of uninstall needs this very program
-            let paths = programs.iter().map(|entry| entry.path.as_path());
-            match obstacle(paths, &handlers, &report) {
+            let paths = programs_to_go(&runtimes, &record);
+            match obstacle(&paths, &handlers, &report) {
                 Some(why) => why.report(&mut report),
                 None => work.extend(take_off(&programs, &mut record, &mut report, &self.common)?),
-            }
-            if self.runtimes.is_empty() && programs.is_empty() {
-                let programs = beside_this_one();
-                let of_a_package = programs
-                    .iter()
-                    .filter(|program| record.entry(program).is_none());
-                let paths = of_a_package.map(PathBuf::as_path);
-                if let Some(why) = obstacle(paths, &handlers, &report) {
-                    why.report(&mut report);
-                }
             }
             if self.common.root.is_some() && !sees_processes() {
                 report.note(
@@ -115,10 +113,19 @@ impl Uninstall {
             touched
                 .chain(target::folders())
                 .for_each(|folder| scratch::sweep(change::temporary_folder(&folder)));
-            let removal = report
-                .is_kept_for_pods()
-                .then(|| Removal::of(&handlers, record.files()));
-            record.set_removal(removal)?;
+            let is_pending = match report.progress() {
+                Progress::Done => restarted.is_err(),
+                Progress::KeptForPods => true,
+                // entries of a lost record are not in this one
+                Progress::Unfinished => !record.is_empty(),
+            };
+            let pending = is_pending.then(|| PendingRemoval {
+                kept: Removal::of(&handlers, &programs_to_go(&runtimes, &record)),
+                runtimes: runtimes.clone(),
+            });
+            if !record.removal().is_some_and(|old| old.is_wider(&runtimes)) {
+                record.set_removal(pending)?;
+            }
             record.remove_if_empty()?;
         }
         let progress = report.finish(&work, &self.common)?;
@@ -131,14 +138,13 @@ impl Uninstall {
     /// `/var` may lose the record.
     fn take_off_unrecorded(
         &self,
+        runtimes: &[Owner],
         record: &mut Record,
         report: &mut InstallReport,
     ) -> Result<Vec<PlannedChange>> {
-        let is_meant =
-            |step: &PlannedChange| self.runtimes.is_empty() || self.runtimes.contains(&step.owner);
         let steps: Vec<_> = target::unrecorded(record)
             .into_iter()
-            .filter(is_meant)
+            .filter(|step| is_meant(runtimes, step.owner))
             .collect();
         if !self.by_content {
             for step in &steps {
@@ -179,12 +185,11 @@ impl Obstacle {
 
 /// Why these programs cannot be removed: a restart is owed, a running daemon names one, or a
 /// container needs one.
-fn obstacle<'p>(
-    programs: impl Iterator<Item = &'p Path>,
+fn obstacle(
+    programs: &[PathBuf],
     handlers: &[KeptHandler],
     report: &InstallReport,
 ) -> Option<Obstacle> {
-    let programs: Vec<_> = programs.collect();
     if programs.is_empty() {
         return None;
     }
@@ -194,7 +199,7 @@ fn obstacle<'p>(
                 .to_owned(),
         ));
     }
-    let of_daemon = |program: &&Path| needed_by_a_daemon(program).map(Obstacle::Restart);
+    let of_daemon = |program: &PathBuf| needed_by_a_daemon(program).map(Obstacle::Restart);
     // a handler that is kept for pods names them, and no restart changes that
     let of_daemons = if handlers.iter().any(|kept| kept.pods.is_ok()) {
         None
