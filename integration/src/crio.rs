@@ -6,7 +6,8 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -108,8 +109,9 @@ impl<'n> Crio<'n> {
             .stderr(log);
         self.daemon = Some(command.spawn().context("start crio")?);
         let log = || fs::read_to_string(self.node.disk().join("crio.log")).unwrap_or_default();
-        until("crio listens", || Ok(Path::new(SOCKET).exists())).with_context(log)?;
-        Cri::connect(SOCKET, self.node.name().to_owned())
+        // the socket exists before it has a listener
+        until("crio listens", || Ok(UnixStream::connect(SOCKET).is_ok())).with_context(log)?;
+        Cri::connect(SOCKET, self.node.name().to_owned()).with_context(log)
     }
 
     fn command(&self) -> Result<Command> {
@@ -128,7 +130,7 @@ impl<'n> Crio<'n> {
             "[crio]\nroot = {:?}\nrunroot = \"/run/crio-storage\"\nstorage_driver = \"vfs\"\nlog_dir = \"{disk}/crio-logs\"\n\
              version_file = \"/run/crio/version\"\nversion_file_persist = \"\"\nclean_shutdown_file = \"\"\n\
              [crio.api]\nlisten = {SOCKET:?}\nstream_port = \"0\"\n\
-             [crio.runtime]\nconmon_cgroup = \"pod\"\ncgroup_manager = \"cgroupfs\"\npinns_path = {:?}\napparmor_profile = \"unconfined\"\n\
+             [crio.runtime]\ndisable_hostport_mapping = true\nconmon_cgroup = \"pod\"\ncgroup_manager = \"cgroupfs\"\npinns_path = {:?}\napparmor_profile = \"unconfined\"\n\
              namespaces_dir = \"/run/crio-namespaces\"\ncontainer_exits_dir = \"/run/crio-exits\"\ndefault_runtime = \"runc\"\n\
              container_attach_socket_dir = \"/run/crio-attach\"\n\
              [crio.runtime.runtimes.runc]\nruntime_path = {:?}\nruntime_type = \"oci\"\nruntime_root = \"/run/crio-runc\"\nmonitor_path = {:?}\n\

@@ -108,7 +108,10 @@ fn removed_while_pods_run() {
             "{removed:?}"
         );
         let text = fs::read_to_string(DROP_IN)?;
-        ensure!(!text.contains("default_runtime"), "the default stays: {text}");
+        ensure!(
+            !text.contains("default_runtime"),
+            "the default stays: {text}"
+        );
         let cri = crio.restart()?;
         cri.stop(&first, 0)?;
         cri.remove(&first)?;

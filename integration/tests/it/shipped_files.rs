@@ -252,7 +252,10 @@ fn the_timer_of_the_package_finishes_a_removal() {
         fs::create_dir_all(Path::new(RECORD).parent().context(RECORD)?)?;
         fs::write(RECORD, "no record")?;
         let failed = removal_service(node)?;
-        ensure!(failed.code() == 2 && failed.stderr.contains(RECORD), "{failed:?}");
+        ensure!(
+            failed.code() == 2 && failed.stderr.contains(RECORD),
+            "{failed:?}"
+        );
         fs::remove_file(RECORD)?;
         host(["dpkg", "--remove", "bindguard"])?;
         Ok(())
@@ -274,10 +277,12 @@ fn the_timer_is_on() -> Result<()> {
     Ok(())
 }
 
-/// What systemd runs for the timer.
+/// Runs the program that systemd starts for the timer.
 fn removal_service(node: &Node) -> Result<Finished> {
     let unit = fs::read_to_string("/lib/systemd/system/bindguard-removal.service")?;
-    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let line = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart="));
     let mut words = line.context("find ExecStart")?.split(' ');
     let mut command = node.command(words.next().context("find the program")?)?;
     command.args(words);

@@ -14,9 +14,7 @@ use super::change::{self, Change, Content, Wanted};
 use super::plan::PlannedChange;
 use super::program_users::{ProgramUser, users_of};
 use super::record::{Entry, Owner, PendingRemoval, Record, Removal};
-use super::removal::{
-    KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go,
-};
+use super::removal::{KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go};
 use super::report::{InstallReport, Progress};
 use super::restart_slot::RestartSlot;
 use super::running::{daemons_that_name, leave_own_sandbox, sees_processes};

@@ -11,12 +11,19 @@ use anyhow::{Context, Result};
 use bindguard_core::program_names::{RUNTIME, SHIM};
 use bindguard_sys::process_files::arguments_of;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use super::{CRIO_SOCKET, Daemon, containerds, cri_status, option, socket_option};
 use crate::install::record::Owner;
 use crate::pods::cri::query;
-use crate::pods::messages::{ListPodSandboxResponse, ListRequest, PodSandbox};
+use crate::pods::messages::{
+    ListPodSandboxResponse, ListRequest, PodSandbox, PodSandboxStatusRequest,
+    PodSandboxStatusResponse,
+};
 use crate::show::print_remark;
+
+/// The annotation of a sandbox's spec with its handler; empty for the node's default runtime.
+const CRIO_HANDLER: &str = "io.kubernetes.cri-o.RuntimeHandler";
 
 /// The names of the pods that were created with the handler `bindguard` and still have a sandbox.
 ///
@@ -52,10 +59,33 @@ fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
             let socket = socket_option("crio", &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
             let answer: ListPodSandboxResponse = query(&socket, "ListPodSandbox", ListRequest {})
                 .context("list the pods of CRI-O")?;
-            Ok(answer.items)
+            let with_handler = |sandbox: PodSandbox| {
+                let runtime_handler = crio_handler(&socket, &sandbox.id)
+                    .with_context(|| format!("find the handler of CRI-O's pod {}", sandbox.id))?;
+                Ok(PodSandbox {
+                    runtime_handler,
+                    ..sandbox
+                })
+            };
+            answer.items.into_iter().map(with_handler).collect()
         }
         Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => Ok(Vec::new()),
     }
+}
+
+/// CRI-O leaves the handler out of its list and its status, and records it in the sandbox's spec.
+fn crio_handler(socket: &Path, sandbox: &str) -> Result<String> {
+    let request = PodSandboxStatusRequest {
+        pod_sandbox_id: sandbox.to_owned(),
+        verbose: true,
+    };
+    let answer: PodSandboxStatusResponse = query(socket, "PodSandboxStatus", request)?;
+    let info = answer.info.get("info").context("the answer has no info")?;
+    let info: Value = serde_json::from_str(info).context("read the answer's info as JSON")?;
+    info["runtimeSpec"]["annotations"][CRIO_HANDLER]
+        .as_str()
+        .map(str::to_owned)
+        .context("its spec names no handler")
 }
 
 /// The sandbox of this process's container, if bindguard's shim supervises the container. In a pod
