@@ -14,8 +14,8 @@ use crate::results::Results;
 use document::Document;
 use table::Table;
 
-/// Writes docs/benchmarks.md, as far as it holds figures, and its plots. They are of all shims, or
-/// not written.
+/// Writes the figures of docs/benchmarks.md, and its plots, unless the figures of a shim are
+/// missing.
 pub fn write_documents(results: &Results) -> Result<()> {
     for shim in Candidate::SHIMS {
         let is_there = results.median(Figure::LifeCpu, shim, 0).is_some();
@@ -80,7 +80,7 @@ pub fn figures(results: &Results) -> String {
     }
 }
 
-/// The goals of which something was measured, with what was reached.
+/// The measured goals, with bindguard's figures.
 pub fn goals(results: &Results) -> String {
     let mut table = Table::new(
         "figure",
