@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests beside each other: stories.sh CARGO-TEST...
+# Runs all tests, several at a time: stories.sh CARGO-TEST...
 #
 # Stories start real daemons, and a busy machine can be too slow for one of them. At most three tests that failed run
 # again, each alone. A test that passes alone is printed as FLAKY; a test that fails twice fails the run.

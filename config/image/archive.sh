@@ -1,8 +1,8 @@
 #!/bin/sh
-# Writes the image of config/image/Dockerfile as an OCI archive, from programs that are built. It needs no container engine.
+# Writes the image of config/image/Dockerfile as an OCI archive from built programs, without a container engine.
 #   archive.sh ARCHITECTURE DIR NAME FILE     such as: archive.sh arm64 target/arm64/cargo/... bindguard-node:0.1.0 image.tar
-# NAME is the name that `ctr images import` gives the image. The same programs give the same bytes: SOURCE_DATE_EPOCH is the
-# time of every file.
+# NAME is the image's name after `ctr images import`. The same programs give the same bytes: SOURCE_DATE_EPOCH is the time of
+# every file.
 set -eu
 architecture=$1 programs=$2 name=$3 file=$4
 time=${SOURCE_DATE_EPOCH:-0}

@@ -20,7 +20,7 @@ pub struct AgentConfig {
     pub survey: Duration,
     /// The runtime's NRI socket; `None` if the agent is no NRI plugin.
     pub nri: Option<PathBuf>,
-    /// The containers that are refreshed while they run.
+    /// Selects the running containers to refresh.
     pub refresh: RefreshMode,
     /// Events and the node's state, for the API server.
     pub kubernetes: KubernetesConfig,

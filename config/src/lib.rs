@@ -56,12 +56,12 @@ pub struct Config {
     places: Places,
 }
 
-/// One key and its active value.
+/// A key and its active value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActiveKey {
     /// `table.key`
     pub name: &'static str,
-    /// Its value, as the file would state it.
+    /// The value, as the file would state it.
     pub value: Value,
 }
 
@@ -122,8 +122,8 @@ impl Config {
         Self::parse(text).map(|(config, _)| config)
     }
 
-    /// Every key with its active value, in the order of the shipped file. As lines of `name =
-    /// value` they are this config.
+    /// Every key with its active value, in the order of the shipped file. Printed as
+    /// `name = value`, the keys are this config.
     pub fn active_keys(&self) -> Vec<ActiveKey> {
         let mut shown = Shown(Vec::new());
         self.settings.clone().visit(&mut shown);

@@ -118,7 +118,7 @@ impl Loaded {
         }
     }
 
-    /// Everything that is wrong with the file, a line each.
+    /// All mistakes in the file, a line for each.
     pub fn remarks(&self) -> Vec<String> {
         let problem = self.problem.iter().map(|problem| error_chain(problem));
         problem
@@ -199,8 +199,8 @@ fn instead(
     }
 }
 
-/// Keeps a copy of the node's config if it is valid, for a time in which it is not. A node without
-/// one keeps nothing.
+/// Keeps a copy of a valid node's config, to be used while the file is invalid. A node without a
+/// config keeps nothing.
 ///
 /// # Errors
 /// If the file is invalid or the copy cannot be written.

@@ -1,7 +1,7 @@
 //! Reads the text of a config file, key by key: a mistake in one key changes no other key.
 //!
-//! Unknown keys are skipped: a newer version may know them. A value that is a mistake is replaced
-//! by a safe one. Both are warnings with their line. Only a text that is not TOML is an error,
+//! Unknown keys are skipped: a newer version may know them. An invalid value is replaced by a safe
+//! value. Both cause a warning with the line number. Only a text that is not TOML is an error,
 //! because it has no keys.
 
 use std::fmt;
@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 use crate::settings::{Settings, Visitor};
 use crate::value::{Mistake, Setting};
 
-/// The limit of warnings about one file: each create records them.
+/// The limit of warnings about a file: each create records all of them.
 const MAX_WARNINGS: usize = 16;
 /// The quoted length of a key or value, in bytes.
 const MAX_QUOTED: usize = 64;
@@ -88,7 +88,7 @@ struct Reader<'t> {
     table: &'t DeTable<'t>,
     known: Vec<&'static str>,
     set: Vec<&'static str>,
-    /// Each with its place, by which they are sorted.
+    /// Warnings with their places, the key of their order.
     warnings: Vec<(Range<usize>, String)>,
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct Settings {
     pub(crate) refresh: RefreshMode,
 }
 
-/// A program that does something with every key.
+/// Receives every key.
 pub(crate) trait Visitor {
     /// `name`: `table.key`. `if_unreadable`: the value where the file's value is a mistake.
     fn key<T: Setting>(&mut self, name: &'static str, value: &mut T, if_unreadable: T);

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what the machine itself needs to build and run the integration stories, and only what is missing.
-#   setup.sh [PROGRAM:PACKAGE...]     more that a target of the Makefile needs
-# For Debian and its relatives. Needs root when something is missing; says nothing when nothing is.
+# Installs the missing programs of the machine that build and run the integration stories.
+#   setup.sh [PROGRAM:PACKAGE...]     further programs that a target of the Makefile needs
+# For Debian and its relatives. Installing needs root; without missing programs there is no output.
 set -eu
 
 # program package why

@@ -32,7 +32,7 @@ const SERVED: &str = "/run/bindguard-agent.sock";
 /// The token of its service account.
 pub const TOKEN: &str = "token-1";
 
-/// A running agent; it ends with this value.
+/// A running agent. Drop ends the agent.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
@@ -46,7 +46,7 @@ impl Agent {
         Self::start_as(node, config, Form::Service)
     }
 
-    /// The same in one of two forms.
+    /// As `start`, as a service or in a pod.
     pub fn start_as(node: &Node, config: &str, form: Form) -> Result<Self> {
         let command = match form {
             Form::Service => node.command(node.under_test().join(AGENT))?,
@@ -55,7 +55,7 @@ impl Agent {
         Self::spawn(node, config, command, SERVED)
     }
 
-    /// The same with its socket at this path. Its other files are beside it.
+    /// As `start`, with this socket. The agent's other files are beside the socket.
     pub fn start_at(node: &Node, config: &str, socket: &str) -> Result<Self> {
         Self::spawn(
             node,
@@ -65,7 +65,7 @@ impl Agent {
         )
     }
 
-    /// The same from a build with fault points. `fault` breaks it at one of them.
+    /// As `start`, from a build with fault points, with the fault `fault`.
     pub fn start_with_fault(node: &Node, fault: &str) -> Result<Self> {
         let mut command = node.command(node.under_test().join(AGENT))?;
         command.env("BINDGUARD_FAULT", fault);

@@ -59,7 +59,7 @@ impl Bundle {
         self.admit_under(node, &[])
     }
 
-    /// The same, with another program's command line before it.
+    /// As `admit`, with the command line of a wrapper before the guard's.
     pub fn admit_under(&self, node: &Node, before: &[&str]) -> Result<Command> {
         let guard = node.programs().join(GUARD);
         let words: Vec<&OsStr> = before

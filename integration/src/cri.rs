@@ -106,7 +106,7 @@ impl Cri {
         self.run_pod_in("default", handler, name, uid)
     }
 
-    /// The same in another of the cluster's namespaces.
+    /// As `run_pod`, in a namespace of the cluster.
     pub fn run_pod_in(
         &self,
         namespace: &str,

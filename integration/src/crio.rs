@@ -48,7 +48,7 @@ pub struct Crio<'n> {
 }
 
 impl<'n> Crio<'n> {
-    /// Writes its main file and gives it the images; runs nothing yet.
+    /// Writes CRI-O's main file and adds the images; starts no process.
     pub fn on(node: &'n Node) -> Result<Self> {
         let crio = Self {
             node,
@@ -98,7 +98,7 @@ impl<'n> Crio<'n> {
         run(config)?.success()
     }
 
-    /// Starts it, or ends the one that runs and starts it anew; a client of it comes back.
+    /// Starts CRI-O, again if it runs; returns a new client.
     pub fn restart(&mut self) -> Result<Cri> {
         self.stop();
         let log = File::create(self.node.disk().join("crio.log")).context("create crio's log")?;

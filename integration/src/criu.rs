@@ -13,7 +13,7 @@ use crate::process::run;
 use crate::programs::{Generation, Matrix};
 use crate::waiting::until;
 
-/// It counts in its own memory: one that was started anew would begin at 1.
+/// Counts in memory: after a start without a restore the count begins at 1.
 pub const COUNTER: [&str; 3] = [
     "sh",
     "-c",

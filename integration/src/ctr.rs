@@ -108,7 +108,7 @@ impl Ctr {
         }
     }
 
-    /// The same containerd, another of its namespaces: pods live in `k8s.io`.
+    /// The same containerd with another namespace: pods are in `k8s.io`.
     pub fn in_namespace(&self, namespace: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -150,7 +150,7 @@ impl Ctr {
         run(self.exec_command(id, words))
     }
 
-    /// The same, and receives all of its output.
+    /// As `exec`, and receives the whole output.
     pub fn exec_to_end(&self, id: &str, words: &[&str]) -> Result<Finished> {
         read_all_output(self.exec_command(id, &staying(words)))
     }
@@ -215,7 +215,7 @@ impl Ctr {
         self.forget(id)
     }
 
-    /// The same with many containers, by one client.
+    /// As `remove`, for many containers with two calls of ctr.
     pub fn remove_all<S: AsRef<OsStr>>(&self, ids: &[S]) -> Result<()> {
         for words in [&["task", "rm", "--force"][..], &["container", "rm"]] {
             let mut command = self.command(words);
@@ -236,7 +236,7 @@ impl Ctr {
         })
     }
 
-    /// Removes a container that has no task: one whose create failed.
+    /// Removes a container without a task, whose create failed.
     pub fn forget(&self, id: &str) -> Result<()> {
         run(self.command(&["container", "rm", id]))?
             .success()
@@ -292,22 +292,22 @@ impl Container<'_> {
         self
     }
 
-    /// Creates and starts it, and leaves it running.
+    /// Creates and starts the container, and leaves it running.
     pub fn start(self) -> Result<Finished> {
         run(self.command(&["--detach", "--null-io"]))
     }
 
-    /// Runs it to its end and removes it.
+    /// Runs the container to its end and removes it.
     pub fn run(self) -> Result<Finished> {
         run(self.command(&["--rm"]))
     }
 
-    /// The same, and receives all of its output.
+    /// As `run`, and receives the whole output.
     pub fn run_to_end(self) -> Result<Finished> {
         read_all_output(self.staying().command(&["--rm"]))
     }
 
-    /// The same container, which runs until its output was received.
+    /// The same container, kept running until its output has been received.
     pub fn staying(self) -> Self {
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
         let staying = staying(&words).into_iter().map(str::to_owned).collect();
@@ -317,7 +317,7 @@ impl Container<'_> {
         }
     }
 
-    /// The same with `input` on its stdin.
+    /// As `run`, with `input` on stdin.
     pub fn run_with_input(self, input: &str) -> Result<Finished> {
         run_with_input(self.command(&["--rm"]), input, LIMIT)
     }

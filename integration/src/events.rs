@@ -17,7 +17,7 @@ use crate::node::Node;
 use crate::process::run;
 use crate::waiting::until;
 
-/// A container whose creation says that nothing more will come.
+/// The container whose creation marks the end of the events.
 const END: &str = "end-of-events";
 
 /// Listens while `happens` does, and until its last event has arrived.
@@ -37,7 +37,8 @@ pub fn during(node: &Node, happens: impl FnOnce() -> Result<()>) -> Result<Vec<S
     seen
 }
 
-/// It says nothing when it has begun to; so there are events of no task until it shows one.
+/// ctr does not report when it is connected, so this function labels the namespace until ctr prints
+/// an event.
 fn wait_until_it_listens(node: &Node, file: &Path) -> Result<()> {
     let mut number = 0;
     until("ctr events listens", || {

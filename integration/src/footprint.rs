@@ -15,20 +15,19 @@ const REST: Duration = Duration::from_secs(2);
 /// The interval between two checks for an idle shim.
 const LOOKS: u32 = 15;
 
-/// Of one process, at one moment.
+/// The resources of a process at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// Pages of its own, written or not, in KiB.
     pub private_kib: u64,
-    /// Pages that it has written, in KiB.
+    /// Written pages, in KiB.
     pub private_dirty_kib: u64,
     /// Those of them that are its alone for good, in KiB: pages of a program that was copied just
     /// now are dirty, too, until they are on the disk.
     pub anonymous_kib: u64,
-    /// Its proportional share of all pages that it has in memory, in KiB.
+    /// The proportional share (PSS) of all resident pages, in KiB.
     pub pss_kib: u64,
-    /// All pages that it has in memory, in KiB. Other processes of the same program do not change
-    /// it.
+    /// All resident pages (RSS), in KiB: independent of other processes of the program.
     pub rss_kib: u64,
     /// Threads.
     pub threads: u64,
@@ -126,7 +125,7 @@ pub fn pipes_of(pid: u32) -> Result<BTreeSet<PathBuf>> {
 fn pipes(pid: u32) -> Result<BTreeSet<PathBuf>> {
     let folder = format!("/proc/{pid}/fd");
     let descriptors = fs::read_dir(&folder).with_context(|| format!("read {folder}"))?;
-    // One that was closed meanwhile is no pipe of that process any more.
+    // A descriptor that was closed meanwhile is skipped.
     let opened = descriptors
         .flatten()
         .filter_map(|descriptor| fs::read_link(descriptor.path()).ok());

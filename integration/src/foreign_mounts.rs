@@ -17,7 +17,7 @@ use crate::mount_calls::tmpfs;
 pub fn make_long_mounts(pid: u32, count: usize) -> Result<()> {
     let namespace =
         File::open(format!("/proc/{pid}/ns/mnt")).context("open a container's mount namespace")?;
-    // A thread of its own: it is in that namespace until it ends.
+    // A separate thread, which stays in the container's namespace until its end.
     let made = thread::spawn(move || {
         unshare(CloneFlags::CLONE_FS).context("unshare the file system context")?;
         setns(&namespace, CloneFlags::CLONE_NEWNS)

@@ -40,7 +40,7 @@ pub fn write(archive: &Path) -> Result<()> {
     )
 }
 
-/// Writes an archive with one image: programs, each at its path there, and its `PATH`.
+/// Writes an archive with an image of `programs`, each at its path in the image, and with `PATH`.
 pub fn write_programs(
     archive: &Path,
     name: &str,

@@ -26,7 +26,7 @@ pub fn fill() -> Result<usize> {
     Ok(lines)
 }
 
-/// The lines of one of its files, each of them whole; none when there is no such file.
+/// The complete lines of a journal file; empty without the file.
 pub fn lines(file: impl AsRef<Path>) -> Result<Vec<Value>> {
     let file = file.as_ref();
     if !file.exists() {

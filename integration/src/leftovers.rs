@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::systemd;
 use crate::waiting::until;
 
-/// crun keeps one empty folder in its root, for all containers.
+/// crun's root keeps an empty folder for all containers.
 const KEPT_BY_CRUN: &str = ".empty-directory";
 
 /// The things on a node that come and go with containers.

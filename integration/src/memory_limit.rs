@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::waiting::until;
 
-/// A cgroup with a memory limit. It is removed with this value, after its processes have ended.
+/// A cgroup with a memory limit. Drop removes the cgroup after its processes have ended.
 #[derive(Debug)]
 pub struct MemoryLimit {
     folder: PathBuf,

@@ -1,4 +1,4 @@
-//! All that a process in a container says.
+//! The complete output of a process in a container.
 //!
 //! `ctr` opens the fifos of a process by the way, and gives up one that it has not got round to
 //! when the process has ended: on a busy machine a line that a process says before it ends is lost
@@ -18,7 +18,8 @@ use crate::process::{Finished, LIMIT, display};
 /// The line that a process writes at the end of stdout and of stderr.
 const END: &str = "[that is all]";
 
-/// Runs its arguments and ends as they do. [`END`] is in pieces: ps(1) shows this, too.
+/// Runs its arguments and ends with the same exit code. [`END`] is in pieces, because ps(1) may
+/// print the script.
 const STAYING: &str = r#""$@"; code=$?; printf '[that is %s]' all; printf '[that is %s]' all >&2; read -r line; exit $code"#;
 
 /// The command to run in a container to receive all output of `words`.
@@ -51,7 +52,7 @@ pub fn read_all_output(mut client: Command) -> Result<Finished> {
         match ends.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(()) if to_come > 1 => to_come -= 1,
             Ok(()) => {
-                // a client that has lost its process has no use for it
+                // a client that has lost its process needs no input
                 let _ = stdin.write_all(b"\n");
             }
             Err(RecvTimeoutError::Disconnected) => break,

@@ -1,8 +1,8 @@
 //! A reader that never rests: proof that a path never showed the empty file underneath a mount.
 //!
-//! A kubelet's subpath is a bind mount over an empty file. A program that unmounts it and mounts a
-//! new one opens a window in which a container that starts reads nothing. One polling thread finds
-//! a window of a few microseconds within some thousand swaps.
+//! A kubelet's subpath is a bind mount over an empty file. Between an unmount and a new mount, a
+//! container that starts would read an empty file. A polling thread finds a gap of a few
+//! microseconds within some thousand swaps.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub struct Seen {
 
 /// A thread that opens and reads one path in a tight loop.
 ///
-/// It shares the mount namespace of the thread that starts it.
+/// The thread has the mount namespace of the thread that starts it.
 #[derive(Debug)]
 pub struct PollingReader {
     stop: Arc<AtomicBool>,

@@ -39,7 +39,7 @@ impl Finished {
             .unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
     }
 
-    /// Its stdout, or an error with everything it said when it failed.
+    /// The stdout; after a failure an error with the whole output.
     pub fn success(self) -> Result<String> {
         match self.status.success() {
             true => Ok(self.stdout),
@@ -53,7 +53,7 @@ impl Finished {
         }
     }
 
-    /// Its stderr, or an error when it succeeded although the story says that it cannot.
+    /// The stderr; an error if the program succeeded.
     pub fn failure(self) -> Result<String> {
         match self.status.success() {
             true => Err(anyhow!(

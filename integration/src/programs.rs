@@ -1,10 +1,10 @@
 //! The programs of a story: the binaries under test, and the matrix of containerds and OCI
 //! runtimes.
 //!
-//! The matrix is laid out by `integration/matrix/fetch.sh`. It is never the host's own containerd:
-//! the same three generations run everywhere, and a story that fails on one of them says which. A
-//! developer's own build of containerd takes the place of the newest generation when
-//! `BINDGUARD_CONTAINERD` names its folder.
+//! `integration/matrix/fetch.sh` lays out the matrix. The host's own containerd is never used: the
+//! same three generations run everywhere, and the name of a failed story shows the generation. With
+//! `BINDGUARD_CONTAINERD`, a developer's own build in the named folder replaces the newest
+//! generation.
 
 use std::env;
 use std::fmt;
@@ -187,9 +187,8 @@ pub fn binaries_under_test() -> Result<PathBuf> {
     }
 }
 
-/// The folder of a guard and a shim that were built with the feature `fault-points`, which gives a
-/// story places to break them at: `$BINDGUARD_FAULTS_DIR`, else that of the programs under test, if
-/// they have them.
+/// The folder of a guard and a shim with the feature `fault-points`: `$BINDGUARD_FAULTS_DIR`, else
+/// the folder of the programs under test, if they have the feature.
 pub fn folder_with_fault_points() -> Option<PathBuf> {
     let separate = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
     let has_them = |folder: &PathBuf| {

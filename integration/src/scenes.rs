@@ -1,4 +1,4 @@
-//! Scenes that several stories play, each with another cast.
+//! Scenes that several stories play with different data.
 //!
 //! A scene is a sequence of steps whose every outcome is checked; what a story varies is data.
 
@@ -111,7 +111,7 @@ impl UpdateThenRestart {
     }
 }
 
-/// Checks that exactly one mount lies on a subpath, and that its file is not deleted.
+/// Checks that a subpath has exactly one mount, whose file is not deleted.
 pub fn only_a_current_mount(subpath: &Subpath) -> Result<()> {
     let mounts = subpath.mounts()?;
     ensure!(

@@ -17,7 +17,7 @@ pub struct SilentServer {
 }
 
 impl SilentServer {
-    /// Mounts one, and makes the directory for it.
+    /// Makes the directory and mounts a silent server.
     pub fn mounted(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
         let daemon = OpenOptions::new()
@@ -43,7 +43,7 @@ impl SilentServer {
         })
     }
 
-    /// True if this machine can have one.
+    /// True if the machine supports FUSE.
     pub fn is_possible() -> bool {
         Path::new("/dev/fuse").exists()
     }

@@ -123,8 +123,7 @@ impl<'n> StaleBundle<'n> {
         Ok(())
     }
 
-    /// A create that nothing bad happens to: it ends with one current mount, an edited spec, and
-    /// nothing left over.
+    /// An undisturbed create: the result is one current mount, an edited spec, and no leftovers.
     pub fn next_create(&self) -> Result<()> {
         let before = self.mounts_elsewhere()?;
         self.write_spec()?;
@@ -165,7 +164,7 @@ impl<'n> StaleBundle<'n> {
         Ok(())
     }
 
-    /// The kubelet removes the pod, for which it needs exactly one mount on each subpath.
+    /// Deletes the pod like the kubelet, which needs exactly one mount on each subpath.
     ///
     /// A guard that was killed may leave a process that holds the subpath for another moment: the
     /// kubelet would try again at its next look, and so does this one.

@@ -1,5 +1,4 @@
-//! A guard that is stopped at one of its fault points, for stories in which something happens right
-//! there; then it goes on.
+//! A guard that stops at a fault point, so that a story can act at this moment, and then continues.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,8 +15,8 @@ use crate::waiting::until;
 pub struct StoppedGuard(Child);
 
 impl StoppedGuard {
-    /// Starts a guard and waits until it has stopped at this place. `more`: other faults, with a
-    /// comma behind each.
+    /// Starts a guard and waits until the guard has stopped at `place`. `more` names further
+    /// faults, each with a comma at its end.
     pub fn at(place: &str, more: &str, mut guard: Command) -> Result<Self> {
         guard
             .env("BINDGUARD_FAULT", format!("{more}stop:{place}"))

@@ -36,7 +36,7 @@ pub(crate) fn slice_of(name: &str) -> String {
     format!("{}.slice", name.replace('-', "_"))
 }
 
-/// The cgroup of that slice, if it exists.
+/// The cgroup of a node's slice, which may be missing.
 pub(crate) fn cgroup_of(name: &str) -> PathBuf {
     Path::new(UNIFIED).join(slice_of(name))
 }
@@ -92,7 +92,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts it, and waits until it answers. The node's own containerd must have ended.
+    /// Starts the service, and waits for containerd's answer. The node's own containerd must have
+    /// ended.
     pub fn start(node: &Node) -> Result<Self> {
         let name = format!("{}.service", node.name());
         let service = Self {
@@ -130,12 +131,12 @@ impl Service {
         &self.name
     }
 
-    /// Restarts it, and waits until it answers.
+    /// Restarts the service, and waits for containerd's answer.
     pub fn restart(&self) -> Result<()> {
         self.answers_again(|| host(["systemctl", "restart", &self.name]).map(drop))
     }
 
-    /// Kills its main process; systemd starts it again.
+    /// Kills the service's main process; systemd starts the service again.
     pub fn crash(&self) -> Result<()> {
         self.answers_again(|| {
             host([

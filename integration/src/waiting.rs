@@ -17,7 +17,7 @@ pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     until_within(LIMIT, what, is_so)
 }
 
-/// The same for what takes longer, because a pause belongs to it.
+/// As `until`, with a longer limit for conditions that take time.
 pub fn until_within(
     limit: Duration,
     what: &str,

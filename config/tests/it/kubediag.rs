@@ -45,7 +45,7 @@ fn every_operation_leads_to_the_agent_of_the_node() {
     }
 }
 
-/// The first node of the graph has no operation; each of the others has one that exists, and one
+/// The graph's first node has no operation; each further node has an existing operation and one
 /// successor.
 #[test]
 fn the_set_runs_the_operations_in_their_order() {

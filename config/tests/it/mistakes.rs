@@ -41,7 +41,7 @@ const VALUES: [(&str, &[&str]); 28] = [
     ("refresh.mode", &["\"all\"", "\"off\""]),
 ];
 
-/// A file by its tables, each with its keys and values.
+/// The tables of a file, each with its keys and values.
 type File = BTreeMap<String, BTreeMap<String, String>>;
 
 fn file() -> impl Strategy<Value = File> {
@@ -82,7 +82,7 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
         .collect()
 }
 
-/// Anything that TOML can state, and mistakes that people make.
+/// Any TOML value, and typical mistakes.
 fn any_value() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-z-]{0,9}".prop_map(|word| format!("{word:?}")),
@@ -151,7 +151,7 @@ proptest! {
         }
     }
 
-    /// One line of a file in which each key has its own line becomes any text.
+    /// Every key has its own line, and one line is replaced by any text.
     #[test]
     fn a_line_of_any_text_changes_its_own_key_alone(file in file(), at in any::<prop::sample::Index>(), line in "[^\\[\n\r][ -~]{0,20}") {
         let lines: Vec<(String, String)> = file

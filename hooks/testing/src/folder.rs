@@ -5,7 +5,7 @@ use std::path::Path;
 use bindguard_sys::read_mount_table;
 use nix::mount::{MntFlags, umount2};
 
-/// A folder that goes with what was mounted in it.
+/// A folder that is removed with all mounts in it.
 pub struct Folder(tempfile::TempDir);
 
 impl Default for Folder {

@@ -1,5 +1,5 @@
-//! A FUSE mount whose daemon is the test itself: it opens `/dev/fuse`, mounts, and answers nothing.
-//! See fuse(4).
+//! A FUSE mount whose daemon is the test: it opens `/dev/fuse`, mounts, and answers nothing. See
+//! fuse(4).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -85,7 +85,7 @@ impl Fuse {
         })
     }
 
-    /// Takes one request and never answers it.
+    /// Takes a request and never answers.
     pub fn take_request(&mut self) {
         assert!(self.device.as_mut().unwrap().read(&mut [0; 8192]).unwrap() > 0);
     }

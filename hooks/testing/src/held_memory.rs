@@ -130,7 +130,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Starts one with this name, after `before` in it.
+    /// Starts a holder with this name; the holder calls `before` first.
     pub fn start(name: &CStr, before: impl FnOnce()) -> Option<Self> {
         let files = Unwritable::mounted()?;
         // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
@@ -154,12 +154,11 @@ impl Holder {
                         .open(files.file())
                         .unwrap();
                     before();
-                    // SAFETY: it sets the name of this process.
+                    // SAFETY: the call sets the name of this process.
                     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
                     hold_memory(&file);
                 }));
-                // SAFETY: ends the process without running what its copy of this one has
-                // registered.
+                // SAFETY: ends the process without the exit handlers that it has from its parent.
                 unsafe { libc::_exit(if work.is_ok() { 0 } else { 1 }) }
             }
         }
@@ -192,7 +191,7 @@ impl Executing {
         Self::start_after(|| {})
     }
 
-    /// Starts one, after `before` in it.
+    /// Starts a hanging process, which calls `before` first.
     pub fn start_after(before: impl FnOnce()) -> Option<Self> {
         let files = Unwritable::mounted()?;
         // SAFETY: as in `Holder::start`.
@@ -220,7 +219,7 @@ impl Executing {
                         .unwrap();
                     before();
                     let (write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-                    // SAFETY: a new mapping, which nothing else uses.
+                    // SAFETY: a new mapping without other users.
                     unsafe {
                         let page = libc::mmap(
                             std::ptr::null_mut(),
@@ -275,7 +274,7 @@ pub fn unless_it_hangs<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'sta
 /// Holds the caller's mmap_lock until the daemon of the file is gone.
 pub fn hold_memory(file: &File) {
     let (write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    // SAFETY: a new mapping, which nothing else uses, and then another one in its place.
+    // SAFETY: a new mapping without other users, then a second mapping in its place.
     unsafe {
         let page = libc::mmap(
             std::ptr::null_mut(),

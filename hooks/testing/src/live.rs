@@ -33,7 +33,7 @@ impl Inside {
         }
     }
 
-    /// The same, and the container may write it.
+    /// As `of`, but writable for the container.
     pub fn writable(source: PathBuf, destination: &'static str) -> Self {
         Self {
             is_writable: true,
@@ -106,7 +106,7 @@ pub fn spec_of(ids: Option<&str>) -> SpecUsers {
 }
 
 impl Container {
-    /// Starts it with these binds, read-only, below a root of its own.
+    /// Starts the container with these read-only binds, below its own root.
     pub fn start(root: &Path, binds: &[Inside]) -> Self {
         Self::start_with(root, binds, || {})
     }
@@ -118,7 +118,7 @@ impl Container {
         container
     }
 
-    /// The same, with more to do in its namespace before it reads.
+    /// As `start`; calls `more` in the container's namespace before the reader starts.
     pub fn start_with(root: &Path, binds: &[Inside], more: impl FnOnce()) -> Self {
         Self::start_as(root, binds, &[], || {}, more)
     }
@@ -174,8 +174,7 @@ impl Container {
                         .iter()
                         .for_each(|number| out.write_all(&number.to_ne_bytes()).unwrap());
                 }));
-                // SAFETY: ends the process without running what its copy of this one has
-                // registered.
+                // SAFETY: ends the process without the exit handlers that it has from its parent.
                 unsafe { nix::libc::_exit(if work.is_ok() { 0 } else { 1 }) }
             }
         }
@@ -195,7 +194,7 @@ impl Container {
             .unwrap()
     }
 
-    /// Stops it, and returns what it read.
+    /// Stops the container, and returns the reader's observations.
     pub fn stop(mut self) -> Seen {
         drop(self.stop.take());
         let mut next = || {
@@ -212,7 +211,7 @@ impl Container {
         }
     }
 
-    /// The content that a file has for it.
+    /// The content of a file, as the container sees it.
     pub fn read(&self, path: &str) -> Option<String> {
         fs::read_to_string(format!("/proc/{}/root/{path}", self.pid)).ok()
     }
@@ -347,8 +346,8 @@ pub fn make_long_mounts(count: usize) {
     chdir("/").unwrap();
 }
 
-/// One mount below this many folders with such a name: mountinfo prints 1,001 bytes for each
-/// folder, all in one line.
+/// A mount below `depth` nested folders: mountinfo prints 1,001 bytes for each folder, all in one
+/// line.
 pub fn make_deep_mount(depth: usize) {
     let name = "\n".repeat(250);
     make_tmpfs("/deep");

@@ -16,14 +16,14 @@ use crate::namespace::bind;
 /// not about binds.
 const REAL_SPEC: &str = include_str!("../../core/tests/fixtures/kubelet-1.36/config-hostroot.json");
 
-/// A pod with one container and one configMap.
+/// A pod with a container and a configMap.
 pub struct Pod {
     folder: Folder,
     keys: u32,
 }
 
 impl Pod {
-    /// A pod whose configMap has this many keys, the bundle's spec binding each of them.
+    /// A pod with a configMap of `keys` keys; the bundle's spec binds each key.
     pub fn with_keys(keys: u32) -> Self {
         let pod = Self {
             folder: Folder::new(),

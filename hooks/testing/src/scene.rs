@@ -22,7 +22,7 @@ use crate::pod::mount_of;
 /// The outcome of a bind that was re-bound in one try.
 pub const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 
-/// A pod with one subpath, and the folder that is its volume.
+/// A pod with a subpath, and the subpath's volume.
 pub struct Scene {
     pub folder: Folder,
     pub volume: PathBuf,

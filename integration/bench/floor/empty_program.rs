@@ -1,6 +1,6 @@
-//! The floor of `start` with its server: with an argument it starts itself again without one, and
-//! without one it does nothing. `make bench` builds it with the flags of bindguard's programs,
-//! static and small.
+//! The floor of `start` with its server: with an argument the program starts itself without
+//! arguments; without arguments it ends. `make bench` builds it with the flags of bindguard's
+//! programs, static and small.
 
 use std::env;
 use std::io;

@@ -25,7 +25,7 @@ const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup"];
 pub struct CpuAccount(PathBuf);
 
 impl CpuAccount {
-    /// Moves this process, the node's containerd, and with them all that they start, into a new
+    /// Moves this process and the node's processes, and with them all later children, into a new
     /// cgroup.
     pub fn open(node: &Node) -> Result<Self> {
         let folder = hierarchy()?.join(node.name()).join("account");
@@ -37,7 +37,7 @@ impl CpuAccount {
         Ok(account)
     }
 
-    /// An account within this one, for processes that are moved there.
+    /// A sub-account, for processes that are moved there.
     pub fn within(&self, name: &str) -> Result<SubAccount> {
         let folder = self.0.join(name);
         fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;

@@ -8,7 +8,7 @@ use bindguard_integration::programs::{Matrix, SHIM, binaries_under_test};
 use bindguard_integration::{Generation, Runtime};
 use serde::{Deserialize, Serialize};
 
-/// One of those that are compared.
+/// A program that the bench compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Candidate {
     /// containerd-shim-bindguard-v2, with its guard.
@@ -21,7 +21,7 @@ pub enum Candidate {
     Go17,
     /// containerd-shim-runc-v2 of containerd 2.1.
     Go21,
-    /// No shim at all: runc by itself.
+    /// No shim: runc alone.
     Runc,
     /// crun by itself.
     Crun,
@@ -73,7 +73,7 @@ impl Candidate {
         }
     }
 
-    /// The runtime that containerd knows it by.
+    /// containerd's name for the runtime.
     pub fn runtime(self) -> Runtime {
         match self {
             Self::Bindguard | Self::Runc | Self::Crun | Self::EmptyPrograms => Runtime::Bindguard,
@@ -95,7 +95,7 @@ impl Candidate {
         }
     }
 
-    /// Its program, if this machine has it.
+    /// The program, if the machine has it.
     pub fn program(self, matrix: &Matrix) -> Option<PathBuf> {
         let go = |generation| Some(matrix.program(generation, "containerd-shim-runc-v2"));
         let program = match self {
@@ -112,7 +112,7 @@ impl Candidate {
     }
 }
 
-/// `$BINDGUARD_RUST_SHIM`, else where `make bench` installs it.
+/// `$BINDGUARD_RUST_SHIM`, else the shim that `make bench` installs.
 fn rust_shim() -> PathBuf {
     let installed = || repository().join("target/tools/bin/containerd-shim-runc-v2-rs");
     env::var_os("BINDGUARD_RUST_SHIM").map_or_else(installed, PathBuf::from)

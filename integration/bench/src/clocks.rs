@@ -17,7 +17,7 @@ pub fn of_process(pid: u32) -> Result<f64> {
     read(clock_getcpuclockid(pid).with_context(|| format!("find the CPU clock of {pid}"))?)
 }
 
-/// Of those children that have ended, and of theirs.
+/// The CPU time of children that have ended, and of their children.
 pub fn of_children() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("read the CPU time of children")?;
     Ok((usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e3)

@@ -37,7 +37,7 @@ pub enum Figure {
     GuardCpu,
     /// The same, by the clock on the wall.
     GuardWall,
-    /// A create that repairs stale subpaths, above one that finds nothing.
+    /// A create that repairs stale subpaths, minus a create without findings.
     RepairCpu,
     /// The same, by the clock on the wall.
     RepairWall,

@@ -1,7 +1,7 @@
 //! The ground on which candidates meet: one node with containerd 2.1 and runc, every shim on it,
 //! one account of CPU time.
 //!
-//! All shims run under the same containerd with the same runc, so what differs is theirs.
+//! All shims run under the same containerd with the same runc, so only the shims differ.
 
 use std::os::unix::fs::symlink;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::candidate::Candidate;
 /// Figures of idle shims are taken after this time.
 pub const IDLE: Duration = Duration::from_secs(30);
 
-/// A node, and who is on it. The account is closed before the node ends.
+/// A node, its shims and their account, which is closed before the node ends.
 #[derive(Debug)]
 pub struct Ground {
     pub account: CpuAccount,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::candidate::Candidate;
 
-/// Names and what they stand for.
+/// Names and their values.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Machine(pub Vec<(String, String)>);
 
@@ -47,7 +47,7 @@ impl Machine {
     }
 }
 
-/// The one minute load, as others see it too: proc_loadavg(5).
+/// The one minute load, which includes other programs: proc_loadavg(5).
 pub fn load() -> Result<f64> {
     let text = fs::read_to_string("/proc/loadavg").context("read the load")?;
     text.split(' ')
@@ -108,7 +108,7 @@ fn version(program: &Path) -> Result<String> {
         .split_whitespace()
         .map(|word| word.trim_start_matches('v'))
         .find(is_version);
-    // what a packager added says nothing here
+    // a packager's suffix does not matter
     let version = version.and_then(|version| version.split(['~', '+']).next());
     version.map(str::to_owned).with_context(|| {
         format!(

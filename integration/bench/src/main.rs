@@ -3,9 +3,9 @@
 //! ```text
 //!   main ── a part each ──► Ground (a node, every shim on it, an account of CPU time) ──► Results ──► report
 //! ```
-//! `bench PART...` measures some parts only. Figures are kept in a file until they are measured
-//! again; the last part, `document`, writes docs/benchmarks.md and its plots from them. What each
-//! figure is, and what is wanted of it: `figure.rs`, `goals.rs`.
+//! `bench PART...` measures some parts only. A file keeps the figures until they are measured
+//! again; the last part, `document`, writes docs/benchmarks.md and its plots from the file.
+//! `figure.rs` defines the figures, `goals.rs` the goals.
 
 mod account;
 mod bare;
@@ -35,7 +35,7 @@ use crate::results::Results;
 /// Measure bindguard beside its peers.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Parts to measure; all if none is named.
+    /// Parts to measure (default: all).
     parts: Vec<Part>,
     /// File that keeps the figures.
     #[arg(long, value_name = "FILE", default_value_os_t = repository().join("target/bench.json"))]

@@ -13,7 +13,7 @@ use crate::candidate::Candidate;
 use crate::figure::Figure;
 use crate::machine::Machine;
 
-/// All samples, and where they were taken.
+/// All samples, with the machine and the conditions.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Results {
     /// The machine and the programs.
@@ -30,11 +30,11 @@ pub struct Condition {
     pub part: String,
     /// The day, UTC.
     pub day: String,
-    /// The machine's load before it: the bench itself is one more.
+    /// The machine's load before the part; the bench adds 1.
     pub load: f64,
 }
 
-/// The samples of one figure of one candidate at one place.
+/// The samples of a figure for a candidate at a place.
 #[derive(Debug, Serialize, Deserialize)]
 struct Series {
     figure: Figure,

@@ -1,5 +1,5 @@
-//! Round by round: each candidate once a round, and each round another one begins, so that a drift
-//! of the machine hits all alike. Medians are taken over the rounds.
+//! Measures each candidate once in each round. Each round begins with a different candidate, so
+//! that a drift of the machine affects all alike. Medians are taken over the rounds.
 
 use anyhow::{Context, Result};
 

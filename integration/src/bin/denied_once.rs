@@ -34,8 +34,8 @@ fn main() -> Result<ExitCode> {
     let words = words
         .map(|word: OsString| CString::new(word.into_vec()))
         .collect::<Result<Vec<_>, _>>()?;
-    // SAFETY: there is one thread; the child does what any program may, and ends or becomes another
-    // one.
+    // SAFETY: the process has one thread; the child may call any function, and ends or executes a
+    // program.
     match unsafe { fork() }.context("fork")? {
         ForkResult::Child => {
             let Err(error) = become_program(&filter, &words);

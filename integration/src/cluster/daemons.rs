@@ -26,7 +26,7 @@ const SYSCTLS: [(&str, &str); 3] = [
 /// The extent of a control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ControlPlane {
-    /// etcd and the API server, which allows everything.
+    /// etcd and an API server that allows every request.
     ApiOnly,
     /// Controllers, scheduler, service accounts and RBAC, too.
     Whole,
@@ -181,9 +181,9 @@ impl Cluster<'_> {
         self.spawn(program, command)
     }
 
-    /// A command that runs its arguments with the [`SYSCTLS`]. They are mounts in `/proc` that no
-    /// other program sees: where something is mounted in `/proc`, the kernel lets no user namespace
-    /// mount one of its own. All other mounts are shared with the node.
+    /// A command that runs its arguments with the [`SYSCTLS`]. The settings are mounts in a private
+    /// `/proc`: while `/proc` has mounts, the kernel lets no user namespace mount its own `/proc`.
+    /// All other mounts are shared with the node.
     fn with_settings(&self) -> Result<Command> {
         let mut script = "mount --make-private /proc\n".to_owned();
         for (number, (name, wanted)) in SYSCTLS.iter().enumerate() {
@@ -222,7 +222,7 @@ impl Cluster<'_> {
     }
 }
 
-/// Free ports, all taken at once so that they differ.
+/// Free ports, taken together so that they differ.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let taken: Vec<TcpListener> = (0..N)
         .map(|_| TcpListener::bind("127.0.0.1:0"))

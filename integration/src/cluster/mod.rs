@@ -1,8 +1,8 @@
 //! A real kubelet on a node, with the etcd and the kube-apiserver that it uses.
 //!
-//! Pods are bound to the one node by name, so no scheduler is needed; they use its network, so no
-//! CNI is; without the controllers; only the story writes objects. The programs are those that
-//! `cluster/fetch.sh` builds.
+//! Pods are bound to the node by name and use its network, so neither a scheduler nor a CNI is
+//! needed. Without the controllers only the story writes objects. `cluster/fetch.sh` builds the
+//! programs.
 //!
 //! A [whole](Cluster::start_whole) cluster has the controllers and the scheduler as well, and pods
 //! with a [`Network`].

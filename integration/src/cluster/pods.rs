@@ -7,7 +7,7 @@ use crate::image::BUSYBOX;
 /// The one node's name.
 pub const NODE: &str = "node";
 
-/// A pod with one volume, and one container `app` that mounts it.
+/// A pod with a volume and a container `app` that mounts the volume.
 #[derive(Clone, Debug)]
 pub struct PodManifest {
     name: String,

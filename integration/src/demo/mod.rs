@@ -1,9 +1,9 @@
 //! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file
 //! that changes in a running container.
 //!
-//! Each part prints as it happens and returns its observations, so that the table at the end, and
-//! the exit code, rest on observations alone. Everything runs in a node of its own: nothing is
-//! installed, nothing stays behind.
+//! Each part prints its progress and returns its observations: the final table and the exit code
+//! rest on observations alone. Everything runs in a separate node: nothing is installed, nothing is
+//! left behind.
 
 mod configmap;
 mod host_root;

@@ -1,6 +1,6 @@
 //! The observations, step by step, beside the expectations.
 
-/// One step of the demo and what was seen of it.
+/// A step of the demo and its observation.
 #[derive(Clone, Debug)]
 pub struct Observation {
     /// The step, in an operator's words.
@@ -28,7 +28,7 @@ impl Table {
         !self.0.is_empty() && self.0.iter().all(|row| row.is_as_said)
     }
 
-    /// Prints it, each column as wide as its widest cell.
+    /// Prints the table, with each column as wide as its widest cell.
     pub fn print(&self) {
         println!("\nWhat was observed");
         let rows = self.0.iter().map(|row| {

@@ -13,7 +13,7 @@ use super::repository;
 pub struct DocCommand {
     /// The line of the document that it begins on, counted from 1.
     pub line: usize,
-    /// Verbatim; several lines where it spans them.
+    /// The verbatim text, with continuation lines.
     pub text: String,
 }
 
@@ -103,7 +103,7 @@ impl Until {
     }
 }
 
-/// The word that ends a here-document which begins on this line.
+/// The word that ends a here-document, if the line begins a here-document.
 fn here_document(line: &str) -> Option<String> {
     let (_, after) = line.split_once("<<")?;
     let word = after.trim_start_matches('-').split_whitespace().next()?;

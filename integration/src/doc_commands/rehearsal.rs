@@ -85,8 +85,8 @@ impl<'n> Rehearsal<'n> {
         }
     }
 
-    /// Runs every command of a document, and hands over what each said. A command has to succeed;
-    /// one of `bindguard` may also say that it found something.
+    /// Runs every command of a document, and returns the outputs. A command has to succeed; a
+    /// command of `bindguard` may also report findings.
     pub fn play(&self, document: &str) -> Result<Vec<Finished>> {
         let commands = commands_of(document)?;
         ensure!(!commands.is_empty(), "{document} shows no commands");

@@ -22,7 +22,7 @@ pub trait ContainerEngine {
             .to_owned())
     }
 
-    /// Runs one of its verbs, such as `restart`, `pause` or `logs`.
+    /// Runs a verb of the engine, such as `restart`, `pause` or `logs`.
     fn verb(&self, words: &[&str]) -> Result<Finished> {
         run(self.command(words)?)
     }

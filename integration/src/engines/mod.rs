@@ -1,7 +1,7 @@
 //! Engines that are not containerd: Podman and Docker, as Debian packages them, on a bare node.
 //!
-//! Each has its files, its images and its cgroups inside of the node, so that the node's keeper
-//! ends what it starts. The programs come from `integration/engines/fetch.sh`.
+//! The files, images and cgroups of each engine are inside of the node, so that the node's keeper
+//! removes them. The programs come from `integration/engines/fetch.sh`.
 
 mod engine;
 
@@ -140,7 +140,7 @@ impl ContainerEngine for Podman<'_> {
 pub enum Storage {
     /// A copy of each layer, on every filesystem.
     Vfs,
-    /// Layers over each other, for large images.
+    /// overlayfs, for large images.
     Overlay,
 }
 
@@ -161,7 +161,7 @@ impl<'n> Docker<'n> {
         Self::start_with(node, Storage::Vfs)
     }
 
-    /// The same with another way to keep images.
+    /// As `start`, with this storage of images.
     pub fn start_with(node: &'n Node, storage: Storage) -> Result<Self> {
         let docker = Self {
             node,

@@ -16,7 +16,7 @@ pub enum Conduct {
     /// As a healthy one.
     #[default]
     Serve,
-    /// It answers every request with this status.
+    /// Answers every request with this status.
     Answer(u16),
     /// It reads a request and closes the connection after a minute.
     Hang,

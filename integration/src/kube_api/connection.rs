@@ -15,7 +15,7 @@ pub(super) struct Request {
     pub(super) body: Vec<u8>,
 }
 
-/// A connection's requests, one after the other. No answer ends it.
+/// Serves a connection's requests in order. An answer of `None` closes the connection.
 pub(super) fn serve(
     stream: impl Read + Write,
     answer: impl Fn(&Request) -> Option<(u16, Value)>,

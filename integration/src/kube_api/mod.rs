@@ -1,8 +1,8 @@
 //! As much of a Kubernetes API as `kubectl apply` and the node agent need: the kinds, whether an
 //! object is there, taking one, and changing one. It can also be slow, refuse, fail, or be down.
 //!
-//! It is not the real one: `config/tests/manifests.rs` checks the fields of an object. What is
-//! shown here is that the clients themselves take its answers.
+//! A real API server also checks the fields of an object: see `config/tests/it/manifests.rs`. This
+//! server shows that the clients accept the answers.
 
 mod conduct;
 mod connection;

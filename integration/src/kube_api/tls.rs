@@ -1,4 +1,4 @@
-//! The server's certificate, which is its own authority.
+//! The server's self-signed certificate.
 
 use std::net::TcpStream;
 use std::sync::Arc;

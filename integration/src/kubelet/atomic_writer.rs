@@ -27,7 +27,7 @@ use time::macros::format_description;
 /// The wanted content of a volume: paths below it and their content.
 pub(super) type Payload<'a> = [(&'a str, &'a str)];
 
-/// Writes `payload` to `volume`. Does nothing when it is there already.
+/// Writes `payload` to `volume`, unless the volume already has this payload.
 pub(super) fn write(volume: &Path, payload: &Payload<'_>) -> Result<()> {
     let data = volume.join("..data");
     let old = match fs::read_link(&data) {

@@ -1,10 +1,9 @@
-//! A fake kubelet that makes the real one's syscalls, so that stories can move its clock.
+//! A fake kubelet with the real kubelet's syscalls, so that stories decide when each happens.
 //!
-//! The layout is the real one's: `pods/UID/volumes/PLUGIN/VOLUME` and
-//! `pods/UID/volume-subpaths/VOLUME/CONTAINER/INDEX`. Four files mirror one of the kubelet's each
-//! and name it: `atomic_writer`, `block_volume`, `safe_open` and `subpath`. Not mirrored:
-//! `SafeMakeDir` (a kubelet makes a directory where a sub path does not exist) and everything about
-//! fsGroup.
+//! The layout is the real kubelet's: `pods/UID/volumes/PLUGIN/VOLUME` and
+//! `pods/UID/volume-subpaths/VOLUME/CONTAINER/INDEX`. `atomic_writer`, `block_volume`, `safe_open`
+//! and `subpath` each mirror a file of the kubelet and name this file. Not mirrored: `SafeMakeDir`
+//! (a kubelet makes a missing directory of a sub path) and fsGroup.
 
 mod atomic_writer;
 mod block_volume;

@@ -59,7 +59,7 @@ impl Pod {
         subpath::clean(&self.path.join("volume-subpaths"))
     }
 
-    /// Deletes the pod: its subpaths, its volumes, its folder.
+    /// Deletes the pod with its subpaths, volumes and folder.
     pub fn delete(self) -> Result<()> {
         self.clean_subpaths()?;
         let resolved = fs::canonicalize(&self.path)

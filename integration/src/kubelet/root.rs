@@ -55,7 +55,7 @@ impl KubeletRoot {
         Self::InAContainer,
     ];
 
-    /// Why this machine cannot have it, if so.
+    /// The reason why this machine cannot have the root; `None` if it can.
     pub(crate) fn unavailable(self) -> Option<String> {
         let filesystem = self.filesystem()?;
         let loop_device = || {

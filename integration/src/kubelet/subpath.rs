@@ -114,8 +114,8 @@ impl Subpath {
     }
 }
 
-/// Unmounts and removes every subpath of a pod. A second mount on one of them makes this fail, as
-/// it should.
+/// Unmounts and removes every subpath of a pod. As in a kubelet, a second mount on a subpath makes
+/// this fail.
 pub(super) fn clean(subpaths: &Path) -> Result<()> {
     for volume in children(subpaths)? {
         for container in children(&volume)? {

@@ -1,4 +1,4 @@
-//! A pod's volume: what writes it, and what it lies on.
+//! A pod's volume: its writer and its filesystem.
 //!
 //! configMap volumes are folders on the kubelet's disk. Secret, projected and downwardAPI volumes
 //! are tmpfs mounts (each plugin wraps an emptyDir with `medium: Memory`), so the root of a bind

@@ -1,8 +1,8 @@
-//! One containerd of a node: its configuration, its start, its end.
+//! A node's containerd: its configuration, its start, its end.
 //!
-//! One `version = 2` file serves all three generations (2.1 migrates it). Plugins that no story
-//! needs are disabled, because most of a start's time goes into them. With a private `/run`, every
-//! path of containerd is the default one.
+//! The same `version = 2` file serves all three generations (2.1 migrates it). Unneeded plugins are
+//! disabled, because they take most of containerd's start. With a private `/run`, every path of
+//! containerd is the default path.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -125,7 +125,7 @@ impl Configuration<'_> {
                 .concat()
     }
 
-    /// A handler's options for its shim; empty if it has none.
+    /// A handler's options for the shim; empty without options.
     fn options_text(&self, handler: &str, option: Option<&str>) -> String {
         let systemd = self.systemd.then_some("SystemdCgroup = true");
         let options: Vec<&str> = option.into_iter().chain(systemd).collect();

@@ -3,8 +3,8 @@
 //!
 //! `Drop` alone would not do: a test runner that is SIGKILLed drops nothing, and containers, shims
 //! and loop devices would stay on the developer's machine. The keeper waits for the end of its
-//! stdin instead. All processes of a node live in cgroups under one name, so none can hide from it,
-//! whatever namespaces or sessions it moved into.
+//! stdin instead. All processes of a node are in cgroups with the node's name, so no process can
+//! hide from the keeper in other namespaces or sessions.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -61,8 +61,8 @@ impl Keeper {
         Ok(Self(KeeperHandle(Arc::new(Mutex::new(Some(child))))))
     }
 
-    /// Makes something that the keeper will remove, unless it has begun to: what came after that
-    /// would stay.
+    /// Calls `make`, whose result the keeper will remove. After the keeper has begun to clean up,
+    /// fails without the call: the result would stay.
     pub(super) fn while_it_waits<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let place = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         if place.is_some() {

@@ -201,7 +201,7 @@ impl Node {
         self.start_containerd()
     }
 
-    /// Everything containerd and its shims have logged.
+    /// The log of containerd and its shims.
     pub fn log(&self) -> Result<String> {
         let file = self.log_file();
         fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))
@@ -237,8 +237,8 @@ impl Node {
             .collect()
     }
 
-    /// The pids of the shims that serve right now, stock ones and those under test. What one of
-    /// them is about to execute has its name for another moment, and it for its parent.
+    /// The pids of all running shims, stock shims and bindguard's. Between fork and exec a child
+    /// still has its parent's comm, so children of shims are left out.
     pub fn shims(&self) -> Result<Vec<u32>> {
         let members = self.own_group()?.join("cgroup.procs");
         let pids =

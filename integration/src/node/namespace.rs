@@ -23,7 +23,7 @@ use crate::mount_calls::{bind, tmpfs};
 /// Propagation of the node's `/`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostRoot {
-    /// As systemd leaves it: mounts reach other namespaces.
+    /// As under systemd: mounts propagate to other namespaces.
     #[default]
     Shared,
     /// As the kernel leaves it without systemd: nothing spreads, and no option of a container can

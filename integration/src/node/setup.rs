@@ -148,9 +148,9 @@ impl Setup {
         }
     }
 
-    /// With a guard that always meets this fault: `PLACE` kills it there, `stop:PLACE` stops it
-    /// there, `panic:PLACE` has it panic there, `no-beneath` takes the kernel's newer way of
-    /// mounting from it.
+    /// With a guard that always meets this fault: `PLACE` kills the guard there, `stop:PLACE` stops
+    /// it there, `panic:PLACE` makes it panic there. With `no-beneath` the guard has no
+    /// MOVE_MOUNT_BENEATH.
     pub fn fault(self, fault: &str) -> Self {
         self.fault_points().env("BINDGUARD_FAULT", fault)
     }
@@ -262,7 +262,7 @@ impl Setup {
         Ok(node)
     }
 
-    /// The requirements of the story that this machine or these binaries lack.
+    /// The story's requirements that the machine or the programs lack.
     fn missing(&self) -> Option<String> {
         let lacks_fault_points = self.fault_points && folder_with_fault_points().is_none();
         let without = || format!("no {GUARD}, {AGENT} and {SHIM} with the feature fault-points");

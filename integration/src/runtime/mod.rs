@@ -21,7 +21,7 @@ use crate::process::write_program;
 pub enum Fault {
     /// The runtime is killed so long after it was called.
     Killed(Duration),
-    /// It is killed when it has done its work, and before it can say so.
+    /// The runtime is killed between the end of its work and its answer.
     KilledAfterwards,
     /// The shim that called it is killed so long after the call.
     ShimKilled(Duration),

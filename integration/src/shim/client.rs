@@ -151,7 +151,7 @@ impl Client {
 
     /// Kills a container's init and deletes it.
     pub fn end(&self, id: &str) -> ttrpc::Result<DeleteResponse> {
-        // one that has ended already is as good
+        // the init may have ended already
         let _ = self.kill(id, "", 9);
         self.wait(id, "")?;
         self.delete(id, "")

@@ -51,7 +51,7 @@ impl Shim {
         Self::at(&address)
     }
 
-    /// The one that serves a container which the node's containerd started.
+    /// The shim of a container that the node's containerd started.
     pub fn of_container(node: &Node, id: &str) -> Result<Self> {
         Self::of(
             &Path::new("/run/containerd/io.containerd.runtime.v2.task")

@@ -13,8 +13,7 @@ use bindguard_integration::{Generation, Node, Setup, on_every_generation, privil
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The runtime's processes by their names, also those in which it prepares a container: it executes
-/// itself anew from there.
+/// The names of the runtime's processes. runc executes itself again to prepare a container.
 const RUNTIME: [&str; 3] = ["runc", "exe", "true"];
 
 fn works(generation: Generation) {

@@ -57,7 +57,7 @@ fn start(node: &Node, pod: &Bundle) -> Result<Shim> {
         "the socket is {}",
         shim.socket().display()
     );
-    // and every later one for the same group finds the same server
+    // each later start for the group finds the same server
     ensure!(Shim::start_with(node, pod, params)?.0.socket() == shim.socket());
     Ok(shim)
 }

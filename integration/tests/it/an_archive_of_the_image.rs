@@ -1,5 +1,5 @@
-//! The image of a release is an OCI archive, which is written without a container engine. containerd
-//! imports it and runs its programs. The same programs give the same bytes.
+//! The release image is an OCI archive, written without a container engine. containerd imports the
+//! archive and runs the programs. The same programs give the same bytes.
 
 use std::fs;
 use std::path::Path;

@@ -125,7 +125,7 @@ impl File {
     }
 }
 
-/// Replaces the file by one with this text.
+/// Replaces the file by a file with this text.
 type Edit<'a> = &'a dyn Fn(&str) -> Result<()>;
 
 fn each_editor(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
@@ -185,7 +185,7 @@ fn a_container_that_starts_again(
     engine.remove(&id)
 }
 
-/// Its mounts change while it is frozen. The signal waits until it goes on.
+/// The mounts change while the container is frozen. The signal arrives when the container resumes.
 fn a_paused_container(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
     let file = File::new(node, "paused")?;
     let bind = file.bind();

@@ -1,5 +1,5 @@
-//! Bad input: missing, empty, cut off, foreign, binary, too large, or not the reader's to read.
-//! Each is one line that says what and what to do, exit code 2, and nothing on the node is changed.
+//! Bad input: missing, empty, cut off, foreign, binary, too large, or unreadable. Each message is a
+//! single line with the mistake and the remedy, the exit code is 2, and the node is unchanged.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -118,7 +118,7 @@ fn configs(node: &Node, files: &BadFiles) -> Result<()> {
     Ok(())
 }
 
-/// Both verbs name the pod that is not on this node.
+/// Both verbs get a pod that does not exist on the node.
 fn pods(node: &Node) -> Result<()> {
     for verb in [
         &["diagnose", "--pod", "default/wbe"][..],

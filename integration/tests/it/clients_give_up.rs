@@ -33,7 +33,7 @@ fn containerd_2_1() {
         });
 }
 
-/// A client that gives up requests every step, and another one completes it.
+/// One client requests every step and gives up; a second client completes each step.
 fn a_life(node: &Node, how: GivesUp) -> Result<()> {
     let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
     let shim = Shim::start(node, &bundle, &Options::default())?;

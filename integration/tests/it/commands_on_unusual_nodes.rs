@@ -1,5 +1,5 @@
-//! Nodes on which looking is not easy: a file server that does not answer, more subpaths than a
-//! shell may open files, a user who may not look. And the terminal that all of it is read on.
+//! Nodes that are hard to check: a file server that does not answer, more subpaths than a shell may
+//! open files, a user without permission. Also the output on a terminal.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -122,8 +122,8 @@ fn join(create: Create) -> Result<Finished> {
     create.join().map_err(|_| anyhow!("the client panicked"))?
 }
 
-/// crun writes its record into this file and then renames it. Opening a fifo for writing waits for
-/// a reader.
+/// crun writes its record into a temporary file and then renames it. A fifo in the file's place
+/// blocks the write until the fifo has a reader.
 fn block_the_record(node: &Node, id: &str, create: &Create) {
     let record = Path::new("/run/containerd/runc")
         .join(node.name())

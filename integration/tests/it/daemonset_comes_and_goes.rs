@@ -1,6 +1,5 @@
-//! The pod of `config/daemonset.yaml`: it installs into the node's root and has containerd
-//! restarted. Its end, and the pod that replaces it, change nothing on the node. Removal is a
-//! command of its own.
+//! The pod of `config/daemonset.yaml` installs into the node's root and has containerd restarted.
+//! The pod's end, and its replacement, change nothing on the node. Removal is a separate command.
 //!
 //! As in the image, the programs are in `/usr/local/bin`, which is also the node's prefix, and
 //! `PATH` has nothing else.

@@ -55,8 +55,7 @@ fn broken_off_by(signal: Signal, moment: Duration) -> Result<()> {
         signal,
     );
     demo.wait().context("wait for the demo")?;
-    // a killed demo cannot wait for its keeper, nor can one that gets the signal before it knows
-    // its node
+    // a killed demo cannot wait for its keeper, nor can a demo that gets the signal too early
     let mut left = Vec::new();
     let gone = until("nothing is left behind", || {
         left = left_behind(pid)?;

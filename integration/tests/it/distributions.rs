@@ -337,7 +337,7 @@ fn eks_of_both_generations() {
     }
 }
 
-/// k0s 1.36.1 and newer import the folder. They restart containerd for any file in it.
+/// k0s 1.36.1 and newer import the folder. They restart containerd for any file in the folder.
 #[test]
 fn k0s_that_imports_its_folder() {
     on(Generation::V2_1, |root| {

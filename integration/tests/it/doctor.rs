@@ -1,5 +1,5 @@
-//! A node's check-up: `doctor` finds nothing on a good node, and each thing that is then broken,
-//! with what to run about it.
+//! `doctor` finds nothing on a good node. It finds each fault that is then made, and names the
+//! command against the fault.
 
 use std::fs;
 use std::path::Path;
@@ -192,8 +192,8 @@ fn of_a_pod_that_no_runtime_knows(node: &Node) -> Result<()> {
 fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     let kubelet = node.disk().join("daemon/kubelet");
     fs::create_dir(node.disk().join("daemon"))?;
-    // by another process: while one of this one's has it open for writing, no process can execute
-    // it
+    // cp is a separate process: while any child of this process has the file open for writing,
+    // execve(2) of the file fails
     host(["cp".as_ref(), "/bin/sleep".as_ref(), kubelet.as_os_str()])?;
     let kubelet = Running::start(node, &[&kubelet.to_string_lossy(), "1000000"], "kubelet")?;
     let daemon = Running::start(
@@ -319,7 +319,7 @@ fn of_other_distributions(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// apt itself says what it would do.
+/// apt's own simulation shows that the package exists.
 fn is_a_package(node: &Node, line: &str) -> Result<()> {
     let shell = |line: &str| {
         let mut command = node.command("sh")?;
@@ -381,7 +381,7 @@ fn pinned(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Other nodes of this machine may keep something of their own.
+/// Other nodes of this machine may have pinned mounts, too.
 fn names(point: &Value, place: &str) -> bool {
     point["message"]
         .as_str()

@@ -85,7 +85,7 @@ fn commands_in_the_text_exist() {
     });
 }
 
-/// Documents that name commands and show none.
+/// Documents without shown commands.
 const UNSHOWN: [&str; 11] = [
     "docs/README.md",
     "docs/compare.md",

@@ -1,5 +1,5 @@
-//! `kubectl describe pod` shows what bindguard did: the agent writes events. An API server that is
-//! down, slow or refuses changes nothing else.
+//! `kubectl describe pod` shows the agent's events on bindguard's work. With an API server that is
+//! down, slow or refuses, everything else works as before.
 
 use std::fs;
 use std::path::Path;

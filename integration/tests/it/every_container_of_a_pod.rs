@@ -76,7 +76,7 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
-/// The kubelet writes all of them anew.
+/// The kubelet writes a new payload with all files.
 fn update(volume: &Volume, version: &str) -> Result<()> {
     let [a, b, c] = ["a", "b", "c"].map(|name| format!("{name} {version}"));
     volume.update(&[("a.conf", &a), ("b.conf", &b), ("deep/c.conf", &c)])

@@ -1,6 +1,6 @@
-//! A handler's options may set any key that containerd's default configuration shows.
-//! With each of them, one after the other, a pod has the same fate as under the stock shim.
-//! `CriuImagePath` once made each create a restore.
+//! A handler's options may set any key that containerd's default configuration shows. For each key,
+//! a pod has the same fate as under the stock shim. `CriuImagePath` once made each create a
+//! restore.
 
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -2,8 +2,8 @@
 //! trouble gives, those that a repair is made of once with each. The create goes on, no reader sees
 //! the file underneath, and the next create completes the repair.
 //!
-//! strace(1) makes them fail, see its `--inject`. It detaches from the process at the moment at
-//! which the runtime begins.
+//! strace(1) injects the failures, see its `--inject`. strace detaches from the process when the
+//! runtime begins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -79,7 +79,7 @@ fn tucked_by_propagation() {
         .story(|node| story(node, "no-beneath", &OF_TUCK));
 }
 
-/// `only` these calls fail; all when there are none.
+/// The syscalls in `only` fail; all syscalls if `only` is empty.
 fn story(node: &Node, fault: &str, only: &[&str]) -> Result<()> {
     if !privilege::has_program("strace") {
         privilege::skipped("no strace");

@@ -24,7 +24,7 @@ fn story(node: &Node) -> Result<()> {
     for meeting in 0..MEETINGS {
         stale.begin_anew()?;
         let mut guards = Vec::new();
-        // every other time two of them
+        // two guards in every second round
         for _ in 0..1 + meeting % 2 {
             let mut guard = stale.guard(&[])?;
             guards.push(

@@ -12,7 +12,7 @@ use bindguard_integration::{Generation, Node, PollingReader, Setup};
 
 /// Steps of the way for kernels before 6.5, which no other way takes.
 const TUCK: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];
-/// Steps with a journal that is full, which no other takes.
+/// Steps of a guard with a full journal.
 const ROTATION: [&str; 2] = ["rotating", "rotated"];
 
 #[test]
@@ -59,7 +59,7 @@ fn story(node: &Node, way: &str) -> Result<()> {
     stale.delete()
 }
 
-/// A guard that dies at this place, if its way leads there.
+/// A guard that is killed at `place`, if it gets there.
 fn kill(stale: &StaleBundle<'_>, way: &str, place: &str) -> Result<()> {
     let mut guard = stale.guard(&[])?;
     guard.env("BINDGUARD_FAULT", format!("{way},{place}"));

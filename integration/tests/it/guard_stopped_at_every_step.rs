@@ -14,8 +14,8 @@ use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 
-/// For a guard that is stopped it does not matter how soon it is given up. One that is not has all
-/// the time that it needs.
+/// A stopped guard can be given up at once. Any other guard gets a long deadline, so that a busy
+/// machine makes no difference.
 const OF_A_STOPPED_ONE: &str = "[guard]\ndeadline-ms = 400\n";
 const OF_ANOTHER: &str = "[guard]\ndeadline-ms = 60000\n";
 
@@ -84,7 +84,7 @@ fn story(node: &Node) -> Result<()> {
     pod.delete()
 }
 
-/// A shim reads its config for each create.
+/// Writes the config, which a shim reads for each create.
 fn policy(node: &Node, lines: &str) -> Result<()> {
     let text = format!("[kubelet]\nroots = [{:?}]\n{lines}", node.kubelet().root());
     fs::write(node.disk().join("bindguard.toml"), text).context("write the policy")

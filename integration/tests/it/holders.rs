@@ -1,6 +1,6 @@
 //! "device or resource busy": a monitoring pod with the host's `/` keeps a disk mounted that the
-//! host has unmounted, and so does a namespace without processes. `holders` names them, and what it
-//! says to run frees the disk.
+//! host has unmounted. A namespace without processes does, too. `holders` names both, and the
+//! printed commands release the disk.
 
 use std::fs;
 use std::process::{Child, Command};
@@ -270,7 +270,7 @@ impl Sleeper {
         Self::start(command)
     }
 
-    /// Another process has its namespace open, and it ends.
+    /// A process whose namespace a second process keeps open; the first process ends.
     fn with_a_namespace_open(node: &Node) -> Result<Self> {
         let sleeper = Self::in_a_namespace(node, 0)?;
         let mut command = node.command("sh")?;

@@ -1,5 +1,5 @@
-//! containerd's config files as people have them: each gets the handler without losing anything,
-//! and gets its bytes back. What is not such a file is refused in one line, with nothing changed.
+//! Typical config files of containerd: each file gets the handler without losing anything, and gets
+//! its bytes back. Invalid files are refused in a single line, and nothing is changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! kubediag's chain for kubernetes#68211, with the stock shim and the agent's processors: collect
 //! the pod, collect the mount table, diagnose, recover. Then the container starts.
 //!
-//! The steps are those of kubediag's executor: each posts all results so far, and merges the object
-//! that it gets.
+//! The steps are those of kubediag's executor, which posts all earlier results to each processor
+//! and merges the answer.
 
 use std::fs;
 use std::io::{Read, Write};

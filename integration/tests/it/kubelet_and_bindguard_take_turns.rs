@@ -1,5 +1,5 @@
-//! A kubelet since 1.19 repairs stale subpaths itself when it restarts a container. Sometimes it is
-//! first, sometimes bindguard is: neither leaves anything that disturbs the other.
+//! A kubelet since 1.19 repairs stale subpaths itself when it restarts a container. Sometimes the
+//! kubelet is first, sometimes bindguard: neither leaves anything that disturbs the other.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::kubelet::Behaviour;

@@ -1,6 +1,6 @@
-//! Containers of one pod come and go without a sandbox that keeps their shim: each one's `start`
-//! finds the shim just when it loses its last container. Every one of them runs, in this shim or in
-//! the next.
+//! Containers of a pod come and go without a sandbox that keeps their shim: each container's
+//! `start` finds the shim just when the shim loses its last container. Every container runs, in
+//! this shim or in the next.
 //!
 //! Meanwhile a process holds flock(2) on the directory of the shims' sockets, as every container
 //! with a read-only hostPath of `/run` can do (issue 14).

@@ -14,9 +14,9 @@ use bindguard_integration::process::{run, write_program};
 use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
 
 const RUNTIMES: [Runtime; 2] = [Runtime::Stock, Runtime::Bindguard];
-/// Writes its arguments and its input. The word on 5 comes last, so that a container cannot be
-/// first. It still works for a moment after its input has ended: a SIGTERM at that time would end
-/// it before it writes the last file.
+/// Writes its arguments and its input, and reports on descriptor 5 last, so that the container
+/// starts afterwards. The logger still works for a moment after the end of its input: a SIGTERM at
+/// this time would end the logger before it writes the last file.
 const LOGGER: &str = "echo \"$CONTAINER_NAMESPACE/$CONTAINER_ID: $*\" > $0.started\n\
                       cat <&3 >> $0.out & cat <&4 >> $0.err & sleep 0.2\necho ready >&5; exec 5>&-\n\
                       wait\nsleep 0.3\n: > $0.ended\n";

@@ -86,7 +86,7 @@ fn a_broken_file_changes_nothing() {
         let refused = bindguard(node, &["install"])?;
         ensure!(refused.code() == 2 && refused.stderr.contains("config.toml, line "), "{refused:?}");
 
-        // Nothing was kept: nothing is repaired, and the runtime is the one that the file names.
+        // Without a copy nothing is repaired, and the runtime is the runtime that the file names.
         fs::remove_file("/var/lib/bindguard/config.toml")?;
         fs::write(CONFIG, "[runtime]\npath = \"/etc/bindguard/runtime\"\n[checks]\nhost-root = repair\n")?;
         let now = bindguard(node, &["config", "show"])?;

@@ -111,7 +111,7 @@ fn host_root(node: &Node) -> Result<()> {
     let cri = node.cri()?;
     wait_for_plugin(&cri)?;
     let sandbox = cri.run_pod(STOCK, "exporter", "uid-2")?;
-    // Three at once; one of them is rslave already, one is read-only.
+    // Three binds at once: a read-only bind, a private bind, and a bind that is already rslave.
     let read_only = Mount {
         readonly: true,
         ..mount("/".as_ref(), "/ro", PropagationPrivate)
@@ -185,7 +185,7 @@ fn refused(node: &Node) -> Result<()> {
     cri.remove_pod(&sandbox)
 }
 
-/// Both judge the create; the second one finds nothing to do. Each finding is counted once.
+/// Both judge the create; the second finds nothing to do. Each finding is counted once.
 fn shim_and_plugin(node: &Node) -> Result<()> {
     let agent = Agent::start(node, REPAIRS_BY_ANNOTATION)?;
     let cri = node.cri()?;

@@ -62,7 +62,7 @@ fn story(node: &Node) -> Result<()> {
     stale.delete()
 }
 
-/// The guard, to whom this one call of statmount is denied; 0 is none.
+/// The guard with the `call`th statmount(2) denied; 0 denies none.
 fn denied(stale: &StaleBundle<'_>, errno: i32, call: u32) -> Result<Finished> {
     let words = [
         SYS_STATMOUNT.to_string(),

@@ -173,7 +173,7 @@ fn is_zombie(pid: u32) -> bool {
     })
 }
 
-/// Each shim has its own name for the file; its end is the same.
+/// Each shim has its own file name; the file's extension is the same.
 fn pid_in_bundle(node: &Node, id: &str, end: &str) -> Result<u32> {
     let bundle = format!(
         "/run/containerd/io.containerd.runtime.v2.task/{}/{id}",

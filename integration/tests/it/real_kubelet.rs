@@ -88,7 +88,7 @@ fn live_refresh_on_containerd_2_1() {
     });
 }
 
-/// A pod, and who changes its volume.
+/// A pod, and the writer of its volume.
 struct Case {
     name: &'static str,
     volume: Value,
@@ -360,7 +360,7 @@ fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
     all_pods_go(&cluster, node)
 }
 
-/// Its container was started again and runs: what it sees.
+/// The content that the restarted container of a pod reads.
 fn content_after_a_restart(cluster: &Cluster<'_>, node: &Node, pod: &str) -> Result<String> {
     let mut app = Value::Null;
     cluster.until(&format!("{pod} runs again"), |cluster| {
@@ -425,8 +425,8 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
     all_pods_go(&cluster, node)
 }
 
-/// With the agent, pods that opted in read the update without a restart (kubernetes#50345), the
-/// other one after it. The kubelet cleans up after all of them.
+/// With the agent, pods that opted in read the update without a restart (kubernetes#50345); a pod
+/// that did not opt in reads it after a restart. The kubelet cleans up all pods.
 fn running_containers_read_the_update(
     node: &Node,
     cluster: &Cluster<'_>,

@@ -201,7 +201,7 @@ fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -
     Ok(all)
 }
 
-/// The mean of the surveys of some seconds, one in each.
+/// The mean cost of a survey, with a survey each second.
 fn cost_of_a_survey(node: &Node) -> Result<Option<Duration>> {
     let agent = Agent::start(node, "agent.survey-seconds = 1")?;
     let Some(account) = CpuAccount::of(node, &agent)? else {

@@ -1,6 +1,6 @@
-//! One update reaches every kind of container of a pod: with a read-only root, without `/proc`,
-//! frozen, in a user namespace of its own, and with an idmapped mount. Each keeps its mounts as
-//! they were.
+//! An update reaches every kind of container of a pod: with a read-only root, without `/proc`,
+//! frozen, in its own user namespace, and with an idmapped mount. Each container keeps its mounts'
+//! attributes.
 //!
 //! The containers are those of `ctr`, with the annotations of a pod: CRI clients cannot make all of
 //! them on every containerd.
@@ -218,7 +218,7 @@ impl Started {
         Ok(())
     }
 
-    /// Each mount point with its options and its propagation.
+    /// The container's mount points with options and propagation.
     fn mounts(&self) -> Result<Vec<String>> {
         let table =
             fs::read_to_string(self.process.join("mountinfo")).context("read its mounts")?;

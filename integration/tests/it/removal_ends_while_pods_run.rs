@@ -101,7 +101,7 @@ fn installed_again_before_its_end() {
     });
 }
 
-/// A timer finishes what an operator has begun, and nothing else.
+/// A timer finishes only an operator's own uninstall.
 #[test]
 fn of_one_runtime_is_finished_alone() {
     Setup::on(Generation::V2_1).cri().bare().story(|node| {

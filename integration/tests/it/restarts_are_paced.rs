@@ -68,7 +68,8 @@ fn story() {
         let slot = fleet.lease("slot-0")?;
         ensure!(slot["spec"]["holderIdentity"] == "node-2", "{slot}");
 
-        // a pod that ended after its restart left the slot: the next one frees it
+        // a pod that ended after its restart still holds the slot: the next pod on the node frees
+        // it
         fleet.insert("slot-1", Some("node-1"));
         fleet.bindguard(&["install", "--restart"])?.success()?;
         let slot = fleet.lease("slot-1")?;

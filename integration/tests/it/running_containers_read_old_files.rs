@@ -1,5 +1,5 @@
 //! `bindguard diagnose` shows which running containers read old files (kubernetes#50345), and
-//! whether they opted in to live refresh. It enters no container and changes nothing.
+//! whether they opted in to live refresh. `diagnose` enters no container and changes nothing.
 
 use std::fs;
 

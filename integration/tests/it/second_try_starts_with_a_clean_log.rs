@@ -116,7 +116,7 @@ impl Streams {
             out.clone()
         };
         let files = [out, err];
-        // for both, so that it opens before its writer and never ends
+        // open for both, so that the open does not wait for a writer and the fifo never ends
         let open = |path: &PathBuf| {
             OpenOptions::new()
                 .read(true)
@@ -145,12 +145,12 @@ impl Streams {
         }
     }
 
-    /// All that was written to each.
+    /// The whole content of each file.
     fn written(&mut self) -> Result<[String; 2]> {
         let mut texts = [String::new(), String::new()];
         for (at, text) in texts.iter_mut().enumerate() {
             match self.fifos.get_mut(at) {
-                // the end is that nothing more is there
+                // EAGAIN: the fifo is empty
                 Some(fifo) => drop(fifo.read_to_string(text)),
                 None => *text = fs::read_to_string(&self.files[at])?,
             }

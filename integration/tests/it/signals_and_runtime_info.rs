@@ -1,6 +1,6 @@
-//! The shim's answers about itself, and its behaviour on SIGTERM and `Shutdown`: it does nothing
-//! while a container exists. No other signal ends it either, and SIGUSR1 makes it write its state
-//! to the log.
+//! The shim's answers about itself, and its behaviour on signals. On SIGTERM and `Shutdown` it does
+//! nothing while a container exists. No other signal ends the shim, and SIGUSR1 makes it log its
+//! state.
 
 use std::fs;
 use std::io::Write;

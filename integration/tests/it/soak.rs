@@ -180,7 +180,7 @@ struct Received {
     tail: Vec<u8>,
 }
 
-/// Starts the exec, feeds it, reads all, and deletes it.
+/// Starts the exec, writes its input, reads its output, and deletes the exec.
 fn pass(client: &Client, stdin: PathBuf, stdout: PathBuf, feed: usize) -> Result<Received> {
     let mut out = OpenOptions::new().read(true).write(true).open(&stdout)?;
     client.start("sandbox", "stream")?;

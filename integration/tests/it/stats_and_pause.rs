@@ -25,7 +25,7 @@ fn compare(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The names of all figures that `ctr` shows.
+/// Pauses a container and returns the names of its figures in `ctr`.
 fn story(node: &Node, runtime: Runtime) -> Result<Vec<String>> {
     let ctr = node.ctr();
     let task = |words: &[&str]| run(ctr.command(&[&["task"], words].concat()));

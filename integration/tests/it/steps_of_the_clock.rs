@@ -1,8 +1,8 @@
 //! A step of the node's clock changes no interval: only these files read the wall clock, and each
 //! of them for time stamps.
 //!
-//! The machine's clock is not set in a test, and a time namespace has none of its own. The files
-//! that read it are known instead.
+//! A test cannot set the machine's clock, and a time namespace has no wall clock. Instead, the test
+//! knows the files that read the wall clock.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -23,7 +23,7 @@ fn story(node: &Node) -> Result<()> {
     never_read(&ctr)
 }
 
-/// All of it arrives, also when the reader rests before it begins.
+/// All bytes arrive, also if the reader waits before its first read.
 fn through_a_pipe(node: &Node, id: &str, bytes: usize, rest: &str) -> Result<()> {
     let bundle = Bundle::create(node, id, &["head", "-c", &bytes.to_string(), "/dev/zero"])?;
     let counted = read(

@@ -109,7 +109,7 @@ fn volume(node: &Node, uid: &str, number: usize) -> Result<(Volume, Subpath)> {
     Ok((volume, subpath))
 }
 
-/// Updates one volume after the other. The last update of each is known by its number.
+/// Updates the volumes in turn. The number of an update shows which is a volume's last.
 fn update(volumes: &[(Volume, Subpath)], updates: usize) -> Result<()> {
     (0..updates).try_for_each(|number| {
         volumes[number % volumes.len()]

@@ -1,4 +1,4 @@
-//! Two containers of a pod, one stale subpath, both created in the same moment: both start, one
+//! Two containers of a pod with a stale subpath, created at the same moment: both start, and one
 //! mount remains.
 
 use std::thread;

@@ -95,8 +95,8 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
-/// The same programs as those of another version: each has its version as text, and one of the same
-/// length in its place.
+/// The programs as another version: the version in their bytes is replaced by a version of the same
+/// length.
 fn another_build(node: &Node) -> Result<PathBuf> {
     let folder = node.disk().join("another build");
     fs::create_dir(&folder)?;

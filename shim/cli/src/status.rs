@@ -76,7 +76,7 @@ struct ConfigStatus {
     /// Why it is not used.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
-    /// The parts of it that are not used.
+    /// The parts of the config that are not used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
 }
@@ -85,7 +85,7 @@ struct ConfigStatus {
 #[derive(Debug, Default, Serialize)]
 struct OldFilesCount {
     containers: usize,
-    /// Those that opted in to live refresh.
+    /// The containers that opted in to live refresh.
     opted_in: usize,
 }
 
@@ -94,7 +94,7 @@ struct PodCount {
     running: usize,
     /// Those under a shim without the guard.
     unguarded: usize,
-    /// Those under bindguard's shim, by its version.
+    /// The pods under bindguard's shim, by version.
     versions: Vec<PodsOfVersion>,
 }
 

@@ -1,4 +1,4 @@
-//! Queries to other programs, which may hang.
+//! Queries programs that may hang.
 
 use std::io::Read;
 use std::path::Path;

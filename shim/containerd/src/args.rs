@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-/// The purpose that this process was started for.
+/// The verb on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShimVerb {
     /// No verb: run the server that supervises containers.

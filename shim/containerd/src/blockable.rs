@@ -18,7 +18,7 @@ const MAX_WAITING: usize = 8;
 
 const STACK: usize = 256 * 1024;
 
-/// A thread that reads; it is counted until it ends.
+/// A slot of a reading thread, freed when the thread ends.
 #[derive(Debug)]
 struct Reader(Arc<AtomicUsize>);
 

@@ -137,7 +137,7 @@ impl Bundle {
         Ok(options)
     }
 
-    /// Records that the runtime has no such container any more, and that its root filesystem is
+    /// Records that the runtime no longer knows the container, and that the root filesystem is
     /// unmounted.
     pub(crate) fn settle(&self) {
         for file in [

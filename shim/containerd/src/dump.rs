@@ -77,7 +77,7 @@ fn state_of(stat: &str) -> String {
 fn descriptors() -> Vec<String> {
     let mut lines = vec!["descriptors:".to_owned()];
     for number in names_in("/proc/self/fd") {
-        // The descriptor of this listing itself is closed.
+        // The directory's own descriptor is closed by now.
         let Ok(target) = fs::read_link(format!("/proc/self/fd/{number}")) else {
             continue;
         };

@@ -20,7 +20,7 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 /// The fifo's name in the bundle, which is a shim's current directory.
 pub(crate) const FIFO: &str = "log";
 
-/// Writes one line for each event. The shim uses no spans.
+/// Writes a line for each event. The shim uses no spans.
 struct Logfmt {
     file: File,
     level: LevelFilter,

@@ -1,10 +1,10 @@
 //! Returns memory to the system when the shim is idle.
 //!
-//! A shim is nearly always idle, and each pod has one. But its allocator keeps the pages of its
-//! busiest moment, and its stack those of its deepest call. All work that takes memory for a while
-//! ends with the end of a child: a run of the runtime, a process of a container. So when no child
-//! has ended for a moment, unused memory is returned, once. No timer runs before the next child
-//! ends.
+//! Each pod has a shim, which is nearly always idle. But the allocator keeps the pages of the
+//! busiest moment, and the stack keeps the pages of the deepest call. All work that takes memory
+//! for a while ends with the end of a child: a run of the runtime, a process of a container. When
+//! no child has ended for a moment, unused memory is returned, once. No timer runs before the next
+//! child ends.
 //!
 //! This has little effect as long as each page has some freed piece that glibc keeps for the next
 //! request of its size, so a server runs without such lists. Only the environment in which a
@@ -59,7 +59,7 @@ fn add_settings(others: OsString) -> OsString {
     OsString::from_vec(both)
 }
 
-/// None if ours are not among them.
+/// `None` if the shim's settings are missing.
 fn strip_settings(both: &OsStr) -> Option<&OsStr> {
     let others = both.as_bytes().strip_suffix(SETTINGS.as_bytes())?;
     Some(OsStr::from_bytes(

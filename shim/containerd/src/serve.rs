@@ -1,9 +1,9 @@
 //! The server: from an inherited socket to its end.
 //!
-//! One thread, one event loop. It ends when containerd requests it (`Shutdown`) and no containers
-//! are left, or without requests for long. SIGTERM is such a request, too, but never ends a shim
-//! whose containers run: containerd would treat that as a crash and kill them. No other signal that
-//! can be caught ends it.
+//! One thread, one event loop. The server ends when containerd requests the end (`Shutdown`) and no
+//! containers are left, or after a long time without requests. SIGTERM requests the end, too, but
+//! never ends a shim whose containers run: containerd would treat the end as a crash and kill the
+//! containers. No other signal that can be caught ends the server.
 
 use std::io;
 use std::os::unix::net::UnixListener;

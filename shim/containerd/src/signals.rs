@@ -55,7 +55,7 @@ impl Signals {
         }
     }
 
-    /// True if this one has arrived since the last call for it.
+    /// True if the signal has arrived since the last call of `take`.
     pub(crate) fn take(&self, signal: c_int) -> bool {
         let mut flags = self.arrived.iter().filter(|(number, _)| *number == signal);
         flags.any(|(_, arrived)| arrived.swap(false, Ordering::AcqRel))

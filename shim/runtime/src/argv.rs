@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Flags that take the next argument as their value, global ones and those of the verbs that
+/// Flags that take the next argument as their value: global flags, and flags of the verbs that
 /// create.
 const WITH_VALUE: [&str; 22] = [
     "b",
@@ -136,7 +136,7 @@ impl Invocation {
     }
 }
 
-/// One argument, or two that belong together.
+/// An argument, or a flag with its value.
 enum Argument<'a> {
     Flag {
         name: &'a OsStr,
@@ -186,8 +186,8 @@ fn arguments(args: &[OsString]) -> Vec<Argument<'_>> {
     arguments
 }
 
-/// A flag without its dashes: its name, and its value if that is in the same argument. crun allows
-/// this without a `=` (`-b/path`).
+/// Splits a flag without its dashes into name and value. crun allows a value without `=`
+/// (`-b/path`). The value is `None` if it is the next argument.
 fn split(flag: &[u8]) -> (&OsStr, Option<&OsStr>) {
     let (name, value) = match (flag, flag.iter().position(|b| *b == b'=')) {
         ([b'b' | b'f', b'/' | b'.', ..], _) => (&flag[..1], Some(&flag[1..])),

@@ -30,14 +30,14 @@ static RECORD: extern "C" fn() = record;
 
 extern "C" fn record() {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: it changes nothing, and fills `action` when it returns 0.
+    // SAFETY: the call changes nothing, and fills `action` when it returns 0.
     let ignored = unsafe {
         libc::sigaction(libc::SIGPIPE, ptr::null(), action.as_mut_ptr()) == 0
             && action.assume_init().sa_sigaction == libc::SIG_IGN
     };
     IGNORED_SIGPIPE.store(ignored, Ordering::Relaxed);
     for (number, closed) in (0..).zip(&CLOSED) {
-        // SAFETY: it changes nothing, and fails if there is no such descriptor.
+        // SAFETY: the call changes nothing, and fails if the descriptor is closed.
         let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
         closed.store(flags == -1, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ extern "C" fn record() {
 /// Reverts the changes of Rust's runtime. From here on a write to a closed pipe ends the process.
 pub fn restore() {
     if !IGNORED_SIGPIPE.load(Ordering::Relaxed) {
-        // SAFETY: the default action is no handler. It fails for no signal that exists.
+        // SAFETY: the default action is no handler. The call fails for no existing signal.
         let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
     }
     let (stdin, stdout, stderr) = (stdin(), stdout(), stderr());

@@ -1,9 +1,9 @@
 //! `bindguard-runtime`: an OCI runtime that admits the bundle and then becomes the real runtime.
 //!
-//! For `create`, `run` and `restore` it checks the bundle's binds, repairs them if possible, and
-//! calls execve(2): exit code, stderr and everything else are the real runtime's. For any other
-//! verb it calls execve at once. Only a policy of `refuse` makes it reject a container that the
-//! real runtime would have created.
+//! For `create`, `run` and `restore` this program checks the bundle's binds, repairs them if
+//! possible, and calls execve(2): exit code, stderr and everything else are the real runtime's. For
+//! other verbs it calls execve at once. Only a policy of `refuse` rejects a container that the real
+//! runtime would create.
 
 mod argv;
 mod exec_runtime;

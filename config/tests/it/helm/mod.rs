@@ -20,7 +20,7 @@ pub fn render(helm: &Path, values: &[&str]) -> Vec<Value> {
     render_for(helm, "1.32.0", values)
 }
 
-/// The same for another version of Kubernetes.
+/// As `render`, for another version of Kubernetes.
 pub fn render_for(helm: &Path, version: &str, values: &[&str]) -> Vec<Value> {
     let chart = folder("chart");
     let mut words = vec![

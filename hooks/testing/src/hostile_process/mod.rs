@@ -60,8 +60,7 @@ impl HostileProcess {
                     enter_root(root, binds);
                     serve(steps_read, results_write, steps);
                 }));
-                // SAFETY: ends the process without running what its copy of this one has
-                // registered.
+                // SAFETY: ends the process without the exit handlers that it has from its parent.
                 unsafe { libc::_exit(i32::from(work.is_err())) }
             }
         }
@@ -120,7 +119,7 @@ fn enter_user_namespace(ids: &str) {
             for map in ["gid_map", "uid_map"] {
                 fs::write(format!("/proc/{}/{map}", getppid()), ids).unwrap();
             }
-            // SAFETY: ends the process without running what its copy of this one has registered.
+            // SAFETY: ends the process without the exit handlers that it has from its parent.
             unsafe { libc::_exit(0) }
         }
     }

@@ -11,8 +11,8 @@ const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const INIT: u32 = 26;
 
-/// Answers until the filesystem is unmounted; without a delay until the function that is returned
-/// is called. Nothing that it answers is kept by the kernel.
+/// Answers until the filesystem is unmounted, with a delay once the returned function is called.
+/// The kernel caches no answer.
 pub fn serve_after(device: Arc<File>, delay: Duration) -> impl Fn() {
     let is_slow = Arc::new(AtomicBool::new(false));
     let set_slow = Arc::clone(&is_slow);

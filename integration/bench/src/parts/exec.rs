@@ -58,8 +58,9 @@ fn container_of(shim: Candidate) -> String {
     format!("exec-{shim:?}").to_lowercase()
 }
 
-/// In the same container, as shims call it. By the account, as theirs: the new process runs a part
-/// of runc before it joins the container's cgroup, and this process does not wait for it.
+/// An exec by runc alone, with the arguments of a shim. The account measures the exec: the new
+/// process runs a part of runc before it joins the container's cgroup, and this process does not
+/// wait for it.
 fn bare_exec(ground: &Ground, shim: Candidate, process: &Path) -> Result<f64> {
     let before = ground.account.spent()?;
     let status = Command::new(ground.node.programs().join("runc"))

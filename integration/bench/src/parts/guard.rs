@@ -1,5 +1,5 @@
-//! `bindguard-runtime create` before a runtime that does nothing, above that runtime alone: the
-//! guard with its exec.
+//! The cost of the guard with its exec: `bindguard-runtime create` before a runtime that does
+//! nothing, minus the runtime alone.
 //!
 //! The spec is the one of `hooks/guard/benches/admit.rs`: five subpaths of configMaps, folders of
 //! the pod, folders of the host, and its root. Clean, and after a configMap changed.
@@ -39,7 +39,7 @@ const HOST_PATHS: [&str; 8] = [
     "/proc",
     "/var/log",
 ];
-/// Ends at once, whatever its words.
+/// Ends at once, with any arguments.
 const IDLE_RUNTIME: &str = "/bin/true";
 
 pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {

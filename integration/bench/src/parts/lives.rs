@@ -1,8 +1,8 @@
 //! A container's whole life: `ctr run --rm` of a program that ends at once, until its shim has
 //! ended.
 //!
-//! CPU time is that of client, containerd, shim, guard and runtime together. For a bare runtime it
-//! is that of its calls.
+//! The CPU time of client, containerd, shim, guard and runtime together; for a bare runtime, of the
+//! runtime's calls.
 
 use std::time::Instant;
 

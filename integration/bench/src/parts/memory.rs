@@ -1,5 +1,4 @@
-//! Idle shims, all at the same time: pages that each has written, its threads, and how often they
-//! ran in a minute.
+//! Idle shims, all at the same time: written pages, threads, and context switches in a minute.
 
 use std::thread::sleep;
 use std::time::Duration;

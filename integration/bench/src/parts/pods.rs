@@ -1,5 +1,4 @@
-//! More and more pods of one container each, of all shims beside each other: what a further one
-//! costs.
+//! The memory of a further pod: more and more pods of one container, with all shims side by side.
 //!
 //! Pages that shims share (program, libraries) count a part for each, so a pod gets cheaper with
 //! the number of pods.

@@ -216,7 +216,7 @@ impl Listener {
 
 fn end(ground: &Ground, listener: &Listener) -> Result<()> {
     for pid in ground.account.shims()? {
-        // one that has ended by itself is as good
+        // the shim may have ended by itself
         let _ = kill(
             Pid::from_raw(pid.try_into().context("a shim's pid")?),
             Signal::SIGKILL,

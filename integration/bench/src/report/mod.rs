@@ -4,7 +4,9 @@ mod document;
 mod plot;
 mod table;
 
-use anyhow::{Result, ensure};
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
 use bindguard_integration::doc_commands::repository;
 
 use crate::candidate::Candidate;
@@ -14,8 +16,8 @@ use crate::results::Results;
 use document::Document;
 use table::Table;
 
-/// Writes docs/benchmarks.md, as far as it holds figures, and its plots. They are of all shims, or
-/// not written.
+/// Writes docs/benchmarks-figures.txt, the figures of docs/benchmarks.md and its plots, unless the
+/// figures of a shim are missing.
 pub fn write_documents(results: &Results) -> Result<()> {
     for shim in Candidate::SHIMS {
         let is_there = results.median(Figure::LifeCpu, shim, 0).is_some();
@@ -29,8 +31,9 @@ pub fn write_documents(results: &Results) -> Result<()> {
     let mut document = Document::open(docs.join("benchmarks.md"))?;
     document.fill("goals", &goals(results))?;
     document.fill("machine", &machine(results))?;
-    document.fill("figures", &figures(results))?;
     document.save()?;
+    let all = docs.join("benchmarks-figures.txt");
+    fs::write(&all, figures(results)).with_context(|| format!("write {}", all.display()))?;
     plot::memory(results, &docs.join("benchmarks-memory.svg"))?;
     plot::create(results, &docs.join("benchmarks-create.svg"))
 }
@@ -80,7 +83,7 @@ pub fn figures(results: &Results) -> String {
     }
 }
 
-/// The goals of which something was measured, with what was reached.
+/// The measured goals, with bindguard's figures.
 pub fn goals(results: &Results) -> String {
     let mut table = Table::new(
         "figure",

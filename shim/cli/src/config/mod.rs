@@ -81,7 +81,7 @@ fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Prints what applies, in lines that are a config file themselves.
+/// Prints the active config as a valid config file.
 fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let path = named.clone().unwrap_or_else(in_force);
     check_answers(&path)?;

@@ -1,10 +1,10 @@
 //! The results of kubediag's subpath processors, so that bindguard can replace them.
 //!
-//! A processor of kubediag answers with one JSON object of strings. Its agent adds the object to
-//! the input of the next processor. A diagnosis is of one pod and one mount: its recoverer unmounts
-//! the one `original_destination_path`. So one object is printed, for the first stale subpath, with
-//! the keys of the collector and the diagnoser. The keys and the forms of the values are those of
-//! `pkg/processors` of kubediag/kubediag.
+//! A processor of kubediag answers with a JSON object of strings. kubediag's agent adds the object
+//! to the input of the next processor. A diagnosis is of one pod and one mount: the recoverer
+//! unmounts the one `original_destination_path`. Therefore one object is printed, for the first
+//! stale subpath, with the keys of the collector and the diagnoser. Keys and values have the form
+//! of `pkg/processors` of kubediag/kubediag.
 
 use std::path::Path;
 

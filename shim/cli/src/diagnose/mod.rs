@@ -1,5 +1,5 @@
-//! `bindguard diagnose`: judges every volume-subpath and volume of the node as an admission would.
-//! With a support bundle it judges those of another node.
+//! `bindguard diagnose`: judges every volume-subpath and volume of a node as an admission would.
+//! The node is this node, or the node of a support bundle.
 
 pub mod kubediag;
 

@@ -1,4 +1,4 @@
-//! `bindguard doctor`: checks this node, point by point. This module collects the evidence,
+//! `bindguard doctor`: checks the node, point by point. This module collects the evidence,
 //! `bindguard_operator::doctor` judges it.
 
 mod containerd;

@@ -1,5 +1,5 @@
-//! The holders report for people: one paragraph for each pod, and one for each other mount
-//! namespace.
+//! The holders report for people: a paragraph for each pod and for each mount namespace outside
+//! pods.
 //!
 //! A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod
 //! separately.

@@ -1,6 +1,7 @@
 //! The attributes of a file: mode, owner, times and extended attributes, such as an SELinux label.
 //!
-//! An edited file keeps them, except its times. A restored file gets back those that it had.
+//! An edited file keeps its attributes, except its times. A restored file gets its former
+//! attributes.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -24,7 +25,7 @@ pub struct Attributes {
     gid: u32,
     accessed: (i64, i64),
     modified: (i64, i64),
-    /// Each with its value in hexadecimal digits.
+    /// The attributes with their values in hexadecimal digits.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     xattrs: BTreeMap<String, String>,
 }
@@ -47,7 +48,7 @@ impl Attributes {
         }))
     }
 
-    /// Gives them to a file with another content.
+    /// Gives the attributes to a file with a different content.
     pub fn give_to_edited(&self, file: &File) -> io::Result<()> {
         self.give(file, |name| !SIGNATURES.contains(&name))
     }

@@ -1,4 +1,4 @@
-//! One file or link: its current content and its planned content.
+//! A file or link: its current content and its planned content.
 //!
 //! The new content is written beside the file and renamed over it, with the same mode and owner: a
 //! reader sees the old bytes or the new ones. The file is read again just before: an editor or a
@@ -52,7 +52,7 @@ pub struct Change {
 pub enum Wanted {
     /// Those of the present file; this mode for a new file.
     Present(u32),
-    /// Those that the file had when it had this content.
+    /// The attributes of the file when it had this content.
     Former(Attributes),
 }
 

@@ -25,7 +25,7 @@ pub struct Drift {
     pub command: String,
 }
 
-/// The parts of this node's installation that changed.
+/// The changed parts of the node's installation.
 ///
 /// # Errors
 /// If the record or a runtime's files cannot be read.

@@ -286,7 +286,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever else is in the file: it means the same, with the runtime and without it again.
+        /// With any other members: adding and removing the runtime keeps the file's meaning.
         #[test]
         fn nothing_else_changes(members in proptest::collection::btree_map("[a-z\"\\\\ ]{1,5}", 0..9_u32, 0..6), space in "[ \n\t]{0,3}", at_end in any::<bool>()) {
             let body: Vec<String> = members.iter().map(|(name, n)| format!("{space}{}{space}:{space}{{\"n\":{n}.0}}", Value::from(name.as_str()))).collect();

@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// Issue 14: any process that can read the file can lock it.
+    /// Issue 14: a process that can only read the file can lock it.
     #[test]
     fn a_lock_that_a_reader_holds_is_not_waited_for_without_end() {
         let folder = tempfile::tempdir().unwrap();

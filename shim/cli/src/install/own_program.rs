@@ -22,7 +22,7 @@ pub struct OwnProgram {
     name: &'static str,
     file: File,
     size: u64,
-    /// The files that were compared, by their identity.
+    /// The compared files by device and inode, and the results.
     compared: RefCell<HashMap<(u64, u64), bool>>,
 }
 

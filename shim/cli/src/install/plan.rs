@@ -12,20 +12,20 @@ use super::record::Owner;
 pub struct InstallOptions {
     /// The folder in which services find the programs.
     pub prefix: PathBuf,
-    /// For every container, not only for those that request it.
+    /// Guard every container, not only containers that request the handler.
     pub default: bool,
     /// Keep containerd's own shim.
     pub wrapper: bool,
     /// The containerd program.
     pub containerd: Option<PathBuf>,
-    /// Its main file, if the operator names one.
+    /// containerd's main file, if the operator names it.
     pub containerd_config: Option<PathBuf>,
 }
 
 /// The changes to the files of one runtime.
 #[derive(Debug, Default)]
 pub struct TargetPlan {
-    /// One for each file; some may change nothing.
+    /// A change for each file; a change may be empty.
     pub changes: Vec<Change>,
     /// Notes for the operator.
     pub notes: Vec<String>,

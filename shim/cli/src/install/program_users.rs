@@ -1,5 +1,5 @@
-//! The users of a program: containers that were created through it, and processes that run it or
-//! name it.
+//! The users of a program: containers that were created through the program, and processes that run
+//! or name it.
 //!
 //! A program is removed only when it has no users: a container that was created through bindguard's
 //! shim, or through bindguard-runtime, is also killed and deleted through it.
@@ -21,7 +21,7 @@ use bindguard_sys::read_mount_table;
 
 use super::running::option;
 
-/// Podman's and CRI-O's supervisor. It has its runtime's path among its arguments.
+/// The supervisor of Podman and CRI-O. A conmon's arguments contain its runtime's path.
 const CONMON: &str = "conmon";
 
 /// The folders of running containers' bundles: containerd's, those of Docker's containerd, k3s',
@@ -64,7 +64,7 @@ impl fmt::Display for ProgramUser {
 
 /// The users of the program at `path`; empty if there are none.
 pub fn users_of(path: &Path) -> Vec<ProgramUser> {
-    // a process shows its program without links, and its arguments with them
+    // /proc/PID/exe has no links, arguments may have links
     let resolved = resolved(path);
     let mut users = users_by_name(path);
     if resolved != path {
@@ -132,8 +132,7 @@ fn users_by_name(path: &Path) -> Vec<ProgramUser> {
     bundles.filter_map(of_bundle).chain(processes).collect()
 }
 
-/// The processes with this path among their arguments. A process without an answer counts as one of
-/// them.
+/// The processes with this path among their arguments, and the processes that do not answer.
 fn that_name(path: &Path, pids: Vec<u32>) -> Vec<u32> {
     let names = |words: Vec<String>| {
         words
@@ -149,9 +148,9 @@ fn that_name(path: &Path, pids: Vec<u32>) -> Vec<u32> {
         .collect()
 }
 
-/// Another mount namespace, a container's, may have its own program at that path. The mount tables
-/// show whether both paths are the same place of the same filesystem. An unreadable table counts as
-/// this one.
+/// A container's mount namespace may have a different program at `path`. The mount tables show
+/// whether both paths are the same place of the same filesystem. If a table is unreadable, a living
+/// process counts as a user.
 fn has_this_program(pid: u32, path: &Path, own: Option<&MountTable>) -> bool {
     let Ok(process) = HeldProcess::open(pid) else {
         return false;

@@ -1,4 +1,4 @@
-//! The programs: their source and their destination.
+//! The programs to install: source and destination.
 //!
 //! They are opened first, because with `--root` their folder is out of reach afterwards.
 
@@ -21,7 +21,7 @@ use super::versions;
 #[derive(Debug)]
 pub struct Programs {
     folder: PathBuf,
-    /// The folder's identity: in another root, its path leads to another folder.
+    /// The folder's device and inode: in a `--root`, the folder's path leads elsewhere.
     identity: Option<(u64, u64)>,
     files: Vec<OwnProgram>,
 }
@@ -52,8 +52,8 @@ impl Programs {
         })
     }
 
-    /// The default prefix: that of the version which this program belongs to, or the folder in
-    /// which a package put it, else /usr/local/bin. In another root it is /usr/local/bin.
+    /// The default prefix: the prefix of this program's version, or this program's folder if
+    /// services search it for programs, else /usr/local/bin. In a `--root` it is /usr/local/bin.
     pub fn usual_prefix(&self, in_another_root: bool) -> PathBuf {
         let own = versions::prefix_of(&self.folder)
             .or_else(|| is_searched(&self.folder).then(|| self.folder.clone()));

@@ -74,7 +74,7 @@ pub struct Entry {
 pub struct Record {
     version: u32,
     files: Vec<Entry>,
-    /// Folders that installs made, each before those below it.
+    /// Folders that installs made; parents come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     folders: Vec<PathBuf>,
     /// Restarts that were not done yet.
@@ -97,7 +97,7 @@ pub struct PendingRemoval {
     /// The runtimes to remove bindguard from; empty for all of them and the programs.
     #[serde(default)]
     pub runtimes: Vec<Owner>,
-    /// The pods for which it kept something.
+    /// The pods that need the kept files.
     #[serde(flatten)]
     pub kept: Removal,
 }
@@ -109,7 +109,7 @@ impl PendingRemoval {
     }
 }
 
-/// The pods for which an uninstall keeps something.
+/// The number of pods for which an uninstall keeps files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal {
     /// Pods that select the handler.
@@ -118,7 +118,7 @@ pub struct Removal {
     pub programs_kept_for_pods: usize,
 }
 
-/// An installation that was carried out: its options, and everything on which it depended.
+/// A finished installation: its options and its inputs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Installed {
     /// The runtime.
@@ -246,7 +246,7 @@ impl Record {
         self.save()
     }
 
-    /// Remembers an installation. A later one with the same inputs has nothing to do.
+    /// Records an installation. A later installation with equal inputs has nothing to do.
     pub fn verify(&mut self, installed: Installed) -> Result<()> {
         if self.installed.contains(&installed) {
             return Ok(());

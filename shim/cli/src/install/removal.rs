@@ -33,8 +33,7 @@ pub struct KeptHandler {
     pub pods: Result<Vec<String>, anyhow::Error>,
 }
 
-/// The handlers of these runtimes that pods need. Of a runtime that does not answer, the handler is
-/// kept.
+/// The runtimes' handlers that pods need. If a runtime does not answer, its handler is kept.
 pub fn kept_handlers(owners: impl Iterator<Item = Owner>) -> Vec<KeptHandler> {
     let mut owners: Vec<Owner> = owners.collect();
     owners.sort();
@@ -96,7 +95,7 @@ impl KeptHandler {
     }
 }
 
-/// The removal that is not complete, with the pods for which it keeps something now.
+/// The unfinished removal, with the pods that still need files.
 pub fn pending(record: &Record) -> Option<Removal> {
     let runtimes = &record.removal()?.runtimes;
     let owners = record.files().iter().map(|entry| entry.owner);
@@ -109,8 +108,8 @@ pub fn is_meant(runtimes: &[Owner], owner: Owner) -> bool {
     runtimes.is_empty() || runtimes.contains(&owner)
 }
 
-/// The files of bindguard itself that go with these runtimes. A record without programs belongs to a
-/// package: the package's programs go later, and for the same reasons.
+/// bindguard's own files that are removed with these runtimes. A record without programs belongs to
+/// a package: the package's programs are removed later, for the same reasons.
 pub fn programs_to_go(runtimes: &[Owner], record: &Record) -> Vec<PathBuf> {
     if !is_meant(runtimes, Owner::Bindguard) {
         return Vec::new();
@@ -125,7 +124,7 @@ pub fn programs_to_go(runtimes: &[Owner], record: &Record) -> Vec<PathBuf> {
 }
 
 impl Removal {
-    /// The pods that need these handlers and these programs.
+    /// Counts the pods that need the handlers or the programs.
     pub fn of(handlers: &[KeptHandler], programs: &[PathBuf]) -> Self {
         let users: Vec<_> = programs.iter().flat_map(|path| users_of(path)).collect();
         Self {

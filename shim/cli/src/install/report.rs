@@ -80,7 +80,7 @@ impl InstallReport {
         );
     }
 
-    /// Adds a command before all others.
+    /// Adds a command at the head of the list.
     pub fn command_before(&mut self, command: &str) {
         if !self.commands.iter().any(|old| old == command) {
             self.commands.insert(0, command.to_owned());
@@ -114,7 +114,7 @@ impl InstallReport {
         &self.commands
     }
 
-    /// Records that all commands were run.
+    /// Records that all commands have run.
     pub fn ran_commands(&mut self) {
         self.restarted = !self.commands.is_empty();
     }
@@ -124,7 +124,7 @@ impl InstallReport {
         !self.restarted && !self.commands.is_empty()
     }
 
-    /// Prints everything, and returns what is left.
+    /// Prints the report, and returns the remaining work.
     pub fn finish(mut self, work: &[PlannedChange], common: &CommonOptions) -> Result<Progress> {
         self.dry_run = common.dry_run;
         self.files = work

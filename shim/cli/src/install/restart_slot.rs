@@ -90,7 +90,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // the end of its stdin ends it
+        // the helper ends when its stdin ends
         drop(self.stdin.take());
         let _ = self.process.wait();
     }

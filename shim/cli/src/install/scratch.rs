@@ -1,7 +1,7 @@
 //! Files beside the places of others: contents on their way, and trials.
 //!
-//! A process that is killed leaves them. Their names carry its pid, so a later one removes those of
-//! processes that have ended.
+//! A killed process leaves its scratch files. Their names contain the pid, so a later process
+//! removes the files of dead processes.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -91,7 +91,7 @@ impl Uninstall {
         work.extend(self.take_off_unrecorded(&runtimes, &mut record, &mut report)?);
         let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
         if restarted.is_ok() {
-            // all of them or none: a second run of uninstall needs this very program
+            // all programs or none: a second run of uninstall needs this very program
             let paths = programs_to_go(&runtimes, &record);
             match obstacle(&paths, &handlers, &report) {
                 Some(why) => why.report(&mut report),
@@ -222,7 +222,8 @@ fn needed_by_a_daemon(program: &Path) -> Option<String> {
     }
 }
 
-/// Pods have names for people. Other containers, and a shim that is about to end, have none.
+/// Names the pods that need the programs; containers outside pods, and a shim that is about to end,
+/// have no pod name.
 fn needed_by(users: &[ProgramUser]) -> String {
     const REASON: &str = "cannot end without them; run this again later";
     let pods = pods_of(users);
@@ -277,7 +278,7 @@ fn mode_of(entry: &Entry) -> u32 {
     if is_program { 0o755 } else { 0o644 }
 }
 
-/// The change that undoes one entry.
+/// The change that undoes an entry of the record.
 fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
     let (original, now) = (entry.original()?, change::content(&entry.path)?);
     let path = name(&entry.path);

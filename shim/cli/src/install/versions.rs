@@ -5,9 +5,9 @@
 //! /usr/local/lib/bindguard/current            ──► 0.1.0
 //! ```
 //!
-//! Configurations name the link in the prefix. Replacing `current` is one rename(2), which switches
-//! all programs at once. A running shim was started from its version's folder, and takes the guard
-//! from there: an upgrade does not mix versions.
+//! Configurations name the link in the prefix. Replacing `current` is a single rename(2), which
+//! switches all programs at once. A running shim was started from its version's folder and takes
+//! the guard from this folder: an upgrade does not mix versions.
 
 use std::ffi::OsStr;
 use std::fs;

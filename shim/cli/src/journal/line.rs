@@ -45,7 +45,7 @@ impl RecordedLine {
         })
     }
 
-    /// The time at which it was written.
+    /// The time of the line.
     pub fn time(&self) -> Option<OffsetDateTime> {
         OffsetDateTime::parse(self.line.time()?, &Rfc3339).ok()
     }

@@ -1,7 +1,7 @@
 //! Reads the journal, and the file before its last rotation.
 //!
 //! The text of each line is kept, so that `--json` prints it unchanged. The last line may be
-//! incomplete while a guard writes it. Any other line that is no line of a journal is reported.
+//! incomplete while a guard writes it. Other invalid lines are reported.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -83,7 +83,7 @@ impl JournalContent {
         }
     }
 
-    /// Gives each line that has only a pod's uid the names that another line has for it.
+    /// Copies the pod's names to lines with the pod's uid only.
     fn name_pods(&mut self) {
         let named = self.lines.iter().filter(|line| line.pod.name.is_some());
         let names: BTreeMap<String, PodName> = named

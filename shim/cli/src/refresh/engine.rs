@@ -38,7 +38,7 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
     Ok(found.pop())
 }
 
-/// Refreshes the single files that it binds.
+/// Refreshes the single files that the container binds.
 pub(super) fn refresh(
     container: &EngineContainer,
     verb: &Refresh,

@@ -51,7 +51,7 @@ pub struct Refresh {
     pods: PodsFrom,
 }
 
-/// A value of `--notify` that is none.
+/// An invalid value of `--notify`.
 #[derive(Debug, thiserror::Error)]
 #[error("expected none, touch or signal:NAME with HUP, USR1, USR2 or WINCH")]
 struct InvalidNotify;

@@ -29,7 +29,7 @@ impl Lines {
         let _ = writeln!(self.0, "{:WIDTH$}{}", "", one_line(text));
     }
 
-    /// A line that says what to run.
+    /// Adds a command for the operator.
     pub fn run(&mut self, command: &str) {
         let style = AnsiColor::Cyan.on_default();
         let _ = writeln!(
@@ -55,7 +55,7 @@ impl Lines {
 pub const HEALTHY: Style = AnsiColor::Green.on_default();
 /// A finding.
 pub const FAULTY: Style = AnsiColor::Red.on_default().bold();
-/// Something that could not be checked.
+/// An unchecked point.
 pub const UNCHECKED: Style = AnsiColor::Yellow.on_default().bold();
 /// Nothing of bindguard's.
 pub const DIMMED: Style = Style::new().dimmed();

@@ -11,9 +11,9 @@ pub(super) const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 /// containerd 1.x reads this file in a bundle after a restart: it has the server's address.
 pub(super) const ADDRESS_FILE: &str = "address";
 
-/// The link to a group's server: a hash, since paths of sockets are short. Another containerd, or
-/// another namespace, has another link. Go's shim has its socket there, so that both shims find
-/// each other's server.
+/// The link to a group's server: a hash of containerd's address, namespace and group, since paths
+/// of sockets are short. Go's shim binds its socket at the same path, so both shims find each
+/// other's server.
 pub(super) fn link_of_group(
     directory: &Path,
     containerd: &str,

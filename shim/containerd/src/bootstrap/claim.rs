@@ -5,8 +5,8 @@
 //! ```
 //! Every process that can read this folder could hold a flock(2) on it: a container with a
 //! read-only `/run` is enough. So no step takes a file lock:
-//! * A server's socket has a name that no other server gets. Nothing removes a socket on which
-//!   another server may listen.
+//! * Each server's socket has a unique name. A socket is removed only if no server can be listening
+//!   on it.
 //! * A socket listens before the link leads to it. Of several `start`s that find no link,
 //!   symlink(2) succeeds for one.
 //! * A link that leads to a server is changed or removed only with the [`right`] to this server's
@@ -49,7 +49,7 @@ pub(super) enum Claim {
     Serving(PathBuf),
 }
 
-/// A listening socket without a server yet. It is removed when it is dropped.
+/// A listening socket without a server yet. Drop removes the socket.
 pub(super) struct OwnSocket {
     listener: UnixListener,
     path: PathBuf,
@@ -78,7 +78,7 @@ pub(super) fn claim(
                 }
                 continue;
             }
-            // One that does not accept now is used as it is.
+            // A server that does not accept now is used without the question.
             Found::Server(socket, server) => match server.map_or(Ok(true), &mut takes)? {
                 true => return Ok(Claim::Serving(socket)),
                 // The server removes its own socket.
@@ -119,12 +119,12 @@ fn replace(link: &Path, old: &Path, new: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removes a socket on which this process listens, and the links that lead to it.
+/// Removes the socket on which this process listens, and the links to the socket.
 pub(crate) fn remove(socket: &Path) {
     remove_as(socket, socket);
 }
 
-/// `owner`: a socket on which this process listens.
+/// `owner` is a socket on which this process listens.
 fn remove_as(owner: &Path, socket: &Path) {
     let deadline = Instant::now() + REMOVE_LIMIT;
     let right = loop {
@@ -170,8 +170,8 @@ pub(super) enum SocketState {
 
 /// Removes the socket if no process listens on it.
 pub(super) fn remove_stale(socket: &Path) -> SocketState {
-    // Go's shim and older ones of ours name the group, where a link may be by now. It may lead to
-    // another server soon.
+    // Go's shim and older versions of this shim name the group's path, which may be a link by now.
+    // The link may soon lead to another server.
     let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
     match connect_to(&socket) {
         Ok(Some(server)) => SocketState::Accepts(server),
@@ -191,7 +191,8 @@ pub(super) fn remove_stale(socket: &Path) -> SocketState {
 
 enum Found {
     Missing,
-    /// Its socket, and a connection; None if its queue is full and it did not accept.
+    /// The server's socket and a connection; `None` if the server's queue is full and it did not
+    /// accept.
     Server(PathBuf, Option<UnixStream>),
     Dead(PathBuf),
 }

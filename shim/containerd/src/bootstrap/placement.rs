@@ -1,6 +1,6 @@
 //! The server's placement among the node's processes: out-of-memory order, cgroup, core scheduling.
 //!
-//! None of it may fail a `start`: a node that lacks one of these must still run containers.
+//! Failures are logged only: a node without one of these features must still run containers.
 
 use std::fs;
 use std::io;

@@ -13,8 +13,8 @@ use crate::bundle::Bundle;
 /// to a sandbox.
 const SANDBOX: &str = "sandbox";
 
-/// The containers that joined this sandbox without a `start` of their own, by name. Their bundles
-/// are beside its bundle.
+/// The containers, by name, that joined the sandbox without a `start`. Their bundles are beside the
+/// sandbox's bundle.
 pub(super) fn joined(sandbox: &Path, id: &str) -> Vec<(String, Bundle)> {
     let beside = sandbox
         .parent()

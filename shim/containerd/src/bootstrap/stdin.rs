@@ -1,11 +1,11 @@
 //! containerd's input to `start` and `-info` on stdin.
 //!
-//! Up to 2.2 it is an `Any` with the runtime's options, or nothing. Since 2.3 `start` gets
-//! `BootstrapParams`, which also repeats the flags and the environment, and has the folder for
-//! sockets. Both messages begin with two strings, and either parses as the other. Only
-//! `BootstrapParams` repeats the flags `-id` and `-namespace`, and only an `Any` names a type of
-//! options. Any other input is refused, as by Go's shim of containerd 2.4: an answer in the wrong
-//! form would leak a server.
+//! Up to containerd 2.2 the input is an `Any` with the runtime's options, or nothing. Since 2.3
+//! `start` gets `BootstrapParams`, which also repeat the flags and the environment, and name the
+//! folder for sockets. Both messages begin with two strings, so each parses as the other. Only
+//! `BootstrapParams` repeat the flags `-id` and `-namespace`, and only an `Any` names a type of
+//! options. Other input is refused, as by Go's shim of containerd 2.4: an answer in the wrong form
+//! would leak a server.
 
 use std::io::{self, Read};
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
 //! Controllers of the unified hierarchy: a cgroup has those that every cgroup above it enables in
 //! its `cgroup.subtree_control`, see cgroups(7).
 //!
-//! A runtime enables the controllers for the container's limits, or leaves that to systemd. After
-//! each create Go's shim enables all controllers of the root, so that the figures exist. This shim
-//! does the same, but writes only missing ones.
+//! A runtime enables the controllers for the container's limits, or leaves the work to systemd.
+//! After each create Go's shim enables all controllers of the root, so that the figures exist. This
+//! shim enables the missing ones only.
 
 use std::fs;
 use std::io;

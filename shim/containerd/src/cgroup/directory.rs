@@ -1,7 +1,7 @@
 //! One directory of a cgroup, and reading the small files in it.
 //!
-//! The kernel generates their text at each read. A missing file means that this kernel or this
-//! cgroup has no such figure; the callers leave it out.
+//! The kernel generates the files' text at each read. A missing file means that the kernel or the
+//! cgroup lacks the figure; callers leave the figure out.
 
 use std::fs;
 use std::io;

@@ -1,8 +1,8 @@
 //! The cgroup mounts among the lines of a mountinfo, see proc_pid_mountinfo(5).
 //!
 //! A mount may show only a part of a hierarchy. In a container without its own cgroup namespace the
-//! mount's root is the container's cgroup, while /proc/PID/cgroup counts from the top. The path
-//! below that root is the same in both.
+//! mount's root is the container's cgroup, while /proc/PID/cgroup counts from the top. Both paths
+//! are equal below the mount's root.
 
 use std::path::PathBuf;
 

@@ -20,7 +20,7 @@ use crate::kernel;
 const TRIES: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The slice of a path that names none, as runc has it.
+/// runc's slice for a path without a slice.
 const USUAL_SLICE: &str = "system.slice";
 
 /// A scope of systemd's.
@@ -53,7 +53,7 @@ impl Scope {
         &self.path
     }
 
-    /// Stops it, if it stays without a process.
+    /// Stops the scope if systemd leaves the empty scope in place.
     pub(super) async fn stop_if_empty(self) {
         let cgroups: Vec<PathBuf> = hierarchies()
             .iter()
@@ -115,8 +115,8 @@ struct UnreadCgroup {
     source: io::Error,
 }
 
-/// True if no process is in it or in a cgroup below it. One that is gone is empty. One that cannot
-/// be read may have processes.
+/// True if the cgroup and its descendants have no process, or are gone. A cgroup that cannot be
+/// read may have processes.
 fn is_empty(cgroup: &Path) -> Result<bool, UnreadCgroup> {
     let unread = |path: &Path, source| {
         Err(UnreadCgroup {

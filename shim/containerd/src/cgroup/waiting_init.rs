@@ -28,8 +28,8 @@ const START_FIFO: &str = "exec.fifo";
 /// The kernel's mark on the name of a file that was removed.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Ends the processes in these cgroups, or below them, that wait for the start of the container
-/// with this state directory. There is one cgroup for each hierarchy.
+/// Ends the processes in or below these cgroups that wait for the start of the container with this
+/// state directory. There is one cgroup for each hierarchy.
 pub(super) fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
     let pids: HashSet<Pid> = cgroups
         .iter()
@@ -80,8 +80,8 @@ fn pids_within(cgroup: &Path) -> Vec<Pid> {
         .collect()
 }
 
-/// The process, if it waits for this fifo. The descriptor comes first: the links are then those of
-/// the process that gets the signal, or the signal fails.
+/// The process, if it waits for the fifo. The pidfd is opened before the links are read: a signal
+/// then reaches the process with these links, or fails.
 fn waiting(pid: Pid, fifo: &Path) -> io::Result<Option<OwnedFd>> {
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     Ok(has_open(pid, fifo)?.then_some(process))
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(init.wait().unwrap().signal(), Some(9));
     }
 
-    /// Another container in the same cgroup, whose links cannot be read.
+    /// A process of another container in the same cgroup: its links cannot be read.
     #[test]
     fn a_process_that_hangs_in_execve_does_not_delay_the_clean_up() {
         let root = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! The events for containerd, in order.
 //!
-//! Each event enters one queue when it happens, and one task sends them. So containerd receives
-//! them in the queue's order, and no caller waits for containerd. If containerd is being restarted,
-//! an event is sent again until it arrives: a lost exit leaves a dead container "running" for ever.
-//! Events are lost only if containerd is away for very long: see `queue`.
+//! Each event enters one queue when it happens, and one task sends the queue's events in order. No
+//! caller waits for containerd. If containerd is restarting, an event is sent again until it
+//! arrives: a lost exit leaves a dead container "running" for ever. Events are lost only if
+//! containerd is away for very long: see `queue`.
 
 mod publish;
 mod queue;

@@ -1,9 +1,8 @@
-//! The one task that calls containerd's event service.
+//! The task that calls containerd's event service.
 //!
-//! It connects when there is an event to send, and keeps the connection. A transport failure (no
-//! socket, a broken connection, no answer in time) is retried without end, with a growing pause. An
-//! event that containerd itself rejects repeatedly is dropped with a log line: it would block all
-//! events behind it.
+//! The task connects for the first event and keeps the connection. A transport failure (no socket,
+//! a broken connection, no answer in time) is retried without end, with a growing pause. An event
+//! that containerd rejects repeatedly is dropped with a log line: it would block all later events.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -19,11 +19,11 @@ const MOST: usize = 2048;
 #[derive(Debug)]
 pub(super) enum Item {
     Event(Queued),
-    /// Answered when everything before it has been sent.
+    /// Answered when all earlier events have been sent.
     Flush(oneshot::Sender<()>),
 }
 
-/// The queue; both ends share it.
+/// The queue, shared by the senders and the publishing task.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     items: Mutex<Items>,

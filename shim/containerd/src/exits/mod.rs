@@ -78,7 +78,7 @@ impl PendingProcess {
     pub(crate) fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
         match Watched::open(pid, &self.exits) {
             Ok(watched) if watched.is_child() => Ok(watched),
-            // There is no such process, or its pid was given to another one.
+            // The process is gone, or another process has its pid now.
             other => match self.exits.inner().statuses.find(self.since, pid) {
                 Some(exit) => Ok(Watched::reaped(pid, exit)),
                 None => other,

@@ -53,8 +53,8 @@ pub(crate) fn child_pids() -> Vec<u32> {
 }
 
 /// The children of one thread: a child belongs to the thread that forked it. The kernel gives
-/// orphans to the first thread of a process (find_new_reaper in kernel/exit.c), which is the event
-/// loop's. Any other thread waits for its children itself: rootfs/fuse.rs, rootfs/id_map.rs.
+/// orphans to a process's first thread (find_new_reaper in kernel/exit.c), the event loop's thread.
+/// Other threads reap their own children: rootfs/fuse.rs, rootfs/id_map.rs.
 fn children_of(thread: Pid) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/self/task/{}/children", thread.as_raw_pid()))
         .unwrap_or_default();
@@ -63,7 +63,8 @@ fn children_of(thread: Pid) -> Vec<u32> {
         .collect()
 }
 
-/// Reaps one process, if it is dead, and keeps its status for a call that may have made it.
+/// Reaps the process if it is dead, and keeps the status for a call that may have started the
+/// process.
 pub(super) fn reap(pid: u32, exits: &Exits) {
     let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return;

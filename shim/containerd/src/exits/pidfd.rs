@@ -1,4 +1,4 @@
-//! Waiting for one process, by its pidfd.
+//! Waits for a process by its pidfd.
 //!
 //! The event loop sees the pidfd become readable, then waitid(2) with P_PIDFD takes the status of
 //! exactly that process, never of another one with the same pid. This also works for a process that
@@ -124,7 +124,7 @@ impl Watched {
         self.pid
     }
 
-    /// Sends a signal, which cannot reach another process with the same pid.
+    /// Sends a signal; it cannot reach a later process with the same pid.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.process {
             WatchedState::Present { pidfd, .. } => {
@@ -174,7 +174,8 @@ impl Watched {
         match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
             Ok(status) => status.as_ref().map(status_of),
             Err(error) => {
-                // ECHILD: it has another parent, so the kernel reports its end but not its status.
+                // ECHILD: the process has another parent, so the kernel reports the end without the
+                // status.
                 tracing::warn!(pid = self.pid, %error, "the exit status of a process is lost");
                 Some(LOST_STATUS)
             }

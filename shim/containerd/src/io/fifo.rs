@@ -18,7 +18,7 @@ use rustix::fs::OFlags;
 pub(crate) enum Output {
     /// A fifo, open for both; the shim copies into it.
     Fifo(OwnedFd),
-    /// Anything else; the process may write it itself.
+    /// A regular file or a device, which the process may write directly.
     File(OwnedFd),
 }
 

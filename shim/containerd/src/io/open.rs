@@ -29,7 +29,7 @@ pub(super) enum OutputTarget {
     Nowhere,
     /// A fifo; the shim copies into it.
     Fifo(OwnedFd),
-    /// Any other existing file: the process writes it itself.
+    /// An existing file that is no fifo; the process writes directly.
     File(OwnedFd),
     /// A log file that the shim writes.
     LogFile(PathBuf, OwnedFd),

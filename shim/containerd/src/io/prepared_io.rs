@@ -18,7 +18,7 @@ use super::{Copy, IoError, LoggedProcess, RunningIo, Sink, Streams};
 /// The number of bytes of a failed try's output that an error quotes.
 const LAST_OUTPUT: usize = 2048;
 
-/// Opened streams that wait for their process.
+/// The opened streams of a process that is not started yet.
 #[derive(Default)]
 pub(crate) struct PreparedIo {
     child: [Option<OwnedFd>; 3],

@@ -71,7 +71,7 @@ pub(super) fn progress() -> (Mover, Progress) {
 }
 
 impl Mover {
-    /// Records that this many bytes have arrived at the other end.
+    /// Records that `bytes` bytes have reached the other end.
     pub(super) fn moved(&self, bytes: usize) {
         self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -61,7 +61,7 @@ pub(crate) fn inherit_from_three(command: &mut Command, fds: Vec<OwnedFd>) -> io
         return Ok(());
     };
     let end = FIRST + RawFd::try_from(fds.len()).map_err(io::Error::other)?;
-    // Numbers above the targets, so that none is overwritten before its turn.
+    // Numbers above the targets, so that no source is overwritten before its turn.
     let sources: Vec<OwnedFd> = fds
         .iter()
         .map(|fd| fcntl_dupfd_cloexec(fd, end))

@@ -14,7 +14,7 @@ const STACK: usize = 128 * 1024;
 const MARGIN: usize = 1024;
 const PAGE: usize = 4096;
 
-/// Sets a variable of this process's environment, or removes it. Call it while there is one thread.
+/// Sets or removes a variable of this process's environment. Call while the process has one thread.
 pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
     // SAFETY: there is no other thread that could read the environment meanwhile.
     unsafe {

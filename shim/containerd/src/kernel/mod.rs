@@ -1,4 +1,4 @@
-//! The system calls without a safe form in the libraries. All `unsafe` of this crate is in this
+//! The system calls for which the libraries have no safe form. All `unsafe` of the crate is in this
 //! folder.
 
 mod child;

@@ -28,8 +28,8 @@ const FAULTS: [c_int; 6] = [
 ];
 /// The faults after which the program would continue.
 const RESUMABLE_FAULTS: [c_int; 2] = [libc::SIGTRAP, libc::SIGSYS];
-/// Signals that have another use here or do nothing, and SIGPIPE, which Rust ignores. SIGTERM and
-/// SIGINT request the end.
+/// Signals that the shim uses otherwise or that do nothing, and SIGPIPE, which Rust ignores.
+/// SIGTERM and SIGINT request the end.
 const UNCHANGED: [c_int; 8] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -63,8 +63,7 @@ pub(crate) fn forward_signal(
     unsafe { register(signal, forward) }.map(drop)
 }
 
-/// Makes this process ignore all signals that other processes send, except requests to end. Call it
-/// once.
+/// Ignores all signals that other processes may send, except requests to end. Call once.
 pub(crate) fn ignore_stray_signals() {
     let all = (1..=libc::SIGRTMAX())
         .filter(|signal| !UNCHANGED.contains(signal) && !LIBC_SIGNALS.contains(signal));
@@ -75,7 +74,7 @@ pub(crate) fn ignore_stray_signals() {
     };
     for signal in all.filter(|signal| !is_ignored(signal)) {
         // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO
-        // requires. It calls only functions that signal-safety(7) allows.
+        // requires. The handler calls only functions that signal-safety(7) allows.
         let set = unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction =

@@ -85,7 +85,7 @@ pub(crate) struct Options {
     /// Let systemd make the cgroups; None if the options do not set it.
     #[serde(alias = "SystemdCgroup", skip_serializing_if = "Option::is_none")]
     pub(crate) systemd_cgroup: Option<bool>,
-    /// The criu binary; containerd 2.0 dropped it, older ones still send it.
+    /// The criu binary; containerd 2.0 dropped the option, older versions still send it.
     #[serde(alias = "CriuPath", skip_serializing_if = "is_default")]
     pub(crate) criu_path: String,
     /// The images of a container to restore. Only clients of containerd 1.x send them in options,

@@ -53,7 +53,7 @@ pub(crate) enum RootfsError {
         /// Why not.
         source: io::Error,
     },
-    /// An option that this shim does not support.
+    /// An unsupported option.
     #[error("mount {source_path}")]
     Option {
         /// The mount's source.
@@ -93,7 +93,7 @@ pub(crate) enum RootfsError {
     },
 }
 
-/// Mounts all, in order, or nothing.
+/// Mounts all in order; unmounts them again after a failure.
 pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), RootfsError> {
     if mounts.is_empty() {
         return Ok(());
@@ -104,7 +104,8 @@ pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), Roo
         .map_err(|source| RootfsError::Thread { target, source })?
 }
 
-/// Unmounts everything there, and removes the mount point. It is no error if nothing is mounted.
+/// Unmounts everything on the mount point and removes the directory. A directory without a mount is
+/// no error.
 pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), RootfsError> {
     let target = rootfs.clone();
     run_blocking(move || unmount_and_remove(&rootfs))

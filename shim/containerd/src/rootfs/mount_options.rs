@@ -78,7 +78,7 @@ const OPTIONS: &[(&str, OptionEffect)] = &[
 /// not know them.
 const INTERNAL: &str = "X-containerd.";
 
-/// An option that this shim cannot apply.
+/// An unsupported option.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the option {0:?} is not supported")]
 pub(crate) struct UnsupportedOption(String);
@@ -120,7 +120,8 @@ impl MountOptions {
             }
         }
         let loop_device = is_loop.then(|| take_loop_mode(&mut data, flags));
-        // One mapping without the other maps nothing, as with containerd's own mounts.
+        // As in containerd's own mounts, users without groups map nothing, nor groups without
+        // users.
         Ok(Self {
             flags,
             propagation,

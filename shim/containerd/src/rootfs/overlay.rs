@@ -76,7 +76,7 @@ fn shorten(data: &[String]) -> Option<(PathBuf, Vec<String>)> {
     Some((parent, data.iter().map(replace).collect()))
 }
 
-/// The lowest directory that has all of these below it; none if that is `/`.
+/// The lowest directory above all paths; `None` for `/`.
 pub(super) fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
     let mut parent = paths.first()?.parent()?.to_owned();
     while !paths

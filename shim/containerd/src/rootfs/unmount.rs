@@ -35,7 +35,7 @@ pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
         match umount2(rootfs, lazy | MntFlags::UMOUNT_NOFOLLOW) {
             // There may be another mount underneath.
             Ok(()) => {}
-            // EINVAL: nothing is mounted there, or nothing any more.
+            // EINVAL: nothing is mounted on the root filesystem's path.
             Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
             Err(Errno::EBUSY) if busy <= BUSY_TRIES => {
                 busy += 1;

@@ -14,7 +14,7 @@ use crate::io::PreparedIo;
 pub(crate) struct CheckpointCall {
     /// The directory for the images.
     pub(crate) images: PathBuf,
-    /// The images on which these build; empty if they are complete.
+    /// The parent images; empty if the images are complete.
     pub(crate) parent: String,
     /// The directory in which criu works and logs.
     pub(crate) work: PathBuf,
@@ -36,7 +36,7 @@ pub(crate) struct CheckpointCall {
 pub(crate) struct RestoreCall<'a> {
     /// The directory of the images.
     pub(crate) images: &'a str,
-    /// The images on which these build; empty if they are complete.
+    /// The parent images; empty if the images are complete.
     pub(crate) parent: &'a str,
     /// The directory in which criu works and logs.
     pub(crate) work: PathBuf,

@@ -1,4 +1,4 @@
-//! One run of the runtime: its arguments, its streams, and its result.
+//! A run of the runtime: arguments, streams and result.
 //!
 //! The runtime's output goes to memory files, not to pipes. A container's init inherits the streams
 //! of its `create`. So a pipe would stay open, and a wait for its end would last, as long as the
@@ -156,12 +156,12 @@ impl Call {
         self.inherited = Some(fd);
     }
 
-    /// Gives it a process group, so that `kill_group` also reaches the processes that it forked.
+    /// Gives the run a process group, so that `kill_group` also reaches forked processes.
     pub(crate) fn lead_group(&mut self) {
         self.leads_group = true;
     }
 
-    /// Runs it to its end; returns its output with `RunStreams::CapturedStdout`.
+    /// Runs the runtime to its end; returns the output with `RunStreams::CapturedStdout`.
     pub(crate) async fn run(self, streams: RunStreams<'_>) -> Result<Vec<u8>, RuntimeError> {
         self.spawn(streams)?.finish().await
     }
@@ -261,8 +261,7 @@ impl Running {
         self.child.exit().await
     }
 
-    /// Kills it and the processes that it forked. Call it before its end, for a run that leads a
-    /// group.
+    /// Kills the runtime and its forked processes. Call before the end of a run that leads a group.
     pub(crate) fn kill_group(&self) {
         let group = i32::try_from(self.child.pid()).ok().and_then(Pid::from_raw);
         if let Some(group) = group {
@@ -277,8 +276,9 @@ impl Running {
 }
 
 impl RuntimeError {
-    /// The error of the last try. If the runtime explains it only on the process's stderr, as crun
-    /// does for a missing program, the error quotes that. A log file gets all of it.
+    /// The error of the last try. Some runtimes explain an error only on the process's stderr, as
+    /// crun does for a missing program: then the error quotes the end of this output. A log file
+    /// gets the whole output.
     pub(super) fn into_final(self, prepared_io: &PreparedIo) -> Self {
         let message = prepared_io.last_output();
         prepared_io.write_failure();

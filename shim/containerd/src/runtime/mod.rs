@@ -55,7 +55,7 @@ pub(crate) struct ExecCall<'a> {
 }
 
 impl Runtime {
-    /// The runtime that these options name, for a container of this namespace.
+    /// The runtime of the options, for a container in `namespace`.
     pub(crate) fn new(
         options: &Options,
         namespace: &str,

@@ -49,7 +49,7 @@ impl Calls {
         }
     }
 
-    /// One line for each call, the oldest first.
+    /// A line for each call, the oldest first.
     pub(super) fn describe(&self) -> Vec<String> {
         let line = |call: &Call| {
             let Call {

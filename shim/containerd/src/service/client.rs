@@ -14,9 +14,9 @@ use super::V3;
 /// The time limit: a server that hangs must not block the caller.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// True if the server behind this connection lives. A killed server accepts until the kernel has
-/// closed its files, and then hangs up. A living one answers, whether it knows the container or
-/// not. One that hangs counts as alive.
+/// True if the connection's server lives. The kernel accepts for a killed server until its files
+/// are closed, and then hangs up. A living server answers, with or without the container. A server
+/// that hangs counts as alive.
 pub(crate) async fn is_alive(server: UnixStream, id: &str) -> bool {
     !call_server(server, V3, "Connect", id)
         .await

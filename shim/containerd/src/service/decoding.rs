@@ -10,7 +10,7 @@ use ttrpc::{Code, Error, Request, Response, get_status};
 
 type Handler = Box<dyn MethodHandler + Send + Sync>;
 
-/// The same service, with this answer.
+/// Adds an answer to undecodable requests to the service.
 pub(super) fn decoded(service: Service) -> Service {
     let answering = |(name, handler)| (name, Box::new(Decoding(handler)) as Handler);
     Service {

@@ -46,8 +46,8 @@ const NOT_SERVED: [&str; 2] = [
     "containerd.services.streaming.v1.Streaming",
 ];
 
-/// Both names of the service, over the same containers, the one that our own `start` calls, and
-/// those without methods.
+/// The task service under both names, the service of our own `start`, and the services without
+/// methods.
 pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
     let service = || {
         Arc::new(TaskService {

@@ -1,8 +1,8 @@
 //! An error in the form for containerd: a gRPC code and one line.
 //!
-//! containerd decides by the code: NOT_FOUND to a kill means that the process has ended. It shows
-//! any error that it cannot handle to its user, with its text. So every error of a task has its
-//! code here, and the match has no other arm.
+//! containerd decides by the code: NOT_FOUND to a kill means that the process has ended. containerd
+//! shows the text of all other errors to the user. Each error of a task has a code here: the match
+//! has no catch-all arm.
 
 use bindguard_core::error_chain;
 use ttrpc::{Code, get_status};

@@ -30,7 +30,7 @@ pub(crate) struct Rollback<'a> {
     pub(crate) runtime: &'a Runtime,
     /// The container.
     pub(crate) id: &'a str,
-    /// Its bundle, in which its root filesystem is, or may be, mounted.
+    /// The bundle, whose root filesystem may be mounted.
     pub(crate) bundle: &'a Bundle,
     /// The path of its cgroup in the spec.
     pub(crate) cgroups_path: &'a str,

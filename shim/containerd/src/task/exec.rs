@@ -1,7 +1,7 @@
 //! `Exec`: adds a process to the container.
 //!
-//! Here it only gets its name; `Start` creates it. The process's description stays as containerd
-//! sent it, except for one field: the request decides whether there is a terminal.
+//! `Exec` only registers the process; `Start` creates it. The process's description stays as
+//! containerd sent it, except that the request decides whether there is a terminal.
 
 use std::collections::hash_map::Entry;
 use std::fmt::Write as _;

@@ -18,7 +18,8 @@ use crate::runtime::GuardSettings;
 /// serves the whole pod.
 const READ_LIMIT: Duration = Duration::from_millis(700);
 
-/// A reading that hangs keeps its thread until the server answers again: this limits their number.
+/// A hanging read keeps its thread until the server answers again: the semaphore limits the
+/// threads.
 static READ_SLOTS: Semaphore = Semaphore::const_new(64);
 
 /// Read for each create and restore, so that a change of the config also affects a pod that runs

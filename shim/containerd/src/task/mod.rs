@@ -40,7 +40,7 @@ use crate::runtime::{Runtime, RuntimeError};
 use checkpoint::Restoration;
 use exec::Exec;
 
-/// The state that all tasks of this shim share.
+/// The state shared by all tasks of the shim.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedState {
     /// containerd's namespace.

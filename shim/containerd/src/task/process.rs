@@ -57,7 +57,7 @@ impl TaskProcess {
         self.life().state
     }
 
-    /// Its pid, 0 before there is one. It stays after the process has ended.
+    /// The pid; 0 before the start. It stays after the process's end.
     pub(crate) fn pid(&self) -> u32 {
         self.life().pid
     }
@@ -101,7 +101,7 @@ impl TaskProcess {
         self.exit.send_replace(Some(exit));
     }
 
-    /// Its end, if it has ended.
+    /// The exit, if the process has ended.
     pub(crate) fn exit(&self) -> Option<Exit> {
         *self.exit.borrow()
     }
@@ -123,7 +123,7 @@ impl TaskProcess {
         life.watched.clone().filter(|_| life.state.is_alive())
     }
 
-    /// Its streams, once it exists in the kernel.
+    /// The streams of a process that has been started.
     pub(crate) fn attached(&self) -> Option<Arc<RunningIo>> {
         self.life().attached.clone()
     }

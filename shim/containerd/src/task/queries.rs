@@ -1,4 +1,4 @@
-//! Queries about a task. None of them changes anything or waits for its turn.
+//! Read-only queries about a task; they do not wait for the task's turn.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Task {
         })
     }
 
-    /// The container and its execs, one line each.
+    /// A line for the container, and for each exec.
     pub(crate) fn describe(&self) -> Vec<String> {
         let line = |process: &TaskProcess| {
             format!(

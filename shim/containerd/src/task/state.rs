@@ -7,8 +7,8 @@
 //!     ├──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
 //!     └──failed to start──► NotStarted ──deleted──► Deleted
 //! ```
-//! One enum, one method per event, one error for a move that does not exist. It makes no system
-//! call and sends nothing: its caller has just seen the event.
+//! An enum, a method per event, an error for invalid moves. No method makes a system call or sends
+//! an event: the caller has just seen the event.
 
 use containerd_shim_protos::types::task::Status;
 
@@ -244,8 +244,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any events in any order: it exits at most once, nothing runs after that, and
-        /// Deleted is final.
+        /// After any events in any order: the process exits at most once, nothing runs after the
+        /// exit, and Deleted is final.
         #[test]
         fn a_process_exits_once_and_deleted_is_final(events in prop::collection::vec(0..EVENTS.len(), 0..40)) {
             let mut state = ProcessState::Created;
@@ -263,7 +263,7 @@ mod tests {
             prop_assert!(exits <= 1);
         }
 
-        /// A living process can always exit, any other one never.
+        /// Exactly the living processes can exit.
         #[test]
         fn only_a_living_process_can_exit(event in 0..EVENTS.len()) {
             for state in [ProcessState::Created, ProcessState::Running, ProcessState::Pausing, ProcessState::Paused, ProcessState::Stopped, ProcessState::NotStarted, ProcessState::Deleted] {

@@ -1,5 +1,4 @@
-//! The node agent as a service of systemd: its unit, and the link that starts the service at boot.
-//! Its program is one of the programs.
+//! The node agent as a service of systemd: the unit, and the link that starts the service at boot.
 //!
 //! `systemctl enable` would make the same link. It is made here, so that it also works in the root
 //! of an image, and so that `uninstall` knows it.
@@ -26,7 +25,7 @@ const SHIPPED_PREFIX: &str = "/usr/local/bin/";
 pub const RELOAD: &str = "systemctl daemon-reload";
 /// The command after which the agent runs with its unit and its program of now.
 pub const RESTART: &str = "systemctl restart bindguard-agent";
-/// The command after which nothing uses its program.
+/// The command after which no process runs the agent's program.
 pub const STOP: &str = "systemctl stop bindguard-agent";
 
 /// Plans the unit, unless a package has one, and the link.

@@ -91,8 +91,8 @@ struct Former {
 }
 
 impl Former {
-    /// The default runtime of the files; the last file wins. One that no file names is built in:
-    /// nothing to copy.
+    /// The default runtime of CRI-O's files; the last file wins. A built-in runtime has no settings
+    /// to copy.
     fn of(texts: &[String]) -> Result<Self> {
         let (mut name, mut runtimes) = (None, Table::new());
         for text in texts {
@@ -146,7 +146,7 @@ impl Former {
         Ok(Self { name, settings })
     }
 
-    /// Its settings, for a runtime at another path.
+    /// The runtime's settings, with another path.
     fn with_path(&self, path: &str) -> Table {
         let mut table = Table::new();
         table["runtime_path"] = value(path);
@@ -159,7 +159,7 @@ impl Former {
         table
     }
 
-    /// The program that it runs, if bindguard-runtime would not choose it by itself.
+    /// The program of the runtime, unless bindguard-runtime's own search finds the program.
     fn runtime(&self) -> Option<PathBuf> {
         let named = self
             .settings

@@ -33,8 +33,7 @@ pub fn plan_drop_in(
     Change::of(path, Some(text.into_bytes()), 0o644)
 }
 
-/// bindguard-runtime becomes runc unless its config names another runtime. A node that has only
-/// crun needs that.
+/// crun, on a node without runc: bindguard-runtime uses runc unless its config names a runtime.
 pub fn crun_instead_of_runc() -> Option<PathBuf> {
     if search_path::find("runc").is_some() {
         None

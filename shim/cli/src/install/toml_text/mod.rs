@@ -177,7 +177,7 @@ fn member(path: &[String], name: &str) -> Vec<String> {
     path.iter().cloned().chain([name.to_owned()]).collect()
 }
 
-/// Splices in any order, none of which overlap.
+/// Applies splices that do not overlap, in any order.
 fn spliced(text: &str, mut splices: Vec<Splice>) -> String {
     splices.sort_by_key(|(place, _)| std::cmp::Reverse(place.start));
     let mut text = text.to_owned();
@@ -460,8 +460,8 @@ fn is_in(layout: &Layout<'_>, entry: &layout::Entry, path: &[String]) -> bool {
     section.is_some_and(|section| section.path.starts_with(path))
 }
 
-/// The splices that remove a key, and the header above it if that has nothing else and the original
-/// has no such header.
+/// The splices that remove a key. They also remove the header above the key if it would be empty
+/// and the original lacks it.
 fn removal_of_key(layout: &Layout<'_>, path: &[String], original: &Layout<'_>) -> Vec<Splice> {
     let Some((key, parent)) = path.split_last() else {
         return Vec::new();

@@ -1,12 +1,13 @@
-//! The right to change the links that lead to one socket. At most one living process has it.
+//! The right to change the links to a socket. At most one living process has the right.
 //!
 //! ```text
 //!   s/.<hash of the socket's path>.0  ── symbolic link ──►  a socket on which the owner of the right listens
 //! ```
-//! symlink(2) succeeds for one process. When the owner dies, the kernel closes its socket, and the
-//! next number can be taken. The owner removes all numbers, the lowest first. Another process may
-//! have seen the dead owners meanwhile. So it checks them again after it has made its own link: if
-//! one of them is gone, the right was released in between, and it gives up.
+//! symlink(2) succeeds for one process. When the owner dies, the kernel closes the owner's socket,
+//! and the next number can be taken. The owner removes all numbers, the lowest first. Another
+//! process may have seen the dead owners before this removal. Therefore each process checks the
+//! dead owners again after making its own link. If a dead owner's link is gone, the right was
+//! released in between, and the process gives up.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -20,13 +21,13 @@ use super::{connect_to, hash};
 /// The right, until it is dropped.
 #[derive(Debug)]
 pub(super) struct LinkRight {
-    /// Those of dead owners, then the own one.
+    /// The entries of dead owners, then the entry of this process.
     entries: Vec<PathBuf>,
 }
 
 impl LinkRight {
-    /// Takes the right. `owner`: a socket on which this process listens. None: another process has
-    /// the right at the moment.
+    /// Takes the right for `owner`, a socket on which this process listens. `None` if another
+    /// process has the right.
     pub(super) fn take(socket: &Path, owner: &Path) -> io::Result<Option<Self>> {
         let mut dead_owners: Vec<(PathBuf, PathBuf)> = Vec::new();
         loop {

@@ -27,7 +27,7 @@ fn names(folder: &Path) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
-/// A child of another test inherits this test's sockets until it has executed its program.
+/// Between fork and exec, a child of another test has this test's sockets open.
 fn until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !is_so() {
@@ -81,7 +81,7 @@ fn a_server_that_ends_does_not_keep_its_group() {
     let Claim::New(next) = claim(&link, |_| Ok(false)).unwrap() else {
         panic!("it ends")
     };
-    // The older one removes its own socket, and nothing else.
+    // The older server removes only its own socket.
     drop(ending);
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == next.path));
 }

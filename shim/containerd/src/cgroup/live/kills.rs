@@ -13,7 +13,7 @@ use crate::cgroup::v1::Controllers;
 const LONG: Duration = Duration::from_secs(60);
 /// Longer than all checks after an alarm together.
 const QUIET: Duration = Duration::from_secs(3);
-/// Keeps all that it reads, because no line ends.
+/// Allocates without limit: tail keeps a whole line, and no line ends.
 const EAT: &str = "exec tail /dev/zero";
 const REST: &str = "exec sleep 60";
 

@@ -44,8 +44,8 @@ pub(super) struct RealCgroup {
 }
 
 impl RealCgroup {
-    /// A new cgroup in each of these hierarchies, given by their mount points. If one is missing:
-    /// none, reported as skipped.
+    /// A new cgroup in each hierarchy, given by the hierarchies' mount points. If a hierarchy is
+    /// missing, returns `None` and reports a skip.
     pub(super) fn new(hierarchies: &[&str]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
@@ -72,7 +72,7 @@ impl RealCgroup {
         Some(cgroup)
     }
 
-    /// A cgroup below this one, in its first hierarchy.
+    /// Makes a child cgroup in the first hierarchy.
     pub(super) fn below(&self, name: &str) -> Self {
         let directory = self.path().join(name);
         fs::create_dir(&directory).unwrap();
@@ -92,7 +92,7 @@ impl RealCgroup {
         fs::write(&path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
     }
 
-    /// Runs a command in it, in all its hierarchies; returns the pid.
+    /// Runs a command in the cgroup, in all hierarchies; returns the pid.
     pub(super) fn run(&mut self, command: &str) -> u32 {
         let script = format!("read go; {command}");
         let child = Command::new("sh")

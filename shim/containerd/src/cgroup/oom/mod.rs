@@ -13,10 +13,10 @@
 //! if ooms.take_unreported() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
 //! send(TaskExit)
 //! ```
-//! It reports processes that the kernel *killed* in this container, for any limit: its own, its
-//! pod's, the node's. A kill in a neighbour for the pod's limit is not reported, although version 1
-//! raises an alarm for it: containerd writes "OOMKilled" beside the next exit, whatever its cause.
-//! Several kills between two checks are reported as one.
+//! The watch reports processes that the kernel *killed* in this container, for the container's, the
+//! pod's or the node's limit. Version 1 also raises an alarm for a kill in a neighbour for the
+//! pod's limit. The watch does not report this kill: containerd would write "OOMKilled" beside the
+//! container's next exit, whatever the cause. Several kills between two checks are reported as one.
 //!
 //! The watch has one descriptor (version 1) or two (version 2) open and uses none of the node's few
 //! inotify instances. When it is dropped all are closed, and the kernel forgets the registration.

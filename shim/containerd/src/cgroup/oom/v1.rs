@@ -153,8 +153,8 @@ impl Control {
     }
 }
 
-/// The kills in a cgroup and those below it: version 1 does not add them up. A cgroup that is
-/// removed meanwhile takes its count with it.
+/// The kills in a cgroup and its descendants: version 1 does not add them up. The kills of a cgroup
+/// that is removed meanwhile are lost.
 fn kills_below(directory: &Path) -> u64 {
     let own = Control::read(&Directory::at(directory))
         .ok()

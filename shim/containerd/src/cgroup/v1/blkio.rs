@@ -15,7 +15,7 @@ use crate::cgroup::text::{device, number};
 
 type DeviceNames = HashMap<(u64, u64), String>;
 
-/// All lists; none if the controller has no file of them.
+/// All lists; `None` without a file of transferred bytes.
 pub(super) fn stat(directory: &Directory) -> Option<BlkIOStat> {
     let throttle = |name: &str| {
         [

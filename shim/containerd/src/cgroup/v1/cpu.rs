@@ -9,7 +9,7 @@ use crate::cgroup::directory::Directory;
 /// cpuacct.stat counts in USER_HZ, which is 100 on every architecture that containers run on.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 
-/// The figures of both controllers; none if neither has any.
+/// The figures of both controllers; `None` if both lack figures.
 pub(super) fn stat(cpuacct: Option<&Directory>, cpu: Option<&Directory>) -> Option<CPUStat> {
     let (usage, throttling) = (cpuacct.and_then(usage), cpu.and_then(throttling));
     if usage.is_none() && throttling.is_none() {

@@ -66,8 +66,8 @@ fn whole(stat: &FlatKeyed, key: &str) -> u64 {
         .unwrap_or_else(|| part("anon").saturating_add(part("file")))
 }
 
-/// The parts have their own fields in the newest message of containerd's cgroups library. The crate
-/// lacks them, so they are sent by number. A reader that does not know them skips them.
+/// The newest message of containerd's cgroups library has fields for these parts. The crate lacks
+/// the fields, so the parts are sent by field number. Older readers skip unknown fields.
 fn add_split_working_set(memory: &mut MemoryStat, stat: &FlatKeyed) {
     let fields = [
         (39, "workingset_refault_anon"),

@@ -72,7 +72,7 @@ impl Distribution {
         }
     }
 
-    /// The services that start its containerd, the most likely one first.
+    /// The services that may start the distribution's containerd, the most likely first.
     pub fn services(self) -> &'static [&'static str] {
         match self {
             Self::K3s => &["k3s-agent", "k3s"],

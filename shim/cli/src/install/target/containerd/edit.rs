@@ -47,8 +47,8 @@ impl Trial<'_> {
             && self.before.surprises(now, self.meant).is_empty()
     }
 
-    /// A drop-in in a folder that the main file imports. `None` if this containerd would not merge
-    /// it.
+    /// The planned drop-in, in a folder that the main file imports. `None` if containerd would not
+    /// merge the drop-in.
     pub fn drop_in(&self) -> Result<Option<Edited>> {
         for folder in self.main.drop_in_folders()? {
             let path = folder.join(DROP_IN);

@@ -26,7 +26,7 @@ pub struct Effective {
 pub struct Meant {
     /// The table of the handler.
     pub handler: Table,
-    /// The runtime of pods that name none; `None` to leave it.
+    /// The default runtime; `None` leaves the default unchanged.
     pub default: Option<String>,
 }
 
@@ -86,7 +86,7 @@ impl Effective {
             .map(telling)
     }
 
-    /// The runtime of pods that name none.
+    /// The default runtime.
     pub fn default(&self) -> &str {
         &self.default
     }

@@ -1,4 +1,4 @@
-//! The containerd of a node: the file that it reads, its program, and the command that restarts it.
+//! A node's containerd: its config file, its program, and its restart command.
 //!
 //! A running containerd's arguments decide, then its unit, then the files that distributions write.
 //! The default path comes last: an edit of a file that containerd does not read would report
@@ -24,20 +24,20 @@ const GENERATED: [&str; 4] = [
 /// A node's containerd.
 #[derive(Debug)]
 pub struct Layout {
-    /// The distribution that keeps its files.
+    /// The distribution that owns containerd's files.
     pub distribution: Distribution,
     /// The file that it reads.
     pub config: PathBuf,
     /// The program of the running one.
     pub program: Option<PathBuf>,
-    /// The command after which it reads its files again.
+    /// The command after which containerd reads its files again.
     pub restart: String,
-    /// The file that the running one reads, if that is another one.
+    /// The config file of the running containerd, if it differs from `config`.
     pub unread: Option<PathBuf>,
 }
 
 impl Layout {
-    /// The containerd that serves pods in this root, or the one that reads the named file.
+    /// The containerd that serves pods in this root, or the containerd that reads the named file.
     ///
     /// # Errors
     /// If several containerds run and no file is named.
@@ -89,7 +89,7 @@ fn config_of_files(root: &Path) -> PathBuf {
 /// The service of the running containerd, or the one of its distribution that has a unit.
 fn service(root: &Path, distribution: Distribution, daemon: Option<&Daemon>) -> String {
     let known = distribution.services();
-    // a containerd that something else started, such as a test, must not restart that
+    // a test's own containerd, for example, must not restart the node's service
     let is_known =
         |service: &String| known.contains(&service.as_str()) || service.contains("containerd");
     let running = daemon.and_then(Daemon::service).filter(is_known);

@@ -77,7 +77,7 @@ impl MainFile {
         Ok(files.filter(|file| file != path).collect())
     }
 
-    /// The folders from which it imports every `*.toml`.
+    /// The folders of the imports of the form `FOLDER/*.toml`.
     pub fn drop_in_folders(&self) -> Result<Vec<PathBuf>> {
         let is_folder =
             |pattern: &PathBuf| pattern.file_name().is_some_and(|name| name == "*.toml");

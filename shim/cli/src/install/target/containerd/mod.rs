@@ -41,7 +41,7 @@ use crate::install::search_path;
 use crate::install::toml_text::Place;
 use crate::show::print_text;
 
-/// k0s merges the files of this folder into the one that its containerd imports.
+/// k0s merges this folder's files into a file that k0s' containerd imports.
 const K0S_FOLDER: &str = "/etc/k0s/containerd.d";
 /// The line by which k0s recognizes a main file of its own.
 const K0S_MANAGED: &str = "k0s_managed=true";
@@ -108,8 +108,8 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     Ok(plan)
 }
 
-/// Everything on which a plan depends. The record has that of the last plan that was carried out:
-/// if it is the same now, there is nothing to do, and containerd need not be run to find out.
+/// All inputs of a plan. If they equal the recorded inputs of the last finished plan, nothing is to
+/// do, and containerd need not run.
 pub fn inputs(layout: &Layout, options: &InstallOptions, record: &Record) -> Result<String> {
     let program = options
         .containerd
@@ -353,8 +353,8 @@ fn wanted(
     Ok((base.to_owned(), handler))
 }
 
-/// The runtime to guard: the node's default, whatever its name, because its options are those that
-/// pods need. Where the default calls no runc, as kata does, pods that request bindguard get runc.
+/// The runtime to guard: the node's default, whatever its name, because pods need its options. If
+/// the default calls no runc, as kata does, pods that request bindguard get runc.
 fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
     let default = before.default();
     let is_guarded = |name: &str| {
