@@ -78,11 +78,15 @@ impl Cluster<'_> {
                 "--authorization-mode=AlwaysAllow",
                 "--disable-admission-plugins=ServiceAccount",
             ]
-            .map(str::to_owned),
+            .map(str::to_owned)
+            .to_vec(),
             ControlPlane::Whole => [
                 "--authorization-mode=RBAC".to_owned(),
                 format!("--advertise-address={API_SERVER}"),
-            ],
+                // by default the node's name, which no server of names knows
+                "--kubelet-preferred-address-types=InternalIP".to_owned(),
+            ]
+            .to_vec(),
         });
         self.start_daemon("kube-apiserver", &apiserver)?;
         let kubeconfig = json!({
@@ -122,12 +126,16 @@ impl Cluster<'_> {
         let folder = self.folder();
         self.make_cgroup_root()?;
         let [port] = free_ports()?;
+        let address = match self.control_plane {
+            ControlPlane::ApiOnly => "127.0.0.1",
+            ControlPlane::Whole => API_SERVER,
+        };
         let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
             "authorization": {"mode": "AlwaysAllow"},
-            "address": "127.0.0.1",
+            "address": address,
             "port": port,
             "readOnlyPort": 0,
             "healthzPort": 0,
