@@ -11,6 +11,7 @@
 #   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
+#   make pictures the terminal pictures of the README, from the output of the real programs
 #   make release  the artefacts of a release: programs, package, chart, images, bills of materials, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
@@ -53,7 +54,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build programs demo test stories story fuzz lint setup matrix engines helm deb test-deb package-files release image image-check \
+.PHONY: all build programs demo pictures test stories story fuzz lint setup matrix engines helm deb test-deb package-files release image image-check \
   image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
@@ -217,6 +218,16 @@ soak: build matrix
 	$(STORY) soak:: --ignored --nocapture
 	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
 	BINDGUARD_SOAK=1 $(STORY) refresh_budgets:: ten_thousand_updates:: --nocapture
+
+PICTURES := 0.5.0
+
+## the terminal pictures of the README, from the output of the real programs
+pictures: programs matrix
+	@PATH="$(TOOLS)/bin:$$PATH" term-transcript --version >/dev/null 2>&1 || \
+	  cargo install --quiet --locked --debug --root $(TOOLS) --version $(PICTURES) term-transcript-cli
+	PATH="$(TOOLS)/bin:$$PATH" BINDGUARD_PICTURE=$(CURDIR)/docs/commands.svg $(STORY) pictures_by_hand:: --ignored
+	$(DEV)/demo | PATH="$(TOOLS)/bin:$$PATH" term-transcript capture --palette ubuntu --pure-svg --width 1100 --hard-wrap 130 \
+	  --out docs/demo.svg 'make demo'
 
 REFRESH_APPS := $(CURDIR)/target/refresh-apps
 

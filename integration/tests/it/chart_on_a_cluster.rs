@@ -313,7 +313,9 @@ impl<'n> Fleet<'n> {
             "--json",
         ];
         // the exit status is 1 if the node has findings
-        let status: Value = serde_json::from_str(&self.cluster.kubectl(&words, "")?.stdout)?;
+        let answer = self.cluster.kubectl(&words, "")?;
+        let status: Value = serde_json::from_str(&answer.stdout)
+            .with_context(|| format!("read the status: {answer:?}"))?;
         ensure!(
             status["version"] == env!("CARGO_PKG_VERSION")
                 && status["daemons"].to_string().contains(RELEASE),

@@ -4,10 +4,10 @@
 //! A generated client would need a whole stack for three calls (docs/decisions/0029). `h2`
 //! implements the protocol, and the messages are ours: [`messages`](super::messages).
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use bindguard_core::refresh_request::RefreshRequest;
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName, Pods};
 use bytes::{Buf, Bytes};
@@ -36,6 +36,8 @@ const SOCKETS: [&str; 5] = [
 const PATIENCE: Duration = Duration::from_secs(3);
 /// `SANDBOX_READY` of the CRI's api.proto.
 const READY: i32 = 0;
+/// gRPC's code of a service that the server does not have.
+const UNIMPLEMENTED: &str = "12";
 /// gRPC's frame: one byte of flags, four of length.
 const FRAME: usize = 5;
 
@@ -51,24 +53,25 @@ pub struct GrpcStatus {
 
 /// Every sandbox and container that the CRI knows; none where there is no CRI.
 pub fn pods(socket: Option<&Path>) -> Result<Pods> {
-    let Some(socket) = named_or_usual(socket) else {
-        return Ok(Pods::default());
-    };
-    within_time_limit(&socket, async |client| {
-        let pods: ListPodSandboxResponse = call(&client, "ListPodSandbox", ListRequest {}).await?;
-        let containers: ListContainersResponse =
-            call(&client, "ListContainers", ListRequest {}).await?;
-        let refresh_requests = pods
-            .items
-            .iter()
-            .filter(|pod| pod.state == READY)
-            .filter_map(refresh_request)
-            .collect();
-        Ok(Pods {
-            containers: named(&pods.items, containers.containers),
-            refresh_requests,
+    let pods = first_cri(socket, |socket| {
+        within_time_limit(socket, async |client| {
+            let pods: ListPodSandboxResponse =
+                call(&client, "ListPodSandbox", ListRequest {}).await?;
+            let containers: ListContainersResponse =
+                call(&client, "ListContainers", ListRequest {}).await?;
+            let refresh_requests = pods
+                .items
+                .iter()
+                .filter(|pod| pod.state == READY)
+                .filter_map(refresh_request)
+                .collect();
+            Ok(Pods {
+                containers: named(&pods.items, containers.containers),
+                refresh_requests,
+            })
         })
-    })
+    })?;
+    Ok(pods.unwrap_or_default())
 }
 
 /// The runtime's own facts about a container, as containerd and CRI-O both report them.
@@ -95,15 +98,14 @@ impl Info {
 
 /// The facts about a container; none where there is no CRI.
 pub fn info_of(socket: Option<&Path>, container: &str) -> Result<Info> {
-    let Some(socket) = named_or_usual(socket) else {
-        return Ok(Info::default());
-    };
-    let request = ContainerStatusRequest {
+    let request = || ContainerStatusRequest {
         container_id: container.to_owned(),
         verbose: true,
     };
-    let answer: ContainerStatusResponse = query(&socket, "ContainerStatus", request)?;
+    let answer: Option<ContainerStatusResponse> =
+        first_cri(socket, |socket| query(socket, "ContainerStatus", request()))?;
     let info = answer
+        .unwrap_or_default()
         .info
         .get("info")
         .map(|text| serde_json::from_str(text))
@@ -111,14 +113,32 @@ pub fn info_of(socket: Option<&Path>, container: &str) -> Result<Info> {
     Ok(info.unwrap_or_default())
 }
 
-fn named_or_usual(socket: Option<&Path>) -> Option<PathBuf> {
-    let usual = || {
-        SOCKETS
+/// The answer of the named socket, or of the first usual socket whose server has a CRI; `None`
+/// without a socket. Docker's containerd has no CRI, and can run beside CRI-O.
+fn first_cri<A>(named: Option<&Path>, query: impl Fn(&Path) -> Result<A>) -> Result<Option<A>> {
+    let sockets: Vec<&Path> = match named {
+        Some(socket) => vec![socket],
+        None => SOCKETS
             .iter()
-            .map(PathBuf::from)
-            .find(|socket| socket.symlink_metadata().is_ok())
+            .map(Path::new)
+            .filter(|socket| socket.symlink_metadata().is_ok())
+            .collect(),
     };
-    socket.map(Path::to_owned).or_else(usual)
+    let mut without_cri = None;
+    for socket in sockets {
+        match query(socket) {
+            Err(error) if is_unimplemented(&error) => without_cri = without_cri.or(Some(error)),
+            answer => return answer.map(Some),
+        }
+    }
+    without_cri.map_or(Ok(None), Err)
+}
+
+/// True if the server of a socket has no CRI.
+pub fn is_unimplemented(error: &Error) -> bool {
+    error
+        .downcast_ref::<GrpcStatus>()
+        .is_some_and(|status| status.code == UNIMPLEMENTED)
 }
 
 /// The answer to one call of the CRI's runtime service.

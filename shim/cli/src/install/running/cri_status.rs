@@ -11,7 +11,7 @@ use anyhow::{Context, Error, Result};
 use serde_json::Value;
 
 use super::Daemon;
-use crate::pods::cri::{GrpcStatus, query};
+use crate::pods::cri::{GrpcStatus, is_unimplemented, query};
 use crate::pods::messages::{
     ListPodSandboxResponse, ListRequest, PodSandbox, PodSandboxStatusRequest,
     PodSandboxStatusResponse,
@@ -19,9 +19,6 @@ use crate::pods::messages::{
 
 const CONFIG: &str = "/etc/containerd/config.toml";
 const SOCKET: &str = "/run/containerd/containerd.sock";
-/// `UNIMPLEMENTED`: a containerd without the CRI plugin.
-const UNIMPLEMENTED: &str = "12";
-
 /// `UNKNOWN` and `UNAVAILABLE`: the answers of a CRI plugin that is not initialized yet.
 const STARTING: [&str; 2] = ["2", "14"];
 /// The time that a containerd has to initialize its CRI plugin after a restart.
@@ -57,7 +54,7 @@ pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
                 .context("read the answer's config as JSON")
                 .map(Some)
         }
-        Err(error) if has_code(&error, &[UNIMPLEMENTED]) => Ok(None),
+        Err(error) if is_unimplemented(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -68,7 +65,7 @@ pub fn sandboxes(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
     let answer = unless_it_starts(|| query(&socket, "ListPodSandbox", ListRequest {}));
     match answer {
         Ok(ListPodSandboxResponse { items }) => Ok(items),
-        Err(error) if has_code(&error, &[UNIMPLEMENTED]) => Ok(Vec::new()),
+        Err(error) if is_unimplemented(&error) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
@@ -92,7 +89,7 @@ fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
     let start = Instant::now();
     loop {
         match call() {
-            Err(error) if has_code(&error, &STARTING) && start.elapsed() < START_LIMIT => {
+            Err(error) if is_starting(&error) && start.elapsed() < START_LIMIT => {
                 thread::sleep(PAUSE)
             }
             answer => return answer,
@@ -100,10 +97,10 @@ fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
     }
 }
 
-fn has_code(error: &Error, codes: &[&str]) -> bool {
+fn is_starting(error: &Error) -> bool {
     error
         .downcast_ref::<GrpcStatus>()
-        .is_some_and(|status| codes.contains(&status.code.as_str()))
+        .is_some_and(|status| STARTING.contains(&status.code.as_str()))
 }
 
 /// The socket of its arguments, of its file, or the default one.

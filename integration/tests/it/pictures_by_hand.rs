@@ -1,0 +1,70 @@
+//! `make pictures`: the terminal pictures of the README, from the output of the real programs on a
+//! node with a stale subPath.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::mount;
+use bindguard_integration::process::run;
+use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+
+/// As an operator uses them: the fault, the repair, and the running container.
+const COMMANDS: [&str; 3] = [
+    "bindguard diagnose",
+    "bindguard repair --pod default/web",
+    "bindguard refresh --pod default/web",
+];
+
+#[test]
+#[ignore = "draws the pictures of the README: make pictures"]
+fn commands() {
+    Setup::on(Generation::V2_1).cri().story(story);
+}
+
+fn story(node: &Node) -> Result<()> {
+    let picture = PathBuf::from(env::var_os("BINDGUARD_PICTURE").context("BINDGUARD_PICTURE")?);
+    let pod = node.kubelet().pod("9a957d3f-ed3f-4a32-9a31-b4ee9d0e2a3c")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let mounts = [mount(subpath.bind()?, "/etc/app.conf", PropagationPrivate)];
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("bindguard", "web", pod.uid())?;
+    cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+    volume.update(&[("app.conf", "two")])?;
+
+    let mut draw = node.command("term-transcript")?;
+    draw.args([
+        "exec",
+        "--palette",
+        "ubuntu",
+        "--pure-svg",
+        "--width",
+        "960",
+        "--hard-wrap",
+        "120",
+    ])
+    .arg("--out")
+    .arg(&picture)
+    .args(COMMANDS)
+    .env("PATH", search_path(node.under_test())?);
+    run(draw)?.success()?;
+    // the kubelet's folder where readers of the README have it
+    let root = node.kubelet().root().display().to_string();
+    let drawn = fs::read_to_string(&picture)?;
+    ensure!(drawn.contains(&root), "the picture shows no bind");
+    fs::write(&picture, drawn.replace(&root, "/var/lib/kubelet"))?;
+    cri.remove_pod(&sandbox)?;
+    pod.delete()
+}
+
+fn search_path(programs: &Path) -> Result<OsString> {
+    let inherited = env::var_os("PATH").context("PATH")?;
+    let folders = env::split_paths(&inherited);
+    Ok(env::join_paths(
+        [programs.to_owned()].into_iter().chain(folders),
+    )?)
+}
