@@ -5,13 +5,13 @@
 //! ```
 //! Every process that can read this folder could hold a flock(2) on it: a container with a
 //! read-only `/run` is enough. So no step takes a file lock:
-//! * Each server's socket has a unique name. A socket is removed only if no server can be listening
-//!   on it.
+//! * Each server's socket has a unique name. No process removes a socket on which another server
+//!   may be listening.
 //! * A socket listens before the link leads to it. Of several `start`s that find no link,
 //!   symlink(2) succeeds for one.
 //! * A link that leads to a server is changed or removed only with the [`right`] to this server's
-//!   links, and only if it still
-//!   leads there. Names are not used again, so a link never leads back to an earlier server.
+//!   links, and only if it still leads there. Names are not used again, so a link never leads back
+//!   to an earlier server.
 //!
 //! docs/decisions/0021 lists the alternatives.
 
