@@ -29,6 +29,7 @@ use bindguard_sys::enter::{
     AT_A_TIME, Abandoned, CloneError, ContainerNamespace, Entered, HeldProcess, MountsLock,
     NewMount, Replacement, clone_like,
 };
+use bindguard_sys::has_mount_setattr;
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
@@ -136,6 +137,7 @@ pub fn refresh_container_within(
             refresh.look_for_keys(&subpaths);
             return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale));
         }
+        RefreshAct::Replace(_) if !has_mount_setattr() => return Err(RefreshError::OldKernel),
         RefreshAct::Replace(notify) => notify,
     };
     // Two refreshes at once could each attach a mount, and detach the newer one first. The lock
@@ -379,12 +381,7 @@ impl<'a> ContainerRefresh<'a> {
         let kind = file
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
-        match clone_like(
-            &file,
-            &subpath.mount,
-            self.namespace,
-            users.as_ref().map(Users::file),
-        ) {
+        match clone_like(&file, &subpath.mount, users.as_ref().map(Users::file)) {
             Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),

@@ -393,7 +393,7 @@ fn kept(socket: &OwnedFd, namespace: &ContainerNamespace, jobs: &[Job]) -> Vec<R
     let new = jobs
         .iter()
         .filter_map(|job| job.new.as_ref())
-        .map(|new| new.mount.as_raw_fd());
+        .map(|new| new.0.as_raw_fd());
     let mut kept: Vec<RawFd> = new
         .chain([socket.as_raw_fd(), namespace.as_fd().as_raw_fd()])
         .collect();
