@@ -13,7 +13,7 @@ use bindguard_sys::enter::{Abandoned, CloneError, EnterError, NamespaceError, Pr
 
 pub use bindguard_core::report::AttachMethod;
 
-use super::files::BoundFileError;
+use super::bound_file_error::BoundFileError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
 
