@@ -118,6 +118,7 @@ fn of_container(
             | RefreshError::Sandbox(_)
             | RefreshError::Locked(_)
             | RefreshError::NoSpec
+            | RefreshError::OldKernel
             | RefreshError::Namespace(_),
         ) => return Ok(None),
     };

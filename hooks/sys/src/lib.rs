@@ -43,6 +43,7 @@ pub use handle::{Handle, HandleError};
 pub use heap::trim_heap;
 pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path};
 pub use kernel_features::{KernelFeatures, kernel_features};
+pub use mount_setattr::has_mount_setattr;
 pub use mountinfo::{
     MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table,
 };

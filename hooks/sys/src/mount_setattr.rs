@@ -8,6 +8,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bindguard_core::mount_table::MountAttributes;
 use nix::libc;
+use rustix::fs::CWD;
+use rustix::io::Errno;
+
+use crate::fault;
 
 /// Adds these attributes to a mount. Everything that the mount denies already stays denied.
 ///
@@ -45,6 +49,19 @@ pub(crate) fn mount_setattr_in_full(
             ..plain
         },
     )
+}
+
+/// True if the kernel knows the call. The request of this probe changes nothing.
+pub fn has_mount_setattr() -> bool {
+    let nothing = libc::mount_attr {
+        attr_set: 0,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    let probed = set(CWD, &nothing);
+    let is_missing = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::NOSYS);
+    !fault::denies_setattr() && !probed.is_err_and(|error| is_missing(&error))
 }
 
 fn request(attributes: MountAttributes) -> libc::mount_attr {

@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::FileKind;
 use bindguard_core::judge::Verdict;
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
-    AT_A_TIME, Abandoned, CloneError, ContainerNamespace, Entered, HeldProcess, MountsLock,
-    NewMount, Replacement, clone_like,
+    AT_A_TIME, CloneError, ContainerNamespace, Entered, HeldProcess, MountsLock, NewMount,
+    Replacement, clone_like,
 };
+use bindguard_sys::has_mount_setattr;
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
@@ -36,15 +36,16 @@ use super::ids::Users;
 use super::outcome::{
     AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
 };
+use super::progress::{ContainerRefresh, Failure, STEP_TIMEOUT};
 use super::records::TuckRecords;
 use super::round::Round;
 use super::sandbox::refuse_sandbox;
 
 /// Limit of rounds. A volume that is updated without a pause needed 12 for a re-bind on the host.
-const ROUNDS: u32 = 64;
+const MAX_ROUNDS: u32 = 64;
 
 /// Limit of rounds in which one mount could not be replaced, other than by an update of its volume.
-const FAILURES: u32 = 3;
+const MAX_FAILURES: u32 = 3;
 
 /// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may
 /// bind the file thousands of times.
@@ -54,10 +55,7 @@ pub const MAX_MOUNTS_OF_FILE: usize = 16;
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The pause between two tries to get the lock.
-const PAUSE: Duration = Duration::from_millis(5);
-
-/// Time limit of one step in the container.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The extent of a refresh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +134,7 @@ pub fn refresh_container_within(
             refresh.look_for_keys(&subpaths);
             return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale));
         }
+        RefreshAct::Replace(_) if !has_mount_setattr() => return Err(RefreshError::OldKernel),
         RefreshAct::Replace(notify) => notify,
     };
     // Two refreshes at once could each attach a mount, and detach the newer one first. The lock
@@ -150,7 +149,7 @@ pub fn refresh_container_within(
         lock = Some(wait_for_lock(&namespace, until)?);
         subpaths = refresh.find()?;
     }
-    for round in 0..ROUNDS {
+    for round in 0..MAX_ROUNDS {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
             break;
@@ -182,16 +181,16 @@ pub fn refresh_container_within(
 }
 
 fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
-    RefreshOutcome::NotReplaced(failure.unwrap_or(NotReplaced::Restless(ROUNDS)))
+    RefreshOutcome::NotReplaced(failure.unwrap_or(NotReplaced::Restless(MAX_ROUNDS)))
 }
 
-/// Waits for the lock for at most [`PATIENCE`].
+/// Waits for the lock for at most [`STEP_TIMEOUT`].
 fn wait_for_lock(
     namespace: &ContainerNamespace,
     until: Instant,
 ) -> Result<MountsLock<'_>, RefreshError> {
     let start = Instant::now();
-    let patience = PATIENCE.min(until.saturating_duration_since(start));
+    let patience = STEP_TIMEOUT.min(until.saturating_duration_since(start));
     loop {
         if let Some(lock) = namespace.try_lock()? {
             return Ok(lock);
@@ -199,62 +198,11 @@ fn wait_for_lock(
         if start.elapsed() > patience {
             return Err(RefreshError::Locked(patience));
         }
-        thread::sleep(PAUSE);
+        thread::sleep(LOCK_INTERVAL);
     }
 }
 
-pub(super) struct ContainerRefresh<'a> {
-    pub(super) process: &'a HeldProcess,
-    pub(super) namespace: &'a ContainerNamespace,
-    spec: &'a SpecUsers,
-    volumes: &'a dyn CurrentFiles,
-    pub(super) records: &'a TuckRecords,
-    /// The method that replaced the mount at each mount point.
-    pub(super) methods: BTreeMap<PathBuf, AttachMethod>,
-    /// The failures at each mount point, and the last reason.
-    failures: BTreeMap<PathBuf, (u32, Failure)>,
-    pub(super) notify: Notify,
-    pub(super) not_notified: Option<NotNotified>,
-    pub(super) until: Instant,
-    overlooked: usize,
-    pub(super) abandoned: Option<Abandoned>,
-    /// The binds of the spec that are gone.
-    missing: Vec<SpecBind>,
-}
-
-/// The reason for which a mount is not replaced in this round.
-#[derive(Debug)]
-pub(super) enum Failure {
-    KeyGone,
-    NotReplaced(NotReplaced),
-}
-
-impl<'a> ContainerRefresh<'a> {
-    fn new(
-        process: &'a HeldProcess,
-        namespace: &'a ContainerNamespace,
-        spec: &'a SpecUsers,
-        volumes: &'a dyn CurrentFiles,
-        records: &'a TuckRecords,
-        until: Instant,
-    ) -> Self {
-        Self {
-            process,
-            namespace,
-            spec,
-            volumes,
-            records,
-            methods: BTreeMap::new(),
-            failures: BTreeMap::new(),
-            notify: Notify::None,
-            not_notified: None,
-            until,
-            overlooked: 0,
-            abandoned: None,
-            missing: Vec::new(),
-        }
-    }
-
+impl ContainerRefresh<'_> {
     /// One signal for one update, after all files are new.
     fn signal(&mut self) {
         if let (Notify::Signal(signal), false) = (self.notify, self.methods.is_empty()) {
@@ -284,17 +232,13 @@ impl<'a> ContainerRefresh<'a> {
         }
     }
 
-    pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        self.volumes.shown_in(table)
-    }
-
     /// The stale mounts that are worth another round.
     fn due<'s>(&self, subpaths: &'s [SubpathInContainer]) -> Vec<&'s SubpathInContainer> {
         let is_due = |subpath: &&SubpathInContainer| {
             let failed = self.failures.get(&subpath.mount.mount_point);
             subpath.is_due()
                 && failed.is_none_or(|(times, why)| {
-                    *times < FAILURES && !matches!(why, Failure::KeyGone)
+                    *times < MAX_FAILURES && !matches!(why, Failure::KeyGone)
                 })
         };
         subpaths.iter().filter(is_due).take(AT_A_TIME).collect()
@@ -305,7 +249,7 @@ impl<'a> ContainerRefresh<'a> {
         if subpaths.is_empty() {
             return Ok(());
         }
-        let entered = match Entered::enter(self.namespace, replacements, PATIENCE, self.until) {
+        let entered = match Entered::enter(self.namespace, replacements, STEP_TIMEOUT, self.until) {
             Ok(entered) => entered,
             Err(error) => {
                 let error = Arc::new(error);
@@ -379,25 +323,11 @@ impl<'a> ContainerRefresh<'a> {
         let kind = file
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
-        match clone_like(
-            &file,
-            &subpath.mount,
-            self.namespace,
-            users.as_ref().map(Users::file),
-        ) {
+        match clone_like(&file, &subpath.mount, users.as_ref().map(Users::file)) {
             Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),
         }
-    }
-
-    /// A failure after the end of the time is not counted: the mount may be replaced in the next
-    /// turn.
-    pub(super) fn fail(&mut self, subpath: &SubpathInContainer, why: Failure) {
-        let place = subpath.mount.mount_point.clone();
-        let times = self.failures.get(&place).map_or(0, |(times, _)| *times);
-        let counted = u32::from(Instant::now() < self.until);
-        self.failures.insert(place, (times + counted, why));
     }
 
     fn into_report(

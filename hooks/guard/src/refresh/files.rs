@@ -4,7 +4,6 @@
 //! on, and keeps the folders open while the way is judged: a container may be able to write one of
 //! them.
 
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,10 +14,9 @@ use bindguard_core::refresh::{
     files_in_container,
 };
 use bindguard_core::spec::SpecView;
-use bindguard_sys::{
-    Handle, HostWalk, MountError, Mounts, OpenedTarget, WalkError, walk_host_path,
-};
+use bindguard_sys::{Handle, HostWalk, Mounts, OpenedTarget, walk_host_path};
 
+use super::bound_file_error::BoundFileError;
 use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
 use super::running::RunningContainers;
@@ -65,38 +63,6 @@ impl FileBind {
     fn source(&self) -> PathBuf {
         self.directory.join(&self.name)
     }
-}
-
-/// Why a bound file cannot be followed.
-#[derive(Debug, thiserror::Error)]
-pub enum BoundFileError {
-    /// The path could not be walked.
-    #[error("walk to a bound file")]
-    Walk(#[from] WalkError),
-    /// The directory of the file is gone.
-    #[error("the directory {} is gone", .0.display())]
-    NoDirectory(PathBuf),
-    /// The path of a folder could not be resolved.
-    #[error("resolve {}", directory.display())]
-    Resolve {
-        /// The folder.
-        directory: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The mount of a folder could not be read.
-    #[error("find the mount of {}", directory.display())]
-    Mount {
-        /// The folder.
-        directory: PathBuf,
-        /// The reason.
-        #[source]
-        source: MountError,
-    },
-    /// The folder is not below the mount that shows it.
-    #[error("{} is not below its mount", .0.display())]
-    NotBelow(PathBuf),
 }
 
 /// The single files that a container's spec binds.

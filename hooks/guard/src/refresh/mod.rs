@@ -5,12 +5,14 @@
 //! file, whatever shim starts it. Then the running containers of the pod follow, those that opted
 //! in.
 
+mod bound_file_error;
 mod container;
 mod current_files;
 mod files;
 mod host;
 mod ids;
 mod outcome;
+mod progress;
 mod records;
 mod restore;
 mod round;
@@ -18,11 +20,12 @@ mod running;
 mod sandbox;
 mod volumes;
 
+pub use bound_file_error::BoundFileError;
 pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
 };
 pub use current_files::CurrentFiles;
-pub use files::{BoundFileError, BoundFiles, FileBind};
+pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use ids::IdsError;
 pub use outcome::{

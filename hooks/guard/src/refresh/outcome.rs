@@ -13,7 +13,7 @@ use bindguard_sys::enter::{Abandoned, CloneError, EnterError, NamespaceError, Pr
 
 pub use bindguard_core::report::AttachMethod;
 
-use super::files::BoundFileError;
+use super::bound_file_error::BoundFileError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
 
@@ -147,6 +147,9 @@ pub enum RefreshError {
     /// Its init process is the kernel of gVisor, which has mounts of its own.
     #[error("process {0} is gVisor's sandbox, which is not supported")]
     Sandbox(u32),
+    /// The kernel cannot give a new mount the attributes of the stale mount before it is attached.
+    #[error("live refresh requires Linux 5.12 or newer: the kernel has no mount_setattr(2)")]
+    OldKernel,
     /// Another refresh works on it, or the container holds the lock of its own namespace.
     #[error("another refresh has locked its mount namespace for {} ms", .0.as_millis())]
     Locked(Duration),

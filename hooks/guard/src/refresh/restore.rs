@@ -3,8 +3,8 @@
 use bindguard_core::refresh::left_shared;
 use bindguard_sys::enter::{Entered, Replacement};
 
-use super::container::{ContainerRefresh, PATIENCE};
 use super::outcome::RefreshError;
+use super::progress::{ContainerRefresh, STEP_TIMEOUT};
 
 impl ContainerRefresh<'_> {
     /// Sets every mount that a tuck left shared to its former propagation, and removes the record.
@@ -28,7 +28,7 @@ impl ContainerRefresh<'_> {
 
     fn restored(&mut self, mounts: Vec<Replacement<'_>>) -> bool {
         let all: Vec<usize> = (0..mounts.len()).collect();
-        let Ok(entered) = Entered::enter(self.namespace, mounts, PATIENCE, self.until) else {
+        let Ok(entered) = Entered::enter(self.namespace, mounts, STEP_TIMEOUT, self.until) else {
             return false;
         };
         // The walk to a mount point may hang, as in any refresh.

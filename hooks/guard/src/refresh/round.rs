@@ -9,8 +9,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
 
-use super::container::{ContainerRefresh, Failure};
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError};
+use super::progress::{ContainerRefresh, Failure};
 
 /// One visit of a child to the container.
 pub(super) struct Round<'r, 'a, 's> {

@@ -360,7 +360,10 @@ fn a_sandbox_is_never_entered() {
     let [program, link, other] =
         ["runsc", "exe", "runsc-sandbox"].map(|name| folder.path().join(name));
     // Not busybox, whose name must be that of an applet.
-    fs::copy("/proc/self/exe", &program).unwrap();
+    // A copy made here would be busy while a child of another test has the descriptor.
+    let mut copy = Command::new("cp");
+    copy.arg(std::env::current_exe().unwrap()).arg(&program);
+    assert!(copy.status().unwrap().success());
     symlink(&program, &link).unwrap();
     symlink("/proc/self/exe", &other).unwrap();
     for start in [link, other] {

@@ -112,7 +112,7 @@ impl Child<'_> {
             return Ok(Reply::OtherMount);
         }
         if let Some(new) = &job.new
-            && type_of(&new.mount).map_err(at(EnterStep::CompareTypes))?
+            && type_of(&new.0).map_err(at(EnterStep::CompareTypes))?
                 != type_of(&stale).map_err(at(EnterStep::CompareTypes))?
         {
             return Ok(Reply::OtherType);
@@ -142,13 +142,10 @@ impl Child<'_> {
             .as_ref()
             .zip(opened.stale.as_ref())
             .ok_or((STEP, Errno::BADF))?;
-        if new.lacks.is_some() {
-            return Err((STEP, Errno::OPNOTSUPP));
-        }
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
             | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH
             | MoveMountFlags::MOVE_MOUNT_BENEATH;
-        rustix::mount::move_mount(&new.mount, c"", stale, c"", flags).map_err(at(STEP))?;
+        rustix::mount::move_mount(&new.0, c"", stale, c"", flags).map_err(at(STEP))?;
         Ok(Reply::Done)
     }
 

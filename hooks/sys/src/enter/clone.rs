@@ -2,26 +2,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags, OpenTreeFlags};
+use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
-use super::namespace::ContainerNamespace;
-use crate::fault;
 use crate::handle::Handle;
 use crate::mount_setattr::mount_setattr_in_full;
-use crate::swap::remount_flags;
 
 /// A mount that is attached nowhere.
 #[derive(Debug)]
-pub struct NewMount {
-    pub(super) mount: OwnedFd,
-    /// The attributes that it has yet to get by a remount: Linux 5.10 and 5.11 give them only to an
-    /// attached mount.
-    pub(super) lacks: Option<MountFlags>,
-}
+pub struct NewMount(pub(super) OwnedFd);
 
 /// Why there is no new mount.
 #[derive(Debug, thiserror::Error)]
@@ -49,15 +41,13 @@ pub enum CloneError {
     },
 }
 
-/// A mount of `target` with the attributes and the propagation of `stale`, a mount of this
-/// namespace, and the ids of `users`.
+/// A mount of `target` with the attributes and the propagation of `stale`, and the ids of `users`.
 ///
 /// # Errors
 /// If the target is gone, or the kernel refuses.
 pub fn clone_like(
     target: &Handle,
     stale: &MountEntry,
-    namespace: &ContainerNamespace,
     users: Option<&File>,
 ) -> Result<NewMount, CloneError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
@@ -70,21 +60,14 @@ pub fn clone_like(
             source: errno.into(),
         },
     })?;
-    let failed = |source| CloneError::Attributes {
-        attributes: stale.attributes,
-        source,
-    };
     let propagation = u64::from(type_of(&stale.propagation).bits());
-    match set_attributes(&new, stale, propagation, users.map(AsFd::as_fd)) {
-        Ok(()) => Ok(NewMount {
-            mount: new,
-            lacks: None,
+    let users = users.map(AsFd::as_fd);
+    match mount_setattr_in_full(&new, stale.attributes, propagation, users) {
+        Ok(()) => Ok(NewMount(new)),
+        Err(source) => Err(CloneError::Attributes {
+            attributes: stale.attributes,
+            source,
         }),
-        Err(error) if can_remount(&error, stale, namespace) => Ok(NewMount {
-            mount: new,
-            lacks: Some(remount_flags(stale.attributes)),
-        }),
-        Err(error) => Err(failed(error)),
     }
 }
 
@@ -103,24 +86,4 @@ pub(super) fn type_of(propagation: &Propagation) -> MountPropagationFlags {
         } => MountPropagationFlags::DOWNSTREAM,
         _ => MountPropagationFlags::PRIVATE,
     }
-}
-
-fn set_attributes(
-    new: &OwnedFd,
-    stale: &MountEntry,
-    propagation: u64,
-    idmap: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    if fault::denies_setattr() {
-        return Err(Errno::NOSYS.into());
-    }
-    mount_setattr_in_full(new, stale.attributes, propagation, idmap)
-}
-
-/// Without mount_setattr(2) the mount can get its attributes in a helper namespace. A mount that
-/// arrives from there in another user namespace is locked, and the stale one on it cannot be
-/// detached.
-fn can_remount(error: &io::Error, stale: &MountEntry, namespace: &ContainerNamespace) -> bool {
-    let is_missing = Errno::from_io_error(error) == Some(Errno::NOSYS);
-    is_missing && !stale.attributes.is_idmapped() && !namespace.has_own_users()
 }

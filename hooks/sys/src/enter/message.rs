@@ -95,8 +95,6 @@ steps! {
     AttachCopy = "attaching the copy of the parent mount",
     /// The new mount is attached in the copy, and propagates.
     AttachNew = "attaching the new mount to the copy",
-    /// The new mount gets its attributes, before Linux 5.12.
-    Remount = "giving the new mount its attributes",
     /// `setns(2)` back into the container.
     Return = "returning to the container's mount namespace",
     /// The parent's propagation is set as it was.

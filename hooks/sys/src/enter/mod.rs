@@ -18,11 +18,13 @@ mod fork;
 mod helper;
 mod job;
 mod message;
+mod mount_namespace;
 mod mounts;
 mod namespace;
 mod opened_by_child;
 mod owner;
 mod process;
+mod process_error;
 mod user_namespace;
 
 use std::cell::Cell;
@@ -43,10 +45,12 @@ use crate::separate_process::is_runnable;
 pub use self::clone::{CloneError, NewMount, clone_like};
 pub use self::job::Replacement;
 pub use self::message::EnterStep;
+pub use self::mount_namespace::{MountNamespace, NamespaceError};
 pub use self::mounts::mounts_in;
-pub use self::namespace::{ContainerNamespace, MountNamespace, MountsLock, NamespaceError};
+pub use self::namespace::{ContainerNamespace, MountsLock};
 pub use self::opened_by_child::open_process_file;
-pub use self::process::{HeldProcess, ProcessError};
+pub use self::process::HeldProcess;
+pub use self::process_error::ProcessError;
 pub use self::user_namespace::user_namespace_of;
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the
@@ -393,7 +397,7 @@ fn kept(socket: &OwnedFd, namespace: &ContainerNamespace, jobs: &[Job]) -> Vec<R
     let new = jobs
         .iter()
         .filter_map(|job| job.new.as_ref())
-        .map(|new| new.mount.as_raw_fd());
+        .map(|new| new.0.as_raw_fd());
     let mut kept: Vec<RawFd> = new
         .chain([socket.as_raw_fd(), namespace.as_fd().as_raw_fd()])
         .collect();

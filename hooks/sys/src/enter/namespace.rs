@@ -7,10 +7,8 @@
 //! its owner is the user namespace that the container's spec requests.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek};
+use std::io::{self, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::thread;
 
 use bindguard_core::mount_table::MountTable;
@@ -19,19 +17,12 @@ use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
+use super::mount_namespace::{MountNamespace, NamespaceError, identity, is_same};
 use super::mounts::mounts_in;
-use super::opened_by_child::open_process_file;
 use super::owner::{owner_of, parent_of};
-use super::process::{HeldProcess, ProcessError};
+use super::process::HeldProcess;
+use super::process_error::ProcessError;
 use crate::mountinfo::ReadTableError;
-use crate::process_files::ProcessFile;
-
-/// The mount namespace that a process was in when it was opened.
-#[derive(Debug)]
-pub struct MountNamespace {
-    file: File,
-    process: u32,
-}
 
 /// The mount namespace that the runtime made for a container.
 #[derive(Debug)]
@@ -45,90 +36,7 @@ pub struct ContainerNamespace {
     table: File,
 }
 
-/// Why a mount namespace is not taken for that of a container.
-#[derive(Debug, thiserror::Error)]
-pub enum NamespaceError {
-    /// Its owner is another user namespace than the spec requests.
-    #[error(
-        "process {0} is in a mount namespace that its runtime did not make: another user namespace than that of the container \
-         owns it"
-    )]
-    OtherOwner(u32),
-    /// Its owner maps other ids than the spec requests.
-    #[error(
-        "the user namespace that owns the mounts of process {0} maps other ids than the container's spec"
-    )]
-    OtherIds(u32),
-    /// The process left the user namespace of its mounts, so the ids of that namespace cannot be
-    /// read.
-    #[error("process {0} is in another user namespace than the one that owns its mounts")]
-    OtherUsers(u32),
-    /// The user namespace that the spec names is another one.
-    #[error("the user namespace that owns the mounts of process {process} is not {}", path.display())]
-    OtherPath {
-        /// The process.
-        process: u32,
-        /// The path in the spec.
-        path: PathBuf,
-    },
-    /// The process ended, or could not be read.
-    #[error(transparent)]
-    Process(#[from] ProcessError),
-    /// A step failed.
-    #[error("{step} of process {process}")]
-    Failed {
-        /// The step.
-        step: &'static str,
-        /// The process.
-        process: u32,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-}
-
 impl MountNamespace {
-    pub(super) fn new(file: File, process: u32) -> Self {
-        Self { file, process }
-    }
-
-    /// That of a process, by its file below any `/proc`.
-    ///
-    /// # Errors
-    /// See [`open_process_file`].
-    pub fn open(file: &ProcessFile) -> io::Result<Self> {
-        Ok(Self::new(open_process_file(file)?.into(), file.pid))
-    }
-
-    /// Its number: namespaces(7).
-    ///
-    /// # Errors
-    /// If the kernel does not answer.
-    pub fn number(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.ino())
-    }
-
-    /// Its mounts, without their sources. `text` opens its mountinfo.
-    ///
-    /// # Errors
-    /// See [`mounts_in`].
-    pub fn mounts<R: Read>(
-        &self,
-        text: impl FnOnce() -> io::Result<R>,
-    ) -> Result<MountTable, ReadTableError> {
-        mounts_in(&self.file, text)
-    }
-
-    /// True if it is that of the calling thread. No container of runc or crun is in that namespace;
-    /// the virtual machine of a sandbox such as Kata is.
-    ///
-    /// # Errors
-    /// If it cannot be compared.
-    pub fn is_own(&self) -> Result<bool, NamespaceError> {
-        let own = File::open("/proc/thread-self/ns/mnt").and_then(|own| is_same(&own, &self.file));
-        own.map_err(|source| self.failed("compare the mount namespace", source))
-    }
-
     /// The namespace, if its owner is the user namespace that the container's spec requests. The
     /// process is one of the container.
     ///
@@ -255,14 +163,6 @@ impl MountNamespace {
                 .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
         })
     }
-
-    fn failed(&self, step: &'static str, source: io::Error) -> NamespaceError {
-        NamespaceError::Failed {
-            step,
-            process: self.process,
-            source,
-        }
-    }
 }
 
 impl ContainerNamespace {
@@ -297,7 +197,7 @@ impl ContainerNamespace {
     /// # Errors
     /// If the kernel does not answer.
     pub fn number(&self) -> io::Result<u64> {
-        Ok(self.namespace.file.metadata()?.ino())
+        self.namespace.number()
     }
 
     /// Locks it against other refreshes: flock(2). `None` if another process has the lock. A
@@ -337,13 +237,4 @@ impl Drop for MountsLock<'_> {
         // Closing the file unlocks it as well, but only once every copy is closed.
         let _ = flock(self.0, FlockOperation::Unlock);
     }
-}
-
-/// Namespaces are compared while both are open: a number may belong to another namespace later.
-fn is_same(one: &File, other: &File) -> io::Result<bool> {
-    Ok(identity(&one.metadata()?) == identity(&other.metadata()?))
-}
-
-fn identity(namespace: &fs::Metadata) -> (u64, u64) {
-    (namespace.dev(), namespace.ino())
 }

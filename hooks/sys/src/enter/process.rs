@@ -6,14 +6,15 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
-use bindguard_core::mount_table::{MountTable, TableError};
+use bindguard_core::mount_table::MountTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::namespace::MountNamespace;
+use super::mount_namespace::MountNamespace;
 use super::opened_by_child::open_process_file;
 use super::owner::{Kind, namespace_of};
+use super::process_error::ProcessError;
 use crate::mountinfo::ReadTableError;
 use crate::process_files::{self, ProcessFile};
 
@@ -22,56 +23,6 @@ use crate::process_files::{self, ProcessFile};
 pub struct HeldProcess {
     pid: u32,
     pidfd: OwnedFd,
-}
-
-/// Why a process could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum ProcessError {
-    /// It ended.
-    #[error("process {0} ended")]
-    Ended(u32),
-    /// A file of it could not be read.
-    #[error("read {name} of process {pid}")]
-    Read {
-        /// Its pid.
-        pid: u32,
-        /// The name below `/proc/PID`.
-        name: &'static str,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// A file of it could not be read within the time limit: it holds a lock of its own that the
-    /// reader needs.
-    #[error(
-        "read {name} of process {pid}: the process blocks its readers, for example in an execve(2) that waits for a file server"
-    )]
-    Blocked {
-        /// Its pid.
-        pid: u32,
-        /// The name below `/proc/PID`.
-        name: &'static str,
-    },
-    /// Its mount table was not accepted, for example because it is too large.
-    #[error("parse the mount table of process {pid}")]
-    Table {
-        /// Its pid.
-        pid: u32,
-        /// The reason.
-        #[source]
-        source: TableError,
-    },
-    /// The signal could not be sent.
-    #[error("send {signal} to process {pid}")]
-    Signal {
-        /// Its pid.
-        pid: u32,
-        /// The signal.
-        signal: String,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
 }
 
 impl HeldProcess {

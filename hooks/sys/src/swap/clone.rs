@@ -56,7 +56,7 @@ pub(super) fn clone_remounted(
 
 /// mount(2)'s name of each of mount_setattr(2)'s bits. Without one for access times, it leaves
 /// those as they are.
-pub(crate) fn remount_flags(attributes: MountAttributes) -> MountFlags {
+fn remount_flags(attributes: MountAttributes) -> MountFlags {
     let flags = [
         (0x1, MountFlags::RDONLY),
         (0x2, MountFlags::NOSUID),

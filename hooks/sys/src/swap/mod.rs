@@ -16,8 +16,6 @@ mod clone;
 mod detach;
 mod tuck;
 
-pub(crate) use clone::remount_flags;
-
 use std::io;
 
 use rustix::io::Errno;

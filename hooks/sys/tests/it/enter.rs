@@ -9,8 +9,7 @@ use bindguard_testing::live::{Container, change};
 use nix::mount::MsFlags;
 
 use crate::enter_scene::{
-    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far,
-    stale_top,
+    METHODS, PATIENCE, PLACE, Scene, attached, can_run, entered, far, stale_top,
 };
 
 #[test]
@@ -56,7 +55,7 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
 /// Its mount namespace belongs to its own user namespace.
 #[test]
 fn a_container_in_a_user_namespace_of_its_own() {
-    if !can_run_with_mount_setattr() {
+    if !can_run() {
         return;
     }
     for attach in METHODS {
@@ -89,7 +88,7 @@ fn a_container_in_a_user_namespace_of_its_own() {
 /// An idmapped mount belongs to a user namespace: the new one gets the same mapping.
 #[test]
 fn an_idmapped_mount_stays_idmapped() {
-    if !can_run_with_mount_setattr() {
+    if !can_run() {
         return;
     }
     for attach in METHODS {
@@ -103,7 +102,7 @@ fn an_idmapped_mount_stays_idmapped() {
                 container.namespace(),
                 Handle::of(&scene.file(version)).unwrap(),
             );
-            let new = match clone_like(&target, &stale, &namespace, Some(namespace.users())) {
+            let new = match clone_like(&target, &stale, Some(namespace.users())) {
                 Ok(new) => new,
                 Err(error) => {
                     return bindguard_testing::skipped(

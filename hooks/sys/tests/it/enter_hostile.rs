@@ -9,10 +9,7 @@ use bindguard_sys::enter::{EnterError, Entered, ProcessError, Replacement};
 use bindguard_testing::live::Container;
 use nix::mount::{MsFlags, mount};
 
-use crate::enter_scene::{
-    METHODS, PATIENCE, PLACE, Scene, attached, can_run, can_run_with_mount_setattr, entered, far,
-    stale,
-};
+use crate::enter_scene::{METHODS, PATIENCE, PLACE, Scene, attached, can_run, entered, far, stale};
 
 /// The mount table named a mount that is no longer there: nothing is opened in its place.
 #[test]
@@ -53,7 +50,7 @@ fn another_mount_at_the_place_is_refused() {
 
 #[test]
 fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
-    if !can_run_with_mount_setattr() {
+    if !can_run() {
         return;
     }
     use rustix::fs::inotify;

@@ -82,7 +82,9 @@ impl RefreshResult {
     /// The label of a container that could not be refreshed at all.
     pub fn of_error(error: &RefreshError) -> Self {
         match error {
-            RefreshError::NoSpec | RefreshError::Namespace(_) => Self::refused,
+            RefreshError::NoSpec | RefreshError::OldKernel | RefreshError::Namespace(_) => {
+                Self::refused
+            }
             RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => Self::refused,
             RefreshError::Process(_) | RefreshError::Locked(_) => Self::failed,
         }

@@ -75,7 +75,13 @@ impl Scene {
 
 /// False, with a printed reason, without privilege.
 pub fn can_run() -> bool {
-    own_namespace()
+    match live::has_mount_setattr() {
+        Ok(()) => own_namespace(),
+        Err(why) => {
+            bindguard_testing::skipped(why);
+            false
+        }
+    }
 }
 
 /// The method of this kernel.

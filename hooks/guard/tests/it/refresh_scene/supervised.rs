@@ -143,43 +143,20 @@ fn answer(listener: &OwnedFd) {
     }
 }
 
+/// Runs `work` in a thread for which the kernel has no such call.
+pub fn without_call<T: Send>(call: libc::c_long, work: impl FnOnce() -> T + Send) -> T {
+    let filtered = || {
+        let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+        assert_eq!(set_filter(&[call], missing, 0), 0);
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(filtered).join().unwrap())
+}
+
 /// From now on the calls of this process wait for the one that has the listener.
 fn supervise_self() -> io::Result<()> {
-    let statement = |code: u32, k: u32| libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf: 0,
-        k,
-    };
-    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
-    for (index, call) in CALLS.into_iter().enumerate() {
-        let to_notify = (CALLS.len() - index) as u8;
-        let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-        filter.push(libc::sock_filter {
-            code,
-            jt: to_notify,
-            jf: 0,
-            k: call as u32,
-        });
-    }
-    filter.push(statement(
-        libc::BPF_RET | libc::BPF_K,
-        libc::SECCOMP_RET_ALLOW,
-    ));
-    filter.push(statement(
-        libc::BPF_RET | libc::BPF_K,
-        libc::SECCOMP_RET_USER_NOTIF,
-    ));
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    let (set, flags) = (
-        libc::SECCOMP_SET_MODE_FILTER,
-        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
-    );
-    // SAFETY: the filter lives as long as the call, and the kernel copies it.
-    let listener = unsafe { libc::syscall(libc::SYS_seccomp, set, flags, &raw const program) };
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    let listener = set_filter(&CALLS, libc::SECCOMP_RET_USER_NOTIF, flags);
     if listener < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -190,4 +167,33 @@ fn supervise_self() -> io::Result<()> {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
+}
+
+/// Gives these calls of the calling thread an action: seccomp(2).
+fn set_filter(calls: &[libc::c_long], action: u32, flags: libc::c_ulong) -> libc::c_long {
+    let statement = |code: u32, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
+    for (index, call) in calls.iter().enumerate() {
+        filter.push(libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: (calls.len() - index) as u8,
+            jf: 0,
+            k: *call as u32,
+        });
+    }
+    let result = libc::BPF_RET | libc::BPF_K;
+    filter.push(statement(result, libc::SECCOMP_RET_ALLOW));
+    filter.push(statement(result, action));
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    let set = libc::SECCOMP_SET_MODE_FILTER;
+    // SAFETY: the filter lives as long as the call, and the kernel copies it.
+    unsafe { libc::syscall(libc::SYS_seccomp, set, flags, &raw const program) }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_sys::Handle;
-use bindguard_sys::enter::{EnterError, Entered, NewMount, Replacement, clone_like};
+use bindguard_sys::enter::{EnterError, Entered, Replacement, clone_like};
 use bindguard_testing::Folder;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::namespace;
@@ -53,15 +53,10 @@ impl Scene {
     }
 }
 
-/// False, with a printed reason, without privilege.
+/// False, with a printed reason, without privilege and before Linux 5.12.
 pub fn can_run() -> bool {
-    namespace::enter(true)
-}
-
-/// The same before Linux 5.12, for tests that need mount_setattr(2).
-pub fn can_run_with_mount_setattr() -> bool {
     match live::has_mount_setattr() {
-        Ok(()) => can_run(),
+        Ok(()) => namespace::enter(true),
         Err(why) => {
             bindguard_testing::skipped(why);
             false
@@ -76,25 +71,11 @@ pub fn stale(container: &Container) -> (MountEntry, MountEntry) {
     (stale, parent)
 }
 
-pub fn new_mount(
-    scene: &Scene,
-    version: u32,
-    stale: &MountEntry,
-    container: &Container,
-) -> NewMount {
-    clone_like(
-        &Handle::of(&scene.file(version)).unwrap(),
-        stale,
-        &container.namespace(),
-        None,
-    )
-    .unwrap()
-}
-
 /// Enters, with the stale mount at its place open.
 pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     let (stale, parent) = stale(container);
-    let new = new_mount(scene, version, &stale, container);
+    let target = Handle::of(&scene.file(version)).unwrap();
+    let new = clone_like(&target, &stale, None).unwrap();
     let replacement = Replacement {
         stale: &stale,
         parent: Some(&parent),
