@@ -31,7 +31,7 @@ const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 
 /// Runs `work` in a process and lets it make this many of its mount calls; kills it with its
-/// children before the next one. Returns true if it ended by itself before.
+/// children before the next one, or while it hangs. Returns true if it ended by itself before.
 pub fn killed_after(calls: u32, work: impl FnOnce()) -> bool {
     // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
     // returning.
@@ -71,11 +71,11 @@ fn let_go_on(calls: u32, process: &OwnedFd) -> bool {
     };
     for _ in 0..calls {
         if !is_waiting(&listener, process) {
-            return true;
+            return has_ended(process);
         }
         answer(&listener);
     }
-    !is_waiting(&listener, process)
+    !is_waiting(&listener, process) && has_ended(process)
 }
 
 /// The listener is the descriptor that the process has as [`LISTENER`], once it has it.
@@ -91,13 +91,20 @@ fn listener_of(process: &OwnedFd) -> Option<OwnedFd> {
 
 const LISTENER: i32 = 700;
 
-/// Waits for a call. False if the process ends before.
+/// Much longer than a refresh.
+const CALL_TIMEOUT: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
+
+/// Waits for a call. False if the process ends before, or hangs: the refresh starts a thread, and
+/// waits forever if another test's thread held a lock of the standard library during the fork.
 fn is_waiting(listener: &OwnedFd, process: &OwnedFd) -> bool {
     let mut both = [
         PollFd::new(listener, PollFlags::IN),
         PollFd::new(process, PollFlags::IN),
     ];
-    poll(&mut both, None).unwrap();
+    poll(&mut both, Some(&CALL_TIMEOUT)).unwrap();
     both[0].revents().contains(PollFlags::IN)
 }
 
