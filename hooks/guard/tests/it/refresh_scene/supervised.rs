@@ -31,7 +31,7 @@ const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 
 /// Runs `work` in a process and lets it make this many of its mount calls; kills it with its
-/// children before the next one, or while it hangs. Returns true if it ended by itself before.
+/// children before the next one, or while it hangs. Returns true if the process ended by itself.
 pub fn killed_after(calls: u32, work: impl FnOnce()) -> bool {
     // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
     // returning.
