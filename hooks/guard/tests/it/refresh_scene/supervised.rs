@@ -97,8 +97,9 @@ const CALL_TIMEOUT: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// Waits for a call. False if the process ends before, or hangs: the refresh starts a thread, and
-/// waits forever if another test's thread held a lock of the standard library during the fork.
+/// Waits for a call. False if the process ends first, or makes no call within [`CALL_TIMEOUT`].
+/// A forked process can hang in the start of the refresh's thread, if a thread of another test held
+/// a lock of the standard library during the fork.
 fn is_waiting(listener: &OwnedFd, process: &OwnedFd) -> bool {
     let mut both = [
         PollFd::new(listener, PollFlags::IN),
