@@ -153,6 +153,7 @@ impl Config {
                 failed_repairs: settings.failed_repairs,
                 unmounted_volumes: settings.unmounted_volumes,
                 dead_sources: settings.dead_sources,
+                proof: settings.proof,
                 pods_may: PodsMay {
                     set_mode: settings.annotation_mode,
                     set_propagation: settings.annotation_propagation,

@@ -24,6 +24,7 @@ pub(crate) struct Settings {
     pub(crate) host_root: Mode,
     pub(crate) unmounted_volumes: Alarm,
     pub(crate) dead_sources: Alarm,
+    pub(crate) proof: Alarm,
     pub(crate) vanished_directories: Vanished,
     pub(crate) scope: Scope,
     pub(crate) read_only: ReadOnlyBinds,
@@ -67,6 +68,7 @@ impl Default for Settings {
             host_root: Mode::Repair,
             unmounted_volumes: Alarm::Report,
             dead_sources: Alarm::Report,
+            proof: Alarm::Report,
             vanished_directories: Vanished::Leave,
             scope: Scope::RuntimeDirectories,
             read_only: ReadOnlyBinds::MakeRslave,
@@ -136,6 +138,7 @@ impl Settings {
             Alarm::Report,
         );
         visitor.key("checks.dead-sources", &mut self.dead_sources, Alarm::Report);
+        visitor.key("checks.proof", &mut self.proof, Alarm::Report);
         visitor.key(
             "checks.vanished-directories",
             &mut self.vanished_directories,

@@ -18,7 +18,8 @@ use crate::scenes::only_a_current_mount;
 use crate::waiting::until;
 
 /// All that may lie in the bundle after a create: the spec, and what the recording runtime writes.
-const IN_THE_BUNDLE: [&str; 6] = [
+const IN_THE_BUNDLE: [&str; 7] = [
+    "bindguard-binds.json",
     "config.json",
     "log.json",
     "recorder",

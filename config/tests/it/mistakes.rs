@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 /// Every key, with values that are not its default.
-const VALUES: [(&str, &[&str]); 28] = [
+const VALUES: [(&str, &[&str]); 29] = [
     ("guard.deadline-ms", &["500", "0x7d1"]),
     ("guard.failed-repairs", &["\"refuse\""]),
     ("runtime.path", &["\"/usr/bin/crun\"", "'youki'"]),
@@ -19,6 +19,7 @@ const VALUES: [(&str, &[&str]); 28] = [
     ("checks.host-root", &["\"report\"", "\"off\""]),
     ("checks.unmounted-volumes", &["\"refuse\"", "\"off\""]),
     ("checks.dead-sources", &["\"refuse\"", "\"off\""]),
+    ("checks.proof", &["\"refuse\"", "\"off\""]),
     ("checks.vanished-directories", &["\"remake\""]),
     ("host-root.scope", &["\"host-root\"", "\"any-submounts\""]),
     ("host-root.read-only", &["\"keep\""]),

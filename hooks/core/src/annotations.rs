@@ -64,6 +64,7 @@ fn set_mode(policy: &mut Policy, value: &str) -> bool {
         };
         policy.unmounted_volumes = soften(policy.unmounted_volumes);
         policy.dead_sources = soften(policy.dead_sources);
+        policy.proof = soften(policy.proof);
         policy.failed_repairs = FailedRepair::Pass;
     }
     true

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use crate::kubelet::{Plugin, TimestampDirectory, VolumeLayout};
 use crate::mount_table::{Device, FsType, MountRoot};
 
@@ -52,7 +54,7 @@ impl FileIdentity {
 }
 
 /// A file or folder by its filesystem and its path within that.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilePlace {
     /// The device of the filesystem.
     pub device: Device,

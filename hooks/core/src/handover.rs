@@ -14,8 +14,9 @@ pub const VERSION_FILE: &str = "shim.version";
 
 /// First line: the process is the runtime from here on.
 pub const HANDOVER: &str = "handover";
-/// After [`HANDOVER`] and a space: the new container should be checked.
-pub const VERIFY: &str = "verify";
+/// After [`HANDOVER`] and a space: the mounts of the new container should be compared with the
+/// record in its bundle.
+pub const PROVE: &str = "prove";
 /// First line, in a retry: nothing was stale, and no runtime runs.
 pub const UNCHANGED: &str = "unchanged";
 /// First line, with a reason: policy refuses the container.
@@ -28,5 +29,6 @@ pub const LONGEST_LINE: usize = 4096;
 /// The verb that records a create whose guard did not come to an end.
 pub const UNCHECKED_VERB: &str = "bindguard-unchecked";
 
-/// The verb that checks a new container.
-pub const VERIFY_VERB: &str = "bindguard-verify";
+/// The verb that compares the mounts of a new container with the record in its bundle. If policy
+/// refuses the container, it prints the reason.
+pub const PROVE_VERB: &str = "bindguard-prove";

@@ -23,6 +23,7 @@ pub mod places;
 pub mod plan;
 pub mod policy;
 pub mod program_names;
+pub mod proof;
 pub mod refresh;
 pub mod refresh_request;
 pub mod report;

@@ -134,6 +134,8 @@ pub struct Policy {
     pub unmounted_volumes: Alarm,
     /// Sources whose server or daemon does not answer.
     pub dead_sources: Alarm,
+    /// Mounts of a new container that differ from its spec.
+    pub proof: Alarm,
     /// The annotations that pods may use.
     pub pods_may: PodsMay,
 }

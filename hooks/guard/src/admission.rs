@@ -1,4 +1,4 @@
-//! The beginning of an admission, a check and a verification: one read of config.json, and the
+//! The beginning of an admission, a check and a proof: one read of config.json, and the
 //! policy for its pod.
 
 use std::borrow::Cow;

@@ -16,6 +16,7 @@ use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::admission::{OpenBundle, with_bundle, with_spec};
+use crate::expect::record_expected_binds;
 use crate::inspect::inspect;
 use crate::probes::{ProbeLimits, Probes};
 use crate::rebind::{NotRebound, Rebound, rebind};
@@ -44,9 +45,9 @@ pub struct Admission {
     /// True if something was repaired that the runtime can have failed on: creating again makes
     /// sense.
     pub worth_another_try: bool,
-    /// True if a host-root bind requests rslave now: only the created container shows if its mount
-    /// is rslave.
-    pub worth_verifying: bool,
+    /// True if the bundle has a record of the binds that the new container must show:
+    /// [`crate::prove_container`] compares its mounts with the record.
+    pub is_provable: bool,
 }
 
 /// Outcomes by position in the spec's `mounts`.
@@ -68,7 +69,10 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
     }
     if let Err(error) = with_bundle(bundle, policy, |bundle| {
         let limits = ProbeLimits::of_create(start);
-        admission.run(&bundle, places, attempt, (start, limits), write_edits)
+        let placed = admission.run(&bundle, places, attempt, (start, limits), write_edits);
+        if admission.refusal.is_none() {
+            admission.expect_binds(&bundle, &placed);
+        }
     }) {
         admission.skip(error_chain(&error), policy);
     }
@@ -109,7 +113,7 @@ impl Admission {
         attempt: Attempt,
         (start, limits): (Instant, ProbeLimits),
         place: impl PlaceEdits,
-    ) {
+    ) -> Vec<SpecEdit> {
         let (spec, policy, report) = (&bundle.spec, &*bundle.policy, &mut self.report);
         bundle.describe(report);
         fault::reach(FaultPoint::SpecRead);
@@ -123,9 +127,10 @@ impl Admission {
                 refusal_of(finding, policy).map(|_| Outcome::Refused)
             });
             self.refusal = Some(reason);
-            return;
+            return Vec::new();
         }
-        let outcomes = carry_out(&plan, bundle, &findings, attempt, &limits.repairs(), place);
+        let (outcomes, placed) =
+            carry_out(&plan, bundle, &findings, attempt, &limits.repairs(), place);
         report.add(findings, |finding| outcome_of(finding, &outcomes));
         self.refusal = report
             .binds
@@ -133,10 +138,20 @@ impl Admission {
             .find_map(|bind| refusal_of_unrepaired(bind, policy));
         self.unrepaired = explain_unrepaired(&report.binds);
         self.worth_another_try = report.binds.iter().any(is_worth_another_try);
-        self.worth_verifying = report
-            .binds
-            .iter()
-            .any(|bind| is_worth_verifying(bind, policy));
+        placed
+    }
+
+    /// Records what the kernel will show for the binds of the edited spec.
+    fn expect_binds(&mut self, bundle: &OpenBundle<'_>, edits: &[SpecEdit]) {
+        let repairs_host_root = bundle.policy.host_root == Mode::Repair;
+        let is_host_root = |index: usize| {
+            let mut binds = self.report.binds.iter().map(|bind| &bind.finding);
+            repairs_host_root
+                && binds.any(|it| it.bind == Some(index) && it.kind == SourceKind::HostRoot)
+        };
+        let expectation = record_expected_binds(bundle, edits, is_host_root);
+        self.report.unproven = expectation.unproven;
+        self.is_provable = !expectation.expected.binds.is_empty();
     }
 
     /// A bundle that could not be opened is created as it is, unless policy refuses it.
@@ -157,23 +172,25 @@ fn carry_out(
     attempt: Attempt,
     probes: &Probes,
     place: impl PlaceEdits,
-) -> Outcomes {
+) -> (Outcomes, Vec<SpecEdit>) {
     let (mut outcomes, mut edits) = (Outcomes::new(), plan.edits.clone());
     for order in &plan.rebinds {
         edits.extend(repair(order, attempt, probes, &mut outcomes));
     }
-    match place(bundle, &edits) {
-        Ok(placed) => note_edits(&placed, findings, &mut outcomes),
-        Err(error) => edits.iter().filter_map(edited_bind).for_each(|bind| {
-            outcomes.insert(
-                bind,
-                Outcome::Failed {
-                    error: error_chain(&error),
-                },
-            );
-        }),
-    }
-    outcomes
+    let placed = match place(bundle, &edits) {
+        Ok(placed) => {
+            note_edits(&placed, findings, &mut outcomes);
+            placed
+        }
+        Err(error) => {
+            for bind in edits.iter().filter_map(edited_bind) {
+                let error = error_chain(&error);
+                outcomes.insert(bind, Outcome::Failed { error });
+            }
+            Vec::new()
+        }
+    };
+    (outcomes, placed)
 }
 
 /// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition
@@ -294,8 +311,4 @@ fn is_worth_another_try(bind: &BindReport) -> bool {
         | SourceKind::HostRoot
         | SourceKind::Foreign => false,
     }
-}
-
-fn is_worth_verifying(bind: &BindReport, policy: &Policy) -> bool {
-    policy.host_root == Mode::Repair && bind.finding.kind == SourceKind::HostRoot
 }

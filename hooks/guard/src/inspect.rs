@@ -294,7 +294,7 @@ pub(crate) fn inspect(
         places: answering.as_ref().unwrap_or(places),
     };
     let mut findings = Vec::with_capacity(spec.binds().len());
-    for binds in spec.binds().chunks(AT_A_TIME) {
+    for binds in spec.binds().chunks(MAX_HELD_BINDS) {
         findings.append(&mut judged(
             binds, spec, bundle, choice, &roots, &mounts, probes,
         ));
@@ -304,7 +304,7 @@ pub(crate) fn inspect(
 
 /// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit
 /// is usually 1024.
-const AT_A_TIME: usize = 300;
+pub(crate) const MAX_HELD_BINDS: usize = 300;
 
 fn judged(
     binds: &[Bind<'_>],
@@ -373,7 +373,7 @@ fn checks_volumes(policy: &Policy) -> bool {
 }
 
 /// The source of a bind; a relative source is relative to the bundle.
-fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
+pub(crate) fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
     let source = bind.source();
     if source.is_absolute() {
         source.into()

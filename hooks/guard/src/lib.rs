@@ -13,13 +13,15 @@ mod admission;
 mod admit;
 mod check;
 mod directories;
+mod expect;
 mod inspect;
 mod journal;
+mod oci_state;
 mod probes;
+mod prove;
 mod rebind;
 pub mod refresh;
 mod roots_in_use;
-mod verify;
 
 pub use admit::{Admission, Attempt, admit, admit_spec};
 pub use check::{check_bundle, planned_outcome};
@@ -28,9 +30,10 @@ pub use journal::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
     record_unchecked,
 };
+pub use oci_state::bundle_and_pid;
 pub use probes::{Answers, Probes};
+pub use prove::{Proved, prove_container};
 pub use rebind::{NotRebound, Rebound, rebind};
-pub use verify::verify_container;
 
 /// Reads a small file that may lie on a server that does not answer, without waiting for that
 /// server.

@@ -286,7 +286,7 @@ fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
         Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => {
             on_pod("describe", pod?)
         }
-        Verdict::Current | Verdict::Foreign | Verdict::Pinning(_) | Verdict::WithoutMaster => None,
+        Verdict::Current | Verdict::Foreign | Verdict::Pinning(_) | Verdict::Wrong(_) => None,
         Verdict::NotProbed | Verdict::Unknown(_) => None,
     }
 }

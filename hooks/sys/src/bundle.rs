@@ -1,10 +1,12 @@
-//! The bundle's config.json: read whole, replaced whole.
+//! The files of a bundle that the guard reads and writes: config.json, read whole and replaced
+//! whole, and the record of the binds that the new container must show.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use bindguard_core::proof::EXPECTED_FILE;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -117,6 +119,59 @@ fn is_abandoned(id: &str) -> bool {
     pid.is_some_and(|pid| {
         pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH)
     })
+}
+
+/// Writes the record of expected binds: [`EXPECTED_FILE`]. Follows no link.
+///
+/// # Errors
+/// If it cannot be written. Then no record is there.
+pub fn write_record(bundle: &Path, record: &[u8]) -> io::Result<()> {
+    let path = bundle.join(EXPECTED_FILE);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
+    with_size_errors(|| file.write_all(record)).inspect_err(|_| {
+        // Best effort: a part of a record is no JSON, and so counts as no record.
+        let _ = fs::remove_file(&path);
+    })
+}
+
+/// Replaces the record: a reader sees the old one or the new one.
+///
+/// # Errors
+/// If the new record cannot be written or renamed. Then the old one is unchanged.
+pub fn replace_record(bundle: &Path, record: &[u8]) -> io::Result<()> {
+    let path = bundle.join(EXPECTED_FILE);
+    let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
+    write_like(&path, &beside, record)
+        .and_then(|()| fs::rename(&beside, &path))
+        .inspect_err(|_| {
+            // Best effort: the error that counts is the first one.
+            let _ = fs::remove_file(&beside);
+        })
+}
+
+/// Removes the record of an earlier create, if there is one.
+pub fn remove_record(bundle: &Path) {
+    let _ = fs::remove_file(bundle.join(EXPECTED_FILE));
+}
+
+/// Reads the record of expected binds.
+///
+/// # Errors
+/// If there is none, or it cannot be read.
+pub fn read_record(bundle: &Path) -> Result<Vec<u8>, BundleError> {
+    let path = bundle.join(EXPECTED_FILE);
+    let read = || {
+        let mut record = Vec::new();
+        File::open(&path)?
+            .take(LARGEST_SPEC)
+            .read_to_end(&mut record)?;
+        Ok(record)
+    };
+    read().map_err(|source| BundleError::Read { path, source })
 }
 
 fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {

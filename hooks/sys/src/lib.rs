@@ -11,7 +11,6 @@
 pub mod bundle;
 pub mod enter;
 pub mod fault;
-pub mod in_container;
 pub mod journal;
 pub mod observe;
 pub mod probe;

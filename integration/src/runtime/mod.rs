@@ -31,6 +31,8 @@ pub enum Fault {
     GarbledLog,
     /// It fails at once: only its arguments were wanted.
     OnlyRecord,
+    /// It does what the spec says after this sed(1) expression, and leaves the spec as it was.
+    ReadsAnotherSpec(&'static str),
 }
 
 impl Fault {
@@ -43,6 +45,7 @@ impl Fault {
             Self::ShimKilledAfterwards => "kill-shim-after\n".to_owned(),
             Self::GarbledLog => "garble-the-log\n".to_owned(),
             Self::OnlyRecord => "only-record\n".to_owned(),
+            Self::ReadsAnotherSpec(edit) => format!("edit-spec {edit}\n"),
         }
     }
 }

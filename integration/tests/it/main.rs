@@ -126,6 +126,7 @@ mod restarts_are_paced;
 mod restored_after_an_update;
 mod running_containers_read_old_files;
 mod running_runtime_keeps_its_programs;
+mod runtime_does_not_do_what_the_spec_says;
 mod runtime_hangs_and_others_go_on;
 mod runtime_killed_at_each_step;
 mod second_try_starts_with_a_clean_log;

@@ -122,6 +122,7 @@ impl Repair {
             VerdictName::Current
             | VerdictName::Stale
             | VerdictName::Pinning
+            | VerdictName::Wrong
             | VerdictName::Foreign => false,
         };
         let untouched = |bind: &&BindReport| not_stale(bind.verdict()) && !bind.is_repaired();

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 /// Flags that take the next argument as their value: global flags, and flags of the verbs that
 /// create.
-const WITH_VALUE: [&str; 22] = [
+const WITH_VALUE: [&str; 23] = [
     "b",
     "bundle",
     "cgroup-manager",
@@ -31,6 +31,7 @@ const WITH_VALUE: [&str; 22] = [
     "pid-file",
     "pidfd-socket",
     "preserve-fds",
+    "r",
     "root",
     "rootless",
     "work-path",
@@ -75,6 +76,10 @@ pub struct Invocation {
     pub bundle: PathBuf,
     /// The container's id, if it is text.
     pub id: Option<String>,
+    /// True for the verb `create`.
+    pub is_create: bool,
+    /// The directory of the runtime's state: `--root`.
+    pub root: Option<PathBuf>,
     /// Another spec than the bundle's: crun's `--config`.
     pub other_spec: bool,
     /// The runtime's log file: `--log`.
@@ -86,6 +91,15 @@ pub struct Invocation {
 impl Invocation {
     /// Parses the arguments after the program's name. `None` if they do not create a container.
     pub fn creating(args: &[OsString]) -> Option<Self> {
+        Self::of_verbs(args, &CREATING)
+    }
+
+    /// Parses the arguments of a runtime's `start`. `None` if they have another verb.
+    pub fn of_start(args: &[OsString]) -> Option<Self> {
+        Self::of_verbs(args, &["start"])
+    }
+
+    fn of_verbs(args: &[OsString], wanted: &[&str]) -> Option<Self> {
         let arguments = arguments(args);
         let verb = arguments.iter().position(
             |argument| matches!(argument, Argument::Plain(name) if VERBS.iter().any(|v| name == v)),
@@ -93,9 +107,9 @@ impl Invocation {
         let Argument::Plain(name) = &arguments[verb] else {
             return None;
         };
-        CREATING
+        wanted
             .iter()
-            .any(|creating| name == creating)
+            .any(|wanted| name == wanted)
             .then(|| Self::after_verb(&arguments, verb).0)
     }
 
@@ -126,6 +140,8 @@ impl Invocation {
         let invocation = Self {
             id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
             bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
+            is_create: matches!(arguments[verb], Argument::Plain(name) if name == "create"),
+            root: value(&["root", "r"]).map(PathBuf::from),
             other_spec: value(&["config", "f"]).is_some(),
             log: value(&["log"])
                 .filter(|path| !path.is_empty())
@@ -277,6 +293,22 @@ mod tests {
         ] {
             assert_eq!(bundle_of(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn a_start_is_found_with_its_state_directory() {
+        let start = |line: &str| {
+            let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            Invocation::of_start(&args).map(|it| (it.id, it.root))
+        };
+        assert_eq!(
+            start("--root /r --log /l --log-format json start c1"),
+            Some((Some("c1".to_owned()), Some("/r".into())))
+        );
+        assert_eq!(start("-r /r start c1"), start("--root=/r start c1"));
+        assert_eq!(start("start c1"), Some((Some("c1".to_owned()), None)));
+        assert_eq!(start("exec c1 start c2"), None);
+        assert_eq!(start("create start"), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use bindguard_core::handover::{
-    ATTEMPT_VARIABLE, HANDOVER, LONGEST_LINE, PIPE_VARIABLE, REFUSED, UNCHANGED, UNREPAIRED, VERIFY,
+    ATTEMPT_VARIABLE, HANDOVER, LONGEST_LINE, PIPE_VARIABLE, PROVE, REFUSED, UNCHANGED, UNREPAIRED,
 };
 use bindguard_core::text::cut;
 use rustix::io::FdFlags;
@@ -48,11 +48,11 @@ impl Handover {
         self.pipe.is_some()
     }
 
-    /// The runtime begins now. `verify`: its container should be checked afterwards. `unrepaired`:
-    /// why it may fail.
-    pub fn hand_over(&self, verify: bool, unrepaired: Option<&str>) {
-        let line = if verify {
-            format!("{HANDOVER} {VERIFY}")
+    /// The runtime begins now. `prove`: the mounts of its container should be compared with the
+    /// record afterwards. `unrepaired`: why it may fail.
+    pub fn hand_over(&self, prove: bool, unrepaired: Option<&str>) {
+        let line = if prove {
+            format!("{HANDOVER} {PROVE}")
         } else {
             HANDOVER.to_owned()
         };

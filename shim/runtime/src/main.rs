@@ -11,9 +11,9 @@ mod handover;
 mod inherited_state;
 mod messages;
 mod privilege;
+mod prove;
 mod stderr;
 mod unchecked;
-mod verify;
 
 use std::env;
 use std::ffi::OsString;
@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use bindguard_config::{Config, Loaded, load_by};
 use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
+use bindguard_core::policy::Alarm;
 use bindguard_core::report::Unchecked;
 use bindguard_guard::{
     Admission, Attempt, JournalEntry, admit, read_file, record, record_unchecked,
@@ -31,20 +32,23 @@ use bindguard_guard::{
 use argv::Invocation;
 use handover::Handover;
 use messages::Messages;
+use prove::NewContainer;
 use unchecked::UncheckedCreate;
-use verify::Verification;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
     let handover = Handover::from_environment();
     let loaded = load_by(read_file);
-    if let Some(verification) = Verification::from_args(&args) {
-        return verification.run(&loaded.config);
+    if let Some(code) = prove::run_own_verb(&args, || loaded.config.clone()) {
+        return code;
     }
     if let Some(unchecked) = UncheckedCreate::from_args(&args) {
         return unchecked.record(&loaded.config);
     }
     let Some(invocation) = Invocation::creating(&args) else {
+        if let Err(code) = prove_before_start(&args, &loaded.config) {
+            return code;
+        }
         return exec_runtime::exec(&args, loaded.config.runtime(), &Messages::on_stderr());
     };
     let messages = Messages::for_invocation(&invocation, handover.has_reader());
@@ -72,8 +76,26 @@ fn main() -> ExitCode {
         handover.unchanged(admission.unrepaired.as_deref());
         return ExitCode::SUCCESS;
     }
-    handover.hand_over(admission.worth_verifying, admission.unrepaired.as_deref());
+    handover.hand_over(admission.is_provable, admission.unrepaired.as_deref());
     exec_runtime::exec(&args, loaded.config.runtime(), &messages)
+}
+
+/// Proves the mounts of a container that these arguments start.
+///
+/// # Errors
+/// If policy refuses the container.
+fn prove_before_start(args: &[OsString], config: &Config) -> Result<(), ExitCode> {
+    let proved = catch_unwind(|| {
+        let (container, messages) = NewContainer::of_start(args)?;
+        let refusal = container.prove(config, &messages)?;
+        messages.fatal(&format!("refused: {refusal}"));
+        Some(())
+    });
+    match proved {
+        Ok(Some(())) => Err(ExitCode::FAILURE),
+        // After a panic, whose message is on stderr, the container starts unproven.
+        Ok(None) | Err(_) => Ok(()),
+    }
 }
 
 fn admit_safely(
@@ -120,7 +142,15 @@ fn admit_and_record(
     } else {
         Attempt::Again
     };
-    let mut admission = admit(&invocation.bundle, config.policy(), config.places(), which);
+    let mut policy = *config.policy();
+    if !invocation.is_create {
+        policy.proof = Alarm::Off;
+    }
+    let mut admission = admit(&invocation.bundle, &policy, config.places(), which);
+    if !invocation.is_create {
+        // `run` starts the container at once, and `restore` mounts what the checkpoint had.
+        admission.report.unproven = admission.report.binds.len() + admission.report.foreign;
+    }
     let own_problems = admission.report.problems.len();
     admission.report.problems.extend_from_slice(mistakes);
     // First of all: the journal gets the line whatever happens later.

@@ -1,7 +1,6 @@
 //! Derives findings from evidence. Every rule for stale, orphaned or pinning is in this folder.
 
 mod host_root;
-mod in_container;
 mod place;
 mod reach;
 mod remedy;
@@ -10,7 +9,6 @@ mod verdict;
 mod volume;
 
 pub use host_root::judge_host_root;
-pub use in_container::judge_in_container;
 pub use place::{Expected, ExpectedTarget, OnIt, Shown, judge};
 pub use reach::judge_reach;
 pub use remedy::{NoRemedy, Remedy, RepairMethod};

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::kubelet::{MountedVolume, TimestampDirectory};
 use crate::mount_table::FsType;
 use crate::policy::Kept;
+use crate::proof::Difference;
 use crate::source::SourceKind;
 
 use super::remedy::{NoRemedy, Remedy};
@@ -53,8 +54,8 @@ pub enum Verdict {
     Unmounted(Unmounted),
     /// A bind that keeps the host's mounts alive, or will not receive their umounts.
     Pinning(Pinning),
-    /// A bind that was made rslave, but its mount in the container has no master.
-    WithoutMaster,
+    /// The new container's mounts differ from the bind in the spec.
+    Wrong(Difference),
     /// Its server does not answer, or its daemon is gone.
     Dead(String),
     /// It is unknown whether its server answers: other sources used up the time for probes.
@@ -199,8 +200,10 @@ pub enum VerdictName {
     Orphaned,
     /// [`Verdict::Unmounted`]
     Unmounted,
-    /// [`Verdict::Pinning`] and [`Verdict::WithoutMaster`]
+    /// [`Verdict::Pinning`], and [`Difference::WithoutMaster`]
     Pinning,
+    /// [`Verdict::Wrong`]
+    Wrong,
     /// [`Verdict::Dead`]
     Dead,
     /// [`Verdict::Foreign`]
@@ -218,6 +221,7 @@ impl VerdictName {
             Self::Orphaned => "orphaned",
             Self::Unmounted => "unmounted",
             Self::Pinning => "pinning",
+            Self::Wrong => "wrong",
             Self::Dead => "dead",
             Self::Foreign => "foreign",
             Self::Unknown => "unknown",
@@ -239,7 +243,8 @@ impl Verdict {
             Self::Stale { .. } => VerdictName::Stale,
             Self::Orphaned { .. } => VerdictName::Orphaned,
             Self::Unmounted(_) => VerdictName::Unmounted,
-            Self::Pinning(_) | Self::WithoutMaster => VerdictName::Pinning,
+            Self::Pinning(_) | Self::Wrong(Difference::WithoutMaster) => VerdictName::Pinning,
+            Self::Wrong(_) => VerdictName::Wrong,
             Self::Dead(_) => VerdictName::Dead,
             Self::Foreign => VerdictName::Foreign,
             Self::NotProbed | Self::Unknown(_) => VerdictName::Unknown,
@@ -278,10 +283,7 @@ impl Verdict {
             } => Some(format!("{cause}, and {lacks}: {}", lacks.next_step())),
             Self::Unmounted(unmounted) => Some(unmounted.to_string()),
             Self::Pinning(pinning) => Some(pinning.reason()),
-            Self::WithoutMaster => Some(
-                "its mount in the container has no master: the host's umounts do not reach it"
-                    .to_owned(),
-            ),
+            Self::Wrong(difference) => Some(difference.to_string()),
             Self::NotProbed => {
                 Some("it was not probed: there was no time left to wait for its server".to_owned())
             }

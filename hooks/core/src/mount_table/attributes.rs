@@ -7,16 +7,19 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
-/// The attributes of one mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+use serde::{Deserialize, Serialize};
+
+/// The attributes of one mount. Serialized as bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct MountAttributes(u64);
 
 /// `MOUNT_ATTR_*` of the kernel's `include/uapi/linux/mount.h`, and its name in mountinfo.
 const WORDS: [(&[u8], u64); 8] = [
     (b"ro", READ_ONLY),
-    (b"nosuid", 0x2),
-    (b"nodev", 0x4),
-    (b"noexec", 0x8),
+    (b"nosuid", NOSUID),
+    (b"nodev", NODEV),
+    (b"noexec", NOEXEC),
     (b"noatime", NOATIME),
     (b"nodiratime", NODIRATIME),
     (b"idmapped", IDMAPPED),
@@ -24,6 +27,9 @@ const WORDS: [(&[u8], u64); 8] = [
 ];
 
 const READ_ONLY: u64 = 0x1;
+const NOSUID: u64 = 0x2;
+const NODEV: u64 = 0x4;
+const NOEXEC: u64 = 0x8;
 const NOATIME: u64 = 0x10;
 const STRICTATIME: u64 = 0x20;
 const NODIRATIME: u64 = 0x80;
@@ -32,7 +38,7 @@ const IDMAPPED: u64 = 0x10_0000;
 impl MountAttributes {
     /// Read-only, nosuid, nodev, noexec and nosymfollow: each attribute takes a permission from the
     /// users of the mount.
-    const DENYING: u64 = READ_ONLY | 0x2 | 0x4 | 0x8 | 0x20_0000;
+    const DENYING: u64 = READ_ONLY | NOSUID | NODEV | NOEXEC | 0x20_0000;
 
     /// `MOUNT_ATTR__ATIME` and `MOUNT_ATTR_NODIRATIME`: how access times are kept.
     pub const ACCESS_TIMES: u64 = 0x70 | NODIRATIME;
@@ -69,9 +75,41 @@ impl MountAttributes {
         self.0 & IDMAPPED != 0
     }
 
+    /// The permissions that mount options of a spec deny. Of `ro` and `rw` and their kin, the last
+    /// option applies; `rro` denies writes in any order.
+    pub fn denied_by_spec<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
+        let (mut bits, mut recursive) = (0, 0);
+        for option in options {
+            match option {
+                "ro" => bits |= READ_ONLY,
+                "rw" => bits &= !READ_ONLY,
+                "nosuid" => bits |= NOSUID,
+                "suid" => bits &= !NOSUID,
+                "nodev" => bits |= NODEV,
+                "dev" => bits &= !NODEV,
+                "noexec" => bits |= NOEXEC,
+                "exec" => bits &= !NOEXEC,
+                "rro" => recursive |= READ_ONLY,
+                _ => {}
+            }
+        }
+        Self(bits | recursive)
+    }
+
+    /// The permissions that `self` denies and `other` does not.
+    #[must_use]
+    pub fn denied_only_here(self, other: Self) -> Self {
+        Self(self.0 & !other.0 & Self::DENYING)
+    }
+
+    /// True without any attribute.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     /// The number of permissions that `self` denies and `other` does not.
     pub fn denied_beyond(self, other: Self) -> u32 {
-        (self.0 & !other.0 & Self::DENYING).count_ones()
+        self.denied_only_here(other).0.count_ones()
     }
 
     /// The same attributes, and the denials of `other`.
@@ -110,6 +148,19 @@ mod tests {
                 "{words}"
             );
         }
+    }
+
+    #[test]
+    fn the_last_of_two_opposite_options_of_a_spec_applies() {
+        let denied =
+            |options: &str| MountAttributes::denied_by_spec(options.split(',')).to_string();
+        assert_eq!(
+            denied("rbind,ro,nosuid,nodev,noexec"),
+            "ro,nosuid,nodev,noexec"
+        );
+        assert_eq!(denied("ro,rw,noexec,exec,nodev,suid"), "nodev");
+        assert_eq!(denied("rro,rw"), "ro");
+        assert_eq!(denied("bind,rprivate"), "");
     }
 
     #[test]

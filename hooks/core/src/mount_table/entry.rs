@@ -5,6 +5,8 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use super::attributes::MountAttributes;
 use crate::paths::below;
 
@@ -15,7 +17,7 @@ pub struct MountId(pub u32);
 
 /// major:minor as mountinfo prints it. Never compare a `Device` with a `st_dev`: btrfs gives each
 /// subvolume its own `st_dev`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Device {
     /// Major number.
     pub major: u32,

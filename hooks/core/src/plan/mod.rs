@@ -6,6 +6,7 @@ pub use rebind::Rebind;
 
 use crate::judge::{Finding, Pinning, RepairMethod, Unmounted, Verdict};
 use crate::policy::{Alarm, FailedRepair, Mode, Policy};
+use crate::proof::Difference;
 use crate::spec::SpecEdit;
 
 /// The planned actions for a bundle's findings.
@@ -40,7 +41,7 @@ impl Plan {
                 }
                 Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } => {}
                 Verdict::Pinning(_)
-                | Verdict::WithoutMaster
+                | Verdict::Wrong(_)
                 | Verdict::Foreign
                 | Verdict::Unknown(_) => {}
             }
@@ -124,6 +125,18 @@ pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
         )),
         Verdict::NotProbed if policy.dead_sources == Alarm::Refuse => Some(format!(
             "the bind source {} may be dead: it was not probed in time",
+            finding.source.display()
+        )),
+        _ => None,
+    }
+}
+
+/// The refusal of a new container with this finding, if policy requires one.
+pub fn refusal_of_wrong(finding: &Finding, policy: &Policy) -> Option<String> {
+    match &finding.verdict {
+        Verdict::Wrong(Difference::WithoutMaster) => None,
+        Verdict::Wrong(difference) if policy.proof == Alarm::Refuse => Some(format!(
+            "the runtime did not mount {} as the spec says: {difference}",
             finding.source.display()
         )),
         _ => None,

@@ -54,7 +54,7 @@ impl SubpathInContainer {
             | Verdict::Orphaned { .. }
             | Verdict::Unmounted(_)
             | Verdict::Pinning(_)
-            | Verdict::WithoutMaster
+            | Verdict::Wrong(_)
             | Verdict::Dead(_)
             | Verdict::NotProbed
             | Verdict::Foreign

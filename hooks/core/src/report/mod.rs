@@ -52,6 +52,9 @@ pub struct ReportOf<B> {
     pub binds: Vec<B>,
     /// The number of foreign binds.
     pub foreign: usize,
+    /// The number of binds whose mounts in the container cannot be compared with the spec.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unproven: usize,
     /// Errors of the check itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
@@ -69,6 +72,7 @@ impl<B> Default for ReportOf<B> {
             container: Container::default(),
             binds: Vec::new(),
             foreign: 0,
+            unproven: 0,
             problems: Vec::new(),
             inspection_us: None,
             duration_us: 0,
@@ -113,6 +117,14 @@ fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok
     path.as_deref()
         .map(Path::to_string_lossy)
         .serialize(serializer)
+}
+
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 fn microseconds(elapsed: Duration) -> u64 {

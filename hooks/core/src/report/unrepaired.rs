@@ -44,7 +44,7 @@ fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
         | Verdict::Stale { .. } => "; delete the pod, or run on its node: bindguard diagnose",
         Verdict::Dead(_) => "; mount it anew on the node",
         // A mount of these succeeds, or its result is unknown.
-        Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::WithoutMaster => {
+        Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::Wrong(_) => {
             return None;
         }
         Verdict::Foreign | Verdict::NotProbed | Verdict::Unknown(_) => return None,

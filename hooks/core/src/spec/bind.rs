@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::access::RequestedAccess;
 use super::object::Text;
 use super::propagation::RequestedPropagation;
+use crate::mount_table::MountAttributes;
 
 /// A mount of the spec that runc would bind.
 ///
@@ -22,6 +23,7 @@ pub struct Bind<'a> {
     destination: Cow<'a, str>,
     propagation: RequestedPropagation,
     access: RequestedAccess,
+    denied: MountAttributes,
     is_recursive: bool,
     written: Written<'a>,
 }
@@ -59,6 +61,7 @@ impl<'a> Bind<'a> {
                 destination: entry.destination.unwrap_or_default(),
                 propagation: RequestedPropagation::from_options(options()),
                 access: RequestedAccess::from_options(options()),
+                denied: MountAttributes::denied_by_spec(options()),
                 is_recursive,
                 written: Written {
                     source: source.get(),
@@ -92,6 +95,11 @@ impl<'a> Bind<'a> {
     /// The access that the options request.
     pub fn access(&self) -> RequestedAccess {
         self.access
+    }
+
+    /// The permissions that the options deny.
+    pub fn denied(&self) -> MountAttributes {
+        self.denied
     }
 
     /// True if the bind includes the mounts below its source.

@@ -11,5 +11,6 @@ mod fuzz_seeds;
 mod model;
 mod mountinfo;
 mod plan;
+mod proof;
 mod spec_edits;
 mod subpath_of_a_server;

@@ -141,6 +141,7 @@ fn shortened(report: &Report) -> (Report, usize) {
         },
         binds,
         foreign: report.foreign,
+        unproven: report.unproven,
         problems: cut_all(&report.problems),
         inspection_us: report.inspection_us,
         duration_us: report.duration_us,

@@ -409,7 +409,7 @@ fn into_report(
             Verdict::Orphaned { .. }
             | Verdict::Unmounted(_)
             | Verdict::Pinning(_)
-            | Verdict::WithoutMaster
+            | Verdict::Wrong(_)
             | Verdict::Dead(_)
             | Verdict::NotProbed
             | Verdict::Unknown(_) => otherwise(None),

@@ -68,6 +68,7 @@ fn a_line_is_as_documented() {
         },
         binds: vec![bind],
         foreign: 6,
+        unproven: 0,
         problems: Vec::new(),
         inspection_us: Some(287),
         duration_us: 412,

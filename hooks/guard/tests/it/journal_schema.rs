@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmounted, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
+use bindguard_core::proof::Difference;
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::{
@@ -118,7 +119,8 @@ fn of_every_verdict() -> Vec<BindReport> {
             pinning(Some("/")),
             Some(Outcome::needs_shared(Path::new("/"))),
         ),
-        bind("/", Verdict::WithoutMaster, None),
+        bind("/", Verdict::Wrong(Difference::WithoutMaster), None),
+        bind("/srv/data", Verdict::Wrong(Difference::NotMounted), None),
         bind("/", Verdict::Unknown("it did not answer".to_owned()), None),
     ]
 }
@@ -136,6 +138,7 @@ fn full() -> Report {
         },
         binds: of_every_verdict(),
         foreign: 6,
+        unproven: 2,
         problems: vec![
             "read /run/bundle/config.json: No such file or directory (os error 2)".to_owned(),
         ],

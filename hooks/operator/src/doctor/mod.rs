@@ -15,6 +15,7 @@ mod mount_helpers;
 mod pinned;
 mod point;
 mod programs;
+mod runtime_faults;
 mod subpaths;
 
 pub use agent::{agent, describe as describe_agent, seconds};

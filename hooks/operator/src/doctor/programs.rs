@@ -1,7 +1,8 @@
 //! Checks that the programs of bindguard and the OCI runtime exist, and that bindguard's have one
-//! version.
+//! version. A runtime with a known fault is named.
 
 use super::Point;
+use super::runtime_faults::known_fault;
 use crate::pods::PodsOfVersion;
 
 const NAME: &str = "programs";
@@ -16,12 +17,13 @@ pub struct ProgramSeen {
 }
 
 /// The point for them. `ours`: the programs of bindguard, all expected to have `version`;
-/// `runtime`: runc, or the runtime that the config names; `pods`: those under bindguard's shim. A
+/// `runtime`: runc, or the runtime that the config names; `kernel`: its release; `pods`: those under bindguard's shim. A
 /// pod under another version is no fault: it keeps its version until it is created anew.
 pub fn programs(
     version: &str,
     ours: &[ProgramSeen],
     runtime: &ProgramSeen,
+    kernel: &str,
     pods: &[PodsOfVersion],
 ) -> Point {
     if runtime.found.is_none() {
@@ -54,6 +56,13 @@ pub fn programs(
         return Point::failed(NAME, words, "bindguard install --dry-run");
     }
     let (path, found) = runtime.found.clone().unwrap_or_default();
+    if let Some(fault) = known_fault(&found, kernel) {
+        return Point::failed(
+            NAME,
+            format!("{path}: {fault}"),
+            format!("{path} --version"),
+        );
+    }
     let mut message = format!("bindguard {version}, and {path}: {found}");
     if !pods.is_empty() {
         let pods: Vec<String> = pods.iter().map(PodsOfVersion::for_people).collect();
@@ -77,20 +86,25 @@ mod tests {
     #[test]
     fn a_missing_program_or_another_version_is_bad() {
         let runc = seen("runc", Some("runc version 1.1.5"));
+        let programs = |version: &str, ours: &[ProgramSeen], runtime: &ProgramSeen| {
+            programs(version, ours, runtime, "6.12.0", &[])
+        };
+        let crun = seen("crun", Some("crun version 1.27"));
+        assert_eq!(programs("0.1.0", &[], &crun).status, Status::Failed);
         assert_eq!(
-            programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc, &[]).status,
+            programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status,
             Status::Ok
         );
         assert_eq!(
-            programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc, &[]).status,
+            programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status,
             Status::Failed
         );
         assert_eq!(
-            programs("0.1.0", &[seen("shim", None)], &runc, &[]).status,
+            programs("0.1.0", &[seen("shim", None)], &runc).status,
             Status::Failed
         );
         assert!(
-            programs("0.1.0", &[], &seen("runc", None), &[])
+            programs("0.1.0", &[], &seen("runc", None))
                 .message
                 .contains("runc is not found")
         );

@@ -9,13 +9,12 @@
 //! | Docker | containerd's tasks in the namespace `moby` | in the folder | its `init.pid` |
 //! | Podman | state of crun or runc | `bundle` in the state | in the state |
 
-mod oci_state;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
+use bindguard_guard::bundle_and_pid;
 use bindguard_guard::refresh::RunningContainers;
 use bindguard_sys::bundle::read_spec;
 
@@ -108,7 +107,7 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
                 .parse()
                 .ok()?,
         ),
-        Engine::Podman => oci_state::bundle_and_pid(state)?,
+        Engine::Podman => bundle_and_pid(state)?,
     };
     let container = EngineContainer {
         id,
@@ -123,7 +122,7 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
 pub fn bundle_of(root: &Path, id: &str) -> Option<PathBuf> {
     STATES
         .iter()
-        .find_map(|folder| oci_state::bundle_and_pid(&root.join(folder).join(id)))
+        .find_map(|folder| bundle_and_pid(&root.join(folder).join(id)))
         .map(|(bundle, _)| bundle)
 }
 
@@ -159,7 +158,7 @@ impl RunningContainers for ContainersOfNode {
         let states = STATES
             .iter()
             .flat_map(|folder| entries(&self.root.join(folder)));
-        let of_state = |state: PathBuf| oci_state::bundle_and_pid(&state).map(|(_, pid)| pid);
+        let of_state = |state: PathBuf| bundle_and_pid(&state).map(|(_, pid)| pid);
         let mut inits: Vec<u32> = tasks
             .filter_map(of_task)
             .chain(states.filter_map(of_state))
@@ -187,7 +186,7 @@ pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
 
 /// The init process that crun or runc has recorded in a state folder.
 pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
-    oci_state::bundle_and_pid(state).map(|(_, pid)| pid)
+    bundle_and_pid(state).map(|(_, pid)| pid)
 }
 
 /// The user whose rootless container this is. The host paths of such a container belong to a mount

@@ -4,6 +4,7 @@
 //! This takes two steps. First every source is opened, so that its mount id stays its own. Then the
 //! kernel reports each handle's mount.
 
+mod bind_source;
 mod filesystem;
 mod host_mount;
 mod origin;
@@ -13,6 +14,7 @@ mod volume;
 mod volume_directory;
 mod volumes;
 
+pub use bind_source::BindSource;
 pub use host_mount::observe_host_mount;
 pub use subpath::HeldSubpath;
 pub use subpaths::{SubpathsError, is_listed, list_subpaths};

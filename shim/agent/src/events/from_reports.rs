@@ -171,7 +171,7 @@ fn surveyed(NodeBind { bind, pod, .. }: &NodeBind) -> Option<Occurrence> {
         Verdict::Dead(_) | Verdict::Unmounted(Unmounted::Volume { .. }) | Verdict::Pinning(_) => {}
         // A kubelet that is about to bind a subpath, and stale subpaths, which the watcher reports.
         Verdict::Unmounted(_) | Verdict::Stale { .. } | Verdict::Orphaned { .. } => return None,
-        Verdict::WithoutMaster | Verdict::Current | Verdict::Foreign => return None,
+        Verdict::Wrong(_) | Verdict::Current | Verdict::Foreign => return None,
         Verdict::NotProbed | Verdict::Unknown(_) => return None,
     }
     Some(Occurrence {
@@ -245,6 +245,7 @@ fn reason(verdict: VerdictName, outcome: Option<&Outcome>) -> Option<Reason> {
         VerdictName::Unmounted => Some(Reason::VolumeNotMounted),
         VerdictName::Dead => Some(Reason::BindSourceDead),
         VerdictName::Pinning => Some(Reason::HostMountsPinned),
+        VerdictName::Wrong => Some(Reason::BindMountWrong),
         VerdictName::Current | VerdictName::Foreign | VerdictName::Unknown => None,
     }
 }

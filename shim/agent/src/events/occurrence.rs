@@ -18,6 +18,8 @@ pub enum Reason {
     VolumeNotMounted,
     /// A container keeps the host's mounts alive.
     HostMountsPinned,
+    /// The runtime mounted something else than the spec says.
+    BindMountWrong,
     /// A running container got the current file.
     BindMountRefreshed,
     /// A running container still shows an old file.
@@ -57,6 +59,7 @@ impl Reason {
             Self::BindSourceDead => "BindSourceDead",
             Self::VolumeNotMounted => "VolumeNotMounted",
             Self::HostMountsPinned => "HostMountsPinned",
+            Self::BindMountWrong => "BindMountWrong",
             Self::BindMountRefreshed => "BindMountRefreshed",
             Self::BindMountNotRefreshed => "BindMountNotRefreshed",
             Self::ApplicationNotNotified => "ApplicationNotNotified",
@@ -72,6 +75,7 @@ impl Reason {
                 EventType::Warning
             }
             Self::VolumeNotMounted | Self::HostMountsPinned => EventType::Warning,
+            Self::BindMountWrong => EventType::Warning,
             Self::BindMountNotRefreshed | Self::ApplicationNotNotified => EventType::Warning,
             Self::RefreshRequestIgnored => EventType::Warning,
         }
@@ -126,6 +130,7 @@ impl Occurrence {
         match self.reason {
             Reason::BindMountRepaired
             | Reason::BindMountRefreshed
+            | Reason::BindMountWrong
             | Reason::ApplicationNotNotified => true,
             Reason::ContainerRefused => true,
             Reason::BindMountNotRepaired | Reason::BindSourceDead | Reason::VolumeNotMounted => {

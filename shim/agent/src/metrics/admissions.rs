@@ -20,6 +20,7 @@ pub(super) struct AdmissionMetrics {
     problems: Counter,
     refused: Counter,
     unchecked: Family<UncheckedLabel, Counter>,
+    unproven: Counter,
     binds: BindCounters,
     unread: Family<UnreadLabel, Counter>,
 }
@@ -36,18 +37,21 @@ struct UncheckedLabel {
 
 impl Default for AdmissionMetrics {
     fn default() -> Self {
-        let (retries, problems, refused, binds, unread) = Default::default();
+        let (retries, problems, refused, unproven, unread) = Default::default();
         let unchecked = Family::<UncheckedLabel, Counter>::default();
         // An alert on an increase needs the zero before the first event.
         for reason in Unchecked::ALL.map(Unchecked::as_str) {
             drop(unchecked.get_or_create(&UncheckedLabel { reason }));
         }
+        let binds = BindCounters::default();
+        binds.start_wrong();
         Self {
             seconds: Histogram::new(BUCKETS),
             retries,
             problems,
             refused,
             unchecked,
+            unproven,
             binds,
             unread,
         }
@@ -83,6 +87,11 @@ impl AdmissionMetrics {
             self.unchecked.clone(),
         );
         registry.register(
+            "unproven_binds",
+            "Binds whose mounts in the container were not compared with the spec",
+            self.unproven.clone(),
+        );
+        registry.register(
             "admission_binds",
             "Checked binds, by verdict and outcome",
             self.binds.family(),
@@ -109,6 +118,7 @@ impl AdmissionMetrics {
             self.seconds.observe(report.duration_us as f64 / 1e6);
             self.retries.inc_by(u64::from(line.attempt > 0));
         }
+        self.unproven.inc_by(report.unproven as u64);
         self.problems.inc_by(report.problems.len() as u64);
         for bind in &report.binds {
             self.binds.count(bind.verdict, bind.outcome.as_deref());

@@ -22,6 +22,16 @@ impl BindCounters {
         self.0.clone()
     }
 
+    /// Starts the counter of wrong mounts at zero: an alert on an increase needs the zero before the
+    /// first wrong mount.
+    pub(super) fn start_wrong(&self) {
+        let labels = BindLabels {
+            verdict: VerdictName::Wrong.as_str(),
+            outcome: name_of(None),
+        };
+        drop(self.0.get_or_create(&labels));
+    }
+
     /// Counts one bind.
     pub(super) fn count(&self, verdict: VerdictName, outcome: Option<&Outcome>) {
         let labels = BindLabels {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use bindguard_operator::doctor::{self, Point, ProgramSeen};
 use bindguard_operator::pods::Pods;
+use bindguard_sys::kernel_features;
 
 use super::find;
 use crate::time_limits::output_of;
@@ -41,6 +42,7 @@ pub fn point(runtime: &Path, pods: &Pods) -> Point {
         env!("CARGO_PKG_VERSION"),
         &[shim, wrapper],
         &runtime,
+        &kernel_features().release,
         &pods.by_shim_version(),
     )
 }

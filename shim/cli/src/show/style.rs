@@ -67,7 +67,7 @@ pub fn verdict_style(verdict: VerdictName) -> Style {
         VerdictName::Foreign => DIMMED,
         VerdictName::Unknown => UNCHECKED,
         VerdictName::Stale | VerdictName::Orphaned | VerdictName::Unmounted => FAULTY,
-        VerdictName::Pinning | VerdictName::Dead => FAULTY,
+        VerdictName::Pinning | VerdictName::Dead | VerdictName::Wrong => FAULTY,
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   handover          the runtime runs now; its result is the call's
-//!   handover verify   likewise, and after the runtime made the container the guard wants to check its mounts
+//!   handover prove    likewise, and the mounts of the new container must be compared with the record in the bundle
 //!   refused REASON    policy; the call fails with the reason
 //!   unchanged         (only in a retry after a failure) nothing was stale: the failure is final
 //!   unrepaired REASON (a second line) a bind that the guard left as it was: added to the runtime's error if it fails
@@ -69,8 +69,8 @@ pub(crate) struct GuardSettings {
 /// A new container.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Created {
-    /// The guard wants to check it: see [`Runtime::spawn_verification`].
-    pub(crate) needs_verification: bool,
+    /// The bundle has a record of its mounts: see [`Runtime::prove`].
+    pub(crate) is_provable: bool,
 }
 
 /// The result of one run of the guard.
@@ -204,10 +204,8 @@ impl Runtime {
             return Ok(GuardResult::NoGuard(why));
         }
         match parse_answer(&received) {
-            Some(GuardAnswer::Handover { verify }) => Ok(match running.finish().await {
-                Ok(_) => GuardResult::Created(Created {
-                    needs_verification: verify,
-                }),
+            Some(GuardAnswer::Handover { prove }) => Ok(match running.finish().await {
+                Ok(_) => GuardResult::Created(Created { is_provable: prove }),
                 Err(error) => GuardResult::RuntimeFailed(
                     error.with_unrepaired(read_unrepaired(&mut answers, &mut received).await),
                 ),

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use bindguard_core::handover::{HANDOVER, LONGEST_LINE, REFUSED, UNCHANGED, UNREPAIRED, VERIFY};
+use bindguard_core::handover::{HANDOVER, LONGEST_LINE, PROVE, REFUSED, UNCHANGED, UNREPAIRED};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
@@ -20,8 +20,8 @@ const REST_LIMIT: Duration = Duration::from_millis(500);
 pub(super) enum GuardAnswer {
     /// From here on the process is the runtime.
     Handover {
-        /// True if the container that it makes must be checked.
-        verify: bool,
+        /// True if the mounts of its container must be compared with the record.
+        prove: bool,
     },
     /// Refused by policy, for this reason.
     Refused(String),
@@ -77,7 +77,7 @@ pub(super) fn parse_answer(received: &[u8]) -> Option<GuardAnswer> {
     match line.split_once(' ').unwrap_or((&line, "")) {
         ("", _) => None,
         (HANDOVER, more) => Some(GuardAnswer::Handover {
-            verify: more == VERIFY,
+            prove: more == PROVE,
         }),
         (UNCHANGED, _) => Some(GuardAnswer::Unchanged),
         (REFUSED, reason) => Some(GuardAnswer::Refused(reason.to_owned())),
@@ -93,15 +93,15 @@ mod tests {
     fn the_first_lines_of_the_protocol() {
         assert_eq!(
             parse_answer(b"handover\n"),
-            Some(GuardAnswer::Handover { verify: false })
+            Some(GuardAnswer::Handover { prove: false })
         );
         assert_eq!(
-            parse_answer(b"handover verify\n"),
-            Some(GuardAnswer::Handover { verify: true })
+            parse_answer(b"handover prove\n"),
+            Some(GuardAnswer::Handover { prove: true })
         );
         assert_eq!(
             parse_answer(b"handover at once\n"),
-            Some(GuardAnswer::Handover { verify: false })
+            Some(GuardAnswer::Handover { prove: false })
         );
         assert_eq!(parse_answer(b"unchanged\n"), Some(GuardAnswer::Unchanged));
         assert_eq!(
@@ -117,7 +117,7 @@ mod tests {
         for (sent, reason) in [
             ("handover\n", None),
             (
-                "handover verify\nunrepaired app.conf is gone\n",
+                "handover prove\nunrepaired app.conf is gone\n",
                 Some("app.conf is gone"),
             ),
             ("unchanged\nof a later guard\nunrepaired why\n", Some("why")),

@@ -12,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -238,6 +239,28 @@ impl Running {
     /// Waits for the end.
     pub(crate) async fn finish(self) -> Result<Vec<u8>, RuntimeError> {
         let exit = self.ended().await;
+        self.result(exit)
+    }
+
+    /// Waits for the end for at most `limit`. `None` if the run had to be killed; it must lead a
+    /// group.
+    pub(crate) async fn finish_within(
+        self,
+        limit: Duration,
+    ) -> Option<Result<Vec<u8>, RuntimeError>> {
+        let ended = tokio::time::timeout(limit, self.ended()).await;
+        match ended {
+            Ok(exit) => Some(self.result(exit)),
+            Err(_) => {
+                self.kill_group();
+                // In the kernel it may hang for as long as a server does.
+                tokio::spawn(async move { self.ended().await });
+                None
+            }
+        }
+    }
+
+    fn result(self, exit: Exit) -> Result<Vec<u8>, RuntimeError> {
         let last_error = self.log.read();
         if exit.status == 0 {
             return Ok(self

@@ -4,13 +4,14 @@
 //! the program that the options name. The runtime's *text* is passed on, never parsed: decisions
 //! depend on exit codes, files and pidfds.
 
+mod besides;
 mod checkpoint;
 mod create;
 mod guard;
 mod handover;
 mod invoke;
 mod log_file;
-mod verify;
+mod proof;
 
 use std::ffi::OsString;
 use std::fs;

@@ -136,20 +136,13 @@ impl Task {
             prepared_io: &from.prepared_io,
             settings: &settings,
         };
-        let restored = match self.runtime.restore(&self.id, &call).await {
-            Ok(restored) => restored,
-            Err(source) => {
-                // A half-restored container is useless; the start may be tried again.
-                self.runtime.remove_failed_create(&self.id).await;
-                *self.restoration() = Some(from);
-                return Err(TaskError::runtime("restore")(source));
-            }
-        };
-        let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        if restored.needs_verification {
-            self.runtime
-                .spawn_verification(&self.id, pid, settings.deadline);
+        if let Err(source) = self.runtime.restore(&self.id, &call).await {
+            // A half-restored container is useless; the start may be tried again.
+            self.runtime.remove_failed_create(&self.id).await;
+            *self.restoration() = Some(from);
+            return Err(TaskError::runtime("restore")(source));
         }
+        let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         let watched = Arc::new(pending.watch(pid)?);
         self.init
             .set_running_process(Arc::clone(&watched), from.prepared_io.attach()?);

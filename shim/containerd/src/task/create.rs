@@ -169,9 +169,9 @@ impl Task {
             .await
             .map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        if created.needs_verification {
-            self.runtime
-                .spawn_verification(&self.id, pid, settings.deadline);
+        if created.is_provable {
+            let proof = self.runtime.prove(&self.id, pid, settings.deadline);
+            proof.await.map_err(TaskError::runtime("create"))?;
         }
         let watched = Arc::new(pending.watch(pid)?);
         // A process that has ended already is in no cgroup any more, and another process may have

@@ -1,0 +1,108 @@
+//! The record beside a bundle: what the kernel will show for each bind.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::evidence::FilePlace;
+use crate::mount_table::{Device, MountAttributes, MountEntry};
+use crate::spec::{Bind, RequestedPropagation, RootfsPropagation};
+
+/// What the kernel will show for the binds of one container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpectedBinds {
+    /// The binds whose source is known.
+    pub binds: Vec<ExpectedBind>,
+}
+
+/// What the kernel will show for one bind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpectedBind {
+    /// The bind's position in the spec's `mounts`.
+    pub bind: usize,
+    /// The path in the container.
+    pub destination: PathBuf,
+    /// The device of the source's filesystem.
+    pub device: Device,
+    /// The path of the source in that filesystem.
+    pub root: PathBuf,
+    /// The type of that filesystem.
+    pub fs_type: String,
+    /// What refreshes of the running container have attached since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refreshed: Vec<FilePlace>,
+    /// The permissions that the spec denies.
+    pub denied: MountAttributes,
+    /// The propagation that the spec permits.
+    pub propagation: ExpectedPropagation,
+}
+
+/// The propagation that a mount of the new container may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpectedPropagation {
+    /// Any: the spec requests shared mounts, or nothing.
+    Any,
+    /// The mount must not send mounts to the host.
+    NoPeer,
+    /// The mount must neither send nor receive mounts.
+    Private,
+    /// As [`Self::NoPeer`], and the mount must receive the host's umounts.
+    Slave,
+}
+
+impl ExpectedBind {
+    /// The expectation for a bind whose source is `path` on the mount `source`. `None` if the
+    /// kernel will not show the source by a path: a deleted file, a file outside of the mount's
+    /// root, or a server's directory that the mount's source names instead of the root.
+    pub fn new(
+        bind: &Bind<'_>,
+        source: &MountEntry,
+        path: &Path,
+        propagation: ExpectedPropagation,
+    ) -> Option<Self> {
+        let root = source.place_in_filesystem(path)?;
+        let is_written_as_text = root.to_str().is_some() && !source.fs_type.has_root_in_source();
+        is_written_as_text.then(|| Self {
+            bind: bind.index(),
+            destination: bind.destination().to_owned(),
+            device: source.device,
+            root,
+            fs_type: source.fs_type.0.clone(),
+            refreshed: Vec::new(),
+            denied: bind.denied(),
+            propagation,
+        })
+    }
+
+    /// What a mount of this bind may show: the source of the create, or of a refresh.
+    pub fn places(&self) -> Vec<FilePlace> {
+        let at_create = FilePlace {
+            device: self.device,
+            path: self.root.clone(),
+        };
+        std::iter::once(at_create)
+            .chain(self.refreshed.iter().cloned())
+            .collect()
+    }
+
+    /// True if the mount shows the bind's source. A root that was deleted since is still the source.
+    pub(super) fn is_shown_by(&self, mount: &MountEntry) -> bool {
+        mount.device == self.device
+            && mount.root.path == self.root
+            && mount.fs_type.0 == self.fs_type
+    }
+}
+
+impl ExpectedPropagation {
+    /// The propagation for a bind with this request. With a shared root filesystem, runc makes all
+    /// mounts shared afterwards.
+    pub fn of_request(request: RequestedPropagation, rootfs: &RootfsPropagation) -> Self {
+        match request {
+            _ if rootfs.is_shared() => Self::Any,
+            RequestedPropagation::Shared | RequestedPropagation::Nothing => Self::Any,
+            RequestedPropagation::Private | RequestedPropagation::Unbindable => Self::Private,
+            RequestedPropagation::Slave | RequestedPropagation::RecursiveSlave => Self::NoPeer,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The comparison of a new container's mounts with the binds that its spec has.
+
+use std::path::Path;
+
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::proof::{
+    Comparison, Difference, ExpectedBind, ExpectedBinds, ExpectedPropagation,
+};
+use bindguard_core::spec::SpecView;
+
+const HOST: &str = "28 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n";
+const PROC: &str = "50 40 0:50 / /proc rw,nosuid - proc proc rw\n";
+
+/// The expectation for a bind of `/srv/data` at `/data` with these options.
+fn expected(options: &str, propagation: ExpectedPropagation) -> ExpectedBinds {
+    let options = serde_json::to_string(&options.split(',').collect::<Vec<_>>()).unwrap();
+    let spec = format!(
+        r#"{{"mounts":[{{"destination":"/data","type":"bind","source":"/srv/data","options":{options}}}]}}"#
+    );
+    let spec = SpecView::from_bytes(spec.as_bytes()).unwrap();
+    let host = MountTable::from_mountinfo(HOST.as_bytes()).unwrap();
+    let (bind, mount) = (&spec.binds()[0], &host.entries()[0]);
+    let bind = ExpectedBind::new(bind, mount, Path::new("/srv/data"), propagation).unwrap();
+    ExpectedBinds { binds: vec![bind] }
+}
+
+fn compared(expected: &ExpectedBinds, table: &str) -> Option<Vec<Difference>> {
+    let table = MountTable::from_mountinfo(table.as_bytes()).unwrap();
+    let mut comparison = Comparison::new(expected);
+    table
+        .entries()
+        .iter()
+        .for_each(|mount| comparison.add(mount));
+    let found = comparison.differences()?;
+    Some(
+        found
+            .into_iter()
+            .map(|(_, difference)| difference)
+            .collect(),
+    )
+}
+
+fn with(options: &str, propagation: ExpectedPropagation, line: &str) -> String {
+    let found = compared(&expected(options, propagation), &format!("{PROC}{line}\n")).unwrap();
+    found.first().map(Difference::to_string).unwrap_or_default()
+}
+
+#[test]
+fn flags_and_propagation_may_be_stricter_but_not_wider() {
+    use ExpectedPropagation::{Any, NoPeer, Private, Slave};
+    let mount = |options: &str, peers: &str| {
+        format!("51 40 8:1 /srv/data /data {options},relatime {peers}- ext4 /dev/sda1 rw")
+    };
+    for (options, propagation, line, words) in [
+        ("rbind", Any, mount("rw", "shared:1 "), ""),
+        ("rbind,ro", Any, mount("ro,nosuid", ""), ""),
+        ("rbind,ro,noexec", Any, mount("ro", ""), "is not noexec"),
+        ("rro", Any, mount("rw", ""), "is not ro"),
+        ("rbind", NoPeer, mount("rw", "master:1 "), ""),
+        ("rbind", NoPeer, mount("rw", "shared:7 "), "propagates"),
+        ("rbind", Private, mount("rw", ""), ""),
+        ("rbind", Private, mount("rw", "master:1 "), "propagates"),
+        ("rbind", Slave, mount("rw", "master:1 "), ""),
+        ("rbind", Slave, mount("rw", ""), "no master"),
+        (
+            "rbind",
+            Slave,
+            mount("rw", "shared:7 master:1 "),
+            "propagates",
+        ),
+    ] {
+        let found = with(options, propagation, &line);
+        assert!(
+            found.contains(words) && found.is_empty() == words.is_empty(),
+            "{options} {propagation:?} {line}: {found}"
+        );
+    }
+}
+
+#[test]
+fn another_source_at_the_destination_is_a_difference() {
+    let any = ExpectedPropagation::Any;
+    for line in [
+        "51 40 8:1 /srv/other /data rw - ext4 /dev/sda1 rw",
+        "51 40 8:2 /srv/data /data rw - ext4 /dev/sdb1 rw",
+        "51 40 8:1 /srv/data /data rw - xfs /dev/sda1 rw",
+    ] {
+        assert!(with("rbind", any, line).contains("shows /srv/"), "{line}");
+    }
+    let elsewhere = "52 40 8:1 /srv/data /other rw - ext4 /dev/sda1 rw";
+    let wrong = "51 40 8:1 /srv/other /data rw - ext4 /dev/sda1 rw";
+    assert!(with("rbind", any, &format!("{elsewhere}\n{wrong}")).contains("shows"));
+    assert!(with("rbind", any, "51 40 0:9 / /tmp rw - tmpfs t rw").contains("no mount"));
+}
+
+/// Images have links on the way to a destination, specs mount twice at one place, and an update
+/// deletes a file that is mounted.
+#[test]
+fn links_stacks_and_deleted_files_are_no_difference() {
+    let any = ExpectedPropagation::Any;
+    let right = "51 40 8:1 /srv/data /data rw - ext4 /dev/sda1 rw";
+    let beside = "51 40 8:1 /srv/data /var/data rw - ext4 /dev/sda1 rw";
+    let above = "52 51 0:9 / /data rw - tmpfs t rw";
+    let deleted = "51 40 8:1 /srv/data//deleted /data rw - ext4 /dev/sda1 rw";
+    assert_eq!(with("rbind", any, beside), "");
+    assert_eq!(with("rbind", any, &format!("{right}\n{above}")), "");
+    assert_eq!(with("rbind", any, &format!("{above}\n{right}")), "");
+    assert_eq!(with("rbind", any, deleted), "");
+}
+
+/// As a bind of the same folder with fewer restrictions: one mount that fits is enough.
+#[test]
+fn a_mount_that_fits_outweighs_others_of_the_same_source() {
+    let any = ExpectedPropagation::Any;
+    let writable = "51 40 8:1 /srv/data /a rw - ext4 /dev/sda1 rw";
+    let read_only = "52 40 8:1 /srv/data /b ro - ext4 /dev/sda1 rw";
+    assert_eq!(with("ro", any, &format!("{writable}\n{read_only}")), "");
+    assert!(with("ro", any, writable).contains("is not ro"));
+}
+
+/// The init process that Kata and gVisor report has mounts of the sandbox.
+#[test]
+fn a_table_without_the_containers_mounts_proves_nothing() {
+    let expected = expected("rbind", ExpectedPropagation::Any);
+    assert_eq!(compared(&expected, "51 40 0:9 / / rw - tmpfs t rw\n"), None);
+    assert_eq!(compared(&expected, ""), None);
+}
+
+#[test]
+fn a_source_without_a_path_in_its_filesystem_is_not_expected() {
+    let spec = br#"{"mounts":[{"destination":"/data","type":"bind","source":"/srv/data"}]}"#;
+    let spec = SpecView::from_bytes(spec).unwrap();
+    let expected = |line: &str, path: &str| {
+        let host = MountTable::from_mountinfo(line.as_bytes()).unwrap();
+        let (bind, any) = (&spec.binds()[0], ExpectedPropagation::Any);
+        ExpectedBind::new(bind, &host.entries()[0], Path::new(path), any)
+    };
+    assert!(expected(HOST, "/srv/data").is_some());
+    let export = "30 28 0:40 / /srv rw - nfs4 server:/export rw\n";
+    assert_eq!(expected(export, "/srv/data"), None);
+    let elsewhere = "30 28 8:2 / /mnt rw - ext4 /dev/sdb rw\n";
+    assert_eq!(expected(elsewhere, "/srv/data"), None);
+}
+
+#[test]
+fn the_record_is_read_as_it_was_written() {
+    let expected = expected("ro,nodev", ExpectedPropagation::Slave);
+    let json = serde_json::to_string(&expected).unwrap();
+    assert_eq!(
+        serde_json::from_str::<ExpectedBinds>(&json).unwrap(),
+        expected
+    );
+}

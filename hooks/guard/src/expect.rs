@@ -1,0 +1,145 @@
+//! Records what the kernel will show for each bind of a new container, see
+//! [`bindguard_core::proof`].
+//!
+//! The record is made after all repairs and edits, right before the runtime runs. A source is
+//! opened only if no server or daemon must answer; the other sources are counted as unproven.
+
+use std::path::Path;
+
+use bindguard_core::policy::Alarm;
+use bindguard_core::proof::{ExpectedBind, ExpectedBinds, ExpectedPropagation};
+use bindguard_core::spec::{Bind, RequestedPropagation, SpecEdit};
+use bindguard_sys::bundle;
+use bindguard_sys::observe::BindSource;
+use bindguard_sys::{Handle, Mounts, open_without_waiting};
+
+use crate::admission::OpenBundle;
+use crate::inspect::{MAX_HELD_BINDS, source_of};
+
+/// The record of a bundle, and the number of binds that it lacks.
+#[derive(Debug, Default)]
+pub(crate) struct Expectation {
+    pub expected: ExpectedBinds,
+    pub unproven: usize,
+}
+
+/// A bind, its final source and the propagation that its mount may have.
+struct Wanted<'w, 'a> {
+    bind: &'w Bind<'a>,
+    source: &'w Path,
+    propagation: ExpectedPropagation,
+}
+
+/// Writes the record of a bundle whose spec has these edits. `is_host_root`: true for the position
+/// of a bind that must receive the host's umounts. Returns an empty record if policy wants no proof
+/// or the file cannot be written.
+pub(crate) fn record_expected_binds(
+    bundle: &OpenBundle<'_>,
+    edits: &[SpecEdit],
+    is_host_root: impl Fn(usize) -> bool,
+) -> Expectation {
+    bundle::remove_record(bundle.path);
+    let binds = bundle.spec.binds();
+    if bundle.policy.proof == Alarm::Off || binds.is_empty() {
+        return Expectation::default();
+    }
+    let sources: Vec<_> = binds
+        .iter()
+        .map(|bind| match edited_source(bind, edits) {
+            Some(source) => source.into(),
+            None => source_of(bind, bundle.path),
+        })
+        .collect();
+    let wanted: Vec<_> = binds
+        .iter()
+        .zip(&sources)
+        .map(|(bind, source)| Wanted {
+            bind,
+            source,
+            propagation: propagation(bundle, bind, edits, is_host_root(bind.index())),
+        })
+        .collect();
+    let expectation = expect(&wanted);
+    match write(bundle.path, &expectation.expected) {
+        Ok(()) => expectation,
+        Err(_) => Expectation {
+            unproven: binds.len(),
+            ..Expectation::default()
+        },
+    }
+}
+
+/// The expectations for recorded binds, by what their sources are now.
+pub(crate) fn expect_again(bundle: &OpenBundle<'_>, recorded: &[&ExpectedBind]) -> ExpectedBinds {
+    let found: Vec<_> = bundle
+        .spec
+        .binds()
+        .iter()
+        .filter_map(|bind| {
+            let expected = recorded.iter().find(|it| it.bind == bind.index())?;
+            Some((bind, source_of(bind, bundle.path), expected.propagation))
+        })
+        .collect();
+    let wanted: Vec<_> = found
+        .iter()
+        .map(|(bind, source, propagation)| Wanted {
+            bind,
+            source,
+            propagation: *propagation,
+        })
+        .collect();
+    expect(&wanted).expected
+}
+
+fn expect(wanted: &[Wanted<'_, '_>]) -> Expectation {
+    let mut binds = Vec::with_capacity(wanted.len());
+    let earlier = Mounts::default();
+    for some in wanted.chunks(MAX_HELD_BINDS) {
+        let opened: Vec<_> = some
+            .iter()
+            .filter_map(|wanted| {
+                let is_local = |handle: &Handle| earlier.is_local(handle);
+                let handle = open_without_waiting(wanted.source, is_local).ok()?;
+                Some((wanted, handle.unqueried()))
+            })
+            .collect();
+        let mounts = earlier.for_newly_opened();
+        binds.extend(opened.iter().filter_map(|(wanted, handle)| {
+            let source = BindSource::of(handle, &mounts)?;
+            ExpectedBind::new(wanted.bind, &source.mount, &source.path, wanted.propagation)
+        }));
+    }
+    Expectation {
+        unproven: wanted.len() - binds.len(),
+        expected: ExpectedBinds { binds },
+    }
+}
+
+fn edited_source<'e>(bind: &Bind<'_>, edits: &'e [SpecEdit]) -> Option<&'e Path> {
+    edits.iter().find_map(|edit| match edit {
+        SpecEdit::Source { bind: index, to } if *index == bind.index() => Some(to.as_path()),
+        SpecEdit::Source { .. } | SpecEdit::BindRslave { .. } | SpecEdit::RootfsRslave => None,
+    })
+}
+
+fn propagation(
+    bundle: &OpenBundle<'_>,
+    bind: &Bind<'_>,
+    edits: &[SpecEdit],
+    is_host_root: bool,
+) -> ExpectedPropagation {
+    let is_edited = edits.contains(&SpecEdit::BindRslave { bind: bind.index() });
+    let requested = match is_edited {
+        true => RequestedPropagation::RecursiveSlave,
+        false => bind.propagation(),
+    };
+    match requested {
+        RequestedPropagation::RecursiveSlave if is_host_root => ExpectedPropagation::Slave,
+        requested => ExpectedPropagation::of_request(requested, bundle.spec.rootfs_propagation()),
+    }
+}
+
+fn write(bundle: &Path, expected: &ExpectedBinds) -> std::io::Result<()> {
+    let json = serde_json::to_vec(expected)?;
+    bundle::write_record(bundle, &json)
+}

@@ -1,0 +1,130 @@
+//! After the runtime created a container, and before its program runs: compares its mounts with the
+//! record of the admission.
+
+use std::path::Path;
+use std::time::Instant;
+
+use bindguard_core::error_chain;
+use bindguard_core::judge::{Finding, Verdict};
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::places::Places;
+use bindguard_core::plan::refusal_of_wrong;
+use bindguard_core::policy::Policy;
+use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
+use bindguard_core::report::{Container, Report};
+use bindguard_core::source::SourceKind;
+use bindguard_sys::bundle::{self, BundleError};
+use bindguard_sys::enter::{HeldProcess, ProcessError};
+
+use crate::admission::{OpenBundle, OpenError, with_bundle};
+use crate::expect::expect_again;
+
+/// The result of a comparison.
+#[derive(Debug, Default)]
+pub struct Proved {
+    /// The binds that differ, and the number of binds that could not be compared.
+    pub report: Report,
+    /// The reason why policy refuses the container.
+    pub refusal: Option<String>,
+}
+
+/// Why the mounts of a container could not be compared.
+#[derive(Debug, thiserror::Error)]
+enum ProveError {
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    #[error("parse the record of expected binds")]
+    Record(#[from] serde_json::Error),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+}
+
+/// Compares the mounts of a container with this init with the record beside its bundle. Changes
+/// nothing. A file that was replaced between the admission and the runtime's mount is no
+/// difference: the comparison is repeated with the source of now.
+pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places) -> Proved {
+    let start = Instant::now();
+    let mut proved = Proved {
+        report: Report::about_bundle(bundle),
+        refusal: None,
+    };
+    if let Err(error) = proved.compare(bundle, pid, policy, places) {
+        proved.report.problems.push(error_chain(&error));
+    }
+    proved.report.set_duration(start.elapsed());
+    proved
+}
+
+impl Proved {
+    fn compare(
+        &mut self,
+        path: &Path,
+        pid: u32,
+        policy: &Policy,
+        places: &Places,
+    ) -> Result<(), ProveError> {
+        let expected: ExpectedBinds = serde_json::from_slice(&bundle::read_record(path)?)?;
+        let table = HeldProcess::open(pid)?.mounts()?;
+        with_bundle(path, policy, |bundle| {
+            // The admission reported the problems of the spec.
+            self.report.container = Container::from_spec(&bundle.spec);
+            match differences(&expected, &table) {
+                Some(differences) => self.add(&bundle, &table, &differences, places),
+                None => self.report.unproven = expected.binds.len(),
+            }
+        })?;
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        bundle: &OpenBundle<'_>,
+        table: &MountTable,
+        found: &[(&ExpectedBind, Difference)],
+        places: &Places,
+    ) {
+        let recorded: Vec<_> = found.iter().map(|(expected, _)| *expected).collect();
+        let now = expect_again(bundle, &recorded);
+        let still_differ = differences(&now, table).unwrap_or_default();
+        let mut wrong = Vec::new();
+        for (recorded, difference) in found {
+            let is_now = |it: &&ExpectedBind| it.bind == recorded.bind;
+            match now.binds.iter().find(is_now) {
+                Some(now) if now == *recorded => wrong.push((recorded.bind, difference.clone())),
+                Some(now) if still_differ.iter().all(|(it, _)| it.bind != now.bind) => {}
+                // The source changed once more, or is gone: there is nothing to compare with.
+                Some(_) | None => self.report.unproven += 1,
+            }
+        }
+        let scope = bundle.policy.host_root_scope;
+        let findings = wrong.into_iter().filter_map(|(index, difference)| {
+            let mut binds = bundle.spec.binds().iter();
+            let bind = binds.find(|bind| bind.index() == index)?;
+            Some(Finding {
+                bind: Some(index),
+                source: bind.source().to_owned(),
+                destination: Some(bind.destination().to_owned()),
+                kind: SourceKind::from_path(bind.source(), places, scope),
+                verdict: Verdict::Wrong(difference),
+            })
+        });
+        let findings: Vec<_> = findings.collect();
+        let policy = &bundle.policy;
+        self.refusal = findings.iter().find_map(|it| refusal_of_wrong(it, policy));
+        self.report.add(findings, |_| None);
+    }
+}
+
+/// `None` if the table is not that of the container.
+fn differences<'e>(
+    expected: &'e ExpectedBinds,
+    table: &MountTable,
+) -> Option<Vec<(&'e ExpectedBind, Difference)>> {
+    let mut comparison = Comparison::new(expected);
+    for mount in table.entries() {
+        comparison.add(mount);
+    }
+    comparison.differences()
+}

@@ -1,0 +1,191 @@
+//! A runtime that mounts something else than the spec says is found before the container's program
+//! runs: reported, or refused where the policy says so.
+//!
+//! crun 1.29 can bind its own root filesystem in place of the host's root (containers/crun#2262). The
+//! runtime of this story reads a spec that differs in one mount.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::ctr::{Container, Ctr};
+use bindguard_integration::journal::{self, JOURNAL};
+use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
+use serde_json::Value;
+
+/// What the runtime changes in the spec, and the words of the report.
+const DIFFERENCES: [(&str, &str); 5] = [
+    ("s,/run/right,/run/left,", "its destination shows"),
+    ("s,\"rbind\"\\,\"ro\",\"rbind\",", "is not ro"),
+    (
+        "s,\"nosuid\"\\,\"nodev\"\\,\"noexec\"\\,\"rbind\",\"rbind\",",
+        "is not nosuid,nodev,noexec",
+    ),
+    (
+        "s,\"rbind\"\\,\"ro\"\\,\"rprivate\",\"rbind\"\\,\"ro\"\\,\"rshared\",",
+        "propagates mounts",
+    ),
+    (
+        "s,\\,{\"destination\":\"/data\"[^}]*},,",
+        "no mount in the container shows its source",
+    ),
+];
+
+/// In the order in which ctr writes them, so that the expressions above match.
+const OPTIONS: [&str; 6] = ["nosuid", "nodev", "noexec", "rbind", "ro", "rprivate"];
+
+fn reported(generation: Generation) {
+    Setup::on(generation).faulty_runtime().story(|node| {
+        two_folders()?;
+        for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
+            for (number, (edit, words)) in DIFFERENCES.iter().enumerate() {
+                let id = format!("{runtime:?}-{number}").to_lowercase();
+                is_reported(node, runtime, &id, edit, words)
+                    .with_context(|| format!("{edit} under {runtime:?}"))?;
+            }
+        }
+        Ok(())
+    });
+}
+
+on_every_generation!(reported);
+
+#[test]
+fn refused() {
+    Setup::on(Generation::V2_1)
+        .faulty_runtime()
+        .policy("[guard]\ndeadline-ms = 20000\n[checks]\nproof = \"refuse\"\n")
+        .story(|node| {
+            two_folders()?;
+            for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
+                let next = ObedientRuntime::of(&node.programs());
+                next.next("create", Fault::ReadsAnotherSpec(DIFFERENCES[0].0))?;
+                let ctr = node.ctr();
+                let id = format!("refused-{runtime:?}").to_lowercase();
+                let run = container(&ctr, runtime, &id)
+                    .runs(&["touch", "/out/it-ran"])
+                    .mount(Bind::new("/run/out", "/out").options(&["rbind", "rw"]));
+                let words = run.start()?.failure()?;
+                ensure!(
+                    words.contains("did not mount /run/right as the spec says"),
+                    "{words}"
+                );
+                ensure!(!Path::new("/run/out/it-ran").exists(), "its program ran");
+                let line = only_line_with_a_pid(&id)?;
+                ensure!(line["refused"].is_string(), "{line}");
+            }
+            Ok(())
+        });
+}
+
+/// The source of the spec leads to another folder when the runtime mounts it, as after an update:
+/// stale, perhaps, but not wrong.
+#[test]
+fn a_source_that_changes_meanwhile_is_no_difference() {
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .policy("[guard]\ndeadline-ms = 20000\n")
+        .story(|node| {
+            two_folders()?;
+            let gate = Gate::of(&node.programs());
+            gate.close()?;
+            std::thread::scope(|scope| {
+                let ctr = node.ctr();
+                let create = scope.spawn(move || {
+                    let bind = Bind::new("/run/right", "/data").options(&OPTIONS);
+                    ctr.container("changed").mount(bind).start()?.success()
+                });
+                gate.wait_for_call()?;
+                fs::rename("/run/right", "/run/old").context("rename the folder")?;
+                fs::rename("/run/left", "/run/right").context("rename the other folder")?;
+                gate.open()?;
+                create.join().expect("the create panicked").map(drop)
+            })?;
+            ensure!(lines_with_a_pid("changed")?.is_empty());
+            node.ctr().remove("changed")
+        });
+}
+
+/// Binds of every kind that a runtime mounts rightly cause no line: stacked, nested, of mount
+/// points, of files, of links, with many mounts in the container.
+#[test]
+fn what_is_right_causes_no_line() {
+    Setup::on(Generation::V2_1).story(|node| {
+        two_folders()?;
+        fs::write("/run/right/file", "text").context("write a file")?;
+        std::os::unix::fs::symlink("/run/right", "/run/link").context("make a link")?;
+        for number in 0..320 {
+            let folder = format!("/run/left/{number}");
+            fs::create_dir(&folder).with_context(|| format!("create {folder}"))?;
+            tmpfs(Path::new(&folder), "")?;
+        }
+        fs::create_dir("/run/right/nested").context("make the mount point")?;
+        let ctr = node.ctr();
+        for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
+            container(&ctr, runtime, "right")
+                .mount(Bind::new("/run/right", "/data/nested").options(&["rbind", "rw"]))
+                .mount(Bind::new("/run/link", "/linked").options(&["rbind", "rslave"]))
+                .mount(Bind::new("/run/right/file", "/file").options(&["bind", "ro"]))
+                .mount(Bind::new("/run/left", "/many").options(&["rbind", "rshared"]))
+                .mount(Bind::new("/run/left", "/linked").options(&["rbind", "rprivate", "ro"]))
+                .start()?
+                .success()?;
+            ensure!(lines_with_a_pid("right")?.is_empty());
+            node.ctr().remove("right")?;
+        }
+        for number in 0..320 {
+            unmount(Path::new(&format!("/run/left/{number}")))?;
+        }
+        Ok(())
+    });
+}
+
+fn container<'c>(ctr: &'c Ctr, runtime: Runtime, id: &str) -> Container<'c> {
+    let bind = Bind::new("/run/right", "/data").options(&OPTIONS);
+    ctr.container(id).runtime(runtime).mount(bind)
+}
+
+fn two_folders() -> Result<()> {
+    for folder in ["/run/right", "/run/left", "/run/out"] {
+        fs::create_dir_all(folder).with_context(|| format!("create {folder}"))?;
+    }
+    Ok(())
+}
+
+fn is_reported(
+    node: &Node,
+    runtime: Runtime,
+    id: &str,
+    edit: &'static str,
+    words: &str,
+) -> Result<()> {
+    let next = ObedientRuntime::of(&node.programs());
+    next.next("create", Fault::ReadsAnotherSpec(edit))?;
+    let ctr = node.ctr();
+    container(&ctr, runtime, id).start()?.success()?;
+    let line = only_line_with_a_pid(id)?;
+    let bind = &line["binds"][0];
+    ensure!(
+        bind["verdict"] == "wrong" && bind["destination"] == "/data",
+        "{line}"
+    );
+    let reason = bind["reason"].as_str().unwrap_or_default();
+    ensure!(reason.contains(words), "{reason}");
+    ctr.remove(id)
+}
+
+fn only_line_with_a_pid(id: &str) -> Result<Value> {
+    let mut lines = lines_with_a_pid(id)?;
+    ensure!(lines.len() == 1, "{id} has the lines {lines:?}");
+    Ok(lines.remove(0))
+}
+
+/// The lines about the container after its create.
+fn lines_with_a_pid(id: &str) -> Result<Vec<Value>> {
+    let lines = journal::lines(JOURNAL)?.into_iter();
+    Ok(lines
+        .filter(|line| line["id"] == id && line["pid"].is_u64())
+        .collect())
+}

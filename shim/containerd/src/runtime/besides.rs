@@ -1,0 +1,71 @@
+//! Work for `bindguard-runtime` besides a create: the comparison of a new container's mounts in
+//! full, and the journal's line about a guard that was late or died.
+//!
+//! `bindguard-runtime` does both in its own process. The shim has no code for binds and writes no
+//! journal, whose server may hang.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use bindguard_core::handover::UNCHECKED_VERB;
+use bindguard_core::plan::refusal_of_unseen;
+use bindguard_core::report::Unchecked;
+
+use super::Runtime;
+use super::guard::GuardedCall;
+use super::invoke::{Call, RunStreams, Running, RuntimeError};
+
+/// Time limit of the process that writes one line of the journal.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Runtime {
+    /// Starts to record that no guard checked this create.
+    pub(super) fn spawn_unchecked_record(
+        &self,
+        guard: &Path,
+        call: &GuardedCall<'_>,
+        attempt: u32,
+        how: Unchecked,
+        why: &str,
+    ) {
+        let id = call.id;
+        let mut more: Vec<OsString> =
+            vec![attempt.to_string().into(), how.as_str().into(), why.into()];
+        // In a retry the create fails with the runtime's own error.
+        if attempt == 0 {
+            more.extend(refusal_of_unseen(why, &call.settings.policy).map(OsString::from));
+        }
+        let running = match self.spawn_besides(guard, UNCHECKED_VERB, id, more) {
+            Ok(running) => running,
+            Err(error) => {
+                return tracing::warn!(id, %error, "cannot run {UNCHECKED_VERB} of the guard");
+            }
+        };
+        tokio::spawn(async move {
+            if tokio::time::timeout(RECORD_TIMEOUT, running.ended())
+                .await
+                .is_err()
+            {
+                running.kill_group();
+                running.ended().await;
+            }
+            running.forward_log();
+        });
+    }
+
+    /// Starts a verb of bindguard's own for this bundle.
+    pub(super) fn spawn_besides(
+        &self,
+        guard: &Path,
+        verb: &'static str,
+        id: &str,
+        more: impl IntoIterator<Item = OsString>,
+    ) -> Result<Running, RuntimeError> {
+        let mut args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into()];
+        args.extend(more);
+        let mut call = Call::new(self, guard.to_owned(), verb, args);
+        call.lead_group();
+        call.spawn(RunStreams::CapturedStdout)
+    }
+}

@@ -1,0 +1,92 @@
+//! Compares the mounts of a new container with the record that the guard left in its bundle, before
+//! the container's program runs.
+//!
+//! Under bindguard's shim: `bindguard-runtime [RUNTIME FLAGS] bindguard-prove --bundle BUNDLE ID PID`,
+//! which the shim runs if it found a difference. A reason to refuse the container is printed. Under
+//! other shims and engines: at the runtime's verb `start`, before the runtime runs.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use bindguard_config::Config;
+use bindguard_core::error_chain;
+use bindguard_core::handover::PROVE_VERB;
+use bindguard_core::proof::EXPECTED_FILE;
+use bindguard_guard::{JournalEntry, bundle_and_pid, prove_container, record};
+
+use crate::argv::Invocation;
+use crate::messages::Messages;
+use crate::privilege;
+
+/// The state directories of runc, crun and youki if the caller names none.
+const STATE_DIRECTORIES: [&str; 3] = ["/run/runc", "/run/crun", "/run/youki"];
+
+/// A new container whose program does not run yet.
+pub struct NewContainer {
+    id: Option<String>,
+    bundle: PathBuf,
+    pid: u32,
+}
+
+/// Runs `bindguard-prove`. `None` if the arguments have another verb.
+pub fn run_own_verb(args: &[OsString], config: impl FnOnce() -> Config) -> Option<ExitCode> {
+    let (invocation, more) = Invocation::of_own_verb(args, PROVE_VERB)?;
+    let [pid] = more[..] else { return None };
+    let messages = Messages::for_invocation(&invocation, true);
+    let container = NewContainer {
+        pid: pid.to_str()?.parse().ok()?,
+        id: invocation.id,
+        bundle: invocation.bundle,
+    };
+    if let Some(refusal) = container.prove(&config(), &messages) {
+        println!("{refusal}");
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+impl NewContainer {
+    /// The container that the arguments start, if the guard left a record for it.
+    pub fn of_start(args: &[OsString]) -> Option<(Self, Messages)> {
+        let invocation = Invocation::of_start(args)?;
+        let id = invocation.id.clone()?;
+        let (bundle, pid) = match &invocation.root {
+            Some(root) => bundle_and_pid(&root.join(&id)),
+            None => STATE_DIRECTORIES
+                .iter()
+                .find_map(|root| bundle_and_pid(&Path::new(root).join(&id))),
+        }?;
+        let is_recorded = bundle.join(EXPECTED_FILE).exists();
+        let messages = Messages::for_invocation(&invocation, false);
+        let container = Self {
+            id: Some(id),
+            bundle,
+            pid,
+        };
+        is_recorded.then_some((container, messages))
+    }
+
+    /// Compares, and reports what differs. Returns the reason if policy refuses the container.
+    pub fn prove(&self, config: &Config, messages: &Messages) -> Option<String> {
+        let proved = prove_container(&self.bundle, self.pid, config.policy(), config.places());
+        messages.report_findings(&proved.report);
+        let report = &proved.report;
+        let is_worth_a_line = !report.binds.is_empty() || report.unproven > 0;
+        if let Some(journal) = config.journal().filter(|_| is_worth_a_line) {
+            let entry = JournalEntry {
+                refused: proved.refusal.as_deref(),
+                unchecked: None,
+                id: self.id.as_deref(),
+                attempt: 0,
+                pid: Some(self.pid),
+                report,
+            };
+            if let Err(problem) = record(journal, &entry)
+                && privilege::is_root_of_node()
+            {
+                messages.problem(&error_chain(&problem));
+            }
+        }
+        proved.refusal
+    }
+}
