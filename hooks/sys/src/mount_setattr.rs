@@ -19,7 +19,7 @@ use crate::fault;
 /// `ENOSYS` before Linux 5.12, `EPERM` under a seccomp filter that does not know the call, `EINVAL`
 /// where nosymfollow is wanted before Linux 5.14.
 pub(crate) fn mount_setattr(mount: impl AsFd, attributes: MountAttributes) -> io::Result<()> {
-    set(mount.as_fd(), &request(attributes))
+    set(mount.as_fd(), 0, &request(attributes))
 }
 
 /// As [`mount_setattr`], and sets the propagation (`MS_PRIVATE`, `MS_SLAVE`; 0 leaves it) and the
@@ -42,6 +42,7 @@ pub(crate) fn mount_setattr_in_full(
     let userns_fd = idmap.map_or(0, |namespace| namespace.as_raw_fd() as u64);
     set(
         mount.as_fd(),
+        0,
         &libc::mount_attr {
             attr_set: plain.attr_set | idmapped,
             propagation,
@@ -51,29 +52,41 @@ pub(crate) fn mount_setattr_in_full(
     )
 }
 
+/// Sets the propagation of a mount and of all mounts below it.
+///
+/// # Errors
+/// As [`mount_setattr`].
+pub(crate) fn set_propagation_recursively(mount: impl AsFd, propagation: u64) -> io::Result<()> {
+    let request = libc::mount_attr {
+        propagation,
+        ..NOTHING
+    };
+    set(mount.as_fd(), libc::AT_RECURSIVE, &request)
+}
+
 /// True if the kernel knows the call. The request of this probe changes nothing.
 pub fn has_mount_setattr() -> bool {
-    let nothing = libc::mount_attr {
-        attr_set: 0,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
-    };
-    let probed = set(CWD, &nothing);
+    let probed = set(CWD, 0, &NOTHING);
     let is_missing = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::NOSYS);
     !fault::denies_setattr() && !probed.is_err_and(|error| is_missing(&error))
 }
+
+const NOTHING: libc::mount_attr = libc::mount_attr {
+    attr_set: 0,
+    attr_clr: 0,
+    propagation: 0,
+    userns_fd: 0,
+};
 
 fn request(attributes: MountAttributes) -> libc::mount_attr {
     libc::mount_attr {
         attr_set: attributes.bits(),
         attr_clr: MountAttributes::ACCESS_TIMES,
-        propagation: 0,
-        userns_fd: 0,
+        ..NOTHING
     }
 }
 
-fn set(mount: BorrowedFd<'_>, request: &libc::mount_attr) -> io::Result<()> {
+fn set(mount: BorrowedFd<'_>, flags: libc::c_int, request: &libc::mount_attr) -> io::Result<()> {
     // SAFETY: the request is of the size that is passed with it and the path ends with a zero; the
     // kernel keeps neither.
     let result = unsafe {
@@ -81,7 +94,7 @@ fn set(mount: BorrowedFd<'_>, request: &libc::mount_attr) -> io::Result<()> {
             libc::SYS_mount_setattr,
             mount.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
+            libc::AT_EMPTY_PATH | flags,
             &raw const *request,
             size_of::<libc::mount_attr>(),
         )

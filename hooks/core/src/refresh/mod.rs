@@ -1,11 +1,13 @@
 //! Finds the mounts of a running container that show a replaced file.
 //!
-//! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Two kinds of mounts
-//! are found: [`volumes`], the subpaths of kubelet-written volumes, and [`files`], the single files
-//! that a container engine bound. Both compare devices and roots of mount tables, and open nothing.
+//! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Three kinds of mounts
+//! are found: [`volumes`], the subpaths of kubelet-written volumes; [`files`], the single files that
+//! a container engine bound; and [`mounts`], volumes that were mounted anew. All compare devices and
+//! roots of mount tables, and open nothing.
 
 mod files;
 mod interrupted;
+mod mounts;
 mod nested;
 mod volumes;
 mod way;
@@ -20,6 +22,7 @@ use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
 pub use interrupted::{changed_by_tuck, left_shared};
+pub use mounts::{BoundMount, mounts_in_container};
 pub use nested::{SpecBind, missing_binds};
 pub use volumes::{PodVolume, subpaths_in_container};
 pub use way::{Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};

@@ -323,7 +323,9 @@ impl ContainerRefresh<'_> {
         let kind = file
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
-        match clone_like(&file, &subpath.mount, users.as_ref().map(Users::file)) {
+        let is_recursive = self.volumes.clone_settings(subpath).is_recursive;
+        let users = users.as_ref().map(Users::file);
+        match clone_like(&file, &subpath.mount, users, is_recursive) {
             Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),

@@ -7,6 +7,13 @@ use bindguard_sys::OpenedTarget;
 
 use super::outcome::NotReplaced;
 
+/// What a new mount includes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CloneSettings {
+    /// The mounts below the source.
+    pub is_recursive: bool,
+}
+
 /// Files on the host, open while containers are refreshed.
 pub trait CurrentFiles {
     /// The mounts of a container that show them, each with its state at this moment.
@@ -15,6 +22,11 @@ pub trait CurrentFiles {
     /// The binds of the container's spec that were mounted in one of them and are gone.
     fn missing_in(&self, _table: &MountTable) -> Vec<SpecBind> {
         Vec::new()
+    }
+
+    /// What the new mount in place of a stale one includes.
+    fn clone_settings(&self, _stale: &SubpathInContainer) -> CloneSettings {
+        CloneSettings::default()
     }
 
     /// Opens the file or directory that a stale mount should show now. `None` for a directory or

@@ -11,6 +11,7 @@ mod current_files;
 mod files;
 mod host;
 mod ids;
+mod mounts;
 mod outcome;
 mod progress;
 mod records;
@@ -24,10 +25,11 @@ pub use bound_file_error::BoundFileError;
 pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
 };
-pub use current_files::CurrentFiles;
+pub use current_files::{CloneSettings, CurrentFiles};
 pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use ids::IdsError;
+pub use mounts::BoundMounts;
 pub use outcome::{
     AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
 };

@@ -52,6 +52,15 @@ pub enum RefreshOutcome {
 /// Why a stale mount was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum NotReplaced {
+    /// Attaching the new mount would reach the host and other containers.
+    #[error("the mount around it is shared with the host: a new mount would reach the host")]
+    ParentIsShared,
+    /// The container's mount is a peer of a mount of the host.
+    #[error("it is shared with the host: detaching it would reach the host")]
+    IsShared,
+    /// The host's mount of now does not answer.
+    #[error("the host's mount of now is dead: {0}")]
+    SourceIsDead(String),
     /// The current file could not be opened.
     #[error("open the current file")]
     Open(#[from] TargetError),
@@ -218,6 +227,9 @@ impl MountRefresh {
     }
 
     fn source(&self) -> PathBuf {
+        if self.sub_path.as_os_str().is_empty() {
+            return self.volume.clone();
+        }
         self.volume.join(&self.sub_path)
     }
 }

@@ -28,6 +28,7 @@ mod refresh_files;
 mod refresh_files_hostile;
 mod refresh_hostile;
 mod refresh_interrupted;
+mod refresh_mounts;
 mod refresh_namespaces;
 mod refresh_nested;
 mod refresh_scene;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
 use crate::handle::Handle;
-use crate::mount_setattr::mount_setattr_in_full;
+use crate::mount_setattr::{mount_setattr_in_full, set_propagation_recursively};
 
 /// A mount that is attached nowhere.
 #[derive(Debug)]
@@ -42,6 +42,7 @@ pub enum CloneError {
 }
 
 /// A mount of `target` with the attributes and the propagation of `stale`, and the ids of `users`.
+/// With the mounts below `target` if it is recursive; they get the propagation only.
 ///
 /// # Errors
 /// If the target is gone, or the kernel refuses.
@@ -49,10 +50,12 @@ pub fn clone_like(
     target: &Handle,
     stale: &MountEntry,
     users: Option<&File>,
+    is_recursive: bool,
 ) -> Result<NewMount, CloneError> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, is_recursive);
     let new = rustix::mount::open_tree(target, c"", flags).map_err(|errno| match errno {
         Errno::NOENT => CloneError::TargetGone,
         errno => CloneError::Clone {
@@ -62,7 +65,13 @@ pub fn clone_like(
     })?;
     let propagation = u64::from(type_of(&stale.propagation).bits());
     let users = users.map(AsFd::as_fd);
-    match mount_setattr_in_full(&new, stale.attributes, propagation, users) {
+    let set = mount_setattr_in_full(&new, stale.attributes, propagation, users).and_then(|()| {
+        match is_recursive {
+            true => set_propagation_recursively(&new, propagation),
+            false => Ok(()),
+        }
+    });
+    match set {
         Ok(()) => Ok(NewMount(new)),
         Err(source) => Err(CloneError::Attributes {
             attributes: stale.attributes,

@@ -102,7 +102,7 @@ fn an_idmapped_mount_stays_idmapped() {
                 container.namespace(),
                 Handle::of(&scene.file(version)).unwrap(),
             );
-            let new = match clone_like(&target, &stale, Some(namespace.users())) {
+            let new = match clone_like(&target, &stale, Some(namespace.users()), false) {
                 Ok(new) => new,
                 Err(error) => {
                     return bindguard_testing::skipped(

@@ -75,7 +75,7 @@ pub fn stale(container: &Container) -> (MountEntry, MountEntry) {
 pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     let (stale, parent) = stale(container);
     let target = Handle::of(&scene.file(version)).unwrap();
-    let new = clone_like(&target, &stale, None).unwrap();
+    let new = clone_like(&target, &stale, None, false).unwrap();
     let replacement = Replacement {
         stale: &stale,
         parent: Some(&parent),

@@ -1,0 +1,139 @@
+//! Binds whose source is a mount of its own on the host, such as a CSI volume.
+//!
+//! A driver that was restarted mounts its volume anew, and the container keeps the dead mount. A
+//! mount of the container belongs to a bind if it is at the bind's literal destination and shows
+//! what the guard recorded at the create or at an earlier refresh. Without a record, the destination
+//! must have exactly one mount. So a mount that the container made is never replaced, unless the
+//! container first unmounted the only mount there.
+
+use std::path::PathBuf;
+
+use super::{SubpathInContainer, judged};
+use crate::evidence::FilePlace;
+use crate::judge::{Expected, ExpectedTarget};
+use crate::kubelet::{PathInVolume, VolumeLayout, Writer};
+use crate::mount_table::{MountEntry, MountTable};
+
+/// A bind of a spec whose source is a mount point of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BoundMount {
+    /// The source on the host.
+    pub source: PathBuf,
+    /// The path in the container.
+    pub destination: PathBuf,
+    /// What the container's mount showed at the create and after each refresh. Empty without a
+    /// record.
+    pub recorded: Vec<FilePlace>,
+    /// What the host's mount shows now.
+    pub current: FilePlace,
+}
+
+/// The mounts of a container that these binds made, with their verdicts.
+pub fn mounts_in_container(table: &MountTable, mounts: &[BoundMount]) -> Vec<SubpathInContainer> {
+    judged(table, |mount| {
+        let bind = mounts.iter().find(|bind| bind.has_made(mount, table))?;
+        Some(bind.expected())
+    })
+}
+
+impl BoundMount {
+    fn has_made(&self, mount: &MountEntry, table: &MountTable) -> bool {
+        let shows =
+            |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
+        let is_known = || match self.recorded.is_empty() {
+            true => table.stack_at(&self.destination).count() == 1,
+            false => self.recorded.iter().any(shows),
+        };
+        mount.mount_point == self.destination && (shows(&self.current) || is_known())
+    }
+
+    fn expected(&self) -> Expected<'_> {
+        Expected {
+            directory: &self.source,
+            device: self.current.device,
+            writer: Writer::Containers,
+            layout: VolumeLayout::Plain,
+            sub_path: PathInVolume {
+                timestamp: None,
+                path: PathBuf::new(),
+            },
+            target: ExpectedTarget::At(Some(&self.current)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mount_table::Device;
+
+    fn place(minor: u32, path: &str) -> FilePlace {
+        FilePlace {
+            device: Device { major: 0, minor },
+            path: path.into(),
+        }
+    }
+
+    /// The state of the mounts at `/data`: `0:7` is the host's mount now, `0:5` was recorded.
+    fn states(recorded: &[FilePlace], mounts: &[&str]) -> Vec<(u32, &'static str)> {
+        let bind = BoundMount {
+            source: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount".into(),
+            destination: "/data".into(),
+            recorded: recorded.to_vec(),
+            current: place(7, "/"),
+        };
+        let root = ["1 0 0:9 / / rw - overlay o rw"];
+        let text = root.iter().chain(mounts).map(|line| format!("{line}\n"));
+        let text: String = text.collect();
+        let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        let found = mounts_in_container(&table, &[bind]);
+        let state = |it: &SubpathInContainer| match (it.is_current(), it.is_due()) {
+            (true, _) => "current",
+            (_, true) => "due",
+            (false, false) => "kept",
+        };
+        found.iter().map(|it| (it.mount.id.0, state(it))).collect()
+    }
+
+    #[test]
+    fn a_mount_of_the_record_is_due_once_the_host_has_another() {
+        let recorded = [place(5, "/"), place(6, "/")];
+        let dead = "5 1 0:5 / /data rw - fuse.d d rw";
+        assert_eq!(states(&recorded, &[dead]), [(5, "due")]);
+        let second = "6 1 0:6 / /data rw - fuse.d d rw";
+        assert_eq!(states(&recorded, &[second]), [(6, "due")]);
+        let now = "7 1 0:7 / /data rw - fuse.d d rw";
+        assert_eq!(states(&recorded, &[now]), [(7, "current")]);
+        let deleted = "5 1 0:5 /v//deleted /data rw - tmpfs t rw";
+        assert_eq!(states(&[place(5, "/v")], &[deleted]), [(5, "due")]);
+    }
+
+    #[test]
+    fn a_mount_that_the_container_made_is_kept() {
+        let recorded = [place(5, "/")];
+        let own = "8 1 0:8 / /data rw - tmpfs t rw";
+        assert_eq!(states(&recorded, &[own]), []);
+        let dead = "5 1 0:5 / /data rw - fuse.d d rw";
+        let above = "8 5 0:8 / /data rw - tmpfs t rw";
+        assert_eq!(states(&recorded, &[dead, above]), [(5, "kept")]);
+        let within = "8 5 0:8 / /data/cache rw - tmpfs t rw";
+        assert_eq!(states(&recorded, &[dead, within]), [(5, "kept")]);
+        let elsewhere = "8 1 0:5 / /mnt rw - fuse.d d rw";
+        assert_eq!(states(&recorded, &[elsewhere]), []);
+    }
+
+    #[test]
+    fn without_a_record_only_a_lone_mount_is_due() {
+        let dead = "5 1 0:5 / /data rw - fuse.d d rw";
+        let above = "8 5 0:8 / /data rw - tmpfs t rw";
+        assert_eq!(states(&[], &[dead]), [(5, "due")]);
+        assert_eq!(states(&[], &[dead, above]), []);
+    }
+
+    #[test]
+    fn a_refresh_that_was_interrupted_is_due() {
+        let new = "7 1 0:7 / /data rw - fuse.d d rw";
+        let dead = "5 7 0:5 / /data rw - fuse.d d rw";
+        assert_eq!(states(&[place(5, "/")], &[dead, new]), [(5, "due")]);
+    }
+}

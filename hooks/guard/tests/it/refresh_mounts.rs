@@ -1,0 +1,260 @@
+//! A volume that the host has mounted anew, as a restarted CSI driver does, in a running container.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::refresh_request::Notify;
+use bindguard_guard::refresh::{
+    BoundMounts, NotReplaced, RefreshAct, RefreshOutcome, Refreshed, TuckRecords, refresh_container,
+};
+use bindguard_guard::{Attempt, admit};
+use bindguard_testing::live::{self, Container, Inside};
+use bindguard_testing::{Fuse, Pod, bind, mount_of};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::refresh_scene::can_run;
+
+/// A pod with a CSI volume, which its container has at `/data`.
+struct Scene {
+    pod: Pod,
+    root: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self {
+            pod: Pod::with_keys(1),
+            root: tempfile::tempdir().unwrap(),
+        };
+        fs::create_dir_all(scene.volume()).unwrap();
+        scene.mount("1");
+        scene
+            .pod
+            .write_spec(&[mount_of(&scene.volume(), "/data", "rprivate")]);
+        scene.admit();
+        scene
+    }
+
+    fn admit(&self) {
+        let (policy, places) = (self.pod.policy(), self.pod.places());
+        let admission = admit(&self.pod.bundle(), &policy, &places, Attempt::First);
+        assert!(admission.is_provable, "{admission:?}");
+    }
+
+    fn volume(&self) -> PathBuf {
+        self.pod
+            .directory()
+            .join("volumes/kubernetes.io~csi/pv/mount")
+    }
+
+    fn mount(&self, content: &str) {
+        mount_tmpfs(&self.volume());
+        fs::write(self.volume().join("0"), content).unwrap();
+    }
+
+    /// What a driver does after its restart.
+    fn mount_anew(&self, content: &str) {
+        umount2(&self.volume(), MntFlags::MNT_DETACH).unwrap();
+        self.mount(content);
+    }
+
+    fn start(&self) -> Container {
+        self.start_with(|| {})
+    }
+
+    fn start_with(&self, more: impl FnOnce()) -> Container {
+        let data = Inside::of(self.volume(), "data");
+        Container::start_with(self.root.path(), &[data], more)
+    }
+
+    fn refresh(&self, container: &Container) -> Refreshed {
+        let mounts = BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap();
+        let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
+        let act = RefreshAct::Replace(Notify::None);
+        refresh_container(
+            &container.process,
+            Some(container.spec()),
+            &mounts,
+            act,
+            &records,
+        )
+        .unwrap()
+    }
+}
+
+fn mount_tmpfs(place: &Path) {
+    let (kind, none) = (Some("tmpfs"), MsFlags::empty());
+    mount(kind, place, kind, none, None::<&str>).unwrap();
+}
+
+fn mounts_of_host() -> Vec<String> {
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    table.lines().map(str::to_owned).collect()
+}
+
+/// The only reason for which a mount was not replaced.
+fn reason(refreshed: &Refreshed) -> &NotReplaced {
+    match &refreshed.mounts[..] {
+        [only] => match &only.outcome {
+            RefreshOutcome::NotReplaced(why) => why,
+            other => panic!("{other:?}"),
+        },
+        others => panic!("{others:?}"),
+    }
+}
+
+#[test]
+fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    let (mounts, before) = (container.mounts(), container.mounts_at("/data"));
+    for content in ["2", "3", "4"] {
+        scene.mount_anew(content);
+        let host = mounts_of_host();
+        let refreshed = scene.refresh(&container);
+        assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
+        assert_eq!(container.read("data/0").as_deref(), Some(content));
+        assert_eq!(container.mounts_at("/data").len(), 1);
+        assert_eq!(container.mounts_at("/data")[0].1, before[0].1);
+        assert!(container.propagation_at("/data").is_empty());
+        assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
+        assert!(scene.refresh(&container).mounts.is_empty(), "a second time");
+    }
+    let seen = container.stop();
+    assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+}
+
+#[test]
+fn a_recursive_bind_gets_the_mounts_below_the_volume() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    scene.mount_anew("2");
+    let nested = scene.volume().join("nested");
+    fs::create_dir(&nested).unwrap();
+    mount_tmpfs(&nested);
+    fs::write(nested.join("file"), "below").unwrap();
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(container.read("data/nested/file").as_deref(), Some("below"));
+    assert!(container.propagation_at("/data/nested").is_empty());
+    umount2(&nested, MntFlags::empty()).unwrap();
+    assert_eq!(container.read("data/nested/file").as_deref(), Some("below"));
+}
+
+#[test]
+fn mounts_of_the_container_stay() {
+    if !can_run() {
+        return;
+    }
+    for place in ["/data", "/data/cache"] {
+        let scene = Scene::new();
+        fs::create_dir(scene.volume().join("cache")).unwrap();
+        let container = scene.start_with(|| mount_tmpfs(Path::new(place)));
+        let before = container.mounts_at(place);
+        scene.mount_anew("2");
+        let refreshed = scene.refresh(&container);
+        assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
+        assert_eq!(container.mounts_at(place), before);
+    }
+    // Its own mount in the place of the runtime's.
+    let scene = Scene::new();
+    let container = scene.start_with(|| {
+        umount2("/data", MntFlags::MNT_DETACH).unwrap();
+        mount_tmpfs(Path::new("/data"));
+    });
+    scene.mount_anew("2");
+    assert!(scene.refresh(&container).mounts.is_empty());
+    assert_eq!(container.mounts_at("/data").len(), 1);
+    assert_eq!(container.read("data/0"), None);
+}
+
+#[test]
+fn a_mount_that_would_reach_the_host_is_refused() {
+    if !can_run() {
+        return;
+    }
+    for place in ["/", "/data"] {
+        let scene = Scene::new();
+        let container = scene.start_with(|| live::change(Path::new(place), MsFlags::MS_SHARED));
+        scene.mount_anew("2");
+        let refreshed = scene.refresh(&container);
+        let why = reason(&refreshed);
+        assert!(
+            matches!(why, NotReplaced::ParentIsShared | NotReplaced::IsShared),
+            "{place}: {why}"
+        );
+        assert_eq!(container.read("data/0").as_deref(), Some("1"));
+    }
+}
+
+#[test]
+fn a_new_mount_that_does_not_answer_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let Some(mut fuse) = Fuse::mounted() else {
+        return;
+    };
+    fuse.begin();
+    let scene = Scene::new();
+    let container = scene.start();
+    umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
+    bind(&fuse.path(), &scene.volume());
+    let refreshed = scene.refresh(&container);
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::SourceIsDead(_)),
+        "{refreshed:?}"
+    );
+    assert_eq!(container.read("data/0").as_deref(), Some("1"));
+    drop(fuse.device.take());
+}
+
+#[test]
+fn without_a_mount_on_the_host_the_old_one_stays() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
+    assert!(scene.refresh(&container).mounts.is_empty());
+    assert_eq!(container.read("data/0").as_deref(), Some("1"));
+}
+
+/// As under a shim without a guard.
+#[test]
+fn without_a_record_a_lone_mount_is_replaced() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    fs::remove_file(scene.pod.bundle().join("bindguard-binds.json")).unwrap();
+    let container = scene.start();
+    scene.mount_anew("2");
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(container.read("data/0").as_deref(), Some("2"));
+}
+
+/// The container could exchange a folder that it can write for a link.
+#[test]
+fn a_link_in_the_place_of_the_volume_is_not_followed() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
+    fs::remove_dir(scene.volume()).unwrap();
+    let elsewhere = scene.pod.directory().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    mount_tmpfs(&elsewhere);
+    fs::write(elsewhere.join("0"), "9").unwrap();
+    std::os::unix::fs::symlink(&elsewhere, scene.volume()).unwrap();
+    assert!(scene.refresh(&container).mounts.is_empty());
+    assert_eq!(container.read("data/0").as_deref(), Some("1"));
+}
