@@ -18,6 +18,7 @@
 
 pub mod agent;
 pub mod bundle;
+pub mod cgroup_hierarchy;
 pub mod cluster;
 pub mod cri;
 pub mod crio;

@@ -12,7 +12,7 @@ pub fn missing() -> Option<String> {
     if !has_sys_admin() {
         return Some("no CAP_SYS_ADMIN".into());
     }
-    if crate::node::tracking_hierarchy().is_none() {
+    if crate::cgroup_hierarchy::tracking_hierarchy().is_none() {
         return Some("no writable cgroup hierarchy under /sys/fs/cgroup".into());
     }
     None

@@ -11,6 +11,7 @@
 
 mod admission;
 mod admit;
+mod attempts;
 mod check;
 mod directories;
 mod expect;

@@ -6,7 +6,7 @@
 //! │    another mount lies below it? detach the top ─────┐
 //! │    open the current target                          │
 //! │    attach it below the stale mount, detach that ────┤
-//! └─────────────────────────────────────────────────────┘   at most 32 times
+//! └─────────────────────────────────────────────────────┘   at most 64 times
 //! ```
 //!
 //! Each round judges from fresh evidence. So a volume that is updated meanwhile, another repairer,
@@ -16,28 +16,27 @@
 
 use std::collections::BTreeSet;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathEvidence};
-use bindguard_core::judge::{Remedy, RepairMethod, Verdict, judge_subpath};
-use bindguard_core::kubelet::{PathInVolume, TimestampDirectory, VolumeSubpath, Writer};
+use bindguard_core::judge::{PathInVolume, Remedy, RepairMethod, Verdict, judge_subpath};
+use bindguard_core::kubelet::{TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::plan::Rebind;
 use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
-use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
+use bindguard_sys::replace::{
+    CloneError, NewMount, ReplaceError, attach_beneath, attach_tucked, clone_mount, detach,
+};
 use bindguard_sys::{
     Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded,
 };
 
+use crate::attempts::{Attempts, MAX_FAILURES, REPLACE_TIMEOUT};
 use crate::probes::Probes;
 
-/// Limit of changes of a volume during a re-bind. Updates every 2 ms needed at most 2 rounds,
-/// updates without a pause 12.
-const ROUNDS: u32 = 32;
-/// Limit of failures that may pass, and the pause after each.
-const PASSING_FAILURES: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(1);
+/// The pause after a failure that may pass.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The way in which a subpath became current.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,7 +75,8 @@ fn until_current(
     left_behind: &mut BTreeSet<String>,
 ) -> Result<Rebound, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
-    for _ in 0..ROUNDS {
+    let mut attempts = Attempts::until(Instant::now() + REPLACE_TIMEOUT);
+    while attempts.begin() {
         let round = RebindRound::begin(order.subpath(), probes);
         fault::reach(FaultPoint::Held);
         match round.act(order, left_behind) {
@@ -87,16 +87,17 @@ fn until_current(
             // Another repairer, or the kubelet, detached the mount that this round had open.
             Err(_) if round.was_overtaken() => {}
             // Before Linux 6.5 the mount of another repairer may be in the volume for a moment
-            // (`sys::swap::attach_tucked`).
-            Err(_) if order.writer() == Writer::Kubelet && failures < PASSING_FAILURES => {
+            // (`sys::replace::attach_tucked`).
+            Err(_) if order.writer() == Writer::Kubelet && failures < MAX_FAILURES => {
                 failures += 1;
-                thread::sleep(PAUSE);
+                thread::sleep(RETRY_INTERVAL);
             }
             Err(error) => return Err(error),
         }
     }
     Err(NotRebound::Impossible(format!(
-        "its volume changed {ROUNDS} times meanwhile"
+        "its volume changed {} times meanwhile",
+        attempts.rounds()
     )))
 }
 
@@ -137,7 +138,7 @@ impl<'s> RebindRound<'s> {
             // Two repairers attached a mount each. Detach the upper one: detaching a lower one
             // would also detach the upper one.
             Verdict::Current | Verdict::Foreign if self.covers_its_equal() => {
-                detach(self.mount()?).map_err(swap_failed)?;
+                detach(self.mount()?).map_err(not_rebound)?;
                 Ok(Step::LookAgain)
             }
             // Foreign: the file that a hostPath shows exists again, and there is nothing else to
@@ -191,7 +192,7 @@ impl<'s> RebindRound<'s> {
                 Step::LookAgain
             });
         }
-        detach(self.mount()?).map_err(swap_failed)?;
+        detach(self.mount()?).map_err(not_rebound)?;
         Ok(Step::Swapped)
     }
 
@@ -213,14 +214,20 @@ impl<'s> RebindRound<'s> {
             return Ok(false);
         };
         fault::reach(FaultPoint::TargetOpened);
-        match self.attach(&target) {
-            Ok(()) => fault::reach(FaultPoint::AfterAttach),
-            Err(SwapError::TargetGone | SwapError::Overtaken) => return Ok(false),
-            Err(SwapError::NotPossible { .. }) if self.tuck(&target)? => {}
-            Err(SwapError::NotPossible { .. }) => return Ok(false),
-            Err(error @ SwapError::Failed { .. }) => return Err(swap_failed(error)),
+        let new = match clone_mount(&target, self.held.attributes_to_keep()) {
+            Ok(new) => new,
+            Err(CloneError::TargetGone) => return Ok(false),
+            Err(error) => return Err(not_rebound(error)),
+        };
+        let is_attached = match self.attach(&new) {
+            Err(error) if error.is_not_possible() => self.tuck(&new)?,
+            done => is_done(done)?,
+        };
+        if !is_attached {
+            return Ok(false);
         }
-        detach(self.mount()?).map_err(swap_failed)?;
+        fault::reach(FaultPoint::AfterAttach);
+        detach(self.mount()?).map_err(not_rebound)?;
         fault::reach(FaultPoint::Detached);
         Ok(true)
     }
@@ -234,12 +241,10 @@ impl<'s> RebindRound<'s> {
         make_directories(self.directory()?, &remedy.sub_path.path).map_err(not_rebound)
     }
 
-    fn attach(&self, target: &Handle) -> Result<(), SwapError> {
+    fn attach(&self, new: &NewMount) -> Result<(), ReplaceError> {
         match self.held.handle() {
-            Some(stale) if !fault::denies_beneath() => {
-                attach_beneath(target, stale, self.held.attributes_to_keep())
-            }
-            _ => Err(SwapError::not_possible("mounting beneath the stale mount")),
+            Some(stale) if !fault::denies_beneath() => attach_beneath(new, stale),
+            _ => Err(ReplaceError::NO_BENEATH),
         }
     }
 
@@ -259,7 +264,7 @@ impl<'s> RebindRound<'s> {
 
     /// Attaches below the stale mount through propagation, and checks that it arrived there.
     /// `false` if the target was removed meanwhile.
-    fn tuck(&self, target: &Handle) -> Result<bool, NotRebound> {
+    fn tuck(&self, new: &NewMount) -> Result<bool, NotRebound> {
         let before = self.mount_of_stale()?;
         if before
             .parent
@@ -270,16 +275,13 @@ impl<'s> RebindRound<'s> {
             ));
         }
         let path = self.subpath.path();
-        let folder = path
+        let (folder, name) = path
             .parent()
-            .map(Handle::of)
-            .transpose()
-            .map_err(not_rebound)?;
-        let folder = folder.ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
-        match attach_tucked(target, &folder, &path, self.held.attributes_to_keep()) {
-            Ok(()) => fault::reach(FaultPoint::AfterAttach),
-            Err(SwapError::TargetGone | SwapError::Overtaken) => return Ok(false),
-            Err(error) => return Err(swap_failed(error)),
+            .zip(path.file_name())
+            .ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
+        let folder = Handle::of(folder).map_err(not_rebound)?;
+        if !is_done(attach_tucked(new, &folder, name))? {
+            return Ok(false);
         }
         if self.mount_of_stale()?.covers_its_equal() {
             Ok(true)
@@ -320,6 +322,11 @@ fn not_rebound(error: impl std::error::Error) -> NotRebound {
     NotRebound::Impossible(error_chain(&error))
 }
 
-fn swap_failed(error: SwapError) -> NotRebound {
-    NotRebound::Impossible(error_chain(&error))
+/// False if the target was removed meanwhile, or another repairer was at work: judge again.
+fn is_done(attached: Result<(), ReplaceError>) -> Result<bool, NotRebound> {
+    match attached {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_target_gone() || error == ReplaceError::Overtaken => Ok(false),
+        Err(error) => Err(not_rebound(error)),
+    }
 }

@@ -12,9 +12,9 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
     VolumeMount,
 };
+use bindguard_core::judge::{Fit, PathInVolume};
 use bindguard_core::kubelet::{
-    DATA_LINK, Fit, MountedVolume, PathInVolume, Plugin, TimestampDirectory, VolumeLayout,
-    VolumeSubpath,
+    DATA_LINK, MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath,
 };
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 

@@ -5,20 +5,18 @@
 //! not a child of this one does the work. It is forked twice, and init (or the shim, as subreaper)
 //! reaps it when it ends. Its only open descriptor is its end of a pipe. Otherwise a container's
 //! stdout would stay open for as long as a server does not answer.
-#![allow(unsafe_code)]
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use nix::libc;
-use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, fork};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
+};
 
 use crate::descriptors::close_all_but;
+use crate::fork::fork_child;
 
 /// A separate process, and the pipe with its output.
 #[derive(Debug)]
@@ -34,31 +32,18 @@ impl SeparateProcess {
     /// anything that another thread may have locked.
     pub(crate) fn start(work: impl FnOnce(&mut File)) -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        // SAFETY: the child makes plain syscalls and uses the heap, which glibc keeps usable across
-        // fork; it never returns from here, so nothing of this process's is dropped or flushed
-        // twice.
-        match unsafe { fork() }? {
-            ForkResult::Parent { child } => {
-                drop(write);
-                waitpid(child, None)?;
-                Self::hold(File::from(read))
-            }
-            ForkResult::Child => {
-                // SAFETY: as above.
-                if let Ok(ForkResult::Child) = unsafe { fork() } {
-                    // An error cannot be reported here: the reader sees that the pipe closes early.
-                    if close_all_but(&[write.as_raw_fd()]).is_ok() {
-                        let mut pipe = File::from(write);
-                        let _ = pipe.write_all(&std::process::id().to_ne_bytes());
-                        // A panic must not unwind from here: the caller would go on twice.
-                        let _ = catch_unwind(AssertUnwindSafe(|| work(&mut pipe)));
-                    }
+        let intermediate = fork_child(|| {
+            let _ = fork_child(|| {
+                // An error cannot be reported here: the reader sees that the pipe closes early.
+                if close_all_but(&[write.as_raw_fd()]).is_ok() {
+                    let mut pipe = File::from(write);
+                    let _ = pipe.write_all(&std::process::id().to_ne_bytes());
+                    work(&mut pipe);
                 }
-                // SAFETY: ends the process without running what its copy of this one has
-                // registered.
-                unsafe { libc::_exit(0) }
-            }
-        }
+            });
+        })?;
+        let _ = waitpid(Pid::from_raw(intermediate), WaitOptions::empty());
+        Self::hold(File::from(read))
     }
 
     fn hold(mut output: File) -> io::Result<Self> {
@@ -108,6 +93,7 @@ mod tests {
     use std::thread::{self, sleep};
     use std::time::Duration;
 
+    use nix::libc;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 

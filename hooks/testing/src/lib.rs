@@ -13,6 +13,7 @@
 mod folder;
 mod fuse;
 pub mod held_memory;
+mod helper;
 pub mod hostile_process;
 pub mod live;
 pub mod namespace;
@@ -21,5 +22,6 @@ pub mod scene;
 
 pub use folder::Folder;
 pub use fuse::Fuse;
+pub use helper::helper;
 pub use namespace::{bind, own_namespace, skipped};
 pub use pod::{Pod, mount_of};

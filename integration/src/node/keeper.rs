@@ -8,33 +8,11 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use nix::unistd::{AccessFlags, access};
-
-/// The folder of the cgroup hierarchy in which a node's own processes are tracked, if there is one
-/// to write to.
-///
-/// One of the v1 hierarchies is enough to follow a process's descendants; the containers are in all
-/// of them.
-pub fn tracking_hierarchy() -> Option<PathBuf> {
-    let places = [
-        "/sys/fs/cgroup/pids",
-        "/sys/fs/cgroup/freezer",
-        "/sys/fs/cgroup/systemd",
-        "/sys/fs/cgroup",
-    ];
-    let place = places
-        .iter()
-        .map(Path::new)
-        .find(|place| place.join("cgroup.procs").exists())?;
-    access(place, AccessFlags::W_OK)
-        .is_ok()
-        .then(|| place.to_path_buf())
-}
 
 /// The owner of the process that ends a node: when this is dropped, the node ends.
 #[derive(Debug)]

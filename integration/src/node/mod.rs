@@ -21,13 +21,14 @@ use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
 pub use self::containerd::SOCKET;
-pub use self::keeper::{KeeperHandle, tracking_hierarchy};
+pub use self::keeper::KeeperHandle;
 pub use self::namespace::HostRoot;
 pub use self::setup::Setup;
 
 use self::containerd::Containerd;
 use self::keeper::Keeper;
 use self::namespace::Namespace;
+use crate::cgroup_hierarchy::tracking_hierarchy;
 use crate::cri::Cri;
 use crate::ctr::Ctr;
 use crate::footprint::parent_of;

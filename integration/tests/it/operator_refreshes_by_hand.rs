@@ -5,8 +5,8 @@ use std::fs;
 use std::process::{Child, Command};
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::cgroup_hierarchy::tracking_hierarchy;
 use bindguard_integration::cri::mount;
-use bindguard_integration::node::tracking_hierarchy;
 use bindguard_integration::process::run;
 use bindguard_integration::programs::CLI;
 use bindguard_integration::waiting::until;

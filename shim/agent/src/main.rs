@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod container;
 mod engines;
 mod events;
 mod host;

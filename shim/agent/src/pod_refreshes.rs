@@ -18,10 +18,10 @@ use bindguard_guard::refresh::{PodVolumes, VolumeOfPod};
 use bindguard_operator::engines::binds_of_container;
 use tracing::error;
 
-use crate::events::PodIdentity;
+use crate::container::{Container, PodIdentity};
 use crate::pods::{OptedIn, PodLookup};
 use crate::refresh_queue::{Planned, RefreshQueue, Turn};
-use crate::refresher::{Container, OF_NODE, RefreshedContainer, Refresher};
+use crate::refresher::{OF_NODE, RefreshedContainer, Refresher};
 
 /// Workers that begin at once: eight took more processor time for each file (docs/decisions/0014).
 const SIDE_BY_SIDE: usize = 2;

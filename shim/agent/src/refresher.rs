@@ -4,7 +4,7 @@
 //! refresh wait, and must not delay the host's re-binds.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,32 +14,17 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{
     Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount,
 };
-use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, MAX_MOUNTS_OF_FILE, NotReplaced, RefreshAct,
-    RefreshError, RefreshOutcome, Refreshed, TuckRecords, refresh_container_within,
+    Abandoned, CurrentFiles, HeldProcess, HelperProcess, MAX_MOUNTS_OF_FILE, NotReplaced,
+    RefreshAct, RefreshError, RefreshOutcome, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
 
-use crate::events::{PodIdentity, Standing};
+use crate::container::{Container, PodIdentity};
+use crate::events::Standing;
 use crate::metrics::{Metrics, RefreshResult};
 use crate::reporting::Reporting;
-
-/// A running container, as far as a refresh needs it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Container {
-    /// Its id.
-    pub id: String,
-    /// Its name for people.
-    pub name: String,
-    /// Its init.
-    pub pid: u32,
-    /// The user namespaces in its spec; `None` if the spec is not known.
-    pub spec: Option<Arc<SpecUsers>>,
-    /// Its pod, and its name there.
-    pub pod: Option<(PodIdentity, String)>,
-}
 
 /// The place of a pod or a container in warnings that concern the whole node.
 pub const OF_NODE: &str = "";
@@ -68,6 +53,7 @@ impl From<Vec<String>> for RefreshedContainer {
 /// Refreshes containers, and remembers what is known of each.
 #[derive(Debug)]
 pub struct Refresher<'a> {
+    helper: &'a HelperProcess,
     metrics: &'a Metrics,
     reporting: &'a Reporting,
     policy: &'a Policy,
@@ -92,8 +78,14 @@ struct Known {
 
 impl<'a> Refresher<'a> {
     /// A refresher that has done nothing.
-    pub fn new(metrics: &'a Metrics, reporting: &'a Reporting, policy: &'a Policy) -> Self {
+    pub fn new(
+        helper: &'a HelperProcess,
+        metrics: &'a Metrics,
+        reporting: &'a Reporting,
+        policy: &'a Policy,
+    ) -> Self {
         Self {
+            helper,
             metrics,
             reporting,
             policy,
@@ -166,7 +158,15 @@ impl<'a> Refresher<'a> {
         let refreshed = match held(container) {
             Ok(process) => {
                 let (spec, act) = (container.spec.as_deref(), self.act(notify));
-                refresh_container_within(time, &process, spec, files, act, &self.records)
+                refresh_container_within(
+                    self.helper,
+                    time,
+                    &process,
+                    spec,
+                    files,
+                    act,
+                    &self.records,
+                )
             }
             Err(None) => return Some(RefreshedContainer::default()),
             Err(Some(why)) => return Some(vec![format!("refresh {name}: {why}")].into()),
@@ -411,9 +411,12 @@ fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
 mod tests {
     use std::fs;
     use std::path::Path;
+    use std::sync::Arc;
 
+    use bindguard_core::spec::SpecUsers;
     use bindguard_guard::refresh::PodVolumes;
     use bindguard_testing::held_memory::Executing;
+    use bindguard_testing::helper;
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
@@ -461,7 +464,7 @@ mod tests {
             journal: JournalWriter::off(Arc::clone(&metrics)),
             memory: IdleMemory::default(),
         };
-        let refresher = Refresher::new(&metrics, &reporting, &policy);
+        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
         let container = Container {
             name: id.clone(),
             id,

@@ -14,9 +14,10 @@ use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
 use tracing::warn;
 
+use crate::container::PodIdentity;
 use crate::events::{
-    Events, PodIdentity, Standing, from_ignored_request, from_journal, from_keeper, from_rebind,
-    from_refresh, from_refusal, from_survey,
+    Events, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
+    from_refusal, from_survey,
 };
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;

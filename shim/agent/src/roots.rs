@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_config::{Config, RefreshMode};
+use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::policy::Mode;
+use bindguard_guard::refresh::HelperProcess;
 use bindguard_operator::kubelets_here;
 use tracing::{error, info, warn};
 
@@ -37,6 +38,8 @@ pub struct KubeletRoots {
     pub served: Arc<Served>,
     /// The pods that requested refreshes.
     pub pods: PodLookup,
+    /// Starts the children in containers; `None` if no container is refreshed.
+    pub helper: Option<HelperProcess>,
 }
 
 impl KubeletRoots {
@@ -66,26 +69,33 @@ impl KubeletRoots {
     /// kubelet.
     pub fn follow_engines_for_ever(&self) {
         let (mode, policy) = (self.config.agent().refresh, self.config.policy());
-        if mode == RefreshMode::Off || policy.stale_subpaths == Mode::Off {
+        let Some(helper) = &self.helper else {
+            return;
+        };
+        if policy.stale_subpaths == Mode::Off {
             return;
         }
         self.again_and_again("follow the containers of Docker and Podman", || {
-            let refresher = Refresher::new(&self.served.metrics, &self.served.reporting, policy);
+            let served = &self.served;
+            let refresher = Refresher::new(helper, &served.metrics, &served.reporting, policy);
             engines::follow(mode, self.config.agent().survey, &refresher)
         });
     }
 
     fn start(self: &Arc<Self>, root: PathBuf) {
         let (plan, planned) = refreshes();
-        let refreshes = (self.config.agent().refresh != RefreshMode::Off).then_some(plan);
+        let refreshes = self.helper.is_some().then_some(plan);
         let (following, refreshing) = (Arc::clone(self), Arc::clone(self));
         let started = spawn("kubelet-root", move || {
             following.follow_for_ever(&root, &refreshes)
         })
         .and_then(|()| {
             spawn("refresh", move || {
-                let served = &refreshing.served;
+                let (served, Some(helper)) = (&refreshing.served, &refreshing.helper) else {
+                    return;
+                };
                 let refresher = Refresher::new(
+                    helper,
                     &served.metrics,
                     &served.reporting,
                     refreshing.config.policy(),

@@ -1,7 +1,7 @@
 //! The agent from start to end.
 //!
 //! ```text
-//! config ─► host's namespace ─► one thread for each kubelet root ─► HTTP ─► ready ─► signal
+//! host's namespace ─► config ─► helper process ─► HTTP ─► one thread for each kubelet root ─► ready ─► signal
 //! ```
 //!
 //! The main thread runs tokio and never touches a kubelet root. Everything that may hang runs in
@@ -13,10 +13,12 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use bindguard_config::{Config, Loaded, keep_valid, load};
+use anyhow::{Context, Result, bail};
+use bindguard_config::{Config, Loaded, RefreshMode, keep_valid, load};
 use bindguard_core::error_chain;
+use bindguard_guard::refresh::HelperProcess;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::args::Args;
@@ -53,11 +55,16 @@ pub fn run(args: &Args) -> Result<()> {
     let config = config.with_agent(settings);
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"))
         .unwrap_or_else(|| host::USUAL_SOCKET.into());
+    // Before the first thread and the first socket.
+    let helper = match config.agent().refresh {
+        RefreshMode::Off => None,
+        _ => Some(HelperProcess::start().context("start the helper process")?),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("start tokio")?;
-    runtime.block_on(serve(config, service_account, &cri))
+    runtime.block_on(serve(config, service_account, &cri, helper))
 }
 
 /// The active config. An invalid file is not used, as in an admission.
@@ -70,6 +77,7 @@ async fn serve(
     config: Config,
     account: Option<Result<ServiceAccount, AccessError>>,
     cri: &Path,
+    helper: Option<HelperProcess>,
 ) -> Result<()> {
     let metrics = Metrics::new();
     let (pods, answering) = pods::pods(cri, config.agent().refresh);
@@ -139,12 +147,18 @@ async fn serve(
         config,
         served,
         pods,
+        helper,
     });
     let engines = Arc::clone(&roots);
     spawn("engines", move || engines.follow_engines_for_ever())?;
-    spawn("roots", move || roots.find_for_ever())?;
+    let finding = Arc::clone(&roots);
+    spawn("roots", move || finding.find_for_ever())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    ended(&socket).await
+    let (helper_ended, end_of_helper) = oneshot::channel();
+    if roots.helper.is_some() {
+        watch_helper(&roots, helper_ended)?;
+    }
+    ended(&socket, end_of_helper).await
 }
 
 /// Follows the journal for those who do not wait for a request for figures.
@@ -165,18 +179,35 @@ fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()>
     })
 }
 
-async fn ended(socket: &BoundSocket) -> Result<()> {
+async fn ended(socket: &BoundSocket, helper: oneshot::Receiver<()>) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        Ok(()) = helper => {
+            socket.remove();
+            bail!(
+                "the helper process, which starts children in containers, was killed; ending, so that the supervisor starts both again"
+            );
+        }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     socket.remove();
     // A re-bind that ends half way leaves whole content; the next one finishes it. So no thread is
     // waited for: one of them may wait for a server.
     std::process::exit(0)
+}
+
+/// Waits in a thread for the end of the helper process, which ends only by a kill.
+fn watch_helper(roots: &Arc<KubeletRoots>, ended: oneshot::Sender<()>) -> Result<()> {
+    let roots = Arc::clone(roots);
+    spawn("helper", move || {
+        if let Some(helper) = &roots.helper {
+            helper.wait();
+            let _ = ended.send(());
+        }
+    })
 }
 
 fn survey_for_ever(served: &Served, interval: Duration) {

@@ -6,8 +6,9 @@
 
 use std::path::Path;
 
+use super::path_in_volume::PathInVolume;
 use crate::evidence::{FileIdentity, FileKind, FilePlace, Observed, Reach, Target};
-use crate::kubelet::{PathInVolume, TimestampDirectory, VolumeLayout, Writer};
+use crate::kubelet::{TimestampDirectory, VolumeLayout, Writer};
 use crate::mount_table::{Device, MountRoot};
 
 use super::remedy::{NoRemedy, Remedy, RepairMethod};

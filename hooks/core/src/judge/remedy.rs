@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::kubelet::{NotInVolume, PathInVolume, VolumeLayout, Writer};
+use super::path_in_volume::NotInVolume;
+use super::path_in_volume::PathInVolume;
+use crate::kubelet::{VolumeLayout, Writer};
 
 /// The repair of a stale subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]

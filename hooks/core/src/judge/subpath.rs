@@ -9,8 +9,10 @@
 
 use std::ffi::OsStr;
 
+use super::path_in_volume::NotInVolume;
+use super::path_in_volume::PathInVolume;
 use crate::evidence::{Observed, SubpathEvidence, SubpathMount, Volume};
-use crate::kubelet::{MountedVolume, NotInVolume, PathInVolume, Plugin, VolumeSubpath, Writer};
+use crate::kubelet::{MountedVolume, Plugin, VolumeSubpath, Writer};
 
 use super::place::{Expected, ExpectedTarget, OnIt, Shown, judge, unreadable};
 use super::reach::judge_reach;

@@ -10,17 +10,13 @@
 //! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
 //! `pkg/kubelet/kubelet_getters.go` of Kubernetes.
 
-mod fit;
 mod mounted_volume;
-mod path_in_volume;
 mod payload;
 mod plugin;
 mod pod_path;
 mod volume_subpath;
 
-pub use fit::Fit;
 pub use mounted_volume::MountedVolume;
-pub use path_in_volume::{NotInVolume, PathInVolume};
 pub use payload::{DATA_LINK, TimestampDirectory, VolumeLayout};
 pub use plugin::{Plugin, RequiredMount, Writer};
 pub use pod_path::PodPath;

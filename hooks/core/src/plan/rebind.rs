@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::judge::{Finding, Remedy, RepairMethod, Verdict};
-use crate::kubelet::{DATA_LINK, PathInVolume, VolumeSubpath, Writer};
+use crate::judge::{Finding, PathInVolume, Remedy, RepairMethod, Verdict};
+use crate::kubelet::{DATA_LINK, VolumeSubpath, Writer};
 use crate::policy::{Policy, Vanished};
 use crate::source::SourceKind;
 use crate::spec::SpecEdit;

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use super::{SubpathInContainer, judged};
 use crate::evidence::FilePlace;
-use crate::judge::{Expected, ExpectedTarget};
-use crate::kubelet::{PathInVolume, VolumeLayout, Writer};
+use crate::judge::{Expected, ExpectedTarget, PathInVolume};
+use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountTable};
 
 /// A bind of a spec whose source is a mount point of the host.

@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 
 use super::{SubpathInContainer, judged};
-use crate::judge::{Expected, ExpectedTarget};
-use crate::kubelet::{PathInVolume, TimestampDirectory, VolumeLayout, Writer};
+use crate::judge::{Expected, ExpectedTarget, PathInVolume};
+use crate::kubelet::{TimestampDirectory, VolumeLayout, Writer};
 use crate::mount_table::{Device, MountEntry, MountTable};
 use crate::paths::below;
 

@@ -15,8 +15,10 @@ use std::path::{Path, PathBuf};
 use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
-use bindguard_core::judge::{Finding, Lack, StaleCause, Verdict, judge_host_root, judge_subpath};
-use bindguard_core::kubelet::{PathInVolume, Plugin, TimestampDirectory, VolumeSubpath};
+use bindguard_core::judge::{
+    Finding, Lack, PathInVolume, StaleCause, Verdict, judge_host_root, judge_subpath,
+};
+use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::plan::Plan;

@@ -8,11 +8,10 @@ use bindguard_core::evidence::{
     Volume,
 };
 use bindguard_core::judge::{
-    Finding, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root, judge_subpath,
+    Finding, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root,
+    judge_subpath,
 };
-use bindguard_core::kubelet::{
-    PathInVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer,
-};
+use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Alarm, Mode, Policy};

@@ -25,10 +25,11 @@ use bindguard_core::refresh::{SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
-    AT_A_TIME, CloneError, ContainerNamespace, Entered, HeldProcess, MountsLock, NewMount,
-    Replacement, clone_like,
+    ContainerNamespace, Entered, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountsLock,
+    Replacement,
 };
 use bindguard_sys::has_mount_setattr;
+use bindguard_sys::replace::{CloneError, NewMount, clone_like};
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
@@ -40,19 +41,11 @@ use super::progress::{ContainerRefresh, Failure, STEP_TIMEOUT};
 use super::records::TuckRecords;
 use super::round::Round;
 use super::sandbox::refuse_sandbox;
-
-/// Limit of rounds. A volume that is updated without a pause needed 12 for a re-bind on the host.
-const MAX_ROUNDS: u32 = 64;
-
-/// Limit of rounds in which one mount could not be replaced, other than by an update of its volume.
-const MAX_FAILURES: u32 = 3;
+use crate::attempts::{Attempts, MAX_FAILURES, MAX_ROUNDS, REPLACE_TIMEOUT};
 
 /// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may
 /// bind the file thousands of times.
 pub const MAX_MOUNTS_OF_FILE: usize = 16;
-
-/// Time limit of the refresh of one container.
-const REFRESH_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The pause between two tries to get the lock.
 const LOCK_INTERVAL: Duration = Duration::from_millis(5);
@@ -98,13 +91,22 @@ pub fn find_stale(
 /// # Errors
 /// As there.
 pub fn refresh_container(
+    helper: &HelperProcess,
     process: &HeldProcess,
     spec: Option<&SpecUsers>,
     volumes: &dyn CurrentFiles,
     act: RefreshAct,
     records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
-    refresh_container_within(REFRESH_TIMEOUT, process, spec, volumes, act, records)
+    refresh_container_within(
+        helper,
+        REPLACE_TIMEOUT,
+        process,
+        spec,
+        volumes,
+        act,
+        records,
+    )
 }
 
 /// Refreshes the container with this init process, as far as it shows these files. `spec` is what
@@ -115,6 +117,7 @@ pub fn refresh_container(
 /// If the process ended, is no process of a container, or left the mount namespace that its runtime
 /// made.
 pub fn refresh_container_within(
+    helper: &HelperProcess,
     time: Duration,
     process: &HeldProcess,
     spec: Option<&SpecUsers>,
@@ -127,7 +130,8 @@ pub fn refresh_container_within(
     refuse_sandbox(process, &namespace)?;
     let spec = spec.ok_or(RefreshError::NoSpec)?;
     let namespace = namespace.accepted(process, spec.namespace())?;
-    let mut refresh = ContainerRefresh::new(process, &namespace, spec, volumes, records, until);
+    let mut refresh =
+        ContainerRefresh::new(helper, process, &namespace, spec, volumes, records, until);
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
@@ -149,16 +153,21 @@ pub fn refresh_container_within(
         lock = Some(wait_for_lock(&namespace, until)?);
         subpaths = refresh.find()?;
     }
-    for round in 0..MAX_ROUNDS {
+    let mut attempts = Attempts::until(until);
+    loop {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
             break;
         }
-        if Instant::now() >= until {
+        if !attempts.begin() {
             // Stale after a round without a failure: its volume changes all the time.
             let is_restless = |subpath: &&&SubpathInContainer| {
-                round > 0 && !refresh.failures.contains_key(&subpath.mount.mount_point)
+                let place = &subpath.mount.mount_point;
+                attempts.rounds() > 0 && !refresh.failures.contains_key(place)
             };
+            if !attempts.is_out_of_time() {
+                break;
+            }
             let late: Vec<_> = due.iter().filter(|it| !is_restless(it)).collect();
             for subpath in late {
                 refresh.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time)));
@@ -173,7 +182,7 @@ pub fn refresh_container_within(
     }
     refresh.signal();
     drop(lock);
-    let is_out_of_time = Instant::now() >= until && !refresh.due(&subpaths).is_empty();
+    let is_out_of_time = attempts.is_out_of_time() && !refresh.due(&subpaths).is_empty();
     Ok(Refreshed {
         is_out_of_time,
         ..refresh.into_report(subpaths, not_replaced)
@@ -241,7 +250,11 @@ impl ContainerRefresh<'_> {
                     *times < MAX_FAILURES && !matches!(why, Failure::KeyGone)
                 })
         };
-        subpaths.iter().filter(is_due).take(AT_A_TIME).collect()
+        subpaths
+            .iter()
+            .filter(is_due)
+            .take(MAX_REPLACEMENTS)
+            .collect()
     }
 
     fn replace(&mut self, due: &[&SubpathInContainer]) -> Result<(), RefreshError> {
@@ -249,7 +262,13 @@ impl ContainerRefresh<'_> {
         if subpaths.is_empty() {
             return Ok(());
         }
-        let entered = match Entered::enter(self.namespace, replacements, STEP_TIMEOUT, self.until) {
+        let entered = match Entered::enter(
+            self.helper,
+            self.namespace,
+            replacements,
+            STEP_TIMEOUT,
+            self.until,
+        ) {
             Ok(entered) => entered,
             Err(error) => {
                 let error = Arc::new(error);
@@ -318,7 +337,7 @@ impl ContainerRefresh<'_> {
             .ok_or(Failure::KeyGone)?
             .map_err(Failure::NotReplaced)?;
         let file = opened.file.ok_or(Failure::KeyGone)?;
-        let users = Users::of_mount_like(&subpath.mount, self.spec, self.namespace);
+        let users = Users::of_mount_like(self.helper, &subpath.mount, self.spec, self.namespace);
         let users = users.map_err(|error| Failure::NotReplaced(error.into()))?;
         let kind = file
             .identity()

@@ -6,7 +6,7 @@ use std::io;
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::spec::{BindIds, IdMaps, RequestedUserNamespace, SpecUsers};
-use bindguard_sys::enter::{ContainerNamespace, user_namespace_of};
+use bindguard_sys::enter::{ContainerNamespace, HelperProcess, user_namespace_of};
 
 /// Why an idmapped mount is not replaced.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,7 @@ pub(super) enum Users<'a> {
 impl Users<'_> {
     /// That for a mount like this one; `None` if it is not idmapped.
     pub(super) fn of_mount_like<'a>(
+        helper: &HelperProcess,
         stale: &MountEntry,
         spec: &SpecUsers,
         namespace: &'a ContainerNamespace,
@@ -51,7 +52,7 @@ impl Users<'_> {
             BindIds::OfContainer => of_container(),
             BindIds::Own(ids) if are_those_of_container(ids, spec) => of_container(),
             BindIds::Own(ids) => Ok(Some(Users::Own(
-                user_namespace_of(ids).map_err(IdsError::Make)?,
+                user_namespace_of(helper, ids).map_err(IdsError::Make)?,
             ))),
             BindIds::OfRuntime(option) => Err(IdsError::OfRuntime(option.clone())),
         }

@@ -37,6 +37,8 @@ pub use records::{TuckRecordError, TuckRecords};
 pub use running::RunningContainers;
 pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 
-/// A container's init process, held so that no other process is taken for it; and a child that
-/// hangs in a container.
-pub use bindguard_sys::enter::{Abandoned, HeldProcess, NamespaceError, ProcessError};
+/// A container's init process, held so that no other process is taken for it; a child that hangs
+/// in a container; and the process that starts such children.
+pub use bindguard_sys::enter::{
+    Abandoned, HeldProcess, HelperProcess, NamespaceError, ProcessError,
+};

@@ -9,7 +9,8 @@ use bindguard_core::refresh::{Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_sys::TargetError;
-use bindguard_sys::enter::{Abandoned, CloneError, EnterError, NamespaceError, ProcessError};
+use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError};
+use bindguard_sys::replace::{CloneError, ReplaceError};
 
 pub use bindguard_core::report::AttachMethod;
 
@@ -195,10 +196,12 @@ impl RefreshOutcome {
                     path: text(path),
                 }
             }
-            Self::NotReplaced(NotReplaced::Enter(EnterError::OtherType)) => MountResult::Refused {
-                reason: RefusedReason::OtherType,
-                path: text(source),
-            },
+            Self::NotReplaced(NotReplaced::Enter(EnterError::Step(ReplaceError::OtherType))) => {
+                MountResult::Refused {
+                    reason: RefusedReason::OtherType,
+                    path: text(source),
+                }
+            }
             Self::NotReplaced(why) => MountResult::Failed {
                 error: error_chain(why),
             },

@@ -8,7 +8,7 @@ use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
-use bindguard_sys::enter::{Abandoned, ContainerNamespace, HeldProcess};
+use bindguard_sys::enter::{Abandoned, ContainerNamespace, HeldProcess, HelperProcess};
 
 use super::current_files::CurrentFiles;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced};
@@ -19,6 +19,7 @@ pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The refresh of one container.
 pub(super) struct ContainerRefresh<'a> {
+    pub(super) helper: &'a HelperProcess,
     pub(super) process: &'a HeldProcess,
     pub(super) namespace: &'a ContainerNamespace,
     pub(super) spec: &'a SpecUsers,
@@ -46,6 +47,7 @@ pub(super) enum Failure {
 
 impl<'a> ContainerRefresh<'a> {
     pub(super) fn new(
+        helper: &'a HelperProcess,
         process: &'a HeldProcess,
         namespace: &'a ContainerNamespace,
         spec: &'a SpecUsers,
@@ -54,6 +56,7 @@ impl<'a> ContainerRefresh<'a> {
         until: Instant,
     ) -> Self {
         Self {
+            helper,
             process,
             namespace,
             spec,

@@ -28,7 +28,13 @@ impl ContainerRefresh<'_> {
 
     fn restored(&mut self, mounts: Vec<Replacement<'_>>) -> bool {
         let all: Vec<usize> = (0..mounts.len()).collect();
-        let Ok(entered) = Entered::enter(self.namespace, mounts, STEP_TIMEOUT, self.until) else {
+        let Ok(entered) = Entered::enter(
+            self.helper,
+            self.namespace,
+            mounts,
+            STEP_TIMEOUT,
+            self.until,
+        ) else {
             return false;
         };
         // The walk to a mount point may hang, as in any refresh.

@@ -8,6 +8,7 @@ use bindguard_core::refresh::{SubpathInContainer, changed_by_tuck};
 use bindguard_core::refresh_request::Notify;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
+use bindguard_sys::replace::ReplaceError;
 
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError};
 use super::progress::{ContainerRefresh, Failure};
@@ -86,7 +87,7 @@ impl Round<'_, '_, '_> {
         let results = match fault::denies_beneath() || self.refresh.namespace.has_own_users() {
             true => indices
                 .iter()
-                .map(|_| Err(EnterError::no_such_method()))
+                .map(|_| Err(ReplaceError::NO_BENEATH.into()))
                 .collect(),
             false => self.entered.attach_all_beneath(indices),
         };

@@ -5,8 +5,10 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use bindguard_core::judge::{Finding, NoRemedy, Remedy, RepairMethod, StaleCause, Verdict};
-use bindguard_core::kubelet::{PathInVolume, VolumeLayout, Writer};
+use bindguard_core::judge::{
+    Finding, NoRemedy, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict,
+};
+use bindguard_core::kubelet::{VolumeLayout, Writer};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, Container, Outcome, Report};

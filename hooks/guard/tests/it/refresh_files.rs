@@ -18,7 +18,7 @@ use bindguard_guard::refresh::{
     TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, own_namespace, skipped};
+use bindguard_testing::{Folder, helper, own_namespace, skipped};
 use nix::mount::{MsFlags, mount};
 
 const PLACE: &str = "/etc/app.conf";
@@ -66,6 +66,7 @@ impl Scene {
         assert!(errors.is_empty(), "{errors:?}");
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
         refresh_container(
+            helper(),
             &container.process,
             Some(container.spec()),
             &files,
@@ -341,6 +342,7 @@ fn a_sandbox_is_never_entered() {
         let mut program = command.spawn().unwrap();
         let process = HeldProcess::open(program.id()).unwrap();
         let refused = refresh_container(
+            helper(),
             &process,
             Some(&live::spec_of(None)),
             &files,

@@ -18,7 +18,7 @@ use bindguard_guard::refresh::{
     BoundFiles, FileBind, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{bind, own_namespace};
+use bindguard_testing::{bind, helper, own_namespace};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::mount::{MsFlags, mount};
 
@@ -90,6 +90,7 @@ impl Scene {
         let (files, _) = BoundFiles::open(binds, container.process.pid(), &running);
         let records = TuckRecords::at(&self.at("tucks"));
         refresh_container(
+            helper(),
             &container.process,
             Some(container.spec()),
             &files,

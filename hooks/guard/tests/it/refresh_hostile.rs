@@ -14,7 +14,7 @@ use bindguard_testing::held_memory::{
     Executing, Unwritable, blocks_readers, hold_memory, unless_it_hangs,
 };
 use bindguard_testing::live::{Container, kernel};
-use bindguard_testing::skipped;
+use bindguard_testing::{helper, skipped};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -209,7 +209,7 @@ fn an_init_that_hangs_in_execve_does_not_delay_the_refresh() {
             let process = HeldProcess::open(pid).unwrap();
             let spec = SpecUsers::from_spec(b"{}").unwrap();
             let volumes = PodVolumes::open(&pod).unwrap();
-            refresh_container(&process, Some(&spec), &volumes, act, &records)
+            refresh_container(helper(), &process, Some(&spec), &volumes, act, &records)
         });
         let refreshed = refreshed.expect("the refresh hangs");
         // A kernel that takes no lock lets the refresh go on.

@@ -4,7 +4,10 @@
 use std::fs;
 
 use bindguard_core::refresh_request::Notify;
-use bindguard_guard::refresh::{PodVolumes, RefreshAct, RefreshError, refresh_container};
+use bindguard_guard::refresh::{
+    HelperProcess, PodVolumes, RefreshAct, RefreshError, refresh_container,
+};
+use bindguard_testing::helper;
 use bindguard_testing::live;
 use bindguard_testing::live::Container;
 use nix::libc;
@@ -30,6 +33,7 @@ fn a_container_that_locks_itself_is_told() {
     let act = RefreshAct::Replace(Notify::None);
     let refresh = || {
         refresh_container(
+            helper(),
             &container.process,
             Some(container.spec()),
             &volumes,
@@ -54,6 +58,7 @@ fn a_kernel_without_mount_setattr_is_refused() {
     let refresh = |act| {
         let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
         refresh_container(
+            helper(),
             &container.process,
             Some(container.spec()),
             &volumes,
@@ -70,6 +75,12 @@ fn a_kernel_without_mount_setattr_is_refused() {
         "{refused}"
     );
     assert_eq!(found.mounts.len(), 1, "a survey still finds the old file");
+}
+
+/// A refresh in a process that the test forked, with a helper process that is killed with it.
+fn refresh_in_fork(scene: &Scene, container: &Container) {
+    let helper = HelperProcess::start().unwrap();
+    scene.refresh_with(&helper, container, RefreshAct::Replace(Notify::None));
 }
 
 /// The agent is killed with its child, as by a cgroup's end, at any moment.
@@ -98,7 +109,7 @@ fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
                     nix::unistd::Pid::from_raw(0),
                     nix::unistd::Pid::from_raw(0),
                 );
-                scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
+                refresh_in_fork(&scene, &container);
                 // SAFETY: ends the process without running what its copy of this one has
                 // registered.
                 unsafe { libc::_exit(0) }
@@ -146,8 +157,7 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
             version += 1;
             scene.pod.update(version);
             scene.rebind();
-            let refresh =
-                || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
+            let refresh = || refresh_in_fork(&scene, &container);
             let has_ended = supervised::killed_after(calls, refresh);
             let content = container.read("etc/app/0");
             assert!(
@@ -195,7 +205,7 @@ fn the_record_of_a_tuck_does_not_grow_with_the_mount_table() {
         .join(container.process.pid().to_string());
     let mut longest = 0;
     for calls in 0..100 {
-        let refresh = || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
+        let refresh = || refresh_in_fork(&scene, &container);
         let has_ended = supervised::killed_after(calls, refresh);
         longest = longest.max(fs::metadata(&record).map_or(0, |record| record.len()));
         if has_ended {
@@ -321,6 +331,7 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
             // Either it was in time, or the reason is typed.
             let act = RefreshAct::Replace(Notify::None);
             let _ = refresh_container(
+                helper(),
                 &container.process,
                 Some(container.spec()),
                 &volumes,
@@ -351,6 +362,7 @@ fn a_container_that_ended_is_an_error_and_nothing_more() {
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
     let act = RefreshAct::Replace(Notify::None);
     let error = refresh_container(
+        helper(),
         &container.process,
         Some(container.spec()),
         &volumes,

@@ -9,7 +9,7 @@ use bindguard_guard::refresh::{
 };
 use bindguard_guard::{Attempt, admit};
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Fuse, Pod, bind, mount_of};
+use bindguard_testing::{Fuse, Pod, bind, helper, mount_of};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::can_run;
@@ -72,6 +72,7 @@ impl Scene {
         let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
         let act = RefreshAct::Replace(Notify::None);
         refresh_container(
+            helper(),
             &container.process,
             Some(container.spec()),
             &mounts,

@@ -12,6 +12,7 @@ use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
     HeldProcess, NamespaceError, PodVolumes, RefreshAct, RefreshError, Refreshed, refresh_container,
 };
+use bindguard_testing::helper;
 use bindguard_testing::hostile_process;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
 use bindguard_testing::live;
@@ -183,6 +184,7 @@ fn refresh(
     scene.rebind();
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
     refresh_container(
+        helper(),
         process,
         Some(spec),
         &volumes,

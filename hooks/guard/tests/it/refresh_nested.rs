@@ -6,6 +6,7 @@ use std::path::Path;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{PodVolumes, RefreshAct, Refreshed, refresh_container};
+use bindguard_testing::helper;
 use bindguard_testing::live::{Container, Inside};
 
 use crate::refresh_scene::{Scene, can_run};
@@ -57,6 +58,7 @@ impl Nested {
             bind("/etc/other"),
         ]);
         refresh_container(
+            helper(),
             &container.process,
             Some(container.spec()),
             &volumes,

@@ -17,6 +17,7 @@ use bindguard_guard::refresh::{
     RefreshOutcome, Refreshed, refresh_container, refresh_container_within,
 };
 use bindguard_sys::OpenedTarget;
+use bindguard_testing::helper;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno, slow_fuse};
 use nix::libc;
 use nix::mount::{MsFlags, mount};
@@ -71,10 +72,17 @@ fn refresh(scene: &Scene, container: &HostileProcess, within: Option<Duration>) 
     let act = RefreshAct::Replace(Notify::None);
     let (process, records) = (&container.process, scene.records());
     match within {
-        Some(time) => {
-            refresh_container_within(time, process, Some(&spec), &volumes, act, &records).unwrap()
-        }
-        None => refresh_container(process, Some(&spec), &volumes, act, &records).unwrap(),
+        Some(time) => refresh_container_within(
+            helper(),
+            time,
+            process,
+            Some(&spec),
+            &volumes,
+            act,
+            &records,
+        )
+        .unwrap(),
+        None => refresh_container(helper(), process, Some(&spec), &volumes, act, &records).unwrap(),
     }
 }
 
@@ -158,8 +166,16 @@ fn a_volume_that_changes_until_the_time_is_over_is_restless() {
     let spec = SpecUsers::from_spec(br#"{"mounts":[{"destination":"/etc/app/0"}]}"#).unwrap();
     let act = RefreshAct::Replace(Notify::None);
     let (process, records) = (&container.process, scene.records());
-    let refreshed =
-        refresh_container_within(FIRST_TURN, process, Some(&spec), &files, act, &records).unwrap();
+    let refreshed = refresh_container_within(
+        helper(),
+        FIRST_TURN,
+        process,
+        Some(&spec),
+        &files,
+        act,
+        &records,
+    )
+    .unwrap();
     assert!(
         matches!(
             &refreshed.mounts[..],

@@ -106,7 +106,8 @@ fn a_repair_that_fails_refuses_the_container_when_policy_says_so() {
     };
     let refusal = scene.admitted(&strict).refusal.unwrap();
     assert!(
-        refusal.contains("is stale and could not be repaired") && refusal.contains("cloning"),
+        refusal.contains("is stale and could not be repaired")
+            && refusal.contains("clone the mount of"),
         "{refusal}"
     );
     change(MsFlags::MS_SHARED);

@@ -1,8 +1,8 @@
 //! Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or
 //! resource busy".
 
-use crate::holders::MountNamespace;
 use crate::host_mounts::HostMounts;
+use crate::namespaces::MountNamespace;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
@@ -64,7 +64,7 @@ pub fn pinned(
 mod tests {
     use super::super::Status;
     use super::*;
-    use crate::holders::HeldBy;
+    use crate::namespaces::HeldBy;
 
     fn table(lines: &str) -> MountTable {
         MountTable::from_mountinfo(lines.as_bytes()).unwrap()

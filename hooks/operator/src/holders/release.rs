@@ -5,7 +5,7 @@ use serde::Serialize;
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::text::shell_word;
 
-use super::HeldBy;
+use crate::namespaces::HeldBy;
 use crate::pods::PodName;
 
 /// A command that releases a mount.

@@ -13,7 +13,8 @@ use super::cgroup::looks_like_an_id;
 use super::release::{Release, releases};
 use super::spread::Spread;
 use super::system::SystemMounts;
-use super::{HeldBy, MountNamespace, Wanted, container_ids, pod_uid};
+use super::{Wanted, container_ids, pod_uid};
+use crate::namespaces::{Checked, HeldBy, MountNamespace};
 
 /// The holders of the mounts at or below a path. Its JSON form is what `holders --json` prints.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -32,15 +33,6 @@ pub struct HoldersReport {
     /// Errors that left the search incomplete.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-}
-
-/// The number of objects checked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Checked {
-    /// Processes whose namespace was queried.
-    pub processes: usize,
-    /// Mount namespaces; the table of each was read once.
-    pub namespaces: usize,
 }
 
 /// The kinds of holder.

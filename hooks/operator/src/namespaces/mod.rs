@@ -7,6 +7,7 @@
 //! an open descriptor of a process.
 
 mod enter;
+mod namespace;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +15,6 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::holders::{Checked, HeldBy, MountNamespace};
 use bindguard_core::mount_table::{MountTable, TableError};
 use bindguard_sys::enter::{HeldProcess, MountNamespace as OpenNamespace};
 use bindguard_sys::process_files::{ProcessFile, inodes, links};
@@ -22,6 +22,7 @@ use bindguard_sys::{ReadTableError, read_host_table};
 
 pub use self::enter::ReadMountsError;
 use self::enter::{NamespaceFile, mounts_of_namespace};
+pub use self::namespace::{Checked, HeldBy, MountNamespace};
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]

@@ -13,7 +13,7 @@ use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_guard::Probes;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::HeldSubpath;
-use bindguard_sys::swap::detach;
+use bindguard_sys::replace::detach;
 
 /// The reason why a mount was not detached.
 #[derive(Debug, thiserror::Error)]

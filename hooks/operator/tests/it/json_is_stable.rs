@@ -4,8 +4,10 @@
 use std::fs;
 use std::path::Path;
 
-use bindguard_core::judge::{self, Finding, Remedy, StaleCause, Verdict, VerdictName};
-use bindguard_core::kubelet::{PathInVolume, VolumeLayout, Writer};
+use bindguard_core::judge::{
+    self, Finding, PathInVolume, Remedy, StaleCause, Verdict, VerdictName,
+};
+use bindguard_core::kubelet::{VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
@@ -14,7 +16,8 @@ use bindguard_core::report::{
 };
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
-use bindguard_operator::holders::{Checked, HeldMount, Holder, HolderKind, HoldersReport, Release};
+use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
+use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
 use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName};

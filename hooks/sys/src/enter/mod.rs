@@ -13,9 +13,8 @@
 //! dies, the child reads the end of the socket and ends.
 
 mod child;
-mod clone;
-mod fork;
-mod helper;
+mod descriptor_message;
+mod helper_process;
 mod job;
 mod message;
 mod mount_namespace;
@@ -26,25 +25,22 @@ mod owner;
 mod process;
 mod process_error;
 mod user_namespace;
+mod user_namespace_child;
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
-use self::child::{Child, Opened};
-use self::fork::ChildProcess;
+use self::helper_process::{RemoteChild, Work};
 use self::job::Job;
 use self::message::{Reply, Request};
+use crate::poll::is_readable;
+use crate::replace::ReplaceError;
 use crate::separate_process::is_runnable;
 
-pub use self::clone::{CloneError, NewMount, clone_like};
+pub use self::helper_process::HelperProcess;
 pub use self::job::Replacement;
-pub use self::message::EnterStep;
 pub use self::mount_namespace::{MountNamespace, NamespaceError};
 pub use self::mounts::mounts_in;
 pub use self::namespace::{ContainerNamespace, MountsLock};
@@ -55,10 +51,10 @@ pub use self::user_namespace::user_namespace_of;
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the
 /// socket.
-const AHEAD: usize = 32;
+const MAX_REQUESTS_AHEAD: usize = 32;
 
 /// Limit of replacements of one child.
-pub const AT_A_TIME: usize = 256;
+pub const MAX_REPLACEMENTS: usize = 256;
 
 /// Why a step in a container was not done.
 #[derive(Debug, thiserror::Error)]
@@ -72,32 +68,15 @@ pub enum EnterError {
     /// The child ended.
     #[error("the child in the container ended")]
     Ended,
-    /// The mount point shows another mount than the mount table named.
-    #[error("another mount has its place in the container")]
-    OtherMount,
-    /// The current file has another type than the old one.
-    #[error("the current file has another type than the old one")]
-    OtherType,
     /// A step failed.
-    #[error("{}", .0.words())]
-    Failed(EnterStep, #[source] io::Error),
+    #[error(transparent)]
+    Step(#[from] ReplaceError),
 }
 
 impl EnterError {
-    /// The error of a kernel without `MOVE_MOUNT_BENEATH`.
-    pub fn no_such_method() -> Self {
-        Self::Failed(EnterStep::AttachBeneath, Errno::INVAL.into())
-    }
-
     /// True if the kernel, or this mount, does not allow the step.
     pub fn is_not_possible(&self) -> bool {
-        let Self::Failed(_, source) = self else {
-            return false;
-        };
-        matches!(
-            Errno::from_io_error(source),
-            Some(Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP)
-        )
+        matches!(self, Self::Step(error) if error.is_not_possible())
     }
 
     /// True if the child serves no further request.
@@ -107,22 +86,15 @@ impl EnterError {
 
     /// True if the new file was removed before it was attached: the volume changed again.
     pub fn is_target_gone(&self) -> bool {
-        let Self::Failed(step, source) = self else {
-            return false;
-        };
-        let attaches = matches!(step, EnterStep::AttachBeneath | EnterStep::AttachNew);
-        attaches && Errno::from_io_error(source) == Some(Errno::NOENT)
+        matches!(self, Self::Step(error) if error.is_target_gone())
     }
 }
 
 /// A child in a container's mount namespace. It ends with this value.
 #[derive(Debug)]
 pub struct Entered {
-    /// Closed before the child is waited for: a child that is not killed ends by that.
-    socket: OwnedFd,
-    /// `None` once it is abandoned.
-    child: Option<ChildProcess>,
-    patience: Duration,
+    child: RemoteChild,
+    step_timeout: Duration,
     /// No step is waited for after this time.
     until: Instant,
     /// It changed a propagation that it has yet to restore.
@@ -131,44 +103,32 @@ pub struct Entered {
 
 impl Entered {
     /// Starts a child that enters a container's mount namespace. Each later step may take as long
-    /// as `patience`, and all of them until this time.
+    /// as `step_timeout`, and all of them until this time.
     ///
     /// # Errors
     /// If there is no child, or it may not enter.
     pub fn enter(
+        helper: &HelperProcess,
         namespace: &ContainerNamespace,
         replacements: Vec<Replacement<'_>>,
-        patience: Duration,
+        step_timeout: Duration,
         until: Instant,
     ) -> Result<Self, EnterError> {
-        let jobs: Option<Vec<Job>> = replacements.into_iter().map(Job::of).collect();
-        let jobs = jobs.filter(|jobs| jobs.len() <= AT_A_TIME);
-        let jobs = jobs.ok_or_else(|| EnterError::NoChild(io::ErrorKind::InvalidInput.into()))?;
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|errno| EnterError::NoChild(errno.into()))?;
-        let mut opened: Vec<Opened> = jobs.iter().map(|_| Opened::default()).collect();
-        let kept = kept(&theirs, namespace, &jobs);
-        let child = ChildProcess::start(0, &kept, || {
-            let (socket, namespace) = (theirs.as_fd(), namespace.as_fd());
-            Child {
-                socket,
-                namespace,
-                jobs: &jobs,
-                opened: &mut opened,
-            }
-            .serve();
-        })
-        .map_err(EnterError::NoChild)?;
-        drop(theirs);
+        let jobs: Vec<Job> = replacements.into_iter().map(Job::of).collect();
+        let count = u16::try_from(jobs.len()).ok();
+        let count = count.filter(|_| jobs.len() <= MAX_REPLACEMENTS);
+        let count = count.ok_or_else(|| EnterError::NoChild(io::ErrorKind::InvalidInput.into()))?;
+        let child = helper
+            .start_child(Work::Container(count), Some(namespace.as_fd()), until)
+            .map_err(EnterError::NoChild)?;
+        // The child reads all of them before it enters.
+        for job in &jobs {
+            job.send(child.socket.as_fd())
+                .map_err(|_| EnterError::Ended)?;
+        }
         let entered = Self {
-            socket: ours,
-            child: Some(child),
-            patience,
+            child,
+            step_timeout,
             until,
             is_tucking: Cell::new(false),
         };
@@ -255,18 +215,9 @@ impl Entered {
     }
 
     /// Gives it up. The value shows if the child still waits for something in the container.
-    pub fn abandon(mut self) -> Abandoned {
-        self.kill();
+    pub fn abandon(self) -> Abandoned {
         Abandoned {
-            child: self.child.take().and_then(|child| child.pidfd()),
-        }
-    }
-
-    /// A child that waits for a server of the container ends by the signal, or when the server
-    /// answers. A child that has yet to restore a propagation ends by itself: the socket closes.
-    fn kill(&self) {
-        if let Some(child) = self.child.as_ref().filter(|_| !self.is_tucking.get()) {
-            child.kill();
+            child: self.child.pidfd.try_clone().ok(),
         }
     }
 
@@ -284,7 +235,7 @@ impl Entered {
     ) -> Vec<Result<(), EnterError>> {
         let mut results = Vec::with_capacity(indices.len());
         let mut is_over = false;
-        for some in indices.chunks(AHEAD) {
+        for some in indices.chunks(MAX_REQUESTS_AHEAD) {
             let sent: Vec<_> = some
                 .iter()
                 .map(|index| self.send(request, *index))
@@ -306,7 +257,7 @@ impl Entered {
     fn send(&self, request: impl Fn(u16) -> Request, index: usize) -> Result<(), EnterError> {
         let index = u16::try_from(index).map_err(|_| EnterError::Ended)?;
         rustix::net::send(
-            &self.socket,
+            &self.child.socket,
             &request(index).to_bytes(),
             rustix::net::SendFlags::NOSIGNAL,
         )
@@ -315,30 +266,27 @@ impl Entered {
     }
 
     fn reply(&self) -> Result<(), EnterError> {
-        let patience = self
-            .patience
+        let timeout = self
+            .step_timeout
             .min(self.until.saturating_duration_since(Instant::now()));
-        let child = self.child.as_ref().ok_or(EnterError::Ended)?;
-        if !is_answered(self.socket.as_fd(), child, patience, self.until) {
-            return Err(EnterError::Silent(patience));
+        let socket = self.child.socket.as_fd();
+        if !is_answered(socket, self.child.pid, timeout, self.until) {
+            return Err(EnterError::Silent(timeout));
         }
         let mut bytes = [0; Reply::SIZE];
-        let read = rustix::io::read(&self.socket, &mut bytes).map_err(|_| EnterError::Ended)?;
-        match Reply::from_bytes(bytes)
-            .filter(|_| read == Reply::SIZE)
-            .ok_or(EnterError::Ended)?
-        {
-            Reply::Done => Ok(()),
-            Reply::OtherMount => Err(EnterError::OtherMount),
-            Reply::OtherType => Err(EnterError::OtherType),
-            Reply::Failed(step, errno) => Err(EnterError::Failed(step, errno.into())),
-        }
+        let read = rustix::io::read(socket, &mut bytes).map_err(|_| EnterError::Ended)?;
+        let reply = Reply::from_bytes(bytes).filter(|_| read == Reply::SIZE);
+        Ok(reply.ok_or(EnterError::Ended)?.0?)
     }
 }
 
 impl Drop for Entered {
+    /// A child that waits for a server of the container ends by the signal, or when the server
+    /// answers. A child that has yet to restore a propagation ends by itself: the socket closes.
     fn drop(&mut self) {
-        self.kill();
+        if !self.is_tucking.get() {
+            self.child.kill();
+        }
     }
 }
 
@@ -359,48 +307,14 @@ impl Abandoned {
 
 /// Polls until the child has answered. A child that waits for a processor is late, not silent: it
 /// has until this time.
-fn is_answered(
-    socket: BorrowedFd<'_>,
-    child: &ChildProcess,
-    patience: Duration,
-    until: Instant,
-) -> bool {
+fn is_answered(socket: BorrowedFd<'_>, child: i32, timeout: Duration, until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        if is_readable(socket, patience.min(left)) {
+        if is_readable(socket, timeout.min(left)) {
             return true;
         }
-        if patience >= left || !is_runnable(child.pid()) {
+        if timeout >= left || !is_runnable(child) {
             return false;
         }
     }
-}
-
-/// Polls until something can be read; ignores signals of this process.
-fn is_readable(socket: BorrowedFd<'_>, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
-            Err(Errno::INTR) => {}
-            ready => return ready.is_ok_and(|ready| ready > 0),
-        }
-    }
-}
-
-/// The descriptors that the child needs, sorted.
-fn kept(socket: &OwnedFd, namespace: &ContainerNamespace, jobs: &[Job]) -> Vec<RawFd> {
-    let new = jobs
-        .iter()
-        .filter_map(|job| job.new.as_ref())
-        .map(|new| new.0.as_raw_fd());
-    let mut kept: Vec<RawFd> = new
-        .chain([socket.as_raw_fd(), namespace.as_fd().as_raw_fd()])
-        .collect();
-    kept.sort_unstable();
-    kept
 }

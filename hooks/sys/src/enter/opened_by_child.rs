@@ -4,21 +4,17 @@
 //! killed. Its wait for the lock ends by that.
 
 use std::ffi::{CStr, CString};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
 
-use super::fork::ChildProcess;
+use super::descriptor_message::{receive_message, send_message, sockets};
 use super::is_answered;
+use crate::fork::ChildProcess;
 use crate::process_files::ProcessFile;
 
 /// Time limit of an open.
@@ -33,17 +29,12 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The kernel's, and `TimedOut` if the process holds a lock.
 pub fn open_process_file(file: &ProcessFile) -> io::Result<OwnedFd> {
     let path = CString::new(file.path.as_os_str().as_bytes())?;
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    let open = || pass_opened(theirs.as_fd(), &path);
-    let child = ChildProcess::start(0, &[theirs.as_raw_fd()], open)?;
+    let (ours, theirs) = sockets()?;
+    let kept = [theirs.as_raw_fd()];
+    let child = ChildProcess::start(&kept, || pass_opened(theirs.as_fd(), &path))?;
     drop(theirs);
     let until = Instant::now() + BUSY_TIMEOUT;
-    let opened = if is_answered(ours.as_fd(), &child, OPEN_TIMEOUT, until) {
+    let opened = if is_answered(ours.as_fd(), child.pid(), OPEN_TIMEOUT, until) {
         receive(ours.as_fd())
     } else {
         Err(io::ErrorKind::TimedOut.into())
@@ -60,39 +51,18 @@ fn pass_opened(socket: BorrowedFd<'_>, path: &CStr) {
     let number = opened
         .as_ref()
         .map_or_else(|errno| errno.raw_os_error(), |_| 0);
-    let descriptors = opened.as_ref().map(|file| [file.as_fd()]);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if let Ok(descriptors) = &descriptors {
-        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-    }
+    let file = opened.as_ref().ok().map(AsFd::as_fd);
     // If the reader is gone, the answer is not needed.
-    let _ = sendmsg(
-        socket,
-        &[IoSlice::new(&number.to_ne_bytes())],
-        &mut ancillary,
-        SendFlags::NOSIGNAL,
-    );
+    let _ = send_message(socket, &number.to_le_bytes(), file.as_slice());
 }
 
 fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut number = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut number)],
-        &mut ancillary,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let opened = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    match (i32::from_ne_bytes(number), opened) {
+    let (size, mut descriptors) = receive_message(socket, &mut number)?;
+    match (i32::from_le_bytes(number), descriptors.pop()) {
         (0, Some(opened)) => Ok(opened),
         // The child was killed, or there are too many open files.
-        (0, None) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        (0, None) if size == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
         (0, None) => Err(Errno::MFILE.into()),
         (number, _) => Err(io::Error::from_raw_os_error(number)),
     }

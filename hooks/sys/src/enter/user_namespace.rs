@@ -1,37 +1,48 @@
 //! A user namespace for an idmapped mount whose bind has ids of its own.
 //!
-//! A child is forked into it, and waits until the agent has written its ids and opened it. The
+//! A child moves into a new one, and waits until the agent has written its ids and opened it. The
 //! namespace lives on by its descriptor.
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use bindguard_core::spec::IdMaps;
-use nix::libc;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::fork::ChildProcess;
+use super::descriptor_message::receive_message;
+use super::helper_process::{HelperProcess, Work};
+use crate::poll::is_readable;
+
+/// Limit of the wait for the child.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A new user namespace that maps these ids.
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn user_namespace_of(ids: &IdMaps) -> io::Result<File> {
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    // Until the other end closes.
-    let wait = || _ = rustix::io::read(&theirs, &mut [0; 1]);
-    let child = ChildProcess::start(libc::CLONE_NEWUSER, &[theirs.as_raw_fd()], wait)?;
-    let process = format!("/proc/{}", child.pid());
+pub fn user_namespace_of(helper: &HelperProcess, ids: &IdMaps) -> io::Result<File> {
+    let until = Instant::now() + START_TIMEOUT;
+    let child = helper.start_child(Work::UserNamespace, None, until)?;
+    let users = mapped(child.socket.as_fd(), child.pid, ids, until);
+    child.kill();
+    users
+}
+
+fn mapped(child: BorrowedFd<'_>, pid: i32, ids: &IdMaps, until: Instant) -> io::Result<File> {
+    let mut number = [0; 4];
+    if !is_readable(child, until.saturating_duration_since(Instant::now())) {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    if receive_message(child, &mut number)?.0 != number.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    match i32::from_le_bytes(number) {
+        0 => {}
+        errno => return Err(io::Error::from_raw_os_error(errno)),
+    }
+    let process = format!("/proc/{pid}");
     fs::write(format!("{process}/uid_map"), ids.users.to_proc())?;
     fs::write(format!("{process}/gid_map"), ids.groups.to_proc())?;
-    let users = File::open(format!("{process}/ns/user"))?;
-    child.kill();
-    drop(ours);
-    Ok(users)
+    File::open(format!("{process}/ns/user"))
 }

@@ -259,7 +259,12 @@ impl Handle {
     /// A path that leads to this very file and mount, whatever its name leads to by now:
     /// proc_pid_fd(5).
     pub(crate) fn magic_path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+        Self::link_of(&self.fd)
+    }
+
+    /// The same for any descriptor.
+    pub(crate) fn link_of(descriptor: &OwnedFd) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
     }
 }
 

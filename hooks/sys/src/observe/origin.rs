@@ -9,7 +9,8 @@ use std::rc::Rc;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathMount, Volume};
-use bindguard_core::kubelet::{Fit, PathInVolume, VolumeLayout, VolumeSubpath};
+use bindguard_core::judge::{Fit, PathInVolume};
+use bindguard_core::kubelet::{VolumeLayout, VolumeSubpath};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::Handle;

@@ -8,7 +8,8 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::{
     FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
-use bindguard_core::kubelet::{DATA_LINK, PathInVolume, VolumeLayout, VolumeSubpath, Writer};
+use bindguard_core::judge::PathInVolume;
+use bindguard_core::kubelet::{DATA_LINK, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::{Handle, HandleError};

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::Handle;
-use bindguard_sys::enter::{Entered, Replacement, clone_like};
+use bindguard_sys::enter::{Entered, Replacement};
+use bindguard_sys::replace::clone_like;
+use bindguard_testing::helper;
 use bindguard_testing::live::{Container, change};
 use nix::mount::MsFlags;
 
@@ -115,8 +117,14 @@ fn an_idmapped_mount_stays_idmapped() {
                 parent: Some(&parent),
                 new: Some(new),
             };
-            let entered =
-                Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+            let entered = Entered::enter(
+                helper(),
+                &container.namespace(),
+                vec![replacement],
+                PATIENCE,
+                far(),
+            )
+            .unwrap();
             entered.open(0).unwrap();
             if !attached(attach, &entered) {
                 break;
@@ -182,8 +190,14 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
             parent: Some(&parent),
             new: None,
         };
-        let second =
-            Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+        let second = Entered::enter(
+            helper(),
+            &container.namespace(),
+            vec![replacement],
+            PATIENCE,
+            far(),
+        )
+        .unwrap();
         second.open(0).unwrap();
         second.detach(0).unwrap();
         assert_eq!(container.read("etc/conf").as_deref(), Some("1"));

@@ -13,5 +13,6 @@ mod enter_scene;
 mod journal;
 mod mounts;
 mod process_files;
-mod swap;
+mod replace;
+
 mod target;

@@ -17,7 +17,8 @@ use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
 use super::watches::Watches;
-use crate::refresher::{Container, OF_NODE, RefreshedContainer, Refresher};
+use crate::container::Container;
+use crate::refresher::{OF_NODE, RefreshedContainer, Refresher};
 
 /// The time that the refresh of a container may take at first, and the time that it may take after
 /// the others.
@@ -236,6 +237,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use bindguard_core::policy::Policy;
+    use bindguard_testing::helper;
 
     use super::*;
     use crate::events::Events;
@@ -257,7 +259,7 @@ mod tests {
             journal: JournalWriter::off(Arc::clone(&metrics)),
             memory: IdleMemory::default(),
         };
-        let refresher = Refresher::new(&metrics, &reporting, &policy);
+        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
         refresher.warn("gone", vec!["why".to_owned()]);
         let mut followed = Followed::new(root.path(), RefreshMode::All);
         followed.survey(&mut Watches::new(Inotify::new().unwrap()), &refresher);

@@ -15,7 +15,8 @@ use bindguard_operator::container_mounts::Keeper;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::pods::PodName;
 
-use super::occurrence::{Occurrence, PodIdentity, Reason, Subject};
+use super::occurrence::{Occurrence, Reason, Subject};
+use crate::container::PodIdentity;
 
 /// The occurrences of a line: of a create, of a check after it, or of an operator's command.
 pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {

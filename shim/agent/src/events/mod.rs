@@ -29,7 +29,7 @@ pub use self::from_reports::{
     from_survey,
 };
 pub use self::objects::Event;
-pub use self::occurrence::{EventType, Occurrence, PodIdentity};
+pub use self::occurrence::{EventType, Occurrence};
 pub use self::recorder::{EventApi, Recorder, WriteError};
 pub use self::standing::Standing;
 

@@ -13,7 +13,8 @@ use std::time::Duration;
 use bindguard_core::text::cut;
 use lru::LruCache;
 
-use super::occurrence::{EventType, Moment, Occurrence, PodIdentity, Reason};
+use super::occurrence::{EventType, Moment, Occurrence, Reason};
+use crate::container::PodIdentity;
 
 /// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
 /// occurrence for the longest time is forgotten.

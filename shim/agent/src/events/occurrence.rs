@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::container::PodIdentity;
+
 /// The reason of an event: `reason` of the API's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
@@ -80,17 +82,6 @@ impl Reason {
             Self::RefreshRequestIgnored => EventType::Warning,
         }
     }
-}
-
-/// A pod, as the API server knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct PodIdentity {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its uid.
-    pub uid: String,
 }
 
 /// The pod of an occurrence.

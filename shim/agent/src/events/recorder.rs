@@ -13,8 +13,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::objects::{Event, EventObjects};
-use super::occurrence::{Moment, Occurrence, PodIdentity, Subject};
+use super::occurrence::{Moment, Occurrence, Subject};
 use super::pace::Pace;
+use crate::container::PodIdentity;
 use crate::metrics::{EventResult, Metrics};
 use crate::pods::Cri;
 use crate::wall_clock::since_epoch;

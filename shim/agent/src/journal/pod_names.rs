@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lru::LruCache;
 
-use crate::events::PodIdentity;
+use crate::container::PodIdentity;
 use crate::pods::PodLookup;
 
 /// Limit of names that are kept.

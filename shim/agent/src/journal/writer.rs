@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::pod_names::PodNames;
 use super::share::Shares;
-use crate::events::PodIdentity;
+use crate::container::PodIdentity;
 use crate::metrics::Metrics;
 use crate::pods::PodLookup;
 use crate::threads::spawn;

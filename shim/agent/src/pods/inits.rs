@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::cri::{Cri, CriError, Init};
 use super::listing::NamedContainer;
-use crate::refresher::Container;
+use crate::container::Container;
 
 /// The init processes that are known, by the ids of the containers.
 #[derive(Debug, Default)]

@@ -24,8 +24,8 @@ use self::listing::Listing;
 
 pub use self::cri::{Cri, CriError};
 
-use crate::events::PodIdentity;
-use crate::refresher::Container;
+use crate::container::Container;
+use crate::container::PodIdentity;
 
 /// Time limit of one question, which is several queries.
 const PATIENCE: Duration = Duration::from_secs(10);

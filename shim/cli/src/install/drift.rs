@@ -9,8 +9,9 @@ use std::path::Path;
 use anyhow::Result;
 use bindguard_config::DEFAULT_PATH;
 
+use super::owner::Owner;
 use super::plan::InstallOptions;
-use super::record::{Owner, Record, hash};
+use super::record::{Record, hash};
 use super::{change, name, target};
 use crate::show::print_remark;
 

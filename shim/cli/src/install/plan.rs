@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::change::Change;
-use super::record::Owner;
+use super::owner::Owner;
 
 /// The options of the command line, with their defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::attributes::Attributes;
 use super::change::{self, Content, Wanted};
+use super::owner::Owner;
 use super::plan::{InstallOptions, PlannedChange};
 use super::running::{self, Daemon};
 use super::scratch;
@@ -22,29 +23,6 @@ use super::target;
 
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
-
-/// The owner of a file.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Owner {
-    /// containerd's config.toml, or a file that it imports.
-    Containerd,
-    /// Docker's daemon.json.
-    Docker,
-    /// A drop-in of Podman's containers.conf.
-    Podman,
-    /// A drop-in of CRI-O's.
-    #[value(name = "crio")]
-    Crio,
-    /// The unit of the node agent.
-    #[value(skip)]
-    Agent,
-    /// The programs and the settings of bindguard itself.
-    #[value(skip)]
-    Bindguard,
-}
 
 /// One file that was changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

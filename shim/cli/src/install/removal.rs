@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use anyhow::Result;
 use bindguard_core::program_names::{RUNTIME, SHIM};
 
+use super::owner::Owner;
 use super::plan::{InstallOptions, PlannedChange};
 use super::program_users::{ProgramUser, users_of};
 use super::programs::beside_this_one;
-use super::record::{Entry, Installed, Owner, Record, Removal};
+use super::record::{Entry, Installed, Record, Removal};
 use super::report::InstallReport;
 use super::running::pods_with_handler;
 use super::{CommonOptions, put, target};

@@ -8,8 +8,8 @@ use bindguard_core::text::one_line;
 use serde::Serialize;
 
 use super::change::Change;
+use super::owner::Owner;
 use super::plan::{PlannedChange, TargetPlan};
-use super::record::Owner;
 use super::{CommonOptions, name};
 use crate::show::print_text;
 

@@ -11,9 +11,10 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::change::{self, Change, Content, Wanted};
+use super::owner::Owner;
 use super::plan::PlannedChange;
 use super::program_users::{ProgramUser, users_of};
-use super::record::{Entry, Owner, PendingRemoval, Record, Removal};
+use super::record::{Entry, PendingRemoval, Record, Removal};
 use super::removal::{KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go};
 use super::report::{InstallReport, Progress};
 use super::restart_slot::RestartSlot;

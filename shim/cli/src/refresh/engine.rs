@@ -8,7 +8,9 @@ use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::report::Container;
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::refresh::{BoundFiles, FileBind, TuckRecords, refresh_container};
+use bindguard_guard::refresh::{
+    BoundFiles, FileBind, HelperProcess, TuckRecords, refresh_container,
+};
 use bindguard_operator::engines::{
     ContainersOfNode, EngineContainer, engine_containers, rootless_owner, state_folders,
 };
@@ -40,6 +42,7 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
 
 /// Refreshes the single files that the container binds.
 pub(super) fn refresh(
+    helper: &HelperProcess,
     container: &EngineContainer,
     verb: &Refresh,
     config: &Config,
@@ -55,6 +58,7 @@ pub(super) fn refresh(
     let start = Instant::now();
     let users = SpecUsers::from_spec(&bytes).ok();
     let refreshed = refresh_container(
+        helper,
         &process,
         users.as_ref(),
         &files,

@@ -14,7 +14,8 @@ use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, Container, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
+    HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
+    refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::engines::binds_of_container;
@@ -84,6 +85,7 @@ struct RefreshReport {
 impl Refresh {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        let helper = HelperProcess::start().context("start the helper process")?;
         let report = match self
             .container
             .as_deref()
@@ -91,8 +93,8 @@ impl Refresh {
             .transpose()?
             .flatten()
         {
-            Some(container) => engine::refresh(&container, &self, config)?,
-            None => self.refresh_pods(config)?,
+            Some(container) => engine::refresh(&helper, &container, &self, config)?,
+            None => self.refresh_pods(&helper, config)?,
         };
         if self.json {
             show::print_json(&report)?;
@@ -106,11 +108,15 @@ impl Refresh {
         ))
     }
 
-    fn refresh_pods(&self, config: &Config) -> anyhow::Result<RefreshReport> {
+    fn refresh_pods(
+        &self,
+        helper: &HelperProcess,
+        config: &Config,
+    ) -> anyhow::Result<RefreshReport> {
         let pods = self.pods.pods();
         let mut report = RefreshReport::default();
         for container in self.containers(&pods)? {
-            if let Err(error) = self.refresh(container, config, &mut report) {
+            if let Err(error) = self.refresh(helper, container, config, &mut report) {
                 report.problems.push(format!("{error:#}"));
             }
         }
@@ -175,6 +181,7 @@ impl Refresh {
 
     fn refresh(
         &self,
+        helper: &HelperProcess,
         container: &PodContainer,
         config: &Config,
         report: &mut RefreshReport,
@@ -216,6 +223,7 @@ impl Refresh {
         let start = Instant::now();
         let spec = self.pods.spec_of(&container.id);
         let refreshed = refresh_container(
+            helper,
             &process,
             spec.as_ref(),
             &volumes,

@@ -5,14 +5,14 @@ use std::fs;
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    AttachMethod, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, TuckRecords, VolumeOfPod,
-    rebind_volume, refresh_container,
+    AttachMethod, HelperProcess, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, TuckRecords,
+    VolumeOfPod, rebind_volume, refresh_container,
 };
 
 pub mod supervised;
 
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Pod, own_namespace};
+use bindguard_testing::{Pod, helper, own_namespace};
 
 /// A pod, and a folder that is its containers' root filesystem.
 pub struct Scene {
@@ -61,8 +61,18 @@ impl Scene {
     }
 
     pub fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
+        self.refresh_with(helper(), container, act)
+    }
+
+    pub fn refresh_with(
+        &self,
+        helper: &HelperProcess,
+        container: &Container,
+        act: RefreshAct,
+    ) -> Refreshed {
         let volumes = PodVolumes::open(&self.pod.directory()).unwrap();
         refresh_container(
+            helper,
             &container.process,
             Some(container.spec()),
             &volumes,

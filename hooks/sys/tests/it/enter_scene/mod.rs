@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_sys::Handle;
-use bindguard_sys::enter::{EnterError, Entered, Replacement, clone_like};
-use bindguard_testing::Folder;
+use bindguard_sys::enter::{EnterError, Entered, Replacement};
+use bindguard_sys::replace::clone_like;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::namespace;
+use bindguard_testing::{Folder, helper};
 
 pub const PATIENCE: Duration = Duration::from_secs(10);
 pub const PLACE: &str = "/etc/conf";
@@ -81,8 +82,14 @@ pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
         parent: Some(&parent),
         new: Some(new),
     };
-    let entered =
-        Entered::enter(&container.namespace(), vec![replacement], PATIENCE, far()).unwrap();
+    let entered = Entered::enter(
+        helper(),
+        &container.namespace(),
+        vec![replacement],
+        PATIENCE,
+        far(),
+    )
+    .unwrap();
     entered.open(0).unwrap();
     entered
 }

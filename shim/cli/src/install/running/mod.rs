@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::AGENT;
 
-use super::record::Owner;
+use super::owner::Owner;
 use crate::unix_http;
 
 pub use self::daemon::{Daemon, option, sees_processes};

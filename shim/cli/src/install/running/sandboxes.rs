@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{CRIO_SOCKET, Daemon, containerds, cri_status, option, socket_option};
-use crate::install::record::Owner;
+use crate::install::owner::Owner;
 use crate::pods::cri::query;
 use crate::pods::messages::{
     ListPodSandboxResponse, ListRequest, PodSandbox, PodSandboxStatusRequest,

@@ -14,8 +14,9 @@ use anyhow::{Result, anyhow};
 
 use self::runtime_drop_in::HEADING;
 use super::change::{self, Change};
+use super::owner::Owner;
 use super::plan::{InstallOptions, PlannedChange, TargetPlan};
-use super::record::{Owner, Record};
+use super::record::Record;
 
 /// Plans the changes for a runtime.
 pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<TargetPlan> {

@@ -3,7 +3,7 @@
 use bindguard_core::evidence::{
     FileIdentity, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
-use bindguard_core::kubelet::PathInVolume;
+use bindguard_core::judge::PathInVolume;
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 
 use super::{Bound, DISK, Storage, Veiled, World};

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
-use bindguard_core::kubelet::{PathInVolume, Plugin, TimestampDirectory, Writer};
+use bindguard_core::judge::PathInVolume;
+use bindguard_core::kubelet::{Plugin, TimestampDirectory, Writer};
 
 pub use event::{Event, Storage, Veiled};
 use evidence::seen_on;

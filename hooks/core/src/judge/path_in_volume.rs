@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::payload::{TimestampDirectory, VolumeLayout};
 use crate::evidence::{SubpathMount, Volume};
+use crate::kubelet::{TimestampDirectory, VolumeLayout};
 use crate::paths::below;
 
 /// A path within a volume, as a pod's `subPath` names it.

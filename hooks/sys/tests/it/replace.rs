@@ -6,10 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use bindguard_core::mount_table::{MountAttributes, MountRoot};
-use bindguard_sys::swap::{SwapError, attach_beneath, attach_tucked, detach};
+use bindguard_sys::replace::{
+    NewMount, ReplaceError, attach_beneath, attach_tucked, clone_mount, detach,
+};
 use bindguard_sys::{Handle, read_mount_table};
 use bindguard_testing::Folder;
 use bindguard_testing::namespace;
+
+/// The name of the mount point in its folder.
+const NAME: &str = "mounted";
 
 /// A file that is bound over an empty one, and then replaced.
 struct Stale {
@@ -29,7 +34,7 @@ impl Stale {
     }
 
     fn mounted(&self) -> PathBuf {
-        self.folder.path().join("mounted")
+        self.folder.path().join(NAME)
     }
 
     fn file(&self, version: u32) -> PathBuf {
@@ -81,8 +86,8 @@ fn beneath_leaves_one_mount_and_never_shows_the_file_underneath() {
     let seen_empty = watched(&stale.mounted(), || {
         for version in 1..300 {
             let top = Handle::of(&stale.mounted()).unwrap();
-            match attach_beneath(&stale.target(version), &top, None) {
-                Err(SwapError::NotPossible { .. }) => {
+            match attach_beneath(&new(&stale.target(version), None), &top) {
+                Err(error) if error.is_not_possible() => {
                     return bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
                 }
                 other => other.unwrap(),
@@ -104,7 +109,7 @@ fn tucked_under_a_shared_parent_leaves_one_mount_and_never_shows_the_file_undern
     let seen_empty = watched(&stale.mounted(), || {
         for version in 1..100 {
             let top = Handle::of(&stale.mounted()).unwrap();
-            attach_tucked(&stale.target(version), &folder, &stale.mounted(), None).unwrap();
+            attach_tucked(&new(&stale.target(version), None), &folder, NAME.as_ref()).unwrap();
             assert_eq!(stale.roots().len(), 2, "it arrived below");
             detach(&top).unwrap();
             assert_eq!(stale.content(), format!("version {version}"));
@@ -120,7 +125,7 @@ fn tucked_under_a_private_parent_does_not_arrive_and_changes_nothing() {
     }
     let stale = Stale::new();
     let folder = Handle::of(stale.folder.path()).unwrap();
-    attach_tucked(&stale.target(1), &folder, &stale.mounted(), None).unwrap();
+    attach_tucked(&new(&stale.target(1), None), &folder, NAME.as_ref()).unwrap();
     assert_eq!(stale.roots().len(), 1);
     assert_eq!(stale.content(), "version 0");
 }
@@ -131,13 +136,17 @@ fn a_target_removed_meanwhile_is_an_error_and_changes_nothing() {
         return;
     }
     let stale = Stale::new();
-    let target = stale.target(1);
+    let new = new(&stale.target(1), None);
     fs::remove_file(stale.file(1)).unwrap();
     let top = Handle::of(&stale.mounted()).unwrap();
-    assert!(matches!(
-        attach_beneath(&target, &top, None),
-        Err(SwapError::TargetGone | SwapError::NotPossible { .. })
-    ));
+    let error = attach_beneath(&new, &top).unwrap_err();
+    assert!(
+        error.is_target_gone() || error.is_not_possible(),
+        "{error:?}"
+    );
+    let folder = Handle::of(stale.folder.path()).unwrap();
+    let error = attach_tucked(&new, &folder, NAME.as_ref()).unwrap_err();
+    assert!(error.is_target_gone(), "{error:?}");
     assert_eq!(
         (stale.content().as_str(), stale.roots().len()),
         ("version 0", 1)
@@ -157,7 +166,7 @@ fn the_opened_file_is_bound() {
         fs::write(stale.file(1), "something else").unwrap();
         let top = Handle::of(&stale.mounted()).unwrap();
         match way(&stale, &target, &top) {
-            Err(SwapError::NotPossible { .. }) => {
+            Err(error) if error.is_not_possible() => {
                 bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5")
             }
             attached => {
@@ -169,17 +178,17 @@ fn the_opened_file_is_bound() {
     }
 }
 
-fn attach_beneath_top(_: &Stale, target: &Handle, top: &Handle) -> Result<(), SwapError> {
-    attach_beneath(target, top, None)
+fn attach_beneath_top(_: &Stale, target: &Handle, top: &Handle) -> Result<(), ReplaceError> {
+    attach_beneath(&new(target, None), top)
 }
 
-fn attach_tucked_under_top(stale: &Stale, target: &Handle, _: &Handle) -> Result<(), SwapError> {
-    attach_tucked(
-        target,
-        &Handle::of(stale.folder.path()).unwrap(),
-        &stale.mounted(),
-        None,
-    )
+fn attach_tucked_under_top(stale: &Stale, target: &Handle, _: &Handle) -> Result<(), ReplaceError> {
+    let folder = Handle::of(stale.folder.path()).unwrap();
+    attach_tucked(&new(target, None), &folder, NAME.as_ref())
+}
+
+fn new(target: &Handle, keep: Option<MountAttributes>) -> NewMount {
+    clone_mount(target, keep).unwrap()
 }
 
 /// A kubelet detached the stale mount and bound again before the guard acted.
@@ -220,11 +229,10 @@ fn attributes_to_keep_are_kept_both_ways() {
     }
     let keep = MountAttributes::from_options("ro,nosuid,nodev,noexec,noatime,nodiratime".as_ref());
     let beneath = |stale: &Stale, target: &Handle, top: &Handle| match attach_beneath(
-        target,
+        &new(target, Some(keep)),
         top,
-        Some(keep),
     ) {
-        Err(SwapError::NotPossible { .. }) => {
+        Err(error) if error.is_not_possible() => {
             bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
             tucked_keeping(stale, target, keep)
         }
@@ -250,11 +258,11 @@ fn attributes_to_keep_are_kept_both_ways() {
     }
 }
 
-fn tucked_keeping(stale: &Stale, target: &Handle, keep: MountAttributes) -> Result<(), SwapError> {
-    attach_tucked(
-        target,
-        &Handle::of(stale.folder.path()).unwrap(),
-        &stale.mounted(),
-        Some(keep),
-    )
+fn tucked_keeping(
+    stale: &Stale,
+    target: &Handle,
+    keep: MountAttributes,
+) -> Result<(), ReplaceError> {
+    let folder = Handle::of(stale.folder.path()).unwrap();
+    attach_tucked(&new(target, Some(keep)), &folder, NAME.as_ref())
 }

@@ -5,9 +5,8 @@
 //! have a folder of that name.
 
 use crate::evidence::{SubpathMount, Volume};
+use crate::kubelet::Writer;
 use crate::paths::lies_in;
-
-use super::plugin::Writer;
 
 /// The match between a volume and what the mount of a subpath shows, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

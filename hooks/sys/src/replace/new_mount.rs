@@ -1,0 +1,163 @@
+//! A new mount that is attached nowhere: the first step of `mount --bind`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
+
+use crate::fault::{self, FaultPoint};
+use crate::handle::Handle;
+use crate::mount_setattr::{mount_setattr, mount_setattr_in_full, set_propagation_recursively};
+
+/// A mount that is attached nowhere.
+#[derive(Debug)]
+pub struct NewMount {
+    pub(crate) mount: OwnedFd,
+    /// Attributes that this kernel gives only to an attached mount.
+    pub(super) lacks: Option<MountAttributes>,
+}
+
+/// Why there is no new mount.
+#[derive(Debug, thiserror::Error)]
+pub enum CloneError {
+    /// The file was removed: the volume changed again.
+    #[error("the current file was removed meanwhile")]
+    TargetGone,
+    /// The kernel refused to clone it.
+    #[error("clone the mount of {}", path.display())]
+    Clone {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// It cannot get the attributes of the mount that it is to replace.
+    #[error("give the new mount the attributes {attributes}")]
+    Attributes {
+        /// The attributes of the stale mount.
+        attributes: MountAttributes,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A mount of `target` with the attributes of the mount that it is opened on, or those to `keep`.
+///
+/// # Errors
+/// If the target is gone, or the kernel refuses.
+pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<NewMount, CloneError> {
+    let mount = cloned(target, OpenTreeFlags::empty())?;
+    fault::reach(FaultPoint::Cloned);
+    let set = match keep {
+        Some(_) if fault::denies_setattr() => Err(io::ErrorKind::Unsupported.into()),
+        Some(attributes) => mount_setattr(&mount, attributes),
+        None => Ok(()),
+    };
+    let lacks = match set {
+        Ok(()) => None,
+        Err(error) if is_not_possible(&error) => keep,
+        Err(source) => {
+            return Err(CloneError::Attributes {
+                attributes: keep.unwrap_or(MountAttributes::from_bits(0)),
+                source,
+            });
+        }
+    };
+    Ok(NewMount { mount, lacks })
+}
+
+/// A mount of `target` with the attributes and the propagation of `stale`, and the ids of `users`.
+/// With the mounts below `target` if it is recursive; they get the propagation only.
+///
+/// # Errors
+/// If the target is gone, or the kernel refuses.
+pub fn clone_like(
+    target: &Handle,
+    stale: &MountEntry,
+    users: Option<&File>,
+    is_recursive: bool,
+) -> Result<NewMount, CloneError> {
+    let below = match is_recursive {
+        true => OpenTreeFlags::AT_RECURSIVE,
+        false => OpenTreeFlags::empty(),
+    };
+    let mount = cloned(target, below)?;
+    let propagation = u64::from(propagation_type(&stale.propagation).bits());
+    let users = users.map(AsFd::as_fd);
+    let set = mount_setattr_in_full(&mount, stale.attributes, propagation, users).and_then(|()| {
+        match is_recursive {
+            true => set_propagation_recursively(&mount, propagation),
+            false => Ok(()),
+        }
+    });
+    match set {
+        Ok(()) => Ok(NewMount::complete(mount)),
+        Err(source) => Err(CloneError::Attributes {
+            attributes: stale.attributes,
+            source,
+        }),
+    }
+}
+
+impl NewMount {
+    /// A mount that lacks nothing.
+    pub(crate) fn complete(mount: OwnedFd) -> Self {
+        Self { mount, lacks: None }
+    }
+}
+
+/// open_tree(2)
+fn cloned(target: &Handle, below: OpenTreeFlags) -> Result<OwnedFd, CloneError> {
+    copy(target, below).map_err(|errno| match errno {
+        Errno::NOENT => CloneError::TargetGone,
+        errno => CloneError::Clone {
+            path: target.path().to_owned(),
+            source: errno.into(),
+        },
+    })
+}
+
+/// A copy of the mount of an open file, with that file as its root.
+pub(crate) fn copy_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
+    copy(file, OpenTreeFlags::empty())
+}
+
+fn copy(file: impl AsFd, below: OpenTreeFlags) -> Result<OwnedFd, Errno> {
+    let flags = below
+        | OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(file, c"", flags)
+}
+
+/// The errors of a kernel, or of a seccomp filter, without mount_setattr(2).
+fn is_not_possible(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+        || matches!(
+            Errno::from_io_error(error),
+            Some(Errno::INVAL | Errno::NOSYS | Errno::PERM)
+        )
+}
+
+/// The propagation type that mount(2) sets: mount_namespaces(7).
+pub(crate) fn propagation_type(propagation: &Propagation) -> MountPropagationFlags {
+    match propagation {
+        Propagation {
+            unbindable: true, ..
+        } => MountPropagationFlags::UNBINDABLE,
+        Propagation {
+            peer_group: Some(_),
+            ..
+        } => MountPropagationFlags::SHARED,
+        Propagation {
+            master: Some(_), ..
+        } => MountPropagationFlags::DOWNSTREAM,
+        _ => MountPropagationFlags::PRIVATE,
+    }
+}

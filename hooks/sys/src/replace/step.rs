@@ -1,0 +1,115 @@
+//! The steps of a replacement, and their errors, as they are passed from the child in a container.
+
+use rustix::io::Errno;
+
+macro_rules! steps {
+    ($($(#[$about:meta])* $step:ident = $words:literal,)*) => {
+        /// A step of a replacement.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Step {
+            $($(#[$about])* $step,)*
+        }
+
+        impl Step {
+            /// All steps.
+            pub(crate) const ALL: &[Self] = &[$(Self::$step),*];
+
+            /// The step in words.
+            pub fn words(self) -> &'static str {
+                match self {
+                    $(Self::$step => $words,)*
+                }
+            }
+        }
+    };
+}
+
+steps! {
+    /// `open("/proc/self/fd")`
+    OpenProc = "opening /proc/self/fd",
+    /// `setns(2)`
+    Enter = "entering the container's mount namespace",
+    /// `openat2(2)` of the mount point.
+    OpenMountPoint = "opening the mount point",
+    /// `statx(2)` of the stale mount and of the new one.
+    CompareTypes = "comparing the types of the old and the current file",
+    /// `openat2(2)` of the parent folder.
+    OpenFolder = "opening the folder of the mount point",
+    /// `openat2(2)` of the mount that the folder is on.
+    OpenParent = "opening the parent mount",
+    /// `move_mount(2)` with `MOVE_MOUNT_BENEATH`.
+    AttachBeneath = "attaching the new mount beneath the stale one",
+    /// The container's parent mount becomes shared for a moment.
+    ShareParent = "making the parent mount shared",
+    /// `open_tree(2)` of the folder.
+    CopyFolder = "copying the parent mount",
+    /// `unshare(2)`
+    Unshare = "making a mount namespace for the copy",
+    /// The mounts of that namespace become private.
+    MakePrivate = "making the mounts of that namespace private",
+    /// The copy is attached in that namespace.
+    AttachCopy = "attaching the copy of the parent mount",
+    /// The new mount gets its attributes by a remount.
+    SetAttributes = "giving the new mount its attributes",
+    /// The new mount is attached in the copy, and propagates.
+    AttachNew = "attaching the new mount to the copy",
+    /// The mounts in the copy are compared with those before.
+    CompareCopy = "comparing the mounts of the copy",
+    /// `setns(2)` back into the container.
+    Return = "returning to the container's mount namespace",
+    /// The parent's propagation is set as it was.
+    RestoreParent = "restoring the propagation of the parent mount",
+    /// `umount2(2)` with `MNT_DETACH`.
+    Detach = "detaching the stale mount",
+    /// The new mount's propagation is set.
+    SetPropagation = "setting the propagation of the new mount",
+    /// The folder of the mount point is copied, writable.
+    CopyForTouch = "copying the folder of the mount point",
+    /// `utimensat(2)` of the file beneath the mount.
+    Touch = "touching the file beneath the mount",
+}
+
+/// Why a mount was not attached or detached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReplaceError {
+    /// Another repairer of the same mount attached a mount at the same moment.
+    #[error("another repairer attached a mount at the same time")]
+    Overtaken,
+    /// The mount point shows another mount than the mount table named.
+    #[error("another mount has its place in the container")]
+    OtherMount,
+    /// The current file has another type than the old one.
+    #[error("the current file has another type than the old one")]
+    OtherType,
+    /// A step failed.
+    #[error("{}", .0.words())]
+    Failed(Step, #[source] Errno),
+}
+
+impl ReplaceError {
+    /// The error of a kernel without `MOVE_MOUNT_BENEATH`.
+    pub const NO_BENEATH: Self = Self::Failed(Step::AttachBeneath, Errno::INVAL);
+
+    /// True if the kernel, or this mount, does not allow the step.
+    pub fn is_not_possible(self) -> bool {
+        let Self::Failed(_, errno) = self else {
+            return false;
+        };
+        matches!(
+            errno,
+            Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP
+        )
+    }
+
+    /// True if the new file was removed before it was attached: the volume changed again.
+    pub fn is_target_gone(self) -> bool {
+        matches!(
+            self,
+            Self::Failed(Step::AttachBeneath | Step::AttachNew, Errno::NOENT)
+        )
+    }
+}
+
+pub(crate) fn at(step: Step) -> impl Fn(Errno) -> ReplaceError {
+    move |errno| ReplaceError::Failed(step, errno)
+}

@@ -1,0 +1,159 @@
+//! The way for kernels before 6.5: let propagation put the new mount below the stale one.
+//!
+//! A mount that propagates to an occupied mount point goes *below* the mount there
+//! (`attach_recursive_mnt` in the kernel's `fs/namespace.c`). So the new mount is attached to a
+//! copy of the parent mount in which the place is free. The copy is a peer of the parent only if
+//! the parent is shared. With a private parent nothing arrives, and the caller must check before it
+//! detaches anything.
+//!
+//! The copy lives in a mount namespace of its own, which takes the copy along when it ends: that
+//! umount does not propagate. On the host a thread has that namespace.
+//!
+//! As a peer, the copy also receives the mount of another repairer. A mount that is attached on top
+//! of that one would propagate into the volume, whose file both show: it is detached at once, with
+//! all that it propagated to. In a container a lock keeps other repairers away.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::{io, panic, thread};
+
+use bindguard_core::mount_table::{MountAttributes, MountId};
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, MoveMountFlags};
+
+use crate::fault::{self, FaultPoint};
+use crate::handle::{Handle, HandleError};
+use crate::mounts::Mounts;
+
+use super::detach::detach;
+use super::new_mount::{NewMount, copy_of};
+use super::remount::clone_remounted;
+use super::step::{ReplaceError, Step, at};
+
+/// A copy of the mount of a folder: a peer, if that mount is shared.
+#[derive(Debug)]
+pub(crate) struct FolderCopy(OwnedFd);
+
+impl FolderCopy {
+    /// A copy that is attached nowhere.
+    pub(crate) fn of(folder: impl AsFd) -> Result<Self, ReplaceError> {
+        copy_of(folder).map(Self).map_err(at(Step::CopyFolder))
+    }
+
+    /// Attaches it in the private mount namespace of the calling thread, without a walk along a
+    /// path.
+    pub(crate) fn attach(&self) -> Result<(), ReplaceError> {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(&self.0, c"", CWD, c"/", flags).map_err(at(Step::AttachCopy))
+    }
+
+    /// Attaches a new mount at a name in the folder, from where it propagates.
+    pub(crate) fn attach_new(&self, new: &NewMount, name: &OsStr) -> Result<(), ReplaceError> {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(&new.mount, c"", &self.0, name, flags)
+            .map_err(at(Step::AttachNew))
+    }
+
+    /// The same, if no other mount is there before and none comes between.
+    fn attach_directly(&self, new: &NewMount, name: &OsStr) -> Result<(), ReplaceError> {
+        let copy = self.mount_of(OsStr::new("."))?.1;
+        if self.mount_of(name)?.1 != copy {
+            return Err(ReplaceError::Overtaken);
+        }
+        self.attach_new(new, name)?;
+        let (attached, _) = self.mount_of(name)?;
+        let parent = Mounts::from_mountinfo()
+            .mount_of(&attached)
+            .ok()
+            .and_then(|mount| mount.parent);
+        if parent.is_some_and(|parent| parent.id == copy) {
+            return Ok(());
+        }
+        detach(&attached)?;
+        Err(ReplaceError::Overtaken)
+    }
+
+    /// The top of the mounts at a name in the folder.
+    fn mount_of(&self, name: &OsStr) -> Result<(Handle, MountId), ReplaceError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened =
+            rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(at(Step::AttachNew))?;
+        let handle = Handle::from_fd(opened, PathBuf::from(name));
+        let id = handle.mount_id().map_err(HandleError::into_io);
+        let id = id.map_err(|error| at(Step::CompareCopy)(errno_of(&error)))?;
+        Ok((handle, id))
+    }
+}
+
+/// Attaches a new mount of the host so that it arrives below the mount at `name`. `folder` is the
+/// folder of that mount point, on the stale mount's parent.
+///
+/// Success does not mean that it arrived.
+///
+/// # Errors
+/// When the namespace or the copy cannot be made, or another repairer is at work.
+pub fn attach_tucked(new: &NewMount, folder: &Handle, name: &OsStr) -> Result<(), ReplaceError> {
+    let copy = FolderCopy::of(folder)?;
+    let scratch = match new.lacks {
+        Some(attributes) => Some((FolderCopy::of(folder)?, attributes)),
+        None => None,
+    };
+    let attach = || {
+        unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| {
+            ReplaceError::Failed(Step::Unshare, Errno::from_raw_os_error(errno as i32))
+        })?;
+        make_mounts_private()?;
+        fault::reach(FaultPoint::NamespaceUnshared);
+        // Before the copy: a mount on the copy would propagate.
+        let completed = match &scratch {
+            Some((scratch, attributes)) => Some(completed(new, *attributes, scratch, name)?),
+            None => None,
+        };
+        copy.attach()?;
+        fault::reach(FaultPoint::CopyAttached);
+        copy.attach_directly(completed.as_ref().unwrap_or(new), name)?;
+        fault::reach(FaultPoint::Tucked);
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let namespace = thread::Builder::new()
+            .name("tuck".to_owned())
+            .spawn_scoped(scope, attach)
+            .map_err(|error| at(Step::Unshare)(errno_of(&error)))?;
+        namespace
+            .join()
+            .unwrap_or_else(|panic| panic::resume_unwind(panic))
+    })
+}
+
+/// Makes the mounts of the calling thread's namespace private: otherwise a mount on one of them
+/// would propagate to the namespace that it was unshared from.
+pub(crate) fn make_mounts_private() -> Result<(), ReplaceError> {
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change(c"/", private).map_err(at(Step::MakePrivate))
+}
+
+/// The mount with its attributes. It gets them on a private copy of the folder: only the copy that
+/// is attached afterwards propagates.
+fn completed(
+    new: &NewMount,
+    attributes: MountAttributes,
+    scratch: &FolderCopy,
+    name: &OsStr,
+) -> Result<NewMount, ReplaceError> {
+    scratch.attach()?;
+    let link = Handle::link_of(&scratch.0);
+    rustix::mount::mount_change(&link, MountPropagationFlags::PRIVATE)
+        .map_err(at(Step::MakePrivate))?;
+    scratch.attach_new(new, name)?;
+    clone_remounted(&new.mount, attributes)
+        .map(NewMount::complete)
+        .map_err(at(Step::SetAttributes))
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
