@@ -10,6 +10,7 @@
     reason = "a test says what it expects by unwrapping it"
 )]
 
+mod exiting;
 mod folder;
 mod fuse;
 pub mod held_memory;
@@ -19,6 +20,7 @@ pub mod namespace;
 mod pod;
 pub mod scene;
 
+pub use exiting::Exiting;
 pub use folder::Folder;
 pub use fuse::Fuse;
 pub use namespace::{bind, own_namespace, skipped};

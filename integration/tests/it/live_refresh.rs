@@ -265,13 +265,18 @@ fn three_readers_never_see_anything_bad(node: &Node, agent: &Agent) -> Result<()
     delete_pod(node, "uid-fast")
 }
 
-/// The refreshes of a container's mounts that failed, with their reasons.
+/// The refreshes of a container's mounts that failed, and the reasons for which one of any container
+/// was not done at all.
 fn failures(id: &str) -> Result<Vec<Value>> {
-    let of_container = journal::lines(JOURNAL)?
+    let refreshes = journal::lines(JOURNAL)?
         .into_iter()
-        .filter(|line| line["kind"] == "refresh" && line["id"] == id);
-    Ok(of_container
-        .flat_map(|line| line["mounts"].as_array().cloned().unwrap_or_default())
-        .filter(|mount| mount["outcome"]["result"] == "failed")
+        .filter(|line| line["kind"] == "refresh");
+    Ok(refreshes
+        .flat_map(|line| {
+            let list = |name: &str| line[name].as_array().cloned().unwrap_or_default();
+            let of_container = list("mounts").into_iter().filter(|_| line["id"] == id);
+            let failed = of_container.filter(|mount| mount["outcome"]["result"] == "failed");
+            failed.chain(list("problems")).collect::<Vec<_>>()
+        })
         .collect())
 }
