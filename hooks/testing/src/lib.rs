@@ -10,6 +10,7 @@
     reason = "a test says what it expects by unwrapping it"
 )]
 
+mod exiting;
 mod folder;
 mod fuse;
 pub mod held_memory;
@@ -20,6 +21,7 @@ pub mod namespace;
 mod pod;
 pub mod scene;
 
+pub use exiting::Exiting;
 pub use folder::Folder;
 pub use fuse::Fuse;
 pub use helper::helper;

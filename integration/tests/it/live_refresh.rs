@@ -219,13 +219,6 @@ fn refreshes_are_journaled(node: &Node, id: &str) -> Result<()> {
 fn three_readers_never_see_anything_bad(node: &Node, agent: &Agent) -> Result<()> {
     const UPDATES: u32 = 1500;
     let cri = node.cri()?;
-    let refreshes = |outcome| {
-        agent.figure(&format!(
-            "bindguard_refreshes_total{{outcome=\"{outcome}\"}}"
-        ))
-    };
-    // A container of an earlier pod may have ended during its refresh.
-    let failed_before = refreshes("failed");
     let pod = node.kubelet().pod("uid-fast")?;
     let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "0")])?;
     let mounts = [at(&volume.subpath("app", 0, "app.conf"), "/etc/app.conf")?];
@@ -257,25 +250,33 @@ fn three_readers_never_see_anything_bad(node: &Node, agent: &Agent) -> Result<()
         );
     }
     ensure!(mounts_of(&cri, &app)? == table, "mounts were left behind");
-    let (failed, replaced) = (refreshes("failed") - failed_before, refreshes("replaced"));
+    let refreshes = |outcome| {
+        agent.figure(&format!(
+            "bindguard_refreshes_total{{outcome=\"{outcome}\"}}"
+        ))
+    };
+    let (failed, replaced) = (refreshes("failed"), refreshes("replaced"));
     ensure!(
         failed == 0.0,
         "{failed} of {replaced} refreshes failed: {:?}",
-        failures()?
+        failures(&app)?
     );
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-fast")
 }
 
-/// The lines of refreshes that failed, with their reasons.
-fn failures() -> Result<Vec<Value>> {
-    let has_failed = |line: &Value| {
-        let mounts = line["mounts"].as_array().into_iter().flatten();
-        let mut results = mounts.map(|mount| &mount["outcome"]["result"]);
-        line["problems"].is_array() || results.any(|result| result == "failed")
-    };
+/// The refreshes of a container's mounts that failed, and the reasons for which one of any container
+/// was not done at all.
+fn failures(id: &str) -> Result<Vec<Value>> {
     let refreshes = journal::lines(JOURNAL)?
         .into_iter()
         .filter(|line| line["kind"] == "refresh");
-    Ok(refreshes.filter(has_failed).collect())
+    Ok(refreshes
+        .flat_map(|line| {
+            let list = |name: &str| line[name].as_array().cloned().unwrap_or_default();
+            let of_container = list("mounts").into_iter().filter(|_| line["id"] == id);
+            let failed = of_container.filter(|mount| mount["outcome"]["result"] == "failed");
+            failed.chain(list("problems")).collect::<Vec<_>>()
+        })
+        .collect())
 }

@@ -32,6 +32,9 @@ pub const OF_NODE: &str = "";
 /// The pause between two checks if a child has ended.
 const CHILD_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Limit of the wait for the end of an init that cannot be read.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The end of a container's refresh.
 #[derive(Debug, Default)]
 pub struct RefreshedContainer {
@@ -169,11 +172,16 @@ impl<'a> Refresher<'a> {
                 )
             }
             Err(None) => return Some(RefreshedContainer::default()),
+            Err(Some(_)) if again => return None,
+            Err(Some(_)) if ends(container) => return Some(RefreshedContainer::default()),
             Err(Some(why)) => return Some(vec![format!("refresh {name}: {why}")].into()),
         };
         let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
             Err(error) if again && error.may_pass() => return None,
+            Err(error) if error.may_pass() && ends(container) => {
+                return Some(RefreshedContainer::default());
+            }
             Err(error) => return Some(self.report_error(container, &error).into()),
         };
         self.known().problems.remove(&container.id);
@@ -407,14 +415,20 @@ fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
     })
 }
 
+/// True if the init ends. Before its end it has neither namespaces nor, with cgroup v1, a cgroup.
+fn ends(container: &Container) -> bool {
+    HeldProcess::open(container.pid).map_or(true, |process| process.ends_within(END_TIMEOUT))
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::sync::Arc;
 
     use bindguard_core::spec::SpecUsers;
     use bindguard_guard::refresh::PodVolumes;
+    use bindguard_testing::Exiting;
     use bindguard_testing::held_memory::Executing;
     use bindguard_testing::helper;
     use nix::sched::{CloneFlags, unshare};
@@ -448,37 +462,16 @@ mod tests {
     #[test]
     fn a_first_turn_that_is_late_has_not_failed() {
         let enter_own = || unshare(CloneFlags::CLONE_NEWNS).unwrap_or_default();
-        let id = format!("c{}", std::process::id());
-        let cgroup = Path::new("/sys/fs/cgroup/pids").join(&id);
-        if fs::create_dir(&cgroup).is_err() {
-            eprintln!("SKIPPED: no right to make a cgroup");
+        let Some(cgroup) = Cgroup::make("executes") else {
             return;
-        }
+        };
         let Some(executing) = Executing::start_after(enter_own) else {
             return;
         };
-        fs::write(cgroup.join("cgroup.procs"), executing.pid().to_string()).unwrap();
-        let (metrics, policy) = (Metrics::new(), Policy::default());
-        let reporting = Reporting {
-            events: Events::off(Arc::clone(&metrics)),
-            journal: JournalWriter::off(Arc::clone(&metrics)),
-            memory: IdleMemory::default(),
-        };
-        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
-        let container = Container {
-            name: id.clone(),
-            id,
-            pid: executing.pid(),
-            spec: Some(Arc::new(SpecUsers::from_spec(b"{}").unwrap())),
-            pod: None,
-        };
-        let folder = tempfile::tempdir().unwrap();
-        let files = PodVolumes::open(folder.path()).unwrap();
-        let time = Duration::from_millis(300);
-        let first = refresher.begin(time, &container, &files, Notify::None);
-        let last = refresher.finish(time, &container, &files, Notify::None);
+        cgroup.add(executing.pid());
+        let metrics = Metrics::new();
+        let (first, last) = both_turns(&metrics, cgroup.container(executing.pid()));
         drop(executing);
-        fs::remove_dir(&cgroup).unwrap();
         assert_eq!(first.warnings, Vec::<String>::new());
         // A kernel that takes no lock for the program lets the refresh go on.
         if let [warning] = &last.warnings[..] {
@@ -486,6 +479,93 @@ mod tests {
             assert!(first.is_out_of_time && !last.is_out_of_time);
             let counted = "bindguard_refreshes_total{outcome=\"failed\"} 1\n";
             assert!(metrics.text().unwrap().contains(counted));
+        }
+    }
+
+    /// The init has no namespaces any more, and its process ends a moment later: a container that
+    /// is removed after an update.
+    #[test]
+    fn a_container_that_exits_during_its_refresh_has_not_failed() {
+        for in_cgroup in [true, false] {
+            let Some(cgroup) = Cgroup::make("exits") else {
+                return;
+            };
+            let enter = || {
+                // With cgroup v1, a process that exits counts as one of the root cgroup, as here.
+                if in_cgroup {
+                    cgroup.add(std::process::id());
+                }
+                unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            };
+            let exiting = Exiting::start_after(enter, Duration::from_millis(400));
+            let metrics = Metrics::new();
+            let (first, last) = both_turns(&metrics, cgroup.container(exiting.pid()));
+            assert_eq!(first.warnings, Vec::<String>::new());
+            assert_eq!(last.warnings, Vec::<String>::new());
+            let failed = "bindguard_refreshes_total{outcome=\"failed\"} 0\n";
+            assert!(metrics.text().unwrap().contains(failed));
+        }
+    }
+
+    fn both_turns(
+        metrics: &Arc<Metrics>,
+        container: Container,
+    ) -> (RefreshedContainer, RefreshedContainer) {
+        let policy = Policy::default();
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(metrics)),
+            journal: JournalWriter::off(Arc::clone(metrics)),
+            memory: IdleMemory::default(),
+        };
+        let refresher = Refresher::new(helper(), metrics, &reporting, &policy);
+        let folder = tempfile::tempdir().unwrap();
+        let files = PodVolumes::open(folder.path()).unwrap();
+        let time = Duration::from_millis(300);
+        (
+            refresher.begin(time, &container, &files, Notify::None),
+            refresher.finish(time, &container, &files, Notify::None),
+        )
+    }
+
+    /// The cgroup of a container. It ends with this value.
+    struct Cgroup {
+        id: String,
+        path: PathBuf,
+    }
+
+    impl Cgroup {
+        /// `None` without the right to make cgroups.
+        fn make(test: &str) -> Option<Self> {
+            let id = format!("{test}{}", std::process::id());
+            let hierarchies =
+                ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
+            let has_processes = |folder: &&PathBuf| folder.join("cgroup.procs").exists();
+            let path = hierarchies.iter().find(has_processes)?.join(&id);
+            if fs::create_dir(&path).is_err() {
+                eprintln!("SKIPPED: no right to make a cgroup");
+                return None;
+            }
+            Some(Self { id, path })
+        }
+
+        fn add(&self, pid: u32) {
+            fs::write(self.path.join("cgroup.procs"), pid.to_string()).unwrap();
+        }
+
+        fn container(&self, pid: u32) -> Container {
+            Container {
+                name: self.id.clone(),
+                id: self.id.clone(),
+                pid,
+                spec: Some(Arc::new(SpecUsers::from_spec(b"{}").unwrap())),
+                pod: None,
+            }
+        }
+    }
+
+    impl Drop for Cgroup {
+        fn drop(&mut self) {
+            fs::remove_dir(&self.path).unwrap();
         }
     }
 }

@@ -117,9 +117,10 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
         .ok()
         .and_then(|address| address.as_pathname().map(Path::to_owned));
     let listener = Listener::try_from(listener).map_err(failed("watch the socket"))?;
+    let (listener, services) = service::answering_unknown(listener, service::services(&containers));
     let mut server = Server::new()
         .add_listener(listener)
-        .register_service(service::services(&containers));
+        .register_service(services);
     server.start().await?;
     tracing::debug!(id = args.id, "serving");
     tokio::select! {

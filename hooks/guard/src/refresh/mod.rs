@@ -34,7 +34,7 @@ pub use outcome::{
     AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
 };
 pub use records::{TuckRecordError, TuckRecords};
-pub use running::RunningContainers;
+pub use running::{RunningContainer, RunningContainers};
 pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 
 /// A container's init process, held so that no other process is taken for it; a child that hangs

@@ -166,15 +166,20 @@ pub enum RefreshError {
 }
 
 impl RefreshError {
-    /// True if a later refresh may succeed without any change: another refresh has the lock, or a
-    /// reader of the process was late.
+    /// True if a later refresh may have another result without any change: another refresh has the
+    /// lock, a reader of the process was late, or the process is about to end.
     pub fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            Self::Locked(_)
-                | Self::Process(ProcessError::Blocked { .. })
-                | Self::Namespace(NamespaceError::Process(ProcessError::Blocked { .. }))
-        )
+        match self {
+            Self::Locked(_) => true,
+            Self::Process(error) | Self::Namespace(NamespaceError::Process(error)) => {
+                !matches!(error, ProcessError::Table { .. })
+            }
+            Self::NoSpec
+            | Self::Namespace(_)
+            | Self::MountsOfNode(_)
+            | Self::Sandbox(_)
+            | Self::OldKernel => false,
+        }
     }
 }
 

@@ -4,39 +4,67 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::ContainerTable;
-use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_core::spec::SpecUsers;
+use bindguard_sys::enter::HeldProcess;
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use super::outcome::RefreshError;
+
+/// A running container, as its runtime has recorded it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunningContainer {
+    /// The pid of its init.
+    pub init: u32,
+    /// The user namespaces in its spec; `None` if the spec is not known.
+    pub spec: Option<SpecUsers>,
+}
 
 /// Finds the running containers. A refresh needs them only if the way to a file has a symlink or
 /// another folder than before.
 pub trait RunningContainers: Debug {
-    /// The pids of their init processes at this moment.
-    fn inits(&self) -> Vec<u32>;
+    /// The containers at this moment.
+    fn running(&self) -> Vec<RunningContainer>;
 
     /// Their mount tables. A container that ended meanwhile is left out.
     ///
     /// # Errors
-    /// If a table cannot be read.
-    fn tables(&self) -> Result<Vec<ContainerTable>, ProcessError> {
-        let mut tables = Vec::new();
-        for init in self.inits() {
-            match HeldProcess::open(init).and_then(|process| process.mounts()) {
-                Ok(table) => tables.push(ContainerTable { init, table }),
-                Err(ProcessError::Ended(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(tables)
+    /// If a table cannot be read, or is not that of the mount namespace that the runtime made: a
+    /// container can hide its mounts in a namespace of its own, and still write through an open
+    /// directory.
+    fn tables(&self) -> Result<Vec<ContainerTable>, RefreshError> {
+        let tables = self.running().into_iter().map(table_of);
+        tables.filter_map(Result::transpose).collect()
     }
 }
 
-/// The containers with these init processes.
-impl RunningContainers for Vec<u32> {
-    fn inits(&self) -> Vec<u32> {
+impl RunningContainers for Vec<RunningContainer> {
+    fn running(&self) -> Vec<RunningContainer> {
         self.clone()
     }
+}
+
+/// `None` if the container ended.
+fn table_of(container: RunningContainer) -> Result<Option<ContainerTable>, RefreshError> {
+    let RunningContainer { init, spec } = container;
+    let Ok(process) = HeldProcess::open(init) else {
+        return Ok(None);
+    };
+    match mounts_by_runtime(&process, spec) {
+        Err(_) if !process.is_alive() => Ok(None),
+        table => table.map(|table| Some(ContainerTable { init, table })),
+    }
+}
+
+fn mounts_by_runtime(
+    process: &HeldProcess,
+    spec: Option<SpecUsers>,
+) -> Result<MountTable, RefreshError> {
+    let spec = spec.ok_or(RefreshError::NoSpec)?;
+    let namespace = process.mount_namespace()?;
+    Ok(namespace.accepted(process, spec.namespace())?.mounts()?)
 }
 
 /// The time since 1970 at which a process started; none if that cannot be read.

@@ -15,7 +15,7 @@ use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
     BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed,
-    TuckRecords, refresh_container,
+    RunningContainer, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper, own_namespace, skipped};
@@ -24,7 +24,7 @@ use nix::mount::{MsFlags, mount};
 const PLACE: &str = "/etc/app.conf";
 
 /// No other container runs.
-static NO_OTHERS: Vec<u32> = Vec::new();
+static NO_OTHERS: Vec<RunningContainer> = Vec::new();
 
 /// A directory of the host with a file, and the root of a container that binds it.
 struct Scene {

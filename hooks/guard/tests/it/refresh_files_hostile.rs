@@ -15,12 +15,15 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, RefreshAct, Refreshed, TuckRecords, refresh_container,
+    BoundFiles, FileBind, RefreshAct, Refreshed, RunningContainer, TuckRecords, refresh_container,
 };
+use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{bind, helper, own_namespace};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{chdir, pivot_root};
 
 const PLACE: &str = "/app/.env";
 const CONF: &str = "data/a/conf";
@@ -83,10 +86,22 @@ impl Scene {
 
     /// Refreshes one container while these run.
     fn refresh_beside(&self, container: &Container, running: &[&Container]) -> Refreshed {
+        let running: Vec<u32> = running.iter().map(|it| it.process.pid()).collect();
+        self.refresh_while(container, &running)
+    }
+
+    /// The same, while the containers with these inits run.
+    fn refresh_while(&self, container: &Container, running: &[u32]) -> Refreshed {
         let spec = serde_json::json!({"mounts": [bindguard_testing::mount_of(&self.at(CONF).join(".env"), PLACE, "rprivate")]});
         let spec = spec.to_string().into_bytes();
         let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
-        let running: Vec<u32> = running.iter().map(|it| it.process.pid()).collect();
+        let running: Vec<_> = running
+            .iter()
+            .map(|init| RunningContainer {
+                init: *init,
+                spec: Some(container.spec().clone()),
+            })
+            .collect();
         let (files, _) = BoundFiles::open(binds, container.process.pid(), &running);
         let records = TuckRecords::at(&self.at("tucks"));
         refresh_container(
@@ -189,6 +204,57 @@ fn a_link_of_another_container_is_refused() {
     });
 }
 
+/// The steps of an attacker that hides its writable bind: in namespaces of its own it needs no
+/// privilege to make `/old` its root, and to unmount the old root. Its open directory still leads to
+/// the bind.
+const HIDING: [Step; 2] = [
+    || {
+        let own = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS;
+        errno(unshare(own)) | hostile_process::map_to_root(0)
+    },
+    || {
+        let empty = mount(
+            Some("tmpfs"),
+            "/old",
+            Some("tmpfs"),
+            MsFlags::empty(),
+            None::<&str>,
+        );
+        let enter = empty
+            .and_then(|()| chdir("/old"))
+            .and_then(|()| pivot_root(".", "."));
+        errno(enter.and_then(|()| umount2(".", MntFlags::MNT_DETACH)))
+    },
+];
+
+#[test]
+fn a_container_that_hides_its_mounts_in_namespaces_of_its_own_leads_nowhere() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let victim = Container::start(scene.root.path(), &[scene.file()]);
+    let other_root = tempfile::tempdir().unwrap();
+    let binds = [Inside::writable(scene.at("data"), "data")];
+    let mut attacker = HostileProcess::start(other_root.path(), &binds, None, &HIDING);
+    let data = Path::new(&format!("/proc/{}/root/data", attacker.process.pid())).to_owned();
+    fs::rename(data.join("a"), data.join("b")).unwrap();
+    symlink("/mnt/p/secret", data.join("a")).unwrap();
+    fs::create_dir(scene.at("secret/conf")).unwrap();
+    fs::write(scene.at("secret/conf/.env"), "SECRET").unwrap();
+    assert_eq!([0, 1].map(|step| attacker.does(step)), [0, 0]);
+    let table = String::from_utf8(attacker.process.read("mountinfo").unwrap()).unwrap();
+    assert!(!table.contains("/data"), "{table}");
+    let running = [victim.process.pid(), attacker.process.pid()];
+    let refreshed = scene.refresh_while(&victim, &running);
+    assert_eq!((shown(&victim).as_str(), scene.refused(&refreshed)), {
+        (
+            "0",
+            Some((RefusedReason::MountsUnknown, "data/a".to_owned())),
+        )
+    });
+}
+
 /// Sets the flag when the test ends, in any way.
 struct Ends<'a>(&'a AtomicBool);
 
@@ -216,8 +282,8 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
-            nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            unshare(CloneFlags::CLONE_FS).unwrap();
+            nix::sched::setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
             while !is_over.load(Ordering::Relaxed) {
                 let link = scene.at("data/a/link");
                 renameat2(
@@ -263,8 +329,8 @@ fn a_mount_point_that_the_container_renamed_is_refused() {
     // Only where it is not mounted can a mount point be renamed.
     let namespace = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
     let attack = move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
-        nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        unshare(CloneFlags::CLONE_FS).unwrap();
+        nix::sched::setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
         fs::rename("/data/a/conf", "/data/a/old").unwrap();
         fs::rename("/data/a/vault", "/data/a/conf").unwrap();
     };

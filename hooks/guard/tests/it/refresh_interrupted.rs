@@ -2,11 +2,10 @@
 //! next one finishes.
 
 use std::fs;
+use std::time::Duration;
 
 use bindguard_core::refresh_request::Notify;
-use bindguard_guard::refresh::{
-    HelperProcess, PodVolumes, RefreshAct, RefreshError, refresh_container,
-};
+use bindguard_guard::refresh::{PodVolumes, RefreshAct, RefreshError, refresh_container};
 use bindguard_testing::helper;
 use bindguard_testing::live;
 use bindguard_testing::live::Container;
@@ -77,12 +76,6 @@ fn a_kernel_without_mount_setattr_is_refused() {
     assert_eq!(found.mounts.len(), 1, "a survey still finds the old file");
 }
 
-/// A refresh in a process that the test forked, with a helper process that is killed with it.
-fn refresh_in_fork(scene: &Scene, container: &Container) {
-    let helper = HelperProcess::start().unwrap();
-    scene.refresh_with(&helper, container, RefreshAct::Replace(Notify::None));
-}
-
 /// The agent is killed with its child, as by a cgroup's end, at any moment.
 #[test]
 fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
@@ -94,27 +87,8 @@ fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
     let before = (container.mounts(), container.propagation_at("/"));
     for number in 1..=150 {
         scene.pod.update(number);
-        // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
-        // returning.
-        match unsafe { nix::unistd::fork() }.unwrap() {
-            nix::unistd::ForkResult::Parent { child } => {
-                std::thread::sleep(std::time::Duration::from_micros(number * 20));
-                // The group: the refresh's own child, too.
-                let _ = nix::sys::signal::killpg(child, nix::sys::signal::SIGKILL);
-                let _ = nix::sys::signal::kill(child, nix::sys::signal::SIGKILL);
-                nix::sys::wait::waitpid(child, None).unwrap();
-            }
-            nix::unistd::ForkResult::Child => {
-                let _ = nix::unistd::setpgid(
-                    nix::unistd::Pid::from_raw(0),
-                    nix::unistd::Pid::from_raw(0),
-                );
-                refresh_in_fork(&scene, &container);
-                // SAFETY: ends the process without running what its copy of this one has
-                // registered.
-                unsafe { libc::_exit(0) }
-            }
-        }
+        let time = Duration::from_micros(number * 20);
+        supervised::killed_while_it_runs(time, &scene.refresh_program(&container));
         assert!(
             container
                 .read("etc/app/0")
@@ -157,8 +131,8 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
             version += 1;
             scene.pod.update(version);
             scene.rebind();
-            let refresh = || refresh_in_fork(&scene, &container);
-            let has_ended = supervised::killed_after(calls, refresh);
+            let refresh = scene.refresh_program(&container);
+            let has_ended = supervised::killed_after(calls, &refresh);
             let content = container.read("etc/app/0");
             assert!(
                 content.is_some_and(|content| !content.is_empty()),
@@ -205,8 +179,7 @@ fn the_record_of_a_tuck_does_not_grow_with_the_mount_table() {
         .join(container.process.pid().to_string());
     let mut longest = 0;
     for calls in 0..100 {
-        let refresh = || refresh_in_fork(&scene, &container);
-        let has_ended = supervised::killed_after(calls, refresh);
+        let has_ended = supervised::killed_after(calls, &scene.refresh_program(&container));
         longest = longest.max(fs::metadata(&record).map_or(0, |record| record.len()));
         if has_ended {
             break;
@@ -237,8 +210,7 @@ fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {
     for calls in 0..40 {
         scene.pod.update(2 * calls + 1);
         scene.rebind();
-        let refresh = || drop(scene.refresh_only(&container, RefreshAct::Replace(Notify::None)));
-        supervised::killed_after(calls as u32, refresh);
+        supervised::killed_after(calls as u32, &scene.refresh_program(&container));
         // The kernel detaches the mounts of a file that is removed.
         scene.pod.update(2 * calls + 2);
         scene.rebind();
@@ -325,7 +297,7 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
         let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(std::time::Duration::from_micros(number % 200 * 10));
+                std::thread::sleep(Duration::from_micros(number % 200 * 10));
                 nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
             });
             // Either it was in time, or the reason is typed.

@@ -9,13 +9,14 @@
 //! | Docker | containerd's tasks in the namespace `moby` | in the folder | its `init.pid` |
 //! | Podman | state of crun or runc | `bundle` in the state | in the state |
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh::SpecBind;
-use bindguard_core::spec::SpecView;
+use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::bundle_and_pid;
-use bindguard_guard::refresh::RunningContainers;
+use bindguard_guard::refresh::{RunningContainer, RunningContainers};
 use bindguard_sys::bundle::read_spec;
 
 /// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own,
@@ -143,29 +144,33 @@ impl ContainersOfNode {
 }
 
 impl RunningContainers for ContainersOfNode {
-    fn inits(&self) -> Vec<u32> {
+    fn running(&self) -> Vec<RunningContainer> {
         let namespaces = TASKS
             .iter()
             .flat_map(|folder| entries(&self.root.join(folder)));
         let tasks = namespaces.flat_map(|namespace| entries(&namespace));
         let of_task = |task: PathBuf| {
-            fs::read_to_string(task.join("init.pid"))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
+            let pid = fs::read_to_string(task.join("init.pid")).ok()?;
+            Some((task, pid.trim().parse().ok()?))
         };
         let states = STATES
             .iter()
             .flat_map(|folder| entries(&self.root.join(folder)));
-        let of_state = |state: PathBuf| bundle_and_pid(&state).map(|(_, pid)| pid);
-        let mut inits: Vec<u32> = tasks
-            .filter_map(of_task)
-            .chain(states.filter_map(of_state))
-            .collect();
-        inits.sort_unstable();
-        inits.dedup();
-        inits
+        // containerd's runtimes have a state as well.
+        let mut bundles = BTreeMap::new();
+        for (bundle, init) in states
+            .filter_map(|state| bundle_and_pid(&state))
+            .chain(tasks.filter_map(of_task))
+        {
+            bundles.insert(init, bundle);
+        }
+        let container = |(init, bundle): (u32, PathBuf)| RunningContainer {
+            init,
+            spec: read_spec(&bundle)
+                .ok()
+                .and_then(|bytes| SpecUsers::from_spec(&bytes).ok()),
+        };
+        bundles.into_iter().map(container).collect()
     }
 }
 
@@ -304,9 +309,14 @@ mod tests {
         assert_eq!(binds_of_container(root.path(), "created"), []);
         assert_eq!(binds_of_container(root.path(), "gone"), []);
         // Also those of pods: any container may be able to write a folder of the host.
+        let running = ContainersOfNode::at(root.path()).running();
+        let running: Vec<_> = running
+            .iter()
+            .map(|it| (it.init, it.spec.is_some()))
+            .collect();
         assert_eq!(
-            ContainersOfNode::at(root.path()).inits(),
-            [11, 12, 13, 14, 15]
+            running,
+            [(11, false), (12, false), (13, true), (14, true), (15, true)]
         );
         assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));
         assert_eq!(rootless_owner(root.path(), "p1"), None);

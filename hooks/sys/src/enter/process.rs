@@ -5,12 +5,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use bindguard_core::mount_table::MountTable;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::is_readable;
 use super::mount_namespace::MountNamespace;
 use super::opened_by_child::open_process_file;
 use super::owner::{Kind, namespace_of};
@@ -47,12 +48,13 @@ impl HeldProcess {
 
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now))
-            .is_ok_and(|ready| ready == 0)
+        !self.ends_within(Duration::ZERO)
+    }
+
+    /// Waits for its end for at most this time. A process that exits loses its namespaces first, and
+    /// ends when its mounts are gone and its children ended.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        is_readable(self.pidfd.as_fd(), time)
     }
 
     /// The text of a file below `/proc/PID` for which the kernel takes no lock that the process can

@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
     use crate::service::containers::tests::containers;
-    use crate::service::{V2, V3, services};
+    use crate::service::{V2, V3, answering_unknown, services};
 
     /// As Go's ttrpc answers.
     #[tokio::test]
@@ -53,9 +53,10 @@ mod tests {
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let services = services(&Arc::new(containers()));
+        let listener = Listener::try_from(listener).unwrap();
+        let (listener, services) = answering_unknown(listener, services(&Arc::new(containers())));
         let mut server = Server::new()
-            .add_listener(Listener::try_from(listener).unwrap())
+            .add_listener(listener)
             .register_service(services);
         server.start().await.unwrap();
         for (service, method, payload, code) in [
@@ -75,6 +76,8 @@ mod tests {
                 b"",
                 Code::UNIMPLEMENTED,
             ),
+            ("any.other.Service", "State", b"\xff", Code::UNIMPLEMENTED),
+            ("", "", b"", Code::UNIMPLEMENTED),
         ] {
             let stream = UnixStream::connect(&path).unwrap();
             stream.set_nonblocking(true).unwrap();

@@ -11,6 +11,7 @@ mod decoding;
 mod dispatch;
 mod expectation;
 mod refusal;
+mod unknown_services;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,20 +35,13 @@ pub(crate) use containers::Containers;
 use decoding::decoded;
 use dispatch::{panic_on_request, run_cancellable, run_to_end};
 pub(crate) use expectation::{Expectation, expect};
+pub(crate) use unknown_services::answering_unknown;
 
 use crate::events::timestamp;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
-/// The other services that containerd may call on a shim. ttrpc answers UNIMPLEMENTED only for a
-/// service that it knows, and containerd tries something else at this code alone.
-const NOT_SERVED: [&str; 2] = [
-    "containerd.runtime.sandbox.v1.Sandbox",
-    "containerd.services.streaming.v1.Streaming",
-];
-
-/// The task service under both names, the service of our own `start`, and the services without
-/// methods.
+/// The task service under both names, and the service of our own `start`.
 pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
     let service = || {
         Arc::new(TaskService {
@@ -62,20 +56,9 @@ pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service>
         expectation::SERVICE.to_owned(),
         expectation::service(containers),
     );
-    let mut all: HashMap<String, Service> = all
-        .into_iter()
+    all.into_iter()
         .map(|(name, service)| (name, decoded(service)))
-        .collect();
-    for name in NOT_SERVED {
-        all.insert(
-            name.to_owned(),
-            Service {
-                methods: HashMap::new(),
-                streams: HashMap::new(),
-            },
-        );
-    }
-    all
+        .collect()
 }
 
 struct TaskService {
@@ -331,7 +314,7 @@ mod tests {
             exits: Arc::new(Exits::default()),
         };
         let services = services(&Arc::new(Containers::new(shared)));
-        assert_eq!(services.len(), 3 + NOT_SERVED.len());
+        assert_eq!(services.len(), 3);
         for name in [V2, V3] {
             assert_eq!(services[name].methods.len(), 17, "{name}");
         }

@@ -60,6 +60,15 @@ impl Scene {
         assert!(report.problems.is_empty(), "{report:?}");
     }
 
+    /// The same as [`Scene::refresh_only`], in a program of its own.
+    pub fn refresh_program(&self, container: &Container) -> supervised::Refresh {
+        supervised::Refresh {
+            pod: self.pod.directory(),
+            records: self.records().directory().to_owned(),
+            init: container.process.pid(),
+        }
+    }
+
     pub fn refresh_only(&self, container: &Container, act: RefreshAct) -> Refreshed {
         self.refresh_with(helper(), container, act)
     }

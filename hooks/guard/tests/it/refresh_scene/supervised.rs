@@ -1,15 +1,25 @@
-//! A process whose mount calls wait for the test, those of its children as well:
-//! seccomp_unotify(2). So a test can kill all of them between two calls. On any kernel, the process
+//! A refresh whose mount calls wait for the test, those of its children as well:
+//! seccomp_unotify(2). So a test can kill all of them between two calls. On any kernel, the refresh
 //! sees one without `MOVE_MOUNT_BENEATH`.
 
-use std::io;
+use std::env;
+use std::io::{self, BufRead, BufReader, Lines};
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
 
+use bindguard_core::refresh_request::Notify;
+use bindguard_guard::refresh::{
+    HeldProcess, HelperProcess, PodVolumes, RefreshAct, TuckRecords, refresh_container,
+};
+use bindguard_testing::live;
 use nix::libc;
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, setpgid};
+use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
@@ -30,96 +40,175 @@ const BENEATH: u32 = 0x200;
 const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 
-/// Runs `work` in a process and lets it make this many of its mount calls; kills it with its
-/// children before the next one, or while it hangs. Returns true if the process ended by itself.
-pub fn killed_after(calls: u32, work: impl FnOnce()) -> bool {
-    // SAFETY: the child uses the heap, which glibc keeps usable across fork, and ends without
-    // returning.
-    match unsafe { fork() }.unwrap() {
-        ForkResult::Child => {
-            setpgid(Pid::from_raw(0), Pid::from_raw(0)).unwrap();
-            nix::sys::signal::raise(Signal::SIGSTOP).unwrap();
-            supervise_self().unwrap();
-            work();
-            // SAFETY: ends the process without running what its copy of this one has registered.
-            unsafe { libc::_exit(0) }
+/// Lets a refresh make this many of its mount calls; kills it with its children before the next
+/// one. Returns true if it ended by itself.
+pub fn killed_after(calls: u32, refresh: &Refresh) -> bool {
+    let program = refresh.start(Mode::Supervised);
+    let ended = let_go_on(calls, &program);
+    if ended {
+        let status = program.wait();
+        assert!(status.success(), "{status:?}");
+    } else {
+        program.kill();
+    }
+    ended
+}
+
+/// Kills a refresh with its children some time after it began.
+pub fn killed_while_it_runs(time: Duration, refresh: &Refresh) {
+    let program = refresh.start(Mode::Free);
+    thread::sleep(time);
+    program.kill();
+}
+
+/// A refresh in a program of its own: this test program, executed anew. A fork of this one, which
+/// has threads, could hang by itself: another thread may hold a lock during the fork.
+pub struct Refresh {
+    /// The directory of the pod.
+    pub pod: PathBuf,
+    /// The directory of the records.
+    pub records: PathBuf,
+    /// The init of the container.
+    pub init: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Supervised,
+    Free,
+}
+
+/// The environment of the program.
+const POD: &str = "BINDGUARD_TEST_POD";
+const RECORDS: &str = "BINDGUARD_TEST_RECORDS";
+const INIT: &str = "BINDGUARD_TEST_INIT";
+const SUPERVISED: &str = "BINDGUARD_TEST_SUPERVISED";
+
+/// The line that the program prints before the refresh.
+const BEGINS: &str = "the refresh begins";
+
+impl Refresh {
+    fn start(&self, mode: Mode) -> Program {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args([
+                "--exact",
+                "refresh_scene::supervised::program",
+                "--ignored",
+                "--nocapture",
+            ])
+            .envs([(POD, &self.pod), (RECORDS, &self.records)])
+            .env(INIT, self.init.to_string())
+            .env_remove(SUPERVISED)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .process_group(0);
+        if mode == Mode::Supervised {
+            command.env(SUPERVISED, "1");
         }
-        ForkResult::Parent { child } => {
-            waitpid(child, Some(WaitPidFlag::WUNTRACED)).unwrap();
-            nix::sys::signal::kill(child, Signal::SIGCONT).unwrap();
-            let pidfd = pidfd_open(
-                rustix::process::Pid::from_raw(child.as_raw()).unwrap(),
-                PidfdFlags::empty(),
-            )
-            .unwrap();
-            let ended = let_go_on(calls, &pidfd);
-            // The group: the refresh's own child as well.
-            let _ = killpg(child, Signal::SIGKILL);
-            let status = waitpid(child, None).unwrap();
-            assert!(
-                !ended || status == WaitStatus::Exited(child, 0),
-                "{status:?}"
-            );
-            ended
+        let mut process = command.spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&process);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
+        assert!(
+            output.any(|line| line.unwrap().ends_with(BEGINS)),
+            "the program of the refresh ended"
+        );
+        Program {
+            process,
+            pidfd,
+            _output: output,
         }
     }
 }
 
-fn let_go_on(calls: u32, process: &OwnedFd) -> bool {
-    let Some(listener) = listener_of(process) else {
-        return true;
+/// The program. [`Refresh`] sets its environment.
+#[test]
+#[ignore = "other tests run this program"]
+fn program() {
+    let Some(pod) = env::var_os(POD) else {
+        bindguard_testing::skipped("it is the program of other tests");
+        return;
     };
+    let records = TuckRecords::at(Path::new(&env::var_os(RECORDS).unwrap()));
+    let init = env::var(INIT).unwrap().parse().unwrap();
+    let process = HeldProcess::open(init).unwrap();
+    if env::var_os(SUPERVISED).is_some() {
+        supervise_self().unwrap();
+    }
+    // Its children have the filter, too.
+    let helper = HelperProcess::start().unwrap();
+    println!("{BEGINS}");
+    let volumes = PodVolumes::open(Path::new(&pod)).unwrap();
+    let act = RefreshAct::Replace(Notify::None);
+    refresh_container(
+        &helper,
+        &process,
+        Some(&live::spec_of(None)),
+        &volumes,
+        act,
+        &records,
+    )
+    .unwrap();
+}
+
+/// A refresh that runs.
+struct Program {
+    process: Child,
+    pidfd: OwnedFd,
+    /// Open: the program prints more, and would end otherwise.
+    _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Program {
+    /// Kills it, and the refresh's own child as well.
+    fn kill(mut self) {
+        let group = Pid::from_raw(self.process.id() as i32);
+        let _ = killpg(group, Signal::SIGKILL);
+        self.process.wait().unwrap();
+    }
+
+    /// Waits for its end after the refresh.
+    fn wait(mut self) -> ExitStatus {
+        let mut end = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let ended = poll(&mut end, Some(&CALL_TIMEOUT)).unwrap();
+        assert!(ended > 0, "the refresh ended, and its program hangs");
+        self.process.wait().unwrap()
+    }
+}
+
+fn let_go_on(calls: u32, program: &Program) -> bool {
+    let process = &program.pidfd;
+    let listener = pidfd_getfd(process, LISTENER, PidfdGetfdFlags::empty()).unwrap();
     for _ in 0..calls {
         if !is_waiting(&listener, process) {
-            return has_ended(process);
+            return true;
         }
         answer(&listener);
     }
-    !is_waiting(&listener, process) && has_ended(process)
-}
-
-/// The listener is the descriptor that the process has as [`LISTENER`], once it has it.
-fn listener_of(process: &OwnedFd) -> Option<OwnedFd> {
-    loop {
-        match pidfd_getfd(process, LISTENER, PidfdGetfdFlags::empty()) {
-            Ok(listener) => return Some(listener),
-            Err(_) if has_ended(process) => return None,
-            Err(_) => std::thread::yield_now(),
-        }
-    }
+    !is_waiting(&listener, process)
 }
 
 const LISTENER: i32 = 700;
 
-/// Much longer than a refresh.
+/// Longer than the limits of a refresh.
 const CALL_TIMEOUT: Timespec = Timespec {
-    tv_sec: 10,
+    tv_sec: 60,
     tv_nsec: 0,
 };
 
-/// Waits for a call. False if the process ends first, or makes no call within [`CALL_TIMEOUT`].
-/// A forked process can hang in the start of the refresh's thread, if a thread of another test held
-/// a lock of the standard library during the fork.
+/// Waits for a call. False if the refresh ended.
+///
+/// # Panics
+/// If the refresh makes no call and does not end.
 fn is_waiting(listener: &OwnedFd, process: &OwnedFd) -> bool {
     let mut both = [
         PollFd::new(listener, PollFlags::IN),
         PollFd::new(process, PollFlags::IN),
     ];
-    poll(&mut both, Some(&CALL_TIMEOUT)).unwrap();
+    let ready = poll(&mut both, Some(&CALL_TIMEOUT)).unwrap();
+    assert!(ready > 0, "the refresh hangs");
     both[0].revents().contains(PollFlags::IN)
-}
-
-fn has_ended(process: &OwnedFd) -> bool {
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    poll(
-        &mut [PollFd::new(&process.as_fd(), PollFlags::IN)],
-        Some(&now),
-    )
-    .unwrap()
-        > 0
 }
 
 /// Lets the kernel make the call, but for one with [`BENEATH`].
@@ -158,7 +247,7 @@ pub fn without_call<T: Send>(call: libc::c_long, work: impl FnOnce() -> T + Send
         assert_eq!(set_filter(&[call], missing, 0), 0);
         work()
     };
-    std::thread::scope(|scope| scope.spawn(filtered).join().unwrap())
+    thread::scope(|scope| scope.spawn(filtered).join().unwrap())
 }
 
 /// From now on the calls of this process wait for the one that has the listener.

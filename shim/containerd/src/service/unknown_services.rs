@@ -1,0 +1,326 @@
+//! The answer to a request for a service that the shim does not have.
+//!
+//! Go's ttrpc answers UNIMPLEMENTED, and containerd tries something else at this code alone. The
+//! Rust one answers INVALID_ARGUMENT and has no hook for that. So the bytes of a connection are read
+//! here first, frame by frame: a request for an unknown service becomes one for the service
+//! [`UNKNOWN`], with the unknown name as its payload. All other bytes pass unchanged.
+//!
+//! A frame is a header of ten bytes and a payload: ttrpc's PROTOCOL.md.
+
+use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use async_trait::async_trait;
+use futures_core::Stream;
+use protobuf::Message;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use ttrpc::asynchronous::transport::{Listener, Socket};
+use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
+use ttrpc::proto::{MESSAGE_HEADER_LENGTH, MESSAGE_LENGTH_MAX, MESSAGE_TYPE_REQUEST};
+use ttrpc::{Code, Error, MessageHeader, Request, Response, get_status};
+
+/// The service and its only method.
+const UNKNOWN: &str = "bindguard.unknown";
+const ANSWER: &str = "Answer";
+
+/// The tag of the field `service` of a request, its first one.
+const SERVICE_TAG: u8 = 10;
+
+/// Adds the service to these, and wraps the connections of a listener.
+pub(crate) fn answering_unknown(
+    listener: Listener,
+    mut services: HashMap<String, Service>,
+) -> (Listener, HashMap<String, Service>) {
+    let answer: Box<dyn MethodHandler + Send + Sync> = Box::new(Answer);
+    services.insert(
+        UNKNOWN.to_owned(),
+        Service {
+            methods: HashMap::from([(ANSWER.to_owned(), answer)]),
+            streams: HashMap::new(),
+        },
+    );
+    let known = services.keys().cloned().collect();
+    (Listener::new(Connections { listener, known }), services)
+}
+
+struct Answer;
+
+#[async_trait]
+impl MethodHandler for Answer {
+    async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
+        let service = String::from_utf8_lossy(&request.payload);
+        let status = get_status(Code::UNIMPLEMENTED, format!("service {service}"));
+        Ok(Error::RpcStatus(status).into())
+    }
+}
+
+struct Connections {
+    listener: Listener,
+    known: Arc<[String]>,
+}
+
+impl Stream for Connections {
+    type Item = io::Result<Connection<Socket>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let socket = ready!(Pin::new(&mut self.listener).poll_next(context));
+        let known = &self.known;
+        Poll::Ready(socket.map(|socket| Ok(Connection::of(socket?, Arc::clone(known)))))
+    }
+}
+
+/// A connection, and the part of its input that was read but not handed on.
+struct Connection<S> {
+    socket: S,
+    known: Arc<[String]>,
+    /// The beginning of a frame: the header, then all of a request.
+    frame: Vec<u8>,
+    /// Bytes to hand on, from this index on.
+    ready: (Vec<u8>, usize),
+    /// Bytes of the socket that pass unchanged.
+    passing: usize,
+}
+
+impl<S: AsyncRead + Unpin> Connection<S> {
+    fn of(socket: S, known: Arc<[String]>) -> Self {
+        Self {
+            socket,
+            known,
+            frame: Vec::new(),
+            ready: (Vec::new(), 0),
+            passing: 0,
+        }
+    }
+
+    /// Reads until bytes are ready, or are to pass. Nothing is ready at the end of the stream.
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let Some(left) = self.left_of_frame() else {
+                return Poll::Ready(Ok(()));
+            };
+            let mut buffer = [0; 4096];
+            let size = left.min(buffer.len());
+            let mut read = ReadBuf::new(&mut buffer[..size]);
+            ready!(Pin::new(&mut self.socket).poll_read(context, &mut read))?;
+            self.frame.extend_from_slice(read.filled());
+            if read.filled().is_empty() {
+                self.ready = (std::mem::take(&mut self.frame), 0);
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+
+    /// The number of bytes to read before the frame can be handed on; `None` once it is ready.
+    fn left_of_frame(&mut self) -> Option<usize> {
+        if self.frame.len() < MESSAGE_HEADER_LENGTH {
+            return Some(MESSAGE_HEADER_LENGTH - self.frame.len());
+        }
+        let header = MessageHeader::from(&self.frame);
+        let length = header.length as usize;
+        let is_request = header.type_ == MESSAGE_TYPE_REQUEST && length <= MESSAGE_LENGTH_MAX;
+        let left = MESSAGE_HEADER_LENGTH + length - self.frame.len();
+        if is_request && left > 0 {
+            return Some(left);
+        }
+        let frame = std::mem::take(&mut self.frame);
+        let other = is_request.then(|| self.redirected(&frame)).flatten();
+        self.ready = (other.unwrap_or(frame), 0);
+        self.passing = left;
+        None
+    }
+
+    /// The frame of another request in place of one for an unknown service.
+    fn redirected(&self, frame: &[u8]) -> Option<Vec<u8>> {
+        let (header, payload) = frame.split_at_checked(MESSAGE_HEADER_LENGTH)?;
+        if self.known.iter().any(|name| names(payload, name)) {
+            return None;
+        }
+        // What cannot be parsed is ttrpc's to answer.
+        let request = Request::parse_from_bytes(payload).ok()?;
+        if self.known.contains(&request.service) {
+            return None;
+        }
+        let request = Request {
+            service: UNKNOWN.to_owned(),
+            method: ANSWER.to_owned(),
+            payload: request.service.into_bytes(),
+            timeout_nano: request.timeout_nano,
+            ..Default::default()
+        };
+        let payload = request.write_to_bytes().ok()?;
+        let mut header = MessageHeader::from(header);
+        header.length = u32::try_from(payload.len()).ok()?;
+        let mut frame = Vec::<u8>::from(header);
+        frame.extend(payload);
+        Some(frame)
+    }
+}
+
+/// True if a request begins with the name of this service.
+fn names(request: &[u8], service: &str) -> bool {
+    match request {
+        [SERVICE_TAG, length, rest @ ..] => {
+            usize::from(*length) == service.len() && rest.starts_with(service.as_bytes())
+        }
+        _ => false,
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.ready.1 == this.ready.0.len() && this.passing == 0 {
+            this.ready = (Vec::new(), 0);
+            ready!(this.poll_frame(context))?;
+        }
+        let rest = &this.ready.0[this.ready.1..];
+        if !rest.is_empty() || this.passing == 0 {
+            let count = rest.len().min(buffer.remaining());
+            buffer.put_slice(&rest[..count]);
+            this.ready.1 += count;
+            return Poll::Ready(Ok(()));
+        }
+        let size = buffer.remaining().min(this.passing);
+        let mut limited = ReadBuf::new(buffer.initialize_unfilled_to(size));
+        ready!(Pin::new(&mut this.socket).poll_read(context, &mut limited))?;
+        let count = limited.filled().len();
+        this.passing = match count {
+            // The end of the stream.
+            0 => 0,
+            count => this.passing - count,
+        };
+        buffer.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let mut frame = Vec::from((payload.len() as u32).to_be_bytes());
+        frame.extend(stream.to_be_bytes());
+        frame.extend([kind, 0]);
+        frame.extend(payload);
+        frame
+    }
+
+    fn request(service: &str, method: &str, payload: &[u8]) -> Vec<u8> {
+        let request = Request {
+            service: service.to_owned(),
+            method: method.to_owned(),
+            payload: payload.to_owned(),
+            timeout_nano: 7,
+            ..Default::default()
+        };
+        request.write_to_bytes().unwrap()
+    }
+
+    /// The input of ttrpc, for the input of a socket that arrives in pieces of this size.
+    fn read(input: &[u8], piece: usize) -> Vec<u8> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (socket, mut client) = tokio::io::duplex(piece);
+            let mut connection = Connection::of(socket, Arc::from(["known".to_owned()]));
+            let mut output = Vec::new();
+            let (sent, _) = tokio::join!(
+                async move { client.write_all(input).await },
+                connection.read_to_end(&mut output)
+            );
+            sent.unwrap();
+            output
+        })
+    }
+
+    fn any_frame() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
+        let bytes = || prop::collection::vec(any::<u8>(), 0..200);
+        let data = (prop_oneof![Just(2_u8), Just(3)], any::<u32>(), bytes());
+        prop_oneof![
+            data.prop_map(|(kind, stream, payload)| {
+                let frame = frame(kind, stream, &payload);
+                (frame.clone(), frame)
+            }),
+            (any::<u32>(), bytes()).prop_map(|(stream, payload)| {
+                let frame = frame(1, stream, &request("known", "Method", &payload));
+                (frame.clone(), frame)
+            }),
+            ("[a-j.]{0,150}", any::<u32>(), bytes()).prop_map(|(service, stream, payload)| {
+                (
+                    frame(1, stream, &request(&service, "Method", &payload)),
+                    frame(1, stream, &request(UNKNOWN, ANSWER, service.as_bytes())),
+                )
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn only_requests_for_unknown_services_change(
+            frames in prop::collection::vec(any_frame(), 0..6),
+            piece in 1..64_usize,
+            end in prop::collection::vec(any::<u8>(), 0..10),
+        ) {
+            let (mut input, mut expected) = (Vec::new(), Vec::new());
+            for (sent, arrives) in frames {
+                input.extend(sent);
+                expected.extend(arrives);
+            }
+            // A frame that is cut off.
+            input.extend(&end);
+            expected.extend(&end);
+            prop_assert_eq!(read(&input, piece), expected);
+        }
+    }
+
+    /// ttrpc refuses a frame above its limit and reads the next one.
+    #[test]
+    fn a_frame_above_the_limit_passes() {
+        let long = vec![10; MESSAGE_LENGTH_MAX + 1];
+        let input = [frame(1, 1, &long), frame(1, 3, &request("other", "M", b""))].concat();
+        let expected = [
+            frame(1, 1, &long),
+            frame(1, 3, &request(UNKNOWN, ANSWER, b"other")),
+        ]
+        .concat();
+        assert!(read(&input, 4096) == expected);
+    }
+
+    #[test]
+    fn bytes_that_are_no_request_pass() {
+        let input = frame(1, 1, b"\xff\xff\xff");
+        assert_eq!(read(&input, 7), input);
+    }
+}
