@@ -281,8 +281,8 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
-            nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            unshare(CloneFlags::CLONE_FS).unwrap();
+            nix::sched::setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
             while !is_over.load(Ordering::Relaxed) {
                 let link = scene.at("data/a/link");
                 renameat2(
@@ -328,8 +328,8 @@ fn a_mount_point_that_the_container_renamed_is_refused() {
     // Only where it is not mounted can a mount point be renamed.
     let namespace = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
     let attack = move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
-        nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        unshare(CloneFlags::CLONE_FS).unwrap();
+        nix::sched::setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
         fs::rename("/data/a/conf", "/data/a/old").unwrap();
         fs::rename("/data/a/vault", "/data/a/conf").unwrap();
     };
