@@ -12,9 +12,10 @@ use containerd_shim_protos::shim::oci::Options;
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).story(|node| {
         let before = Leftovers::of(node)?;
-        create_and_delete(node, Runtime::Stock).context("stock")?;
+        // First: a late event of the stock shim would be taken for one of this shim.
         let seen = events::during(node, || create_and_delete(node, Runtime::Bindguard))?;
         ensure!(seen == ["create web", "delete web"], "{seen:?}");
+        create_and_delete(node, Runtime::Stock).context("stock")?;
         before.are_all(node)
     });
 }
@@ -32,5 +33,9 @@ fn create_and_delete(node: &Node, runtime: Runtime) -> Result<()> {
         (deleted.pid, deleted.exit_status) == (pid, 0),
         "{deleted:?}"
     );
-    Ok(client.shut_down("web")?)
+    match client.shut_down("web") {
+        // The stock shim may end before it has answered.
+        Err(_) if runtime == Runtime::Stock => Ok(()),
+        answer => Ok(answer?),
+    }
 }

@@ -2,6 +2,7 @@
 //! and without an annotation.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command};
 
 use anyhow::{Context, Result, ensure};
@@ -109,6 +110,8 @@ fn story(node: &Node) -> Result<()> {
         "{unknown:?}"
     );
     volume.update(&[("app.conf", "four")])?;
+    without_a_record_and_without_the_cri(node, &app)?;
+    ensure!(cri.read(&app, "/etc/app.conf")? == "three");
     without_a_record(node, &app, &old)?;
     ensure!(cri.read(&app, "/etc/app.conf")? == "four");
     cri.remove_pod(&sandbox)?;
@@ -139,6 +142,32 @@ fn without_a_record(node: &Node, id: &str, old: &Process) -> Result<()> {
     ensure!(
         done.stdout.contains("replaced") && done.stdout.contains("/etc/app.conf"),
         "{done:?}"
+    );
+    Ok(())
+}
+
+/// Nothing names the init but the cgroup, which a user of the node can choose: nothing is entered.
+fn without_a_record_and_without_the_cri(node: &Node, id: &str) -> Result<()> {
+    let record = Path::new("/run/containerd/io.containerd.runtime.v2.task/k8s.io")
+        .join(id)
+        .join("init.pid");
+    let pid = fs::read(&record).with_context(|| format!("read {}", record.display()))?;
+    fs::remove_file(&record)?;
+    let refused = node.bindguard([
+        "refresh",
+        "--pod",
+        "default/web",
+        "--cri",
+        "/run/no-such.sock",
+    ])?;
+    fs::write(&record, pid)?;
+    ensure!(
+        refused.code() == 2
+            && refused.stdout.contains(
+                "neither its runtime's record nor the CRI names its process; name the socket with --cri"
+            )
+            && !refused.stdout.contains("/etc/app.conf of"),
+        "{refused:?}"
     );
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bindguard_core::evidence::{FileKind, FilePlace};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{
-    BoundFile, ContainerTable, Refused, RefusedReason, SubpathInContainer, Way, WayFolder,
+    BoundFile, Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder,
     files_in_container,
 };
 use bindguard_core::spec::SpecView;
@@ -127,24 +127,26 @@ impl<'a> BoundFiles<'a> {
         if relied_on.is_empty() {
             return Ok(());
         }
-        let containers: Vec<ContainerTable> = match self.others.tables() {
-            Ok(containers) => containers,
-            Err(_) => {
-                return Err(walked
-                    .way
-                    .refusal(&relied_on[0], RefusedReason::MountsUnknown));
-            }
-        };
         let to_write = !mount.is_read_only();
-        for folder in &relied_on {
-            let leads = |container: &ContainerTable| {
-                container.can_lead(&folder.folder.place, file, to_write)
+        let mut first = None;
+        for container in self.others.tables() {
+            let Ok(container) = container else {
+                let unknown = RefusedReason::MountsUnknown;
+                return Err(walked.way.refusal(&relied_on[0], unknown));
             };
-            if containers.iter().any(leads) {
-                return Err(walked.way.refusal(folder, folder.reason));
+            let leads = |relied_on: &ReliedOn<'_>| {
+                container.can_lead(&relied_on.folder.place, file, to_write)
+            };
+            let led = relied_on.iter().position(leads);
+            first = first.into_iter().chain(led).min();
+            if first == Some(0) {
+                break;
             }
         }
-        Ok(())
+        match first.and_then(|first: usize| relied_on.get(first)) {
+            Some(relied_on) => Err(walked.way.refusal(relied_on, relied_on.reason)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -28,15 +28,15 @@ pub trait RunningContainers: Debug {
     /// The containers at this moment.
     fn running(&self) -> Vec<RunningContainer>;
 
-    /// Their mount tables. A container that ended meanwhile is left out.
+    /// Their mount tables, each read when it is needed: a table may be large. A container that ended
+    /// meanwhile is left out.
     ///
-    /// # Errors
-    /// If a table cannot be read, or is not that of the mount namespace that the runtime made: a
-    /// container can hide its mounts in a namespace of its own, and still write through an open
-    /// directory.
-    fn tables(&self) -> Result<Vec<ContainerTable>, RefreshError> {
+    /// An item is an error if the table cannot be read, or is not that of the mount namespace that
+    /// the runtime made: a container can hide its mounts in a namespace of its own, and still write
+    /// through an open directory.
+    fn tables(&self) -> Box<dyn Iterator<Item = Result<ContainerTable, RefreshError>>> {
         let tables = self.running().into_iter().map(table_of);
-        tables.filter_map(Result::transpose).collect()
+        Box::new(tables.filter_map(Result::transpose))
     }
 }
 

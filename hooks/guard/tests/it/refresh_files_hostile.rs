@@ -13,7 +13,7 @@ use std::thread;
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
-use bindguard_core::spec::SpecView;
+use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
     BoundFiles, FileBind, RefreshAct, Refreshed, RunningContainer, TuckRecords, refresh_container,
 };
@@ -92,9 +92,6 @@ impl Scene {
 
     /// The same, while the containers with these inits run.
     fn refresh_while(&self, container: &Container, running: &[u32]) -> Refreshed {
-        let spec = serde_json::json!({"mounts": [bindguard_testing::mount_of(&self.at(CONF).join(".env"), PLACE, "rprivate")]});
-        let spec = spec.to_string().into_bytes();
-        let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
         let running: Vec<_> = running
             .iter()
             .map(|init| RunningContainer {
@@ -102,6 +99,14 @@ impl Scene {
                 spec: Some(container.spec().clone()),
             })
             .collect();
+        self.refresh_among(container, &running)
+    }
+
+    fn refresh_among(&self, container: &Container, running: &[RunningContainer]) -> Refreshed {
+        let spec = serde_json::json!({"mounts": [bindguard_testing::mount_of(&self.at(CONF).join(".env"), PLACE, "rprivate")]});
+        let spec = spec.to_string().into_bytes();
+        let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
+        let running = running.to_vec();
         let (files, _) = BoundFiles::open(binds, container.process.pid(), &running);
         let records = TuckRecords::at(&self.at("tucks"));
         refresh_container(
@@ -202,6 +207,41 @@ fn a_link_of_another_container_is_refused() {
             Some((RefusedReason::LinkBelowWritableBind, "data/a".to_owned())),
         )
     });
+}
+
+/// The tables are read one after the other, and no longer than needed: some containers with large
+/// tables must not fill the agent's memory.
+#[test]
+fn no_table_is_read_after_that_of_a_container_that_leads() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    fs::rename(inside(&container, CONF), inside(&container, "data/a/old")).unwrap();
+    symlink("../../secret", inside(&container, CONF)).unwrap();
+    let running = |init, spec: Option<&SpecUsers>| RunningContainer {
+        init,
+        spec: spec.cloned(),
+    };
+    let (known, unknown) = (
+        running(container.process.pid(), Some(container.spec())),
+        running(std::process::id(), None),
+    );
+    for (running, reason) in [
+        (
+            vec![known.clone(), unknown.clone()],
+            RefusedReason::LinkBelowWritableBind,
+        ),
+        (vec![unknown, known], RefusedReason::MountsUnknown),
+    ] {
+        let refreshed = scene.refresh_among(&container, &running);
+        assert_eq!(
+            scene.refused(&refreshed),
+            Some((reason, CONF.to_owned())),
+            "{refreshed:?}"
+        );
+    }
 }
 
 /// The steps of an attacker that hides its writable bind: in namespaces of its own it needs no

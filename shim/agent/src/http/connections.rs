@@ -121,9 +121,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
+
+    /// Longer than a probe needs on a busy machine.
+    const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Clients that send nothing, or read nothing, take all connections.
     #[tokio::test]
@@ -149,6 +156,51 @@ mod tests {
         let newest = silent.last_mut().unwrap();
         newest.write_all(b"?").await.unwrap();
         assert_eq!(newest.read(&mut [0; 2]).await.unwrap(), 2);
+    }
+
+    /// Clients that connect without a pause: each one closes the oldest connection.
+    #[tokio::test]
+    async fn a_probe_is_answered_beside_clients_that_connect_in_a_loop() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(accept(listener, |mut stream| async move {
+            let mut request = [0];
+            let _ = stream.read_exact(&mut request).await;
+            let _ = stream.write_all(b"OK").await;
+        }));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let flood = || {
+            let is_over = Arc::clone(&is_over);
+            thread::spawn(move || {
+                let (mut open, mut count) = (VecDeque::new(), 0_u32);
+                while !is_over.load(Ordering::Relaxed) {
+                    open.extend(std::net::TcpStream::connect(address));
+                    count += 1;
+                    if open.len() > 2 * MAX_CONNECTIONS {
+                        open.pop_front();
+                    }
+                }
+                count
+            })
+        };
+        let floods = [flood(), flood()];
+        let mut answered = 0;
+        for _ in 0..100 {
+            let probe = async {
+                let mut probe = TcpStream::connect(address).await?;
+                probe.write_all(b"?").await?;
+                let mut answer = String::new();
+                probe.read_to_string(&mut answer).await.map(|_| answer)
+            };
+            let answer = timeout(PROBE_TIMEOUT, probe).await;
+            answered += u32::from(matches!(answer, Ok(Ok(answer)) if answer == "OK"));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for flood in floods {
+            assert!(flood.join().unwrap() > 2 * MAX_CONNECTIONS as u32);
+        }
+        // The kubelet tries a probe three times.
+        assert!(answered > 90, "{answered} of 100 probes were answered");
     }
 
     #[tokio::test(start_paused = true)]

@@ -26,7 +26,7 @@ use bindguard_core::policy::Policy;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, timeout};
 
 use self::contract::{MOST_BYTES, MOUNT_INFO, POD_DETAIL, Processor, RECOVERY, TARGET};
@@ -60,7 +60,7 @@ pub struct Kubediag {
     pods: PodReader,
     metrics: Arc<Metrics>,
     reporting: Reporting,
-    working: Semaphore,
+    working: Arc<Semaphore>,
 }
 
 /// Why a processor has no result.
@@ -102,7 +102,7 @@ impl Kubediag {
     ) -> Arc<Self> {
         let (is_enabled, working) = (
             config.agent().kubediag.is_some(),
-            Semaphore::new(MAX_PROCESSORS),
+            Arc::new(Semaphore::new(MAX_PROCESSORS)),
         );
         let (policy, places) = (*config.policy(), config.places().clone());
         Arc::new(Self {
@@ -147,14 +147,11 @@ impl Kubediag {
         processor: Processor,
         body: Incoming,
     ) -> Result<String, NoResult> {
-        let turn = timeout(TURN_TIMEOUT, self.working.acquire())
-            .await
-            .map_err(|_| NoResult::Busy)?;
-        let _turn = turn.map_err(|_| NoResult::Ends)?;
+        let turn = self.turn().await?;
         let posted = posted(body).await?;
         let result = match processor {
             Processor::PodDetailCollector => self.pods.detail(&parse(&posted)?).await?,
-            Processor::MountInfoCollector => self.blocking(|_| mount_info()).await?,
+            Processor::MountInfoCollector => self.blocking(turn, |_| mount_info()).await?,
             Processor::SubpathRemountDiagnoser => {
                 let posted = parse(&posted)?;
                 diagnoser::diagnose(value(&posted, POD_DETAIL)?, value(&posted, MOUNT_INFO)?)?
@@ -163,7 +160,8 @@ impl Kubediag {
             Processor::SubpathRemountRecover => {
                 let posted = parse(&posted)?;
                 let target = value(&posted, TARGET)?.to_owned();
-                self.blocking(move |this| this.recover(&target)).await?
+                self.blocking(turn, move |this| this.recover(&target))
+                    .await?
             }
         };
         let json = serde_json::to_string(&result).map_err(NoResult::Json)?;
@@ -174,13 +172,27 @@ impl Kubediag {
         }
     }
 
-    /// Runs work that may wait for a filesystem.
+    async fn turn(&self) -> Result<OwnedSemaphorePermit, NoResult> {
+        let turn = Arc::clone(&self.working).acquire_owned();
+        let turn = timeout(TURN_TIMEOUT, turn).await;
+        turn.map_err(|_| NoResult::Busy)?
+            .map_err(|_| NoResult::Ends)
+    }
+
+    /// Runs work that may wait for a filesystem. The turn ends with the work: the work goes on if
+    /// the client hangs up.
     async fn blocking(
         self: &Arc<Self>,
+        turn: OwnedSemaphorePermit,
         work: impl FnOnce(&Self) -> Result<Strings, NoResult> + Send + 'static,
     ) -> Result<Strings, NoResult> {
         let this = Arc::clone(self);
-        tokio::task::spawn_blocking(move || work(&this))
+        let work = move || {
+            let result = work(&this);
+            drop(turn);
+            result
+        };
+        tokio::task::spawn_blocking(work)
             .await
             .map_err(|_| NoResult::Ends)?
     }
@@ -236,12 +248,16 @@ mod tests {
 
     use std::convert::Infallible;
     use std::pin::Pin;
+    use std::sync::mpsc::channel;
     use std::task::{Context, Poll};
 
     use http_body_util::Full;
     use hyper::body::Frame;
 
     use super::*;
+    use crate::events::Events;
+    use crate::idle_memory::IdleMemory;
+    use crate::journal::JournalWriter;
 
     /// A client that begins a body and sends nothing more.
     struct WithoutEnd;
@@ -256,6 +272,38 @@ mod tests {
         ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
             Poll::Pending
         }
+    }
+
+    /// A client posts, hangs up, and posts again: each request would add a thread.
+    #[tokio::test]
+    async fn work_keeps_its_turn_when_the_client_hangs_up() {
+        let config = Config::from_toml("[agent.kubediag]\nenabled = true\n").unwrap();
+        let metrics = Metrics::new();
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(&metrics)),
+            journal: JournalWriter::off(Arc::clone(&metrics)),
+            memory: IdleMemory::default(),
+        };
+        let pods = PodReader::new(None, String::new());
+        let kubediag = Kubediag::new(&config, pods, metrics, reporting);
+        let (begins, begun) = channel();
+        let (ends, end) = channel::<()>();
+        let work = move |_: &Kubediag| {
+            begins.send(()).unwrap();
+            let _ = end.recv();
+            Ok(Strings::new())
+        };
+        let turn = kubediag.turn().await.unwrap();
+        let client = Arc::clone(&kubediag);
+        let request = tokio::spawn(async move { client.blocking(turn, work).await });
+        tokio::task::spawn_blocking(move || begun.recv().unwrap())
+            .await
+            .unwrap();
+        request.abort();
+        assert!(request.await.is_err_and(|error| error.is_cancelled()));
+        assert!(kubediag.working.try_acquire().is_err());
+        drop(ends);
+        drop(kubediag.turn().await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]
