@@ -198,6 +198,33 @@ impl Agent {
         Ok(())
     }
 
+    /// Kills its helper process, and waits until the agent has ended with an error for that.
+    pub fn ends_without_its_helper(mut self) -> Result<()> {
+        let helper = self.helper()?;
+        kill(Pid::from_raw(helper.try_into()?), Signal::SIGKILL)?;
+        let mut status = None;
+        until("the agent ends", || {
+            status = self.child.try_wait().context("wait for the agent")?;
+            Ok(status.is_some())
+        })?;
+        let code = status.and_then(|status| status.code());
+        ensure!(code == Some(1), "the agent ended with {status:?}");
+        Ok(())
+    }
+
+    /// The pid of its helper process.
+    pub fn helper(&self) -> Result<u32> {
+        let pid = self.pid();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let mut children = children.split_whitespace();
+        let helper = children.next().context("the agent has no child")?.parse()?;
+        ensure!(
+            children.next().is_none(),
+            "the agent has more than one child"
+        );
+        Ok(helper)
+    }
+
     /// Kills it now.
     pub fn kill(mut self) -> Result<()> {
         self.signal(Signal::SIGKILL)?;

@@ -41,3 +41,5 @@ pub use rebind::{NotRebound, Rebound, rebind};
 pub use bindguard_sys::read_file;
 /// Runs code in which a write beyond RLIMIT_FSIZE is an error, not the end of the process.
 pub use bindguard_sys::with_size_errors;
+/// The pipe and the process state that a runtime's caller passes.
+pub use bindguard_sys::{inherited_pipe, restore_inherited_state};

@@ -99,17 +99,7 @@ pub(crate) fn statmount_in(
 /// `E2BIG` or `EINVAL` before Linux 6.11, `ENOENT` if the namespace is gone or may not be read.
 pub(crate) fn listmount_in(namespace: u64, after: u64, ids: &mut [u64]) -> io::Result<usize> {
     let request = Request::of_namespace(namespace, ALL_MOUNTS, after);
-    // SAFETY: the request is of the size that it says, and the buffer is writable for the number of
-    // ids that is passed; the kernel keeps neither.
-    let result = unsafe {
-        libc::syscall(
-            SYS_LISTMOUNT,
-            &raw const request,
-            ids.as_mut_ptr(),
-            ids.len(),
-            0,
-        )
-    };
+    let result = call(SYS_LISTMOUNT, &request, ids);
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
@@ -118,22 +108,27 @@ fn query(
     buffer: &mut [u8],
     mount_point: Option<&Path>,
 ) -> io::Result<StatmountEntry> {
-    // SAFETY: the request is of the size that it says, and the buffer is writable for the length
-    // that is passed; the kernel keeps neither.
-    let result = unsafe {
-        libc::syscall(
-            SYS_STATMOUNT,
-            &raw const *request,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            0,
-        )
-    };
+    let result = call(SYS_STATMOUNT, request, buffer);
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
     StatmountEntry::from_buffer(buffer, mount_point)
         .map_err(|error| io::Error::new(kind(error), error))
+}
+
+/// Both calls have the same arguments: the length of a buffer is that of its bytes or its ids.
+fn call<T: Copy>(number: libc::c_long, request: &Request, buffer: &mut [T]) -> libc::c_long {
+    // SAFETY: the request is of the size that it says, and the buffer is writable for the length
+    // that is passed; the kernel keeps neither. Every value of a byte and of an id is valid.
+    unsafe {
+        libc::syscall(
+            number,
+            &raw const *request,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            0,
+        )
+    }
 }
 
 /// A missing field means `NotFound`: the kernel knows the mount below a namespace's root, but

@@ -64,6 +64,23 @@ fn at_any_moment() {
     });
 }
 
+/// The agent starts its children in containers by a helper process: neither lives without the
+/// other.
+#[test]
+fn its_helper_process() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let mut pod = LivePod::start(node)?;
+        Agent::start(node, "")?.ends_without_its_helper()?;
+        pod.update()?;
+        let agent = Agent::start(node, "")?;
+        let helper = format!("/proc/{}", agent.helper()?);
+        agent.kill()?;
+        until("the helper process ends", || Ok(!fs::exists(&helper)?))?;
+        pod.the_next_agent_finishes(node)?;
+        pod.end(node)
+    });
+}
+
 fn at_every_step(node: &Node, way: &str, more: &[&str]) -> Result<()> {
     let mut pod = LivePod::start(node)?;
     let reader = PollingReader::start(pod.subpaths[0].target());

@@ -2,6 +2,7 @@
 //! report.
 //!
 //! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
+#![forbid(unsafe_code)]
 
 mod agent;
 mod check;

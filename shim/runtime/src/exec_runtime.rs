@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bindguard_core::handover::RUNTIME_VARIABLE;
+use bindguard_guard::restore_inherited_state;
 use nix::unistd::{execv, execve};
 
+use crate::handover;
 use crate::messages::Messages;
-use crate::{handover, inherited_state};
 
 /// The exit status of a shell for a command that cannot be run.
 const CANNOT_RUN: u8 = 127;
@@ -56,7 +57,7 @@ fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
         .iter()
         .filter_map(|arg| CString::new(arg.as_bytes()).ok());
     let argv: Vec<CString> = iter::once(path.clone()).chain(argv).collect();
-    inherited_state::restore();
+    restore_inherited_state();
     let Err(errno) = if own_variables().any(|name| env::var_os(name).is_some()) {
         execve(&path, &argv, &environment_of_runtime())
     } else {

@@ -8,13 +8,13 @@
 use std::env;
 use std::fs;
 use std::io::Write;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use bindguard_core::handover::{
     ATTEMPT_VARIABLE, HANDOVER, LONGEST_LINE, PIPE_VARIABLE, PROVE, REFUSED, UNCHANGED, UNREPAIRED,
 };
 use bindguard_core::text::cut;
-use rustix::io::FdFlags;
+use bindguard_guard::inherited_pipe;
 
 /// With the word before it, much less than a line.
 const LONGEST_REASON: usize = LONGEST_LINE / 2;
@@ -33,7 +33,7 @@ impl Handover {
     /// From the environment. A value that is not a pipe's number counts as missing.
     pub fn from_environment() -> Self {
         Self {
-            pipe: pipe(),
+            pipe: number(PIPE_VARIABLE).and_then(inherited_pipe),
             attempt: number(ATTEMPT_VARIABLE).unwrap_or(0),
         }
     }
@@ -89,21 +89,6 @@ impl Handover {
 /// The pod chooses the paths in it.
 fn in_one_line(reason: &str) -> String {
     cut(reason, LONGEST_REASON).replace(char::is_control, " ")
-}
-
-/// The inherited descriptor, set to close when the runtime begins.
-fn pipe() -> Option<OwnedFd> {
-    let number = number(PIPE_VARIABLE)?;
-    let link = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
-    if number <= 2 || !link.as_os_str().as_encoded_bytes().starts_with(b"pipe:") {
-        return None;
-    }
-    let raw = i32::try_from(number).ok()?;
-    // SAFETY: it is an open pipe, this runs once and before anything else opens a descriptor, and
-    // the shim passed it for this process to own.
-    let pipe = unsafe { OwnedFd::from_raw_fd(raw) };
-    rustix::io::fcntl_setfd(&pipe, FdFlags::CLOEXEC).ok()?;
-    Some(pipe)
 }
 
 fn number(name: &str) -> Option<u32> {

@@ -4,11 +4,11 @@
 //! possible, and calls execve(2): exit code, stderr and everything else are the real runtime's. For
 //! other verbs it calls execve at once. Only a policy of `refuse` rejects a container that the real
 //! runtime would create.
+#![forbid(unsafe_code)]
 
 mod argv;
 mod exec_runtime;
 mod handover;
-mod inherited_state;
 mod messages;
 mod privilege;
 mod prove;

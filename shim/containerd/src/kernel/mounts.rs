@@ -7,18 +7,17 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, pause};
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Forks a child that is the only member of a new user namespace, and idles until it is killed.
 pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
     let mut stack = [0; 16 * 1024];
     let idle = Box::new(|| {
-        // SAFETY: prctl(2) gets a number. If the shim is killed now, the child dies with the thread
-        // that forked it.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        // If the shim is killed now, the child dies with the thread that forked it.
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
         loop {
-            // SAFETY: pause(2) has no arguments and changes nothing.
-            unsafe { libc::pause() };
+            pause();
         }
     });
     // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of all other

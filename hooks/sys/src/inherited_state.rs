@@ -5,17 +5,22 @@
 //! what it inherits: under crun, a caller that ignores SIGPIPE (as systemd's services do) has
 //! containers that ignore it. So the original state is recorded, and restored right before
 //! execve(2).
+//!
+//! The descriptor of a pipe that the caller passed by its number is taken over here as well.
 #![allow(unsafe_code)]
 
+use std::fs;
 use std::io::{stderr, stdin, stdout};
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
-use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::sys::signal::Signal;
 use rustix::io::{FdFlags, fcntl_setfd};
+
+use crate::signal_action::set_default;
 
 static IGNORED_SIGPIPE: AtomicBool = AtomicBool::new(false);
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
@@ -30,24 +35,25 @@ static RECORD: extern "C" fn() = record;
 
 extern "C" fn record() {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: the call changes nothing, and fills `action` when it returns 0.
-    let ignored = unsafe {
-        libc::sigaction(libc::SIGPIPE, ptr::null(), action.as_mut_ptr()) == 0
-            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    // SAFETY: the calls change nothing. sigaction(2) fills `action` when it returns 0, and fcntl(2)
+    // fails if the descriptor is closed.
+    let (is_ignored, are_closed) = unsafe {
+        (
+            libc::sigaction(libc::SIGPIPE, ptr::null(), action.as_mut_ptr()) == 0
+                && action.assume_init().sa_sigaction == libc::SIG_IGN,
+            [0, 1, 2].map(|number| libc::fcntl(number, libc::F_GETFD) == -1),
+        )
     };
-    IGNORED_SIGPIPE.store(ignored, Ordering::Relaxed);
-    for (number, closed) in (0..).zip(&CLOSED) {
-        // SAFETY: the call changes nothing, and fails if the descriptor is closed.
-        let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
-        closed.store(flags == -1, Ordering::Relaxed);
+    IGNORED_SIGPIPE.store(is_ignored, Ordering::Relaxed);
+    for (is_closed, closed) in are_closed.into_iter().zip(&CLOSED) {
+        closed.store(is_closed, Ordering::Relaxed);
     }
 }
 
 /// Reverts the changes of Rust's runtime. From here on a write to a closed pipe ends the process.
-pub fn restore() {
+pub fn restore_inherited_state() {
     if !IGNORED_SIGPIPE.load(Ordering::Relaxed) {
-        // SAFETY: the default action is no handler. The call fails for no existing signal.
-        let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
+        set_default(Signal::SIGPIPE);
     }
     let (stdin, stdout, stderr) = (stdin(), stdout(), stderr());
     for (stream, closed) in [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
@@ -59,4 +65,20 @@ pub fn restore() {
             let _ = fcntl_setfd(stream, FdFlags::CLOEXEC);
         }
     }
+}
+
+/// Takes over the pipe that the caller passed under this number, and closes it when the runtime
+/// begins. `None` if the number belongs to no pipe. Call it once, before anything opens a
+/// descriptor.
+pub fn inherited_pipe(number: u32) -> Option<OwnedFd> {
+    let link = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+    if number <= 2 || !link.as_os_str().as_encoded_bytes().starts_with(b"pipe:") {
+        return None;
+    }
+    let raw = i32::try_from(number).ok()?;
+    // SAFETY: it is an open pipe that the caller passed for this process to own, and no other value
+    // owns it.
+    let pipe = unsafe { OwnedFd::from_raw_fd(raw) };
+    fcntl_setfd(&pipe, FdFlags::CLOEXEC).ok()?;
+    Some(pipe)
 }
