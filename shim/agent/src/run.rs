@@ -25,7 +25,7 @@ use crate::http::{self, BoundSocket, Served};
 use crate::idle_memory::IdleMemory;
 use crate::journal::{JournalReader, JournalWriter, follow_journal};
 use crate::kubediag::{Kubediag, PodReader};
-use crate::kubernetes::{self, Access, AccessError, ServiceAccount};
+use crate::kubernetes;
 use crate::metrics::Metrics;
 use crate::nri;
 use crate::pods;
@@ -33,6 +33,7 @@ use crate::roots::KubeletRoots;
 use crate::status::StatusSource;
 use crate::survey::Surveyor;
 use crate::threads::spawn;
+use bindguard_kubernetes::{Access, AccessError, ServiceAccount, node_name};
 
 /// Runs the agent until a signal ends it.
 ///
@@ -83,7 +84,7 @@ async fn serve(
     let memory = IdleMemory::default();
     tokio::spawn(memory.clone().run());
     let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone(), memory);
-    let pods_of_node = PodReader::new(access.ok(), kubernetes::node_name(to_api.node.as_deref()));
+    let pods_of_node = PodReader::new(access.ok(), node_name(to_api.node.as_deref()));
     let kubediag = Kubediag::new(
         &config,
         pods_of_node,
