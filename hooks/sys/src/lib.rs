@@ -13,6 +13,7 @@ pub mod enter;
 pub mod fault;
 pub mod in_container;
 pub mod journal;
+pub mod leftovers;
 pub mod observe;
 pub mod probe;
 pub mod process_files;
