@@ -156,6 +156,7 @@ mod updates_during_starts;
 mod upgrade_under_running_pods;
 mod user_namespace;
 mod verbs_and_flags_of_every_runtime;
+mod volume_changes_before_the_start;
 mod volume_changes_while_the_guard_works;
 mod volume_not_mounted;
 mod window_of_a_directory_by_hand;
