@@ -1,8 +1,8 @@
 //! A node's way to the API server and to its kubelet: credentials, a client of single requests, and
 //! the pods that run on this node.
 //!
-//! The agent writes events and reads pods with it. The command line asks which pods still exist
-//! before it touches what an ended pod left. kube's own client would be a third of the agent's
+//! The agent writes events and reads pods with it. The command line reads which pods still exist
+//! before it removes mounts of ended pods. kube's own client would be a third of the agent's
 //! program (docs/decisions/0029).
 #![forbid(unsafe_code)]
 

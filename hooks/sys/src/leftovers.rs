@@ -106,7 +106,7 @@ pub struct EmptyDirectories {
     pub files: Vec<PathBuf>,
     /// The number of these.
     pub file_count: usize,
-    /// What could not be read or removed.
+    /// Errors of reading and removing.
     pub problems: Vec<String>,
 }
 

@@ -81,7 +81,7 @@ impl Scene {
         })
     }
 
-    /// What a container reads whose volume changes to this number before its start. `meanwhile` runs
+    /// The content that a container reads if its volume changes to this number before its start. `meanwhile` runs
     /// after the change.
     fn read_after(
         &self,

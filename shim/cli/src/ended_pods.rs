@@ -33,7 +33,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The source of the list of pods that have not ended.
 #[derive(Debug, Clone, Args)]
 pub struct PodsOfKubelet {
-    /// Ask only this kubelet for its pods, such as http://127.0.0.1:10255 (default:
+    /// Read the pods of this kubelet alone, such as http://127.0.0.1:10255 (default:
     /// https://127.0.0.1:10250, and the API server of the kubeconfig).
     #[arg(long, value_name = "URL")]
     kubelet: Option<Uri>,

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The kubelet mounts a pod's volumes long before a sandbox exists, and a pod leaves its lists before
-//! its volumes are unmounted. So a pod has ended only if both lists lack it twice, ten minutes apart
-//! in one boot. Not removed: files, mounts in use, and block devices of CSI drivers, which only the
+//! its volumes are unmounted. So a pod has ended only if both lists lack it twice in one
+//! boot, with ten minutes between. Not removed: files, mounts in use, and block devices of CSI drivers, which only the
 //! driver may unpublish.
 
 mod folders;
@@ -82,7 +82,7 @@ pub struct EndedPod {
     pub files: Vec<PathBuf>,
     /// The number of all files that are left.
     pub file_count: usize,
-    /// What could not be read or removed.
+    /// Errors of reading and removing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
@@ -107,12 +107,12 @@ pub struct LeftMount {
     pub fs_type: String,
     /// Its source as the filesystem names it.
     pub source: String,
-    /// What was done to it.
+    /// The result of its umount.
     #[serde(flatten)]
     pub outcome: LeftOutcome,
 }
 
-/// What was done to a mount of an ended pod.
+/// The result for a mount of an ended pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "result", rename_all = "kebab-case")]
 pub enum LeftOutcome {

@@ -20,7 +20,7 @@ pub enum Act {
     Remove,
 }
 
-/// What a pod left. `table` has the kernel's names.
+/// The mounts and directories that a pod left. `table` has the kernel's names.
 pub fn left_by(pod: AbsentPod, folders: &PodFolders, table: &MountTable, act: Act) -> EndedPod {
     let folder = folders.of(&pod.uid);
     let confirmed = pod.is_confirmed();

@@ -1,4 +1,4 @@
-//! One container that is about to start: its subPath files once more.
+//! One container that is about to start: its subPath files are checked again.
 //!
 //! The runtime calls the plugin after it created the container and before it starts the process
 //! (`StartContainer`; `StateChange` before NRI 0.11). A volume may have changed since the runtime
