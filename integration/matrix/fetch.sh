@@ -1,8 +1,9 @@
 #!/bin/sh
-# Lays three generations of containerd, with their shim, runc and crun, beside each other. Installs nothing.
+# Lays three generations of containerd, with their shim, runc and crun, and the next runc, beside each other. Installs nothing.
 #   fetch.sh [DIR]        DIR is target/matrix of the repository when not given
 # Result: DIR/v/SUITE/bin/{containerd,ctr,containerd-shim-runc-v2,runc,crun} for the Debian suites below, each of which
-# runs as it is; the newest has criu, too: an older one does not know newer kernels. Quick when they are there already.
+# runs as it is; the newest has criu, too: an older one does not know newer kernels. DIR/v/experimental/bin/runc is the runc of
+# experimental, or of the newest suite when that has caught up. Quick when they are there already.
 #
 # Needs apt, dpkg-deb and patchelf (see setup.sh).
 set -eu
@@ -25,4 +26,18 @@ for suite in bookworm trixie "$newest"; do
     "$bin/$program" $flag >/dev/null
   done
 done
+
+suite_lists experimental
+if suite_apt experimental apt-cache show runc 2>/dev/null | grep -q '^Package: runc$'; then
+  unpack experimental "$dir/x/experimental" runc
+  # its libraries are the newest suite's
+  for libraries in lib lib64; do
+    if [ -d "$dir/x/$newest/usr/$libraries" ]; then cp -al "$dir/x/$newest/usr/$libraries" "$dir/x/experimental/usr/"; fi
+  done
+  next=$dir/x/experimental
+else
+  next=$dir/x/$newest
+fi
+lay_out runc "$next" "$dir/making/v/experimental/bin"
+"$dir/making/v/experimental/bin/runc" --version >/dev/null
 finish v

@@ -12,3 +12,4 @@ for suite in bookworm trixie sid; do
   done
   echo "$suite:${line%,}"
 done
+echo "experimental: $("$1/v/experimental/bin/runc" --version | head -n 1 | sed 's/ version//')"

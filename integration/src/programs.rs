@@ -4,7 +4,8 @@
 //! `integration/matrix/fetch.sh` lays out the matrix. The host's own containerd is never used: the
 //! same three generations run everywhere, and the name of a failed story shows the generation. With
 //! `BINDGUARD_CONTAINERD`, a developer's own build in the named folder replaces the newest
-//! generation.
+//! generation. With `BINDGUARD_YOUKI`, the named program is that generation's `runc`: no Debian suite
+//! has youki.
 
 use std::env;
 use std::fmt;
@@ -66,6 +67,8 @@ pub enum Oci {
     Runc(Generation),
     /// crun as packaged with this generation. containerd 2.1 needs crun 1.21 or newer.
     Crun(Generation),
+    /// The next runc, 1.4: Debian experimental.
+    NextRunc,
 }
 
 impl fmt::Display for Oci {
@@ -73,6 +76,7 @@ impl fmt::Display for Oci {
         match self {
             Self::Runc(generation) => write!(f, "runc beside {generation}"),
             Self::Crun(generation) => write!(f, "crun beside {generation}"),
+            Self::NextRunc => f.write_str("the next runc"),
         }
     }
 }
@@ -83,6 +87,7 @@ impl fmt::Display for Oci {
 pub struct Matrix {
     folder: PathBuf,
     own_build: Option<PathBuf>,
+    youki: Option<PathBuf>,
 }
 
 impl Matrix {
@@ -113,16 +118,30 @@ impl Matrix {
                 folder.display()
             );
         }
-        Ok(Self { folder, own_build })
+        let youki = env::var_os("BINDGUARD_YOUKI")
+            .filter(|program| !program.is_empty())
+            .map(PathBuf::from);
+        if let Some(program) = youki.as_ref().filter(|program| !program.is_file()) {
+            bail!("BINDGUARD_YOUKI={} is no program", program.display());
+        }
+        Ok(Self {
+            folder,
+            own_build,
+            youki,
+        })
     }
 
     /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`;
     /// the newest has `criu`.
     pub fn program(&self, generation: Generation, name: &str) -> PathBuf {
+        let is_newest = generation == Generation::V2_1;
+        if let Some(youki) = self.youki.as_ref().filter(|_| is_newest && name == "runc") {
+            return youki.clone();
+        }
         let own = self
             .own_build
             .as_ref()
-            .filter(|_| generation == Generation::V2_1)
+            .filter(|_| is_newest)
             .map(|folder| folder.join(name));
         let packaged = || {
             self.folder
@@ -161,6 +180,7 @@ impl Matrix {
         match oci {
             Oci::Runc(generation) => self.program(generation, "runc"),
             Oci::Crun(generation) => self.program(generation, "crun"),
+            Oci::NextRunc => self.folder.join("v/experimental/bin/runc"),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! namespaces  every mount namespace of a node ─► holders, doctor
 //! doctor      one file per point: plain evidence ─► a point with the command to run
 //! engines     the running containers of Docker and Podman
+//! ended_pods  pods that the kubelet and the CRI lack ─► their mounts and empty folders
 //! ```
 //!
 //! Findings and repairs are the guard's own: an operator sees what an admission would find, and
@@ -14,6 +15,7 @@
 pub mod agent_status;
 pub mod container_mounts;
 pub mod doctor;
+pub mod ended_pods;
 pub mod engines;
 pub mod guarded_runtimes;
 pub mod holders;

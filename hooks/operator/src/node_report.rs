@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
 
+use crate::ended_pods::EndedPods;
 use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
 use crate::pods::{PodContainer, PodName, Pods};
@@ -29,6 +30,9 @@ pub struct NodeReport {
     /// Running containers that read old files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub old_files: Vec<OldFiles>,
+    /// Pods that have ended; none if they were not looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_pods: Option<EndedPods>,
     /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left
     /// out.
     pub checked: usize,
@@ -107,6 +111,7 @@ impl NodeReport {
         Self {
             binds,
             old_files: Vec::new(),
+            ended_pods: None,
             checked,
             problems,
             duration_us: report.duration_us,
@@ -134,6 +139,10 @@ impl NodeReport {
             .iter()
             .any(|bind| bind.is_finding() && !bind.bind.is_repaired())
             || self.old_files.iter().any(OldFiles::is_finding)
+            || self
+                .ended_pods
+                .as_ref()
+                .is_some_and(EndedPods::has_findings)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod bundle;
 pub mod enter;
 pub mod fault;
 pub mod journal;
+pub mod leftovers;
 pub mod observe;
 pub mod probe;
 pub mod process_files;

@@ -233,6 +233,8 @@ fn command_lines(node: &Node) -> Result<()> {
             "is it another node's?",
         ),
         (&["journal", "--since", "soon"], "neither a time"),
+        (&["repair"], "nothing is named to repair"),
+        (&["repair", "--dry-run"], "nothing is named to repair"),
         (
             &[
                 "install",
@@ -251,8 +253,10 @@ fn command_lines(node: &Node) -> Result<()> {
     for (words, said) in [
         (&["diagnose", "--mountinfo", "/x"][..], "--root <DIR>"),
         (&["repair", "--all", "--pod", "web"], "cannot be used with"),
-        (&["repair"], "<PATHS|--pod <POD>|--all>"),
-        (&["repair", "--dry-run"], "<PATHS|--pod <POD>|--all>"),
+        (
+            &["repair", "--all", "--orphaned-pods"],
+            "cannot be used with",
+        ),
         (&["nosuch"], "unrecognized subcommand"),
     ] {
         let ended = node.bindguard(words)?;

@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use bindguard_integration::output::read_all_output;
 use bindguard_integration::process::on_a_terminal;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
 const RUNTIMES: [Runtime; 3] = [
@@ -15,7 +15,16 @@ const RUNTIMES: [Runtime; 3] = [
 ];
 
 fn story(generation: Generation) {
-    Setup::on(generation).story(|node| {
+    life(Setup::on(generation));
+}
+
+#[test]
+fn next_runc() {
+    life(Setup::on(Generation::V2_1).oci(Oci::NextRunc));
+}
+
+fn life(setup: Setup) {
+    setup.story(|node| {
         for runtime in RUNTIMES {
             ends(node, runtime)?;
             words(node, runtime)?;

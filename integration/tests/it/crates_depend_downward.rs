@@ -63,9 +63,17 @@ fn the_shim_and_the_runtime_do_not_link_the_operator_crate() -> Result<()> {
     );
     ensure_without(
         "containerd-shim-bindguard-v2",
-        &["bindguard-operator", "bindguard-guard", "bindguard-sys"],
+        &[
+            "bindguard-operator",
+            "bindguard-guard",
+            "bindguard-sys",
+            "bindguard-kubernetes",
+        ],
     )?;
-    ensure_without("bindguard-runtime", &["bindguard-operator", "tokio"])
+    ensure_without(
+        "bindguard-runtime",
+        &["bindguard-operator", "bindguard-kubernetes", "tokio"],
+    )
 }
 
 #[test]
@@ -89,6 +97,10 @@ fn a_crate_depends_only_on_the_crates_below_it() -> Result<()> {
         &["bindguard-operator", "bindguard-config", "tokio"],
     )?;
     ensure_without("bindguard-operator", &["bindguard-config", "tokio"])?;
+    ensure_without(
+        "bindguard-kubernetes",
+        &["bindguard-sys", "bindguard-guard", "bindguard-config"],
+    )?;
     ensure_without(
         "bindguard-config",
         &["bindguard-sys", "bindguard-guard", "bindguard-operator"],

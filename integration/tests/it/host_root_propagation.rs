@@ -41,6 +41,11 @@ fn runc() {
 }
 
 #[test]
+fn next_runc() {
+    every_source_and_option(Oci::NextRunc);
+}
+
+#[test]
 fn crun() {
     every_source_and_option(Oci::Crun(Generation::V2_1));
 }

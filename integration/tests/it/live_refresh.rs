@@ -30,6 +30,14 @@ fn with_crun(generation: Generation) {
         .story(refresh_story);
 }
 
+#[test]
+fn next_runc() {
+    Setup::on(Generation::V2_1)
+        .oci(Oci::NextRunc)
+        .cri()
+        .story(refresh_story);
+}
+
 mod runc {
     use super::*;
     on_every_generation!(with_runc);

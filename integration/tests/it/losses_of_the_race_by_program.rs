@@ -62,6 +62,8 @@ fn story(node: &Node) -> Result<()> {
     ensure!(stock.lost() > 0, "no update met a create: nothing is shown");
     ensure!(agent.lost() < stock.lost(), "the agent saved no create");
     ensure!(plugin.lost() < stock.lost(), "the plugin saved no create");
+    // A create that the runtime fails is retried by the shim alone.
+    ensure!(plugin.old == 0, "a container started with old content");
     ensure!(shim.lost() == 0, "the shim lost creates");
     Ok(())
 }

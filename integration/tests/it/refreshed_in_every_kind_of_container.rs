@@ -76,6 +76,13 @@ fn with_crun(generation: Generation) {
         .story(|node| story(node, true));
 }
 
+#[test]
+fn next_runc() {
+    Setup::on(Generation::V2_1)
+        .oci(Oci::NextRunc)
+        .story(|node| story(node, true));
+}
+
 mod runc {
     use super::*;
     on_every_generation!(with_runc);

@@ -67,6 +67,14 @@ fn crun() {
         .story(story);
 }
 
+#[test]
+fn next_runc() {
+    Setup::on(Generation::V2_1)
+        .oci(Oci::NextRunc)
+        .obedient_runtime()
+        .story(story);
+}
+
 fn story(node: &Node) -> Result<()> {
     for kind in [
         Kind::Fifos,

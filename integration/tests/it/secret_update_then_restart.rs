@@ -26,6 +26,11 @@ fn runc() {
 }
 
 #[test]
+fn next_runc() {
+    story(Oci::NextRunc);
+}
+
+#[test]
 fn crun() {
     story(Oci::Crun(Generation::V1_7));
 }

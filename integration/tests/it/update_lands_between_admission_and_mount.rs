@@ -11,11 +11,20 @@ use bindguard_integration::process::Finished;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::{
-    Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation,
+    Bind, Generation, Node, Oci, Runtime, Setup, VolumeKind, on_every_generation,
 };
 
 fn story(generation: Generation) {
-    Setup::on(generation).obedient_runtime().story(|node| {
+    race(Setup::on(generation));
+}
+
+#[test]
+fn next_runc() {
+    race(Setup::on(Generation::V2_1).oci(Oci::NextRunc));
+}
+
+fn race(setup: Setup) {
+    setup.obedient_runtime().story(|node| {
         let words = create_with_an_update_in_between(node, Runtime::Stock)?.failure()?;
         ensure!(
             words.contains("no such file or directory"),

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::args::RestartSlot;
-use crate::kubernetes::{Access, ApiClient, ApiError, ServiceAccount, node_name};
+use bindguard_kubernetes::{Access, ApiClient, ApiError, ServiceAccount, node_name};
 
 /// The time limit of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

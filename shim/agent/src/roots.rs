@@ -39,7 +39,7 @@ pub struct KubeletRoots {
     /// The pods that requested refreshes.
     pub pods: PodLookup,
     /// Starts the children in containers; `None` if no container is refreshed.
-    pub helper: Option<HelperProcess>,
+    pub helper: Option<Arc<HelperProcess>>,
 }
 
 impl KubeletRoots {

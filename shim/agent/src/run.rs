@@ -27,7 +27,7 @@ use crate::http::{self, BoundSocket, Served};
 use crate::idle_memory::IdleMemory;
 use crate::journal::{JournalReader, JournalWriter, follow_journal};
 use crate::kubediag::{Kubediag, PodReader};
-use crate::kubernetes::{self, Access, AccessError, ServiceAccount};
+use crate::kubernetes;
 use crate::metrics::Metrics;
 use crate::nri;
 use crate::pods;
@@ -35,6 +35,7 @@ use crate::roots::KubeletRoots;
 use crate::status::StatusSource;
 use crate::survey::Surveyor;
 use crate::threads::spawn;
+use bindguard_kubernetes::{Access, AccessError, ServiceAccount, node_name};
 
 /// Runs the agent until a signal ends it.
 ///
@@ -56,10 +57,12 @@ pub fn run(args: &Args) -> Result<()> {
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"))
         .unwrap_or_else(|| host::USUAL_SOCKET.into());
     // Before the first thread and the first socket.
-    let helper = match config.agent().refresh {
-        RefreshMode::Off => None,
-        _ => Some(HelperProcess::start().context("start the helper process")?),
-    };
+    let enters_containers =
+        config.agent().refresh != RefreshMode::Off || config.agent().nri.is_some();
+    let helper = enters_containers
+        .then(|| HelperProcess::start().context("start the helper process"))
+        .transpose()?
+        .map(Arc::new);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -77,7 +80,7 @@ async fn serve(
     config: Config,
     account: Option<Result<ServiceAccount, AccessError>>,
     cri: &Path,
-    helper: Option<HelperProcess>,
+    helper: Option<Arc<HelperProcess>>,
 ) -> Result<()> {
     let metrics = Metrics::new();
     let (pods, answering) = pods::pods(cri, config.agent().refresh);
@@ -91,7 +94,7 @@ async fn serve(
     let memory = IdleMemory::default();
     tokio::spawn(memory.clone().run());
     let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone(), memory);
-    let pods_of_node = PodReader::new(access.ok(), kubernetes::node_name(to_api.node.as_deref()));
+    let pods_of_node = PodReader::new(access.ok(), node_name(to_api.node.as_deref()));
     let kubediag = Kubediag::new(
         &config,
         pods_of_node,
@@ -140,14 +143,17 @@ async fn serve(
         config.policy().stale_subpaths
     );
     if let Some(socket) = &settings.nri {
-        let plugin = nri::NriPlugin::new(socket, &config, Arc::clone(&served.metrics), writer);
+        let metrics = Arc::clone(&served.metrics);
+        let plugin = nri::NriPlugin::new(socket, &config, metrics, writer, helper.clone());
         spawn("nri", move || plugin.run_for_ever())?;
     }
     let roots = Arc::new(KubeletRoots {
         config,
         served,
         pods,
-        helper,
+        helper: helper
+            .clone()
+            .filter(|_| settings.refresh != RefreshMode::Off),
     });
     let engines = Arc::clone(&roots);
     spawn("engines", move || engines.follow_engines_for_ever())?;
@@ -155,8 +161,8 @@ async fn serve(
     spawn("roots", move || finding.find_for_ever())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (helper_ended, end_of_helper) = oneshot::channel();
-    if roots.helper.is_some() {
-        watch_helper(&roots, helper_ended)?;
+    if let Some(helper) = helper {
+        watch_helper(helper, helper_ended)?;
     }
     ended(&socket, end_of_helper).await
 }
@@ -200,13 +206,10 @@ async fn ended(socket: &BoundSocket, helper: oneshot::Receiver<()>) -> Result<()
 }
 
 /// Waits in a thread for the end of the helper process, which ends only by a kill.
-fn watch_helper(roots: &Arc<KubeletRoots>, ended: oneshot::Sender<()>) -> Result<()> {
-    let roots = Arc::clone(roots);
+fn watch_helper(helper: Arc<HelperProcess>, ended: oneshot::Sender<()>) -> Result<()> {
     spawn("helper", move || {
-        if let Some(helper) = &roots.helper {
-            helper.wait();
-            let _ = ended.send(());
-        }
+        helper.wait();
+        let _ = ended.send(());
     })
 }
 

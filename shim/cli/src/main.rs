@@ -9,6 +9,7 @@ mod check;
 mod config;
 mod diagnose;
 mod doctor;
+mod ended_pods;
 mod generate;
 mod holders;
 mod hook;
@@ -62,7 +63,7 @@ enum Verb {
     /// Judge every volume-subpath and volume of this node, or of a support bundle. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Diagnose(diagnose::Diagnose),
-    /// Bind the current files over stale volume-subpaths, now.
+    /// Bind the current files over stale volume-subpaths, now, or remove what ended pods left.
     #[command(after_help = EXIT_CODES)]
     Repair(repair::Repair),
     /// Show running containers the current files of their subPaths, now.

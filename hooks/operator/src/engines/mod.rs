@@ -174,14 +174,19 @@ impl RunningContainers for ContainersOfNode {
     }
 }
 
+/// The spec of a container, on a node whose `/` is at `root`. `None` if its bundle is not found.
+pub fn spec_of_container(root: &Path, id: &str) -> Option<Vec<u8>> {
+    let namespaces = TASKS.iter().flat_map(|folder| entries(&root.join(folder)));
+    let bundles = namespaces.map(|namespace| namespace.join(id));
+    bundles
+        .chain(bundle_of(root, id))
+        .find_map(|bundle| read_spec(&bundle).ok())
+}
+
 /// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is
 /// not found.
 pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
-    let namespaces = TASKS.iter().flat_map(|folder| entries(&root.join(folder)));
-    let bundles = namespaces.map(|namespace| namespace.join(id));
-    let bytes = bundles
-        .chain(bundle_of(root, id))
-        .find_map(|bundle| read_spec(&bundle).ok());
+    let bytes = spec_of_container(root, id);
     let spec = bytes
         .as_ref()
         .and_then(|bytes| SpecView::from_bytes(bytes).ok());

@@ -25,7 +25,7 @@ use bindguard_guard::Probes;
 use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
 use bindguard_sys::{MountinfoError, Mounts, read_mount_table};
 
-use self::roots::Roots;
+pub(crate) use self::roots::Roots;
 use self::subpaths::{AT_A_TIME, detach_subpaths, diagnose_subpaths, rebind_subpaths};
 
 pub use recorded::survey_recorded;

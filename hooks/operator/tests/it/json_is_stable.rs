@@ -16,6 +16,7 @@ use bindguard_core::report::{
 };
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
+use bindguard_operator::ended_pods::{EndedPod, EndedPods, LeftMount, LeftOutcome};
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
 use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
@@ -103,9 +104,36 @@ fn stale() -> NodeReport {
     NodeReport {
         binds: vec![bind],
         old_files: vec![old_files()],
+        ended_pods: Some(ended_pods()),
         checked: 12,
         problems: Vec::new(),
         duration_us: 812,
+    }
+}
+
+fn ended_pods() -> EndedPods {
+    let folder = Path::new("/var/lib/kubelet/pods/6f1d2c33");
+    let mount = LeftMount {
+        mount_point: folder.join("volumes/kubernetes.io~secret/keys"),
+        fs_type: "tmpfs".to_owned(),
+        source: "tmpfs".to_owned(),
+        outcome: LeftOutcome::Left,
+    };
+    let pod = EndedPod {
+        uid: "6f1d2c33".to_owned(),
+        folder: folder.to_owned(),
+        absent_s: 1260,
+        confirmed: true,
+        mounts: vec![mount],
+        empty_directories: vec![folder.join("plugins")],
+        removed: false,
+        files: Vec::new(),
+        file_count: 0,
+        problems: Vec::new(),
+    };
+    EndedPods {
+        pods: vec![pod],
+        unchecked: None,
     }
 }
 
@@ -259,6 +287,15 @@ fn every_value_is_in_a_table_of_the_document() {
         HolderKind::BindMount,
         HolderKind::OwnNamespace,
     ];
+    let left = [
+        LeftOutcome::Left,
+        LeftOutcome::BlockDevice,
+        LeftOutcome::Unmounted,
+        LeftOutcome::Busy,
+        LeftOutcome::Failed {
+            error: String::new(),
+        },
+    ];
     let statuses = [Status::Ok, Status::Failed, Status::Unknown];
 
     let journal = include_str!("../../../../docs/journal.md");
@@ -280,6 +317,7 @@ fn every_value_is_in_a_table_of_the_document() {
         .map(name)
         .chain(holders.iter().map(name))
         .chain(statuses.iter().map(name))
+        .chain(left.iter().map(name))
     {
         assert!(
             json.contains(&format!("`{word}`")),

@@ -7,6 +7,7 @@
 )]
 
 mod dead_kubelet_root;
+mod ended_pods;
 mod hostile_mount_tables;
 mod json_is_stable;
 mod names_of_a_kubelet;

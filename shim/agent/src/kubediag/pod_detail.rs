@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 
 use super::Strings;
 use super::contract::{POD_DETAIL, POD_NAME, POD_NAMESPACE};
-use crate::kubernetes::{Access, ApiClient, ApiError};
+use bindguard_kubernetes::{Access, ApiClient, ApiError};
 
 /// Reads pods of this node.
 pub struct PodReader {

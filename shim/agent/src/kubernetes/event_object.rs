@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
+use bindguard_kubernetes::{ApiClient, ApiError, Status};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::client::{ApiClient, ApiError, Status};
 use crate::events::{Event, EventApi, WriteError};
 use crate::idle_memory::IdleMemory;
 

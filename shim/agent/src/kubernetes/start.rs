@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use bindguard_config::{EventMode, KubernetesConfig};
 use bindguard_core::error_chain;
+use bindguard_kubernetes::{Access, AccessError, ApiClient, node_name};
 use tracing::warn;
 
-use super::access::{Access, AccessError};
-use super::client::ApiClient;
 use super::event_object::ApiEvents;
-use super::node_name;
+
 use crate::events::{Events, Recorder};
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;

@@ -25,7 +25,7 @@ use self::admissions::AdmissionMetrics;
 use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel};
 
 pub use self::events::{EventMetrics, EventResult};
-pub use self::nri::{NriAnswer, NriMetrics};
+pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
 pub use self::outcomes::RefreshResult;
 pub use self::plain_text::plain_text;
 

@@ -18,6 +18,7 @@ pub struct NriMetrics {
     /// Registrations that the runtime accepted.
     pub registrations: Counter,
     creates: Family<AnswerLabel, Counter>,
+    starts: Family<StartLabel, Counter>,
     binds: BindCounters,
 }
 
@@ -35,6 +36,25 @@ pub enum NriAnswer {
     timed_out,
     /// No change: the check panicked, or the request could not be read.
     failed,
+}
+
+/// The answer to the start of a container, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum StartAnswer {
+    /// It shows no old file.
+    current,
+    /// All its old files were replaced.
+    refreshed,
+    /// It starts as it is: the check took too long, or earlier checks still hang.
+    timed_out,
+    /// It starts as it is: an old file could not be replaced, or the check failed.
+    failed,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct StartLabel {
+    answer: StartAnswer,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -60,6 +80,11 @@ impl NriMetrics {
             self.creates.clone(),
         );
         registry.register(
+            "nri_starts",
+            "Starts that the plugin answered, by answer",
+            self.starts.clone(),
+        );
+        registry.register(
             "nri_binds",
             "Binds that the plugin checked, by outcome",
             self.binds.family(),
@@ -72,11 +97,25 @@ impl NriMetrics {
         for answer in [unchanged, adjusted, refused, timed_out, failed] {
             drop(self.creates.get_or_create(&AnswerLabel { answer }));
         }
+        use StartAnswer::{current, refreshed};
+        for answer in [
+            current,
+            refreshed,
+            StartAnswer::timed_out,
+            StartAnswer::failed,
+        ] {
+            drop(self.starts.get_or_create(&StartLabel { answer }));
+        }
     }
 
     /// Counts an answer.
     pub fn answered(&self, answer: NriAnswer) {
         self.creates.get_or_create(&AnswerLabel { answer }).inc();
+    }
+
+    /// Counts an answer to a start.
+    pub fn started(&self, answer: StartAnswer) {
+        self.starts.get_or_create(&StartLabel { answer }).inc();
     }
 
     /// Counts the binds of a create.

@@ -8,19 +8,25 @@ use std::time::Duration;
 use prost::Message as _;
 use tracing::{info, warn};
 
+use super::Calls;
 use super::create::{Creates, Refused};
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
     CreateContainerRequest, CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest,
+    START_CONTAINER, START_CONTAINER_EVENT, StartContainerRequest, StateChangeEvent,
     SynchronizeRequest, SynchronizeResponse,
 };
 use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
+use super::start::Starts;
 use super::ttrpc::{Incoming, Message, Request, Response, Status, TtrpcError};
 use crate::metrics::NriAnswer;
 
 const NAME: &str = "bindguard";
 /// Plugins are called in the order of these digits. Mounts that other plugins add are checked too.
 const INDEX: &str = "90";
+
+/// The version of NRI with all the calls that the plugin serves.
+const NRI_VERSION: &str = "v0.12.0";
 
 /// A runtime that reads nothing for this long is not served any more.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -63,6 +69,7 @@ impl Connection {
         let plugin = RegisterPluginRequest {
             plugin_name: NAME.to_owned(),
             plugin_idx: INDEX.to_owned(),
+            nri_version: NRI_VERSION.to_owned(),
         };
         let call = Request {
             service: RUNTIME.to_owned(),
@@ -88,21 +95,21 @@ impl Connection {
     /// # Errors
     /// If the socket fails, the runtime refuses the plugin, or it sends something else than
     /// messages.
-    pub fn serve(self, creates: &Creates) -> Result<(), ConnectionError> {
-        match self.serve_frames(creates) {
+    pub fn serve(self, calls: &Calls) -> Result<(), ConnectionError> {
+        match self.serve_frames(calls) {
             // The runtime closed it while an answer was on its way.
             Err(ConnectionError::Socket(error)) if is_closed(&error) => Ok(()),
             ended => ended,
         }
     }
 
-    fn serve_frames(mut self, creates: &Creates) -> Result<(), ConnectionError> {
+    fn serve_frames(mut self, calls: &Calls) -> Result<(), ConnectionError> {
         let mut reader = BufReader::new(self.stream.try_clone()?);
         while let Some(frame) = read_frame(&mut reader)? {
             match frame.connection {
                 TO_PLUGIN => {
                     self.requests.push(&frame.payload);
-                    self.answer(creates)?;
+                    self.answer(calls)?;
                 }
                 TO_RUNTIME => {
                     self.answers.push(&frame.payload);
@@ -131,12 +138,12 @@ impl Connection {
         Ok(())
     }
 
-    fn answer(&mut self, creates: &Creates) -> Result<(), ConnectionError> {
+    fn answer(&mut self, calls: &Calls) -> Result<(), ConnectionError> {
         while let Some(message) = self.requests.next_message()? {
             let Message::Request(stream, request) = message else {
                 continue;
             };
-            let response = match self.call(&request, creates) {
+            let response = match self.call(&request, calls) {
                 Ok(payload) => Response {
                     status: None,
                     payload,
@@ -155,12 +162,20 @@ impl Connection {
         Ok(())
     }
 
-    fn call(&mut self, request: &Request, creates: &Creates) -> Result<Vec<u8>, Status> {
+    fn call(&mut self, request: &Request, calls: &Calls) -> Result<Vec<u8>, Status> {
         let payload = request.payload.as_slice();
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN, "Configure") => Ok(configure(payload)),
-            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, creates)),
-            (PLUGIN, "CreateContainer") => create_container(payload, creates),
+            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, &calls.creates)),
+            (PLUGIN, "CreateContainer") => create_container(payload, &calls.creates),
+            (PLUGIN, "StartContainer") => {
+                start_container(payload, &calls.starts);
+                Ok(Vec::new())
+            }
+            (PLUGIN, "StateChange") => {
+                change_state(payload, &calls.starts);
+                Ok(Vec::new())
+            }
             // Empty answers. The plugin subscribes to no other event.
             (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
             (service, method) => Err(Status {
@@ -204,7 +219,7 @@ fn configure(payload: &[u8]) -> Vec<u8> {
         info!("NRI plugin of {runtime_name} {runtime_version}");
     }
     ConfigureResponse {
-        events: CREATE_CONTAINER,
+        events: CREATE_CONTAINER | START_CONTAINER,
     }
     .encode_to_vec()
 }
@@ -226,6 +241,23 @@ fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status
     let mounts = creates.adjust(request).map_err(refused)?;
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
+}
+
+fn start_container(payload: &[u8], starts: &Starts) {
+    match StartContainerRequest::decode(payload) {
+        Ok(request) => starts.refresh(request.container.unwrap_or_default()),
+        Err(error) => starts.unreadable(&error),
+    }
+}
+
+fn change_state(payload: &[u8], starts: &Starts) {
+    match StateChangeEvent::decode(payload) {
+        Ok(change) if change.event == START_CONTAINER_EVENT => {
+            starts.refresh(change.container.unwrap_or_default());
+        }
+        Ok(_) => {}
+        Err(error) => starts.unreadable(&error),
+    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,12 @@ pub const PLUGIN: &str = "nri.pkg.api.v1alpha1.Plugin";
 /// everything.
 pub const CREATE_CONTAINER: i32 = 1 << 3;
 
+/// The bit of START_CONTAINER, event 6.
+pub const START_CONTAINER: i32 = 1 << 5;
+
+/// The number of START_CONTAINER in a [`StateChangeEvent`].
+pub const START_CONTAINER_EVENT: i32 = 6;
+
 /// Names the plugin.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterPluginRequest {
@@ -21,6 +27,9 @@ pub struct RegisterPluginRequest {
     /// Two digits; plugins are called in this order.
     #[prost(string, tag = "2")]
     pub plugin_idx: String,
+    /// The version of NRI that the plugin serves; runtimes before NRI 0.10 skip the field.
+    #[prost(string, tag = "3")]
+    pub nri_version: String,
 }
 
 /// Names the runtime.
@@ -76,6 +85,25 @@ pub struct CreateContainerRequest {
     pub container: Option<Container>,
 }
 
+/// A container that was created and is about to start.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StartContainerRequest {
+    /// The container.
+    #[prost(message, optional, tag = "2")]
+    pub container: Option<Container>,
+}
+
+/// The same from runtimes whose NRI has no call for each event.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StateChangeEvent {
+    /// The number of the event.
+    #[prost(int32, tag = "1")]
+    pub event: i32,
+    /// The container.
+    #[prost(message, optional, tag = "3")]
+    pub container: Option<Container>,
+}
+
 /// The changes to a new container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateContainerResponse {
@@ -121,6 +149,9 @@ pub struct Container {
     /// The mounts of its spec.
     #[prost(message, repeated, tag = "9")]
     pub mounts: Vec<Mount>,
+    /// Its init; 0 if it is not created, and from some runtimes until it is started.
+    #[prost(uint32, tag = "12")]
+    pub pid: u32,
 }
 
 /// A mount of a spec.

@@ -1,12 +1,12 @@
 //! The agent as an NRI plugin of containerd or CRI-O.
 //!
 //! ```text
-//! connect ─► RegisterPlugin ─► Configure ─► Synchronize ─► CreateContainer ─► ... ─► the connection ends ─► connect
+//! connect ─► RegisterPlugin ─► Configure ─► Synchronize ─► CreateContainer ─► StartContainer ─► ... ─► the connection ends ─► connect
 //! ```
 //!
-//! The runtime calls a plugin for each new container, whatever shim starts it. The plugin has a
-//! thread of its own and blocks: a runtime sends one request at a time. It never breaks a create. A
-//! panic, a late admission and a lost connection all mean "no change". Messages and numbers are
+//! The runtime calls a plugin for each new container before it is created, and again before its
+//! process starts, whatever shim does that. The plugin has a thread of its own and blocks: a runtime
+//! sends one request at a time. It never breaks a create or a start. A panic, a late admission and a lost connection all mean "no change". Messages and numbers are
 //! those of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
 
 mod adjustment;
@@ -15,6 +15,7 @@ mod create;
 mod deadline;
 mod messages;
 mod multiplex;
+mod start;
 mod ttrpc;
 
 use std::path::{Path, PathBuf};
@@ -24,10 +25,12 @@ use std::time::{Duration, Instant};
 
 use bindguard_config::Config;
 use bindguard_core::error_chain;
+use bindguard_guard::refresh::HelperProcess;
 use tracing::{info, warn};
 
 use connection::{Connection, ConnectionError};
 use create::Creates;
+use start::Starts;
 
 use crate::journal::JournalWriter;
 use crate::metrics::Metrics;
@@ -40,7 +43,28 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct NriPlugin {
     socket: PathBuf,
+    calls: Calls,
+}
+
+/// The answers to the runtime's calls.
+#[derive(Debug)]
+struct Calls {
     creates: Creates,
+    starts: Starts,
+}
+
+impl Calls {
+    fn new(
+        config: &Config,
+        metrics: &Arc<Metrics>,
+        journal: JournalWriter,
+        helper: Option<Arc<HelperProcess>>,
+    ) -> Self {
+        Self {
+            creates: Creates::new(config, Arc::clone(metrics), journal.clone()),
+            starts: Starts::new(config, Arc::clone(metrics), journal, helper),
+        }
+    }
 }
 
 impl NriPlugin {
@@ -50,10 +74,11 @@ impl NriPlugin {
         config: &Config,
         metrics: Arc<Metrics>,
         journal: JournalWriter,
+        helper: Option<Arc<HelperProcess>>,
     ) -> Self {
         Self {
             socket: socket.to_owned(),
-            creates: Creates::new(config, metrics, journal),
+            calls: Calls::new(config, &metrics, journal, helper),
         }
     }
 
@@ -63,7 +88,7 @@ impl NriPlugin {
         loop {
             let start = Instant::now();
             let ended = self.serve_once();
-            self.creates.metrics().nri.connected.set(0);
+            self.calls.creates.metrics().nri.connected.set(0);
             // A connection that lasted was a good one: a runtime that restarts is back soon.
             if start.elapsed() > LONGEST_PAUSE {
                 (pause, warned) = (PAUSE, None);
@@ -90,6 +115,6 @@ impl NriPlugin {
     }
 
     fn serve_once(&self) -> Result<(), ConnectionError> {
-        Connection::register(&self.socket)?.serve(&self.creates)
+        Connection::register(&self.socket)?.serve(&self.calls)
     }
 }

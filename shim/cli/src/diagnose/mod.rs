@@ -12,11 +12,13 @@ use bindguard_config::Config;
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
+use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::{PodSelector, Pods};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 
+use crate::ended_pods::PodsOfKubelet;
 use crate::pods::{PodsFrom, recorded, uids, unknown_pod};
 use crate::show;
 
@@ -44,6 +46,8 @@ pub struct Diagnose {
     root: Option<PathBuf>,
     #[command(flatten)]
     pods: PodsFrom,
+    #[command(flatten)]
+    kubelet: PodsOfKubelet,
 }
 
 /// The reader of a report.
@@ -74,7 +78,13 @@ impl Diagnose {
             has_a_kubelet(places)?;
             let pods = self.pods.pods_under(config);
             let wanted = self.wanted(&pods, places)?;
-            return self.unless_unknown(survey_node(policy, places, &pods, wanted), &pods);
+            let mut report = survey_node(policy, places, &pods, wanted);
+            // Only root reads the files that this needs.
+            if self.pod.is_none() && is_root() {
+                let ended = self.kubelet.listed(config, &self.pods);
+                report.ended_pods = Some(ended).filter(|ended| !ended.is_empty());
+            }
+            return self.unless_unknown(report, &pods);
         };
         if !fs::metadata(root)
             .with_context(|| format!("read {}", root.display()))?

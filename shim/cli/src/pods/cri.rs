@@ -4,6 +4,7 @@
 //! A generated client would need a whole stack for three calls (docs/decisions/0029). `h2`
 //! implements the protocol, and the messages are ours: [`messages`](super::messages).
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -113,19 +114,48 @@ pub fn info_of(socket: Option<&Path>, container: &str) -> Result<Info> {
     Ok(info.unwrap_or_default())
 }
 
-/// The answer of the named socket, or of the first usual socket whose server has a CRI; `None`
-/// without a socket. Docker's containerd has no CRI, and can run beside CRI-O.
-fn first_cri<A>(named: Option<&Path>, query: impl Fn(&Path) -> Result<A>) -> Result<Option<A>> {
-    let sockets: Vec<&Path> = match named {
+/// The uids of all pods with a sandbox: of the named socket's, or of every CRI of this node.
+///
+/// # Errors
+/// If there is no CRI, or if one does not answer: a pod of that CRI would look absent.
+pub fn uids(named: Option<&Path>) -> Result<BTreeSet<String>> {
+    let (mut uids, mut answered) = (BTreeSet::new(), false);
+    for socket in sockets(named) {
+        match query::<ListPodSandboxResponse>(socket, "ListPodSandbox", ListRequest {}) {
+            Ok(pods) => {
+                answered = true;
+                uids.extend(
+                    pods.items
+                        .into_iter()
+                        .filter_map(|pod| Some(pod.metadata?.uid)),
+                );
+            }
+            // Docker's containerd has no CRI.
+            Err(error) if named.is_none() && is_unimplemented(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    ensure!(answered, "this node has no CRI; give --cri SOCKET");
+    Ok(uids)
+}
+
+/// The named socket, or all usual ones that exist.
+fn sockets(named: Option<&Path>) -> Vec<&Path> {
+    match named {
         Some(socket) => vec![socket],
         None => SOCKETS
             .iter()
             .map(Path::new)
             .filter(|socket| socket.symlink_metadata().is_ok())
             .collect(),
-    };
+    }
+}
+
+/// The answer of the named socket, or of the first usual socket whose server has a CRI; `None`
+/// without a socket. Docker's containerd has no CRI, and can run beside CRI-O.
+fn first_cri<A>(named: Option<&Path>, query: impl Fn(&Path) -> Result<A>) -> Result<Option<A>> {
     let mut without_cri = None;
-    for socket in sockets {
+    for socket in sockets(named) {
         match query(socket) {
             Err(error) if is_unimplemented(&error) => without_cri = without_cri.or(Some(error)),
             answer => return answer.map(Some),

@@ -87,6 +87,14 @@ impl PodsFrom {
         info.ok().and_then(|info| info.pid())
     }
 
+    /// The uids of all pods with a sandbox, in any state.
+    ///
+    /// # Errors
+    /// If there is no CRI, or if any CRI of this node does not answer.
+    pub fn uids(&self) -> anyhow::Result<BTreeSet<String>> {
+        cri::uids(self.cri.as_deref())
+    }
+
     fn listed_by_the_cri(&self) -> Pods {
         cri::pods(self.cri.as_deref()).unwrap_or_else(|error| {
             print_remark(format_args!(

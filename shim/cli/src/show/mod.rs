@@ -4,6 +4,7 @@
 //! report, whole.
 
 mod bundle;
+mod ended_pods;
 mod node;
 mod style;
 
@@ -16,6 +17,7 @@ use bindguard_core::text::one_line;
 use serde::Serialize;
 
 pub use bundle::{exit_code, print, print_bind};
+pub use ended_pods::{ended_pods_exit_code, print_ended_pods};
 pub use node::{node_exit_code, print_node};
 pub use style::{DIMMED, FAULTY, HEALTHY, Lines, UNCHECKED, verdict_style};
 

@@ -8,6 +8,7 @@ use bindguard_operator::pods::ContainerState;
 
 use super::bundle::print_bind;
 use super::counted;
+use super::ended_pods::write_ended_pods;
 use super::{FAULTY, Lines, UNCHECKED, code, print_json, print_text};
 
 /// Prints a report, as text or as one JSON object.
@@ -37,6 +38,9 @@ fn text(report: &NodeReport) -> Lines {
         .old_files
         .iter()
         .for_each(|old| print_old_files(old, &mut lines));
+    if let Some(ended) = &report.ended_pods {
+        write_ended_pods(ended, &mut lines);
+    }
     let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
     let repaired = report
         .binds

@@ -11,7 +11,8 @@ use bindguard_config::Config;
 use super::*;
 use crate::journal::JournalWriter;
 use crate::metrics::Metrics;
-use crate::nri::messages::Listed;
+use crate::nri::Calls;
+use crate::nri::messages::{Container, Listed};
 
 /// The runtime's end of a connection.
 struct FakeRuntime {
@@ -57,12 +58,13 @@ fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError>
     let socket = folder.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let metrics = Metrics::new();
-    let creates = Creates::new(
+    let calls = Calls::new(
         &Config::default(),
-        Arc::clone(&metrics),
+        &metrics,
         JournalWriter::off(Arc::clone(&metrics)),
+        None,
     );
-    let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&creates));
+    let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&calls));
     let mut fake = FakeRuntime {
         stream: listener.accept().unwrap().0,
         metrics,
@@ -74,6 +76,8 @@ fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError>
         (call.service.as_str(), call.method.as_str()),
         (RUNTIME, "RegisterPlugin")
     );
+    let plugin_of = RegisterPluginRequest::decode(call.payload.as_slice()).unwrap();
+    assert_eq!(plugin_of.nri_version, "v0.12.0");
     runtime(&mut fake);
     drop(fake);
     plugin.join().unwrap()
@@ -88,7 +92,7 @@ fn a_list_in_parts_is_acknowledged_part_by_part() {
             ConfigureResponse::decode(configured.as_slice())
                 .unwrap()
                 .events,
-            CREATE_CONTAINER
+            CREATE_CONTAINER | START_CONTAINER
         );
         for more in [true, true, false] {
             let part = SynchronizeRequest {
@@ -137,6 +141,44 @@ fn a_request_that_cannot_be_read_changes_nothing_and_the_next_one_is_answered() 
         ] {
             assert!(
                 figures.contains(&format!("bindguard_nri_creates_total{line}")),
+                "{line} is not in\n{figures}"
+            );
+        }
+    });
+    assert!(ended.is_ok(), "{ended:?}");
+}
+
+/// An error, or a late answer, would keep the container from its start.
+#[test]
+fn a_start_is_always_answered() {
+    let ended = beside(|runtime| {
+        let created = StateChangeEvent {
+            event: 5,
+            container: None,
+        };
+        let started = StateChangeEvent {
+            event: START_CONTAINER_EVENT,
+            container: Some(Container {
+                id: "no-such-container".to_owned(),
+                ..Container::default()
+            }),
+        };
+        let dedicated = StartContainerRequest {
+            container: started.container.clone(),
+        };
+        for (method, payload) in [
+            ("StateChange", vec![0xff; 20]),
+            ("StateChange", created.encode_to_vec()),
+            ("StateChange", started.encode_to_vec()),
+            ("StartContainer", vec![0xff; 20]),
+            ("StartContainer", dedicated.encode_to_vec()),
+        ] {
+            assert_eq!(runtime.call(method, payload), Response::default());
+        }
+        let figures = runtime.metrics.text().unwrap();
+        for line in ["{answer=\"failed\"} 2", "{answer=\"current\"} 2"] {
+            assert!(
+                figures.contains(&format!("bindguard_nri_starts_total{line}")),
                 "{line} is not in\n{figures}"
             );
         }

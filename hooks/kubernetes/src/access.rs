@@ -11,6 +11,7 @@ use hyper::Uri;
 
 use super::credentials::{Credentials, ReadError, Token, bytes, certificates};
 use super::kubeconfig::{KubeconfigError, read_kubeconfig};
+use super::node_pods::Kubelet;
 
 /// The directory in which the kubelet mounts the service account's files.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -35,6 +36,9 @@ pub enum AccessError {
     /// Its files are not readable.
     #[error("read the service account of this pod")]
     ServiceAccount(#[from] ReadError),
+    /// A kubelet's certificate is not readable.
+    #[error("read the certificate of the kubelet")]
+    Kubelet(#[source] ReadError),
     /// The kubeconfig is not usable.
     #[error("read the kubeconfig {}", path.display())]
     Kubeconfig {
@@ -100,6 +104,8 @@ pub enum Access {
     ServiceAccount(ServiceAccount),
     /// Those of a file.
     Kubeconfig(PathBuf),
+    /// Those for a kubelet's own port.
+    Kubelet(Kubelet),
 }
 
 impl Access {
@@ -123,6 +129,7 @@ impl Access {
     pub(super) fn credentials(&self) -> Result<Credentials, AccessError> {
         match self {
             Self::ServiceAccount(account) => account.credentials(),
+            Self::Kubelet(kubelet) => kubelet.credentials(),
             Self::Kubeconfig(path) => {
                 read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig {
                     path: path.clone(),

@@ -19,6 +19,19 @@ pub(super) struct Credentials {
     pub(super) token: Option<Token>,
 }
 
+impl Credentials {
+    /// None, for a server that needs none. The caller sets the server.
+    pub(super) fn none() -> Self {
+        Self {
+            server: Uri::default(),
+            server_name: None,
+            authorities: Vec::new(),
+            identity: None,
+            token: None,
+        }
+    }
+}
+
 /// A client certificate.
 #[derive(Debug)]
 pub(super) struct Identity {

@@ -32,7 +32,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// The limit of an answer: the API server's own limit of an object.
 const LARGEST: usize = 3 << 20;
 
-const USER: &str = concat!("bindguard-agent/", env!("CARGO_PKG_VERSION"));
+/// The limit of a node's list of pods: a kubelet's usual limit is 110 pods.
+const LARGEST_LIST: usize = 64 << 20;
+
+const USER: &str = concat!("bindguard/", env!("CARGO_PKG_VERSION"));
 
 /// Why a request had no result.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +132,15 @@ impl ApiClient {
     /// # Errors
     /// If there is no answer, or it is an error.
     pub async fn get(&mut self, path: &str) -> Result<String, ApiError> {
-        self.request(Method::GET, path, None).await
+        self.request(Method::GET, path, None, LARGEST).await
+    }
+
+    /// Gets the JSON of a list.
+    ///
+    /// # Errors
+    /// If there is no answer, or it is an error.
+    pub async fn get_list(&mut self, path: &str) -> Result<String, ApiError> {
+        self.request(Method::GET, path, None, LARGEST_LIST).await
     }
 
     /// Creates an object.
@@ -145,6 +156,7 @@ impl ApiClient {
             Method::POST,
             path,
             Some(("application/json", object.to_string())),
+            LARGEST,
         )
         .await
     }
@@ -162,6 +174,7 @@ impl ApiClient {
             Method::PATCH,
             path,
             Some(("application/merge-patch+json", patch.to_string())),
+            LARGEST,
         )
         .await
     }
@@ -177,9 +190,10 @@ impl ApiClient {
         method: Method,
         path: &str,
         body: Option<(&'static str, String)>,
+        largest: usize,
     ) -> Result<String, ApiError> {
         let answered = match self.connected() {
-            Ok(connected) => connected.request(method, path, body).await,
+            Ok(connected) => connected.request(method, path, body, largest).await,
             Err(error) => Err(error),
         };
         if answered
@@ -243,6 +257,7 @@ impl Connected {
         method: Method,
         path: &str,
         body: Option<(&'static str, String)>,
+        largest: usize,
     ) -> Result<String, ApiError> {
         let prefix = self.server.path().trim_end_matches('/');
         let scheme = self.server.scheme_str().unwrap_or("https");
@@ -264,7 +279,7 @@ impl Connected {
         let (kind, body) = body.unwrap_or(("application/json", String::new()));
         let request = request.header(CONTENT_TYPE, kind).body(Full::from(body))?;
         let (head, body) = self.client.request(request).await?.into_parts();
-        let body = Limited::new(body, LARGEST).collect().await;
+        let body = Limited::new(body, largest).collect().await;
         let body = body
             .map_err(|error| ApiError::Body(io::Error::other(error)))?
             .to_bytes();

@@ -1,0 +1,180 @@
+//! The pods that still exist on this node: the answer of the kubelet, or of the API server.
+//!
+//! A caller removes what the other pods left, so every doubt is an error: an answer without a list,
+//! a part of a list, a pod without a uid, another machine under this node's name. A static pod has
+//! its manifest's hash as uid; the API server knows only its mirror, which repeats the hash in an
+//! annotation (`pkg/kubelet/types/pod_update.go`).
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bindguard_core::error_chain;
+use hyper::Uri;
+use serde_json::Value;
+
+use crate::access::{Access, AccessError};
+use crate::client::{ApiClient, ApiError};
+use crate::credentials::{Credentials, bytes, certificates};
+use crate::kubeconfig::read_kubeconfig;
+
+/// The annotations of a static pod's mirror.
+const STATIC_POD_UIDS: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
+
+/// Why the pods of this node are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPods {
+    /// There was no answer, or an error.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// The answer is no JSON.
+    #[error("parse the answer")]
+    Json(#[from] serde_json::Error),
+    /// The answer is not a whole list of pods.
+    #[error("the answer is no whole list of pods: {0}")]
+    NoList(&'static str),
+    /// The node of this name is another machine, or this machine before it booted.
+    #[error("the API server's node {0} has another boot id than this machine")]
+    OtherMachine(String),
+}
+
+/// A kubelet's port, and the files that its clients need.
+#[derive(Debug, Clone)]
+pub struct Kubelet {
+    /// `https://127.0.0.1:10250`, or the read-only port with `http`.
+    pub server: Uri,
+    /// The name in its certificate.
+    pub node: String,
+    /// A client's credentials. Never sent to a server without TLS.
+    pub kubeconfig: Option<PathBuf>,
+    /// The certificates that a kubelet makes for itself, beside the cluster's authority: `pki/kubelet.crt`
+    /// of its root.
+    pub certificates: Vec<PathBuf>,
+}
+
+/// The uids of the pods that the kubelet has, static pods included.
+///
+/// # Errors
+/// If it does not answer, or not with a whole list.
+pub async fn pods_of_kubelet(kubelet: Kubelet) -> Result<BTreeSet<String>, NoPods> {
+    let mut client = ApiClient::new(Arc::new(Access::Kubelet(kubelet)));
+    uids(&client.get_list("/pods").await?)
+}
+
+/// The uids of the pods that the API server has for the node of this name, which must be this
+/// machine.
+///
+/// # Errors
+/// If it does not answer, not with a whole list, or if the node has another boot id.
+pub async fn pods_of_api_server(
+    kubeconfig: PathBuf,
+    node: &str,
+    boot_id: &str,
+) -> Result<BTreeSet<String>, NoPods> {
+    let mut client = ApiClient::new(Arc::new(Access::Kubeconfig(kubeconfig)));
+    let object: Value = serde_json::from_str(&client.get(&format!("/api/v1/nodes/{node}")).await?)?;
+    if object["status"]["nodeInfo"]["bootID"].as_str() != Some(boot_id) {
+        return Err(NoPods::OtherMachine(node.to_owned()));
+    }
+    let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}");
+    uids(&client.get_list(&path).await?)
+}
+
+impl NoPods {
+    /// The reason in one line.
+    pub fn for_people(&self) -> String {
+        error_chain(self)
+    }
+}
+
+impl Kubelet {
+    pub(crate) fn credentials(&self) -> Result<Credentials, AccessError> {
+        let is_plain = self.server.scheme_str() == Some("http");
+        let kubeconfig = self.kubeconfig.as_ref().filter(|_| !is_plain);
+        let mut credentials = match kubeconfig {
+            Some(path) => read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig {
+                path: path.clone(),
+                source,
+            })?,
+            None => Credentials::none(),
+        };
+        for path in &self.certificates {
+            if let Ok(pem) = bytes(path) {
+                let own =
+                    certificates(&pem, "kubelet's certificate").map_err(AccessError::Kubelet)?;
+                credentials.authorities.extend(own);
+            }
+        }
+        credentials.server = self.server.clone();
+        credentials.server_name = Some(self.node.clone()).filter(|_| !is_plain);
+        Ok(credentials)
+    }
+}
+
+fn uids(answer: &str) -> Result<BTreeSet<String>, NoPods> {
+    let list: Value = serde_json::from_str(answer)?;
+    if list["kind"] != "PodList" {
+        return Err(NoPods::NoList("its kind is not PodList"));
+    }
+    if list["metadata"]["continue"]
+        .as_str()
+        .is_some_and(|token| !token.is_empty())
+    {
+        return Err(NoPods::NoList("it continues"));
+    }
+    let items = match list.get("items") {
+        // Go's JSON of a slice without elements.
+        Some(Value::Null) => return Ok(BTreeSet::new()),
+        Some(Value::Array(items)) => items,
+        _ => return Err(NoPods::NoList("it has no items")),
+    };
+    let mut uids = BTreeSet::new();
+    for pod in items {
+        let metadata = &pod["metadata"];
+        let uid = metadata["uid"].as_str().filter(|uid| !uid.is_empty());
+        uids.insert(uid.ok_or(NoPods::NoList("a pod has no uid"))?.to_owned());
+        let of_static_pod = STATIC_POD_UIDS
+            .iter()
+            .filter_map(|name| metadata["annotations"][name].as_str());
+        uids.extend(of_static_pod.map(str::to_owned));
+    }
+    Ok(uids)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn a_static_pod_is_known_by_its_own_uid_and_by_that_of_its_mirror() {
+        let list = r#"{"kind":"PodList","items":[
+            {"metadata":{"uid":"mirror","annotations":{"kubernetes.io/config.hash":"own"}}},
+            {"metadata":{"uid":"u-2"}}]}"#;
+        let known = uids(list).unwrap();
+        assert_eq!(Vec::from_iter(known), ["mirror", "own", "u-2"]);
+        assert!(
+            uids(r#"{"kind":"PodList","items":null}"#)
+                .unwrap()
+                .is_empty()
+        );
+    }
+
+    /// Pods would be taken for ended that only the answer lacks.
+    #[test]
+    fn anything_but_a_whole_list_is_no_answer() {
+        for answer in [
+            "",
+            "{}",
+            r#"{"kind":"Status","items":[]}"#,
+            r#"{"kind":"PodList"}"#,
+            r#"{"kind":"PodList","items":{}}"#,
+            r#"{"kind":"PodList","items":[{"metadata":{"name":"web"}}]}"#,
+            r#"{"kind":"PodList","items":[{"metadata":{"uid":""}}]}"#,
+            r#"{"kind":"PodList","metadata":{"continue":"next"},"items":[]}"#,
+        ] {
+            assert!(uids(answer).is_err(), "{answer}");
+        }
+    }
+}

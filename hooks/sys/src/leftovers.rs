@@ -1,0 +1,228 @@
+//! Removes what an ended pod left: one mount by a plain umount(2), and empty directories by
+//! rmdir(2).
+//!
+//! A plain umount fails with EBUSY while a process uses the mount, so nothing in use is lost. It
+//! may wait for a server that does not answer, so a separate process calls it. The walk over the
+//! directories never enters a mount and never follows a symlink. It removes no file, as the kubelet
+//! (`RemoveDirsOneFilesystem` in `pkg/util/removeall/removeall.go`).
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bindguard_core::mount_table::MountId;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use crate::probe::{Patience, read_until};
+use crate::separate_process::SeparateProcess;
+
+/// Time limit for one umount(2).
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A container may nest directories without end, and each level needs a descriptor.
+const MAX_DEPTH: usize = 64;
+
+/// The number of files that are named.
+const MAX_NAMED_FILES: usize = 8;
+
+/// Why a mount was not unmounted.
+#[derive(Debug, thiserror::Error)]
+pub enum UnmountError {
+    /// A process uses it.
+    #[error("a process uses the mount (EBUSY)")]
+    Busy,
+    /// Another mount is at its place, or none.
+    #[error("another mount is there now")]
+    Changed,
+    /// A server did not answer.
+    #[error("umount(2) did not return within {} s", UNMOUNT_TIMEOUT.as_secs())]
+    Silent,
+    /// The kernel's error.
+    #[error(transparent)]
+    Failed(#[from] io::Error),
+}
+
+/// Unmounts the mount with this id, if nothing uses it. `mount_point` is the kernel's name of its
+/// place: no symlink is followed.
+///
+/// # Errors
+/// If the mount is in use, is not there any more, or does not answer.
+pub fn unmount_unused(mount_point: &Path, id: MountId) -> Result<(), UnmountError> {
+    let mut process = SeparateProcess::start(|pipe| {
+        let number = match unmount(mount_point, id) {
+            Ok(()) => 0,
+            Err(errno) => errno.raw_os_error(),
+        };
+        // If the reader is gone, the answer is not needed.
+        let _ = pipe.write_all(&number.to_ne_bytes());
+    })?;
+    let patience = Patience {
+        each: UNMOUNT_TIMEOUT,
+        all: UNMOUNT_TIMEOUT,
+    };
+    let (received, _) = read_until(process.output(), patience)?;
+    let number = received
+        .first_chunk()
+        .map(|bytes| i32::from_ne_bytes(*bytes));
+    match number {
+        None => Err(UnmountError::Silent),
+        Some(0) => Ok(()),
+        Some(number) => Err(match Errno::from_raw_os_error(number) {
+            Errno::BUSY => UnmountError::Busy,
+            Errno::STALE | Errno::NOENT => UnmountError::Changed,
+            errno => UnmountError::Failed(errno.into()),
+        }),
+    }
+}
+
+/// A descriptor of the mount itself would make it busy. So the process goes into the directory
+/// above, and names the mount point by its last component. `ESTALE`: the mount has another id.
+fn unmount(mount_point: &Path, id: MountId) -> Result<(), Errno> {
+    let (Some(above), Some(name)) = (mount_point.parent(), mount_point.file_name()) else {
+        return Err(Errno::INVAL);
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let above = rustix::fs::openat2(CWD, above, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    let at = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(&above, name, at, StatxFlags::MNT_ID)?;
+    if found.stx_mnt_id != u64::from(id.0) {
+        return Err(Errno::STALE);
+    }
+    rustix::process::fchdir(&above)?;
+    rustix::mount::unmount(name, UnmountFlags::NOFOLLOW)
+}
+
+/// The empty directories below a folder.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct EmptyDirectories {
+    /// Those that are empty, or have only such directories: the deepest first.
+    pub empty: Vec<PathBuf>,
+    /// Files, symlinks and other objects that keep a directory. The first ones are named.
+    pub files: Vec<PathBuf>,
+    /// The number of these.
+    pub file_count: usize,
+    /// Errors of reading and removing.
+    pub problems: Vec<String>,
+}
+
+/// Finds the empty directories of `folder`, itself included, and removes them if `remove` is true.
+/// Mounts are not entered.
+pub fn empty_directories(folder: &Path, remove: bool) -> EmptyDirectories {
+    let mut found = EmptyDirectories::default();
+    let (Some(above), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return found;
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::openat2(CWD, above, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        Ok(above) => {
+            let mut walk = Walk {
+                remove,
+                found: &mut found,
+            };
+            walk.is_removed(&above, name, folder, 0);
+        }
+        Err(errno) => found.problems.push(format!(
+            "open {}: {}",
+            above.display(),
+            io::Error::from(errno)
+        )),
+    }
+    found
+}
+
+struct Walk<'f> {
+    remove: bool,
+    found: &'f mut EmptyDirectories,
+}
+
+impl Walk<'_> {
+    /// True if the directory is removed, or would be.
+    fn is_removed(&mut self, above: impl AsFd, name: &OsStr, path: &Path, depth: usize) -> bool {
+        let children = match directory(&above, name)
+            .and_then(|open| children(&open).map(|names| (open, names)))
+        {
+            Ok(children) => children,
+            Err(Errno::NOENT) => return true,
+            Err(Errno::XDEV) => return false,
+            Err(errno) => {
+                self.problem("read", path, errno);
+                return false;
+            }
+        };
+        let (open, names) = children;
+        let mut is_empty = true;
+        for (child, is_directory) in names {
+            let path = path.join(&child);
+            if is_directory && depth < MAX_DEPTH {
+                is_empty &= self.is_removed(&open, &child, &path, depth + 1);
+            } else {
+                is_empty = false;
+                self.file(path);
+            }
+        }
+        drop(open);
+        is_empty && self.remove(above, name, path)
+    }
+
+    fn remove(&mut self, above: impl AsFd, name: &OsStr, path: &Path) -> bool {
+        if self.remove {
+            match rustix::fs::unlinkat(above, name, AtFlags::REMOVEDIR) {
+                Ok(()) => {}
+                Err(Errno::NOENT) => return true,
+                Err(errno) => {
+                    self.problem("remove", path, errno);
+                    return false;
+                }
+            }
+        }
+        self.found.empty.push(path.to_owned());
+        true
+    }
+
+    fn file(&mut self, path: PathBuf) {
+        self.found.file_count += 1;
+        if self.found.files.len() < MAX_NAMED_FILES {
+            self.found.files.push(path);
+        }
+    }
+
+    fn problem(&mut self, what: &str, path: &Path, errno: Errno) {
+        let error = io::Error::from(errno);
+        self.found
+            .problems
+            .push(format!("{what} {}: {error}", path.display()));
+    }
+}
+
+/// One name, `O_NOFOLLOW` and `RESOLVE_NO_XDEV`: neither a symlink nor a mount is entered, a bind
+/// of the same filesystem included.
+fn directory(above: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat2(above, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
+}
+
+fn children(directory: &OwnedFd) -> Result<Vec<(OsString, bool)>, Errno> {
+    let mut children = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            // Filesystems without types in their directories.
+            FileType::Unknown => {
+                let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                FileType::from_raw_mode(found.st_mode)
+            }
+            kind => kind,
+        };
+        children.push((name.to_owned(), kind == FileType::Directory));
+    }
+    Ok(children)
+}
