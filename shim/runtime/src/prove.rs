@@ -56,7 +56,7 @@ impl NewContainer {
                 .iter()
                 .find_map(|root| bundle_and_pid(&Path::new(root).join(&id))),
         }?;
-        let is_recorded = bundle.join(EXPECTED_FILE).exists();
+        let is_recorded = bundle.join(EXPECTED_FILE).symlink_metadata().is_ok();
         let messages = Messages::for_invocation(&invocation, false);
         let container = Self {
             id: Some(id),
