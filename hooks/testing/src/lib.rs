@@ -17,6 +17,7 @@ pub mod hostile_process;
 pub mod live;
 pub mod namespace;
 mod pod;
+pub mod readers;
 pub mod scene;
 
 pub use folder::Folder;

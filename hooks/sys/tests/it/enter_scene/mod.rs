@@ -11,7 +11,7 @@ use bindguard_testing::Folder;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::namespace;
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const PLACE: &str = "/etc/conf";
 
 /// No refresh of a test takes so long.
