@@ -217,7 +217,7 @@ fuzz: setup
 soak: build matrix
 	$(STORY) soak:: --ignored --nocapture
 	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
-	BINDGUARD_SOAK=1 $(STORY) refresh_budgets:: ten_thousand_updates:: --nocapture
+	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: --nocapture
 
 PICTURES := 0.5.0
 
@@ -308,7 +308,7 @@ floor:
 	rustc --edition 2024 -C opt-level=s -C strip=symbols $(STATIC) -o $(TOOLS)/bin/empty-program integration/bench/floor/empty_program.rs
 
 bench: build matrix peer floor
-	$(STORY) agent_budgets:: refresh_budgets:: --ignored --nocapture --test-threads 1
+	$(STORY) agent_budgets:: refresh_budgets:: slow_containers_delay_no_other:: --ignored --nocapture --test-threads 1
 	cargo run --quiet --locked -p bindguard-bench --bin bench
 
 clean:

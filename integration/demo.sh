@@ -6,16 +6,17 @@ demo=$1
 
 step() {
   name=$1; shift
-  echo "== $name"
+  number=$((number + 1))
+  echo "== step $number of 4: $name"
   began=$(date +%s)
   "$@"
-  steps="$steps$(printf '  %-44s %4d s' "$name" $(($(date +%s) - began)))
+  steps="$steps$(printf '  %-52s %4d s' "$name" $(($(date +%s) - began)))
 "
 }
 
-steps=
+steps= number=0
 step "install missing packages" sh integration/matrix/setup.sh
-step "fetch containerd, runc and crun" make --no-print-directory matrix
+step "fetch three generations of containerd, runc and crun" make --no-print-directory matrix
 step "build the programs, not optimized" make --no-print-directory programs
 step "run the demo" "$demo"
 printf '\nTime of each step:\n%s' "$steps"

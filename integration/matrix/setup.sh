@@ -36,6 +36,7 @@ is_there() {
 missing=$(echo "$wanted" | while read -r program packages _; do is_there "$program" || echo "$packages"; done | tr ',' '\n' | sort -u)
 if [ -n "$missing" ]; then
   export DEBIAN_FRONTEND=noninteractive
+  echo "installing $(echo "$missing" | wc -l) packages:" $missing >&2
   log=$(mktemp)
   retrying='-o Acquire::Retries=3'
   # shellcheck disable=SC2086

@@ -66,8 +66,8 @@ pub fn bind(source: impl AsRef<Path>, target: impl AsRef<Path>) -> Result<()> {
     .with_context(|| format!("bind {} over {}", source.display(), target.display()))
 }
 
-/// Longer than a child needs from fork to exec, on a busy machine too.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Far longer than a child needs from fork to exec, on a busy machine too.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
 
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 

@@ -17,6 +17,17 @@ pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     until_within(LIMIT, what, is_so)
 }
 
+/// Checks that it stays so for a while. Only time shows that an event does not come, and a slow
+/// machine makes this check weaker, but never fail.
+pub fn stays(period: Duration, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + period;
+    while Instant::now() < end {
+        ensure!(is_so()?, "it ceased to be so that {what}");
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
 /// As `until`, with a longer limit for conditions that take time.
 pub fn until_within(
     limit: Duration,

@@ -1,9 +1,7 @@
 //! Properties that hold for any input of a node, a container or an operator. The fuzz targets
-//! search for inputs that violate them; `hooks/core/tests/fuzz_seeds.rs` checks them on data of
+//! search for inputs that violate them; `hooks/guard/tests/it/fuzz_seeds.rs` checks them on data of
 //! real nodes.
 
 pub mod config;
-pub mod kubelet_paths;
-pub mod mountinfo;
-pub mod spec;
-pub mod statmount;
+
+pub use bindguard_testing::readers::{kubelet_paths, mountinfo, spec, statmount};

@@ -19,6 +19,7 @@ pub mod hostile_process;
 pub mod live;
 pub mod namespace;
 mod pod;
+pub mod readers;
 pub mod scene;
 
 pub use exiting::Exiting;

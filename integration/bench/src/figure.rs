@@ -9,6 +9,12 @@ pub enum Figure {
     PrivateDirty,
     /// A shim's proportional share of memory, many shims being there.
     Pss,
+    /// Memory of the shims of a full node that no other process shares.
+    PrivateOfAll,
+    /// The proportional shares of all these shims.
+    PssOfAll,
+    /// Their resident pages, shared ones counted for each shim.
+    RssOfAll,
     /// Threads of an idle shim.
     Threads,
     /// Runs of an idle shim's threads per minute.
@@ -67,6 +73,9 @@ impl Figure {
                 Some("containers"),
             ),
             Self::Pss => Words("PSS of an idle shim", "KiB", Some("pods")),
+            Self::PrivateOfAll => Words("private memory of all shims", "MiB", Some("pods")),
+            Self::PssOfAll => Words("PSS of all shims", "MiB", Some("pods")),
+            Self::RssOfAll => Words("RSS of all shims", "MiB", Some("pods")),
             Self::Threads => Words("threads of an idle shim", "", None),
             Self::WakeUps => Words("wake-ups of an idle shim in 60 s", "", None),
             Self::StartWall => Words("`start` until the first answer, wall", "ms", None),

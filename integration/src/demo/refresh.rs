@@ -17,7 +17,7 @@ const STEP: &str = "a running container after the configMap changed";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 /// Time limit for a change that is expected.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(

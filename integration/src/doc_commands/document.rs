@@ -26,6 +26,13 @@ pub fn commands_of(name: &str) -> Result<Vec<DocCommand>> {
 
 /// Every document of the repository that shows commands, by its path from the top.
 pub fn documents_with_commands() -> Result<Vec<String>> {
+    let mut documents = all_documents()?;
+    documents.retain(|name| commands_of(name).is_ok_and(|commands| !commands.is_empty()));
+    Ok(documents)
+}
+
+/// Every document of the repository, by its path from the top.
+pub fn all_documents() -> Result<Vec<String>> {
     let top = repository();
     let mut documents = Vec::new();
     let mut folders = vec![top.clone()];
@@ -46,9 +53,28 @@ pub fn documents_with_commands() -> Result<Vec<String>> {
             }
         }
     }
-    documents.retain(|name| commands_of(name).is_ok_and(|commands| !commands.is_empty()));
     documents.sort();
     Ok(documents)
+}
+
+/// Lines of the other blocks of a document that begin with one of these programs.
+pub fn commands_outside_of_sh(name: &str, programs: &[&str]) -> Result<Vec<String>> {
+    let path = repository().join(name);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let (mut language, mut found) = (None, Vec::new());
+    for line in text.lines().map(str::trim_start) {
+        match line.strip_prefix("```") {
+            Some(word) => language = language.map_or(Some(word), |_| None),
+            None => {
+                let is_other = language.is_some_and(|language| language != "sh");
+                let first = line.split_whitespace().next().unwrap_or_default();
+                if is_other && programs.contains(&first) {
+                    found.push(line.to_owned());
+                }
+            }
+        }
+    }
+    Ok(found)
 }
 
 fn commands_in(document: &str) -> Vec<DocCommand> {

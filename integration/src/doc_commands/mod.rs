@@ -16,7 +16,9 @@ mod rehearsal;
 
 use std::path::{Path, PathBuf};
 
-pub use self::document::{DocCommand, commands_of, documents_with_commands};
+pub use self::document::{
+    DocCommand, all_documents, commands_of, commands_outside_of_sh, documents_with_commands,
+};
 pub use self::not_run::{NOT_RUN, NotRun};
 pub use self::rehearsal::Rehearsal;
 

@@ -14,7 +14,61 @@ pub struct NotRun {
 }
 
 /// All of them.
-pub const NOT_RUN: [NotRun; 6] = [
+pub const NOT_RUN: [NotRun; 15] = [
+    NotRun {
+        document: "CONTRIBUTING.md",
+        command: "cargo test -p bindguard-guard --test it -- hostile_volumes::",
+        instead: "test -f hooks/guard/tests/it/hostile_volumes.rs",
+        why: "it is a test beside this one",
+    },
+    NotRun {
+        document: "CONTRIBUTING.md",
+        command: "make programs matrix && make story NAME=live_refresh::",
+        instead: "make --dry-run story NAME=live_refresh:: && test -f integration/tests/it/live_refresh.rs",
+        why: "it is a story beside this one",
+    },
+    NotRun {
+        document: "docs/fleet.md",
+        command: "make image BUILD_IMAGE=",
+        instead: "make --dry-run image BUILD_IMAGE=here",
+        why: "it needs a compiler's image; image_from_the_sources.rs builds it, by make image-check",
+    },
+    NotRun {
+        document: "docs/install.md",
+        command: "kubectl debug node/NODE",
+        instead: "kubectl debug node/node --help",
+        why: "it needs a cluster; operator_reads_the_status.rs runs doctor with --root",
+    },
+    NotRun {
+        document: "docs/refresh.md",
+        command: "docker run --label bindguard.refresh=true",
+        instead: "test -f integration/tests/it/an_edited_file_reaches_docker_and_podman.rs",
+        why: "it needs a registry; this story runs the same with an image of its own",
+    },
+    NotRun {
+        document: "docs/refresh.md",
+        command: "podman run --annotation bindguard.refresh=true",
+        instead: "test -f integration/tests/it/an_edited_file_reaches_docker_and_podman.rs",
+        why: "it needs a registry; the same story runs it with an image of its own",
+    },
+    NotRun {
+        document: "docs/support.md",
+        command: "skopeo copy oci-archive:",
+        instead: "test -f integration/tests/it/an_archive_of_the_image.rs",
+        why: "it needs a registry; that story reads the archive with containerd",
+    },
+    NotRun {
+        document: "docs/support.md",
+        command: "ctr --namespace k8s.io images import",
+        instead: "test -f integration/tests/it/an_archive_of_the_image.rs",
+        why: "it needs a release; that story imports such an archive",
+    },
+    NotRun {
+        document: "docs/support.md",
+        command: "helm push",
+        instead: "test -f config/chart/Chart.yaml",
+        why: "it needs a registry",
+    },
     NotRun {
         document: "README.md",
         command: "make demo",

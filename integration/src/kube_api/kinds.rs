@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 /// Group and version, kind, and the plural name of what is namespaced or not.
-const KINDS: [(&str, &str, &str, bool); 7] = [
+const KINDS: [(&str, &str, &str, bool); 12] = [
     ("v1", "ConfigMap", "configmaps", true),
     ("v1", "Pod", "pods", true),
     ("v1", "ServiceAccount", "serviceaccounts", true),
@@ -19,6 +19,26 @@ const KINDS: [(&str, &str, &str, bool); 7] = [
         "rbac.authorization.k8s.io/v1",
         "ClusterRoleBinding",
         "clusterrolebindings",
+        false,
+    ),
+    ("rbac.authorization.k8s.io/v1", "Role", "roles", true),
+    (
+        "rbac.authorization.k8s.io/v1",
+        "RoleBinding",
+        "rolebindings",
+        true,
+    ),
+    ("coordination.k8s.io/v1", "Lease", "leases", true),
+    (
+        "diagnosis.kubediag.org/v1",
+        "Operation",
+        "operations",
+        false,
+    ),
+    (
+        "diagnosis.kubediag.org/v1",
+        "OperationSet",
+        "operationsets",
         false,
     ),
     ("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", false),

@@ -13,7 +13,7 @@ use bindguard_integration::cri::mount;
 use bindguard_integration::footprint::{Footprint, context_switches};
 use bindguard_integration::kube_api::KubeApi;
 use bindguard_integration::kubelet::Subpath;
-use bindguard_integration::waiting::{until, until_within};
+use bindguard_integration::waiting::{LIMIT, until, until_within};
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
@@ -184,7 +184,7 @@ fn in_a_running_container(node: &Node) -> Result<()> {
 fn visible(subpath: &Subpath, content: &str, began: Instant) -> Result<Duration> {
     while fs::read_to_string(subpath.target())? != content {
         ensure!(
-            began.elapsed() < Duration::from_secs(60),
+            began.elapsed() < LIMIT,
             "{} is not re-bound",
             subpath.target().display()
         );

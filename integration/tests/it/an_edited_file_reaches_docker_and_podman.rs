@@ -7,7 +7,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::doc_commands::{Rehearsal, repository};
 use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing};
+use bindguard_integration::programs::CLI;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Setup, privilege};
 
@@ -24,7 +26,7 @@ fn docker() {
         each_editor(node, &docker, &["--label", LABEL])?;
         a_container_that_starts_again(node, &docker, &["--label", LABEL])?;
         a_paused_container(node, &docker, &["--label", LABEL, "--label", NOTIFY])?;
-        only_a_container_that_opted_in(node, &docker)?;
+        only_a_container_that_opted_in(node, &docker, &["--label", LABEL])?;
         ensure!(
             agent.figure("bindguard_refreshes_total{outcome=\"failed\"}") == 0.0,
             "{}",
@@ -50,7 +52,7 @@ fn podman() {
             &podman,
             &["--annotation", LABEL, "--annotation", NOTIFY],
         )?;
-        only_a_container_that_opted_in(node, &podman)?;
+        only_a_container_that_opted_in(node, &podman, &["--annotation", LABEL])?;
         a_rootless_container_is_refused(node)?;
         let mut api = podman.serve()?;
         let with_label = each_editor(node, &podman, &["--label", LABEL]);
@@ -219,12 +221,20 @@ fn a_paused_container(node: &Node, engine: &impl ContainerEngine, flags: &[&str]
     engine.remove(&id)
 }
 
-fn only_a_container_that_opted_in(node: &Node, engine: &impl ContainerEngine) -> Result<()> {
+fn only_a_container_that_opted_in(
+    node: &Node,
+    engine: &impl ContainerEngine,
+    flags: &[&str],
+) -> Result<()> {
     let file = File::new(node, "not")?;
     let bind = file.bind();
     let id = engine.start(&["--volume", &bind], &SLEEP)?;
+    let opted_in = engine.start(&[flags, &["--volume", &bind]].concat(), &SLEEP)?;
     file.rename_over("two")?;
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    until("the container that opted in reads the new file", || {
+        Ok(engine.read(&opted_in, PLACE)? == "two")
+    })?;
+    engine.remove(&opted_in)?;
     ensure!(
         engine.read(&id, PLACE)? == "one",
         "a container that did not opt in was entered"
@@ -237,7 +247,13 @@ fn only_a_container_that_opted_in(node: &Node, engine: &impl ContainerEngine) ->
         dry_run.code() == 1 && dry_run.stdout.contains("stale") && dry_run.stdout.contains(PLACE),
         "{dry_run:?}"
     );
-    let done = refresh(&[])?;
+    let program = node.disk().join("dist").join(CLI);
+    let shown = Rehearsal::on(node)
+        .instead_of("bindguard ", &format!("{} ", program.display()))
+        .folder(&repository())
+        .with("ID", &id[..12])
+        .play("docs/refresh.md")?;
+    let done = shown.last().context("a last command")?;
     ensure!(
         done.code() == 0 && done.stdout.contains("replaced"),
         "{done:?}"

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
 use bindguard_integration::cri::mount;
 use bindguard_integration::doc_commands::{
-    NOT_RUN, NotRun, Rehearsal, commands_of, documents_with_commands, repository,
+    NOT_RUN, NotRun, Rehearsal, all_documents, commands_of, commands_outside_of_sh,
+    documents_with_commands, repository,
 };
 use bindguard_integration::engines;
 use bindguard_integration::kube_api::KubeApi;
@@ -42,6 +43,31 @@ fn every_document_with_commands_is_run() -> Result<()> {
     );
     Ok(())
 }
+
+/// A command that is not in an `sh` block would escape the stories.
+#[test]
+fn commands_are_in_blocks_that_are_run() -> Result<()> {
+    for document in all_documents()? {
+        let hidden = commands_outside_of_sh(&document, &PROGRAMS)?;
+        ensure!(hidden.is_empty(), "{document} shows {hidden:?} as text");
+    }
+    Ok(())
+}
+
+const PROGRAMS: [&str; 12] = [
+    "bindguard",
+    "cargo",
+    "crictl",
+    "ctr",
+    "docker",
+    "helm",
+    "kubectl",
+    "make",
+    "nsenter",
+    "podman",
+    "skopeo",
+    "systemctl",
+];
 
 /// A reason not to run a command is one for a command that is shown.
 #[test]
@@ -86,18 +112,15 @@ fn commands_in_the_text_exist() {
 }
 
 /// Documents without shown commands.
-const UNSHOWN: [&str; 11] = [
+const UNSHOWN: [&str; 8] = [
     "docs/README.md",
     "docs/compare.md",
     "docs/distributions.md",
     "docs/failure-modes.md",
     "docs/journal.md",
     "docs/json.md",
-    "docs/kubediag.md",
     "docs/parity.md",
-    "docs/refresh.md",
     "docs/security.md",
-    "docs/support.md",
 ];
 
 /// Text between backquotes that begins with bindguard's name, with placeholders as words.
@@ -195,6 +218,41 @@ fn agent() {
         ensure!(
             table.starts_with("node-1\t") && table.contains("\tcontainerd=bindguard"),
             "{said:?}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn contributing_and_support() {
+    Setup::on(Generation::V1_7).story(|node| {
+        for document in ["CONTRIBUTING.md", "docs/support.md"] {
+            Rehearsal::on(node).folder(&repository()).play(document)?;
+        }
+        Ok(())
+    });
+}
+
+/// kubectl applies the operations and the rights.
+#[test]
+fn kubediag() {
+    if let Some(why) = engines::missing() {
+        return privilege::skipped(&why);
+    }
+    Setup::on(Generation::V1_7).story(|node| {
+        let api = KubeApi::start()?;
+        api.write_config(KUBECONFIG.as_ref())?;
+        symlink(engines::program("kubectl"), node.programs().join("kubectl"))
+            .context("put kubectl on PATH")?;
+        Rehearsal::on(node)
+            .folder(&repository())
+            .env("KUBECONFIG", KUBECONFIG)
+            .play("docs/kubediag.md")?;
+        let applied = api.taken();
+        ensure!(
+            applied.iter().any(|kind| kind.starts_with("OperationSet "))
+                && applied.iter().any(|kind| kind.starts_with("ClusterRole ")),
+            "{applied:?}"
         );
         Ok(())
     });

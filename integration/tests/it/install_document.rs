@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::cluster::Helm;
 use bindguard_integration::doc_commands::{Rehearsal, repository};
 use bindguard_integration::engines::{self, Docker};
 use bindguard_integration::kube_api::KubeApi;
@@ -15,6 +16,7 @@ use bindguard_integration::process::{host, run};
 use bindguard_integration::programs::{CLI, binaries_under_test};
 use bindguard_integration::{Generation, Setup, privilege};
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 const KUBECONFIG: &str = "/run/kubeconfig";
 const MANIFESTS: [&str; 4] = [
@@ -36,6 +38,8 @@ fn as_it_says() {
             node.programs().join(CLI),
         )
         .context("put bindguard on PATH")?;
+        let helm = Helm::program().context("no helm: run `make helm`, set BINDGUARD_HELM")?;
+        symlink(helm, node.programs().join("helm")).context("put helm on PATH")?;
         for program in ["docker", "kubectl"] {
             symlink(engines::program(program), node.programs().join(program))
                 .with_context(|| program.to_owned())?;
@@ -47,6 +51,8 @@ fn as_it_says() {
         let docker = Docker::start(node)?;
         let api = KubeApi::start()?;
         api.write_config(KUBECONFIG.as_ref())?;
+        lay_out_leases(&api);
+        let config = repository().join("config/config.toml");
         // the build is what made the programs that every story runs
         let folder = format!(
             "make -o build image-folder BIN={}",
@@ -58,6 +64,14 @@ fn as_it_says() {
             .env("DOCKER_HOST", Docker::HOST)
             .env("DOCKER_BUILDKIT", "0")
             .instead_of("make image-folder", &folder)
+            // `chart_on_a_cluster` installs and upgrades the chart on a real cluster
+            .instead_of("helm install", "helm template")
+            .instead_of(
+                "helm upgrade bindguard config/chart --reuse-values",
+                "helm template bindguard config/chart --set image.registry=here",
+            )
+            .with("report.toml", &config.display().to_string())
+            .with("repair.toml", &config.display().to_string())
             .systemd("restart containerd", || {
                 node.restart_containerd(Signal::SIGTERM)
             })
@@ -108,6 +122,29 @@ fn as_it_says() {
         gone("/etc/crio/crio.conf.d/50-bindguard.conf")?;
         gone("/var/lib/bindguard")
     });
+}
+
+/// The restart slots of an installation, one of which a lost node has.
+fn lay_out_leases(api: &KubeApi) {
+    let path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": "bindguard-restart-0",
+            "namespace": "kube-system",
+            "annotations": {"bindguard.io/restart-failed": "node-1"}
+        },
+        "spec": {"holderIdentity": "node-1"}
+    });
+    api.insert(&format!("{path}/bindguard-restart-0"), lease.clone());
+    let list = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "LeaseList",
+        "metadata": {},
+        "items": [lease]
+    });
+    api.insert(path, list);
 }
 
 fn needs_no_libraries(program: &Path) -> Result<bool> {

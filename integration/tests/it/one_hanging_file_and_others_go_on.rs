@@ -21,7 +21,7 @@ use nix::unistd::mkfifo;
 use protobuf::well_known_types::any::Any;
 
 /// Far more than an answer takes on a busy machine, and the shim is not to hang for good.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn containerd_2_1() {

@@ -1,8 +1,8 @@
 //! Live refresh on a full node: all files of all pods at once, the window between the first and the
 //! last file of a volume, the processor time for each file, and that of a survey.
 //!
-//! Few pods in `make test`; 110, as many as a kubelet admits, in `make soak`. The figures are
-//! printed with `--nocapture`.
+//! `make test` refreshes all files of ten pods. `make bench` measures 110 pods, as many as a kubelet
+//! admits, and prints the figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
-use bindguard_integration::waiting::until;
+use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
@@ -21,22 +21,41 @@ const UPDATES: u32 = 10;
 
 /// The updates of all files at once.
 const BURSTS: u32 = 5;
+/// Of 550 files, beside other work; docs/benchmarks.md has the goal for a quiet machine.
+const BUDGET: Duration = Duration::from_secs(10);
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(story);
+fn all_files_of_ten_pods_on_containerd_2_1() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let cri = node.cri()?;
+        let started = start(node, &cri, 10)?;
+        let _agent = Agent::start(node, "")?;
+        for update in 1..=BURSTS {
+            all_at_once(&started, update, None)?;
+        }
+        end(started, node, &cri)
+    });
 }
 
-fn story(node: &Node) -> Result<()> {
-    let pods = if std::env::var_os("BINDGUARD_SOAK").is_some() {
-        110
-    } else {
-        10
-    };
+#[test]
+#[ignore = "measures the programs of a release: make bench"]
+fn containerd_2_1() {
+    Setup::on(Generation::V2_1).cri().story(measure);
+}
+
+fn start(node: &Node, cri: &Cri, pods: u32) -> Result<Vec<RunningPod>> {
+    (0..pods)
+        .map(|number| RunningPod::start(node, cri, number))
+        .collect()
+}
+
+fn end(pods: Vec<RunningPod>, node: &Node, cri: &Cri) -> Result<()> {
+    pods.into_iter().try_for_each(|pod| pod.end(node, cri))
+}
+
+fn measure(node: &Node) -> Result<()> {
     let cri = node.cri()?;
-    let started: Vec<RunningPod> = (0..pods)
-        .map(|number| RunningPod::start(node, &cri, number))
-        .collect::<Result<_>>()?;
+    let started = start(node, &cri, 110)?;
     let agent = Agent::start(node, "")?;
     let account = CpuAccount::of(node, &agent)?;
     let mut windows = Vec::new();
@@ -67,10 +86,9 @@ fn story(node: &Node) -> Result<()> {
         "a survey takes {:?} of processor time",
         cost_of_a_survey(node)?
     );
-    for pod in started {
-        pod.end(node, &cri)?;
-    }
-    Ok(())
+    let longest = bursts.last().context("a burst")?;
+    ensure!(*longest < BUDGET, "{longest:?}");
+    end(started, node, &cri)
 }
 
 /// A pod that opted in, with one container that binds five files of a configMap.
@@ -135,7 +153,7 @@ fn window_of(pod: &RunningPod, update: u32) -> Result<Duration> {
         let reader = scope.spawn(|| {
             let mut seen: Vec<Option<Instant>> = vec![None; pod.files.len()];
             let start = Instant::now();
-            while seen.iter().any(Option::is_none) && start.elapsed() < Duration::from_secs(60) {
+            while seen.iter().any(Option::is_none) && start.elapsed() < LIMIT {
                 for (file, seen) in pod
                     .files
                     .iter()
@@ -178,11 +196,7 @@ fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -
     let text = update.to_string();
     for file in pods.iter().flat_map(|pod| &pod.files) {
         while fs::read_to_string(file)? != text {
-            ensure!(
-                began.elapsed() < Duration::from_secs(60),
-                "{} stays old",
-                file.display()
-            );
+            ensure!(began.elapsed() < LIMIT, "{} stays old", file.display());
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -197,7 +211,6 @@ fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -
             (account.used()? - before) / files as u32
         );
     }
-    ensure!(all < written + Duration::from_secs(10), "{all:?}");
     Ok(all)
 }
 

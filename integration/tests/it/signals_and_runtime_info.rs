@@ -8,8 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::parent_of;
@@ -18,7 +17,7 @@ use bindguard_integration::node::SOCKET;
 use bindguard_integration::process::{LIMIT, run, run_with_bytes};
 use bindguard_integration::programs::{SHIM, STOCK_SHIM};
 use bindguard_integration::shim::{Bundle, Shim, options_any};
-use bindguard_integration::waiting::until;
+use bindguard_integration::waiting::{stays, until};
 use bindguard_integration::{Generation, Node, Runtime, Setup};
 use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::shim::oci::Options;
@@ -28,6 +27,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
+
+/// Longer than the shim's interval between two checks whether it may end.
+const SEVERAL_POLLS: Duration = Duration::from_millis(1200);
+/// The shim's wait, after SIGTERM, for the delete of the last container.
+const DELETE_LIMIT: Duration = Duration::from_secs(3);
 
 #[test]
 fn containerd_2_1() {
@@ -204,19 +208,23 @@ fn sigterm(node: &Node) -> Result<()> {
     client.create(&bundle.request())?;
     client.start("web", "")?;
     kill(shim_pid(&bundle)?, Signal::SIGTERM).context("send SIGTERM to the shim")?;
-    thread::sleep(Duration::from_millis(700));
-    ensure!(
-        client.state("web", "")?.pid > 0,
-        "it ended, and its container with it"
-    );
+    stays(SEVERAL_POLLS, "the container runs", || {
+        Ok(client.state("web", "")?.pid > 0)
+    })?;
     client.kill("web", "", libc::SIGKILL.try_into()?)?;
     client.wait("web", "")?;
-    // longer than the interval at which the shim checks whether it may end
-    thread::sleep(Duration::from_millis(1200));
-    let deleted = client
-        .delete("web", "")
-        .context("delete the container that ended after SIGTERM")?;
-    ensure!(deleted.exit_status == 137, "{deleted:?}");
+    let ended = Instant::now();
+    stays(SEVERAL_POLLS, "the shim serves", || {
+        Ok(ended.elapsed() > DELETE_LIMIT || UnixStream::connect(shim.socket()).is_ok())
+    })?;
+    match client.delete("web", "") {
+        Ok(deleted) => ensure!(deleted.exit_status == 137, "{deleted:?}"),
+        // A machine with a lot else to do came too late for the shim, which is not at fault.
+        Err(error) if ended.elapsed() < DELETE_LIMIT => {
+            return Err(error).context("delete the container that ended after SIGTERM");
+        }
+        Err(_) => {}
+    }
     // without a `Shutdown`
     until("the shim has terminated", || {
         Ok(UnixStream::connect(shim.socket()).is_err())
@@ -329,11 +337,9 @@ fn shutdown_now(node: &Node) -> Result<()> {
     client.create(&bundle.request())?;
     client.start("web", "")?;
     client.shut_down_now("web")?;
-    thread::sleep(Duration::from_millis(700));
-    ensure!(
-        client.state("web", "")?.pid > 0,
-        "it ended, and its container with it"
-    );
+    stays(SEVERAL_POLLS, "the container runs", || {
+        Ok(client.state("web", "")?.pid > 0)
+    })?;
     ensure!(client.end("web")?.exit_status == 137);
     client.shut_down_now("web")?;
     until("the shim has ended", || {

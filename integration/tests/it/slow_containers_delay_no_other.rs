@@ -1,5 +1,5 @@
-//! Ten containers answer slowly, or have thousands of mounts. The refresh of another container is
-//! late by three seconds at most.
+//! Ten containers answer slowly, or have thousands of mounts. The refresh of another container does
+//! not wait for them; `make bench` checks that it is late by three seconds at most.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::process::run;
-use bindguard_integration::waiting::until;
+use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use bindguard_testing::hostile_process::slow_fuse;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
 const DELAY: Duration = Duration::from_millis(900);
-const LIMIT: Duration = Duration::from_secs(3);
+/// On a quiet machine, until the neighbour reads its new file.
+const BUDGET: Duration = Duration::from_secs(3);
 
 /// Binds the file a hundred times below a slow filesystem. `$1` is the descriptor of its device.
 const SLOW: &str = "mkdir /slow && mount -t fuse -o fd=$1,rootmode=40000,user_id=0,group_id=0 slow /slow && \
@@ -28,10 +29,20 @@ const THOUSANDS: &str = "mkdir /many && cd /many && \
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(story);
+    Setup::on(Generation::V2_1)
+        .cri()
+        .story(|node| story(node, LIMIT));
 }
 
-fn story(node: &Node) -> Result<()> {
+#[test]
+#[ignore = "measures the programs of a release: make bench"]
+fn within_the_budget() {
+    Setup::on(Generation::V2_1)
+        .cri()
+        .story(|node| story(node, BUDGET));
+}
+
+fn story(node: &Node, limit: Duration) -> Result<()> {
     let cri = node.cri()?;
     let neighbour = RunningPod::start(node, &cri, "neighbour")?;
     let mut hostile = Vec::new();
@@ -63,11 +74,16 @@ fn story(node: &Node) -> Result<()> {
         neighbour.update(text)?;
         while neighbour.reads()? != text {
             ensure!(
-                start.elapsed() < LIMIT,
+                start.elapsed() < limit,
                 "the neighbour still reads its old file"
             );
             thread::sleep(Duration::from_millis(1));
         }
+        let waits = |pod: &&RunningPod| pod.reads().is_ok_and(|old| old != text);
+        ensure!(
+            hostile.iter().filter(waits).count() > 0,
+            "the neighbour waited for every other container"
+        );
         println!("the neighbour reads {text} after {:?}", start.elapsed());
     }
     drop(agent);

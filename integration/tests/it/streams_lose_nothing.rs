@@ -1,13 +1,14 @@
 //! A lot through a pipe and through a terminal, a reader that is slow, and one that never reads:
 //! every byte arrives, and no container waits for another one's reader.
 
+use std::fs;
 use std::process::{Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::shim::{Bundle, Shim, spec};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Ctr, Node, Setup, on_every_generation};
 use containerd_shim_protos::shim::oci::Options;
 
@@ -112,8 +113,15 @@ fn never_read(ctr: &Ctr) -> Result<()> {
         );
         Ok(begin.elapsed())
     };
-    thread::sleep(Duration::from_millis(200));
-    let beside = quick()?;
+    let writer = format!("/proc/{}/stat", ctr.pid("stuck")?);
+    until("the pipe is full, and its writer waits", || {
+        Ok(fs::read_to_string(&writer)?.contains(") S "))
+    })?;
+    // A busy machine can make one late.
+    let mut beside = quick()?;
+    for _ in 0..2 {
+        beside = beside.min(quick()?);
+    }
     ctr.kill("stuck", "KILL")?;
     ctr.wait_for_status("stuck", "STOPPED")?;
     let _ = (stuck.kill(), stuck.wait());

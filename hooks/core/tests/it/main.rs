@@ -1,4 +1,4 @@
-//! Captured data, fuzz seeds and models, through the public functions of `bindguard-core`.
+//! Captured data and models, through the public functions of `bindguard-core`.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,7 +7,6 @@
 )]
 
 mod fixtures;
-mod fuzz_seeds;
 mod model;
 mod mountinfo;
 mod plan;

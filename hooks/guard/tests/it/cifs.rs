@@ -16,9 +16,8 @@ use nix::mount::{MntFlags, umount2};
 use crate::smb_server::{Server, forget};
 
 const PLUGIN: &str = "kubernetes.io~csi";
-/// Longer than the shim waits for a guard, because an emulated machine is slow; the client itself
-/// waits for 20 seconds.
-const SOON: Duration = Duration::from_secs(5);
+/// An emulated machine is slow; the client itself waits for 20 seconds.
+const SOON: Duration = Duration::from_secs(15);
 /// The time for which the client trusts that a missing name is missing.
 const BELIEF: Duration = Duration::from_millis(1100);
 

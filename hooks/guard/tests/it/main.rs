@@ -11,6 +11,7 @@ mod admit_spec;
 mod attributes_of_the_mount;
 mod cifs;
 mod dead_sources;
+mod fuzz_seeds;
 mod host_root_binds;
 mod hostile_volumes;
 mod journal;

@@ -15,8 +15,8 @@ use nix::mount::{MntFlags, umount2};
 use crate::nfs_server::{Server, forget};
 
 const PLUGIN: &str = "kubernetes.io~nfs";
-/// The time that the shim waits for a guard.
-const DEADLINE: Duration = Duration::from_secs(2);
+/// Shorter than the minute for which a stopped server gives a waiting call no answer.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A share with these files, and a pod whose nfs volume it is.
 fn volume_of(server: &Server, files: &[&str]) -> Scene {

@@ -121,7 +121,7 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
     .unwrap();
     assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
     assert!(
-        start.elapsed() < Duration::from_secs(5),
+        start.elapsed() < Duration::from_secs(60),
         "{:?}",
         start.elapsed()
     );
@@ -130,7 +130,7 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
     let gone = Instant::now();
     while abandoned.is_alive() {
         assert!(
-            gone.elapsed() < Duration::from_secs(30),
+            gone.elapsed() < Duration::from_secs(60),
             "the child stays after its daemon is gone"
         );
     }
@@ -188,7 +188,7 @@ fn given_up_in_a_process_of_its_own() {
     let gone = Instant::now();
     while more() {
         assert!(
-            gone.elapsed() < Duration::from_secs(30),
+            gone.elapsed() < Duration::from_secs(60),
             "{:?} stay",
             children()
         );

@@ -238,7 +238,7 @@ fn only_a_regular_file_is_a_journal() {
         std::thread::spawn(move || drop(sender.send(append(&journal, "{}"))));
         // The thread stays where this fails: the test ends with its program.
         let appended = receiver
-            .recv_timeout(std::time::Duration::from_secs(20))
+            .recv_timeout(std::time::Duration::from_secs(60))
             .expect("it waits for a reader");
         assert_eq!(
             appended.unwrap_err().source.kind(),

@@ -1,6 +1,7 @@
 //! A part a file: what it measures, on a ground of its own.
 
 mod burst;
+mod density;
 mod exec;
 mod guard;
 mod lives;
@@ -28,6 +29,8 @@ pub enum Part {
     Memory,
     /// Memory over the number of pods.
     Pods,
+    /// Memory of all shims of a full node.
+    Density,
     /// The command `start`, until the shim answers.
     Start,
     /// A container's life, by CPU and wall time.
@@ -75,6 +78,7 @@ impl Part {
             Self::Sizes => return sizes::measure(results),
             Self::Memory => memory::measure,
             Self::Pods => pods::measure,
+            Self::Density => density::measure,
             Self::Start => start::measure,
             Self::Lives => lives::measure,
             Self::Mounts => mounts::measure,

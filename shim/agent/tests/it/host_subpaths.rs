@@ -8,7 +8,7 @@ use std::time::Duration;
 use bindguard_testing::{Pod, bind, own_namespace};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::agent::{Agent, until};
+use crate::agent::{Agent, LAST_CHECK, until};
 
 fn config(pod: &Pod) -> String {
     format!(
@@ -71,7 +71,7 @@ fn a_rebind_is_journaled_once_and_counted_once() {
     pod.update(1);
     until("the re-bind is journaled", || lines().contains("rebound"));
     // The checks a moment after the update find nothing new.
-    thread::sleep(Duration::from_millis(1200));
+    agent.until_idle(LAST_CHECK);
     let text = lines();
     assert_eq!(text.lines().count(), 1, "{text}");
     for part in [
@@ -102,7 +102,7 @@ fn a_fault_that_stays_is_journaled_once() {
     }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
-    let _agent = Agent::start(
+    let agent = Agent::start(
         folder.path(),
         &format!(
             "agent.survey-seconds = 1\n{}checks.stale-subpaths = 'report'\n",
@@ -110,8 +110,10 @@ fn a_fault_that_stays_is_journaled_once() {
         ),
     );
     pod.update(1);
-    thread::sleep(Duration::from_millis(3500));
-    let text = fs::read_to_string(folder.path().join("journal.jsonl")).unwrap();
+    let lines = || fs::read_to_string(folder.path().join("journal.jsonl")).unwrap_or_default();
+    until("the fault is journaled", || lines().contains("planned"));
+    until_surveyed(&agent, 3.0);
+    let text = lines();
     assert!(
         text.lines().count() == 1 && text.contains("planned"),
         "{text}"
@@ -166,7 +168,10 @@ fn report_and_off_change_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let agent = Agent::start(
             folder.path(),
-            &format!("{}checks.stale-subpaths = '{mode}'\n", config(&pod)),
+            &format!(
+                "agent.survey-seconds = 1\n{}checks.stale-subpaths = '{mode}'\n",
+                config(&pod)
+            ),
         );
         pod.update(1);
         let reported =
@@ -174,7 +179,7 @@ fn report_and_off_change_nothing() {
         if mode == "report" {
             until("it is reported", reported);
         } else {
-            thread::sleep(Duration::from_millis(300));
+            until_surveyed(&agent, 2.0);
             assert!(!reported());
         }
         assert_eq!(
@@ -305,23 +310,13 @@ fn it_sleeps_while_nothing_happens() {
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
-    // The checks a moment after the start, and the return of the memory that they used.
-    thread::sleep(Duration::from_secs(6));
-    let switches = || {
-        let tasks = fs::read_dir(format!("/proc/{}/task", agent.pid()))
-            .unwrap()
-            .flatten();
-        let text = tasks.map(|task| fs::read_to_string(task.path().join("status")).unwrap());
-        let lines = text.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>());
-        let counts = lines.filter_map(|line| {
-            line.strip_prefix("voluntary_ctxt_switches:")?
-                .trim()
-                .parse::<u64>()
-                .ok()
-        });
-        counts.sum::<u64>()
-    };
-    let before = switches();
-    thread::sleep(Duration::from_secs(3));
-    assert_eq!(switches(), before, "it woke up");
+    // After the checks a moment after the start, and the return of the memory that they used.
+    agent.until_idle(Duration::from_secs(3));
+}
+
+/// Waits for this number of further surveys.
+fn until_surveyed(agent: &Agent, times: f64) {
+    let surveys = || agent.figure("bindguard_agent_surveys_total");
+    let before = surveys();
+    until("the agent surveys the node", || surveys() >= before + times);
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bindguard_testing::{Pod, bind, own_namespace};
 use nix::mount::{MntFlags, umount2};
 
-use crate::agent::{Agent, until};
+use crate::agent::{Agent, LAST_CHECK, until};
 
 /// The number of rounds: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
 fn rounds(in_test: u64, in_soak: u64) -> u64 {
@@ -136,8 +136,7 @@ fn pods_that_are_deleted_during_an_update_leave_nothing() {
             mounts_at(&subpath) == 0 && fs::remove_dir_all(&directory).is_ok()
         });
     }
-    // The checks a second after the last update.
-    thread::sleep(Duration::from_millis(1200));
+    agent.until_idle(LAST_CHECK);
     assert_eq!(mounts(), before);
     let left: Vec<_> = fs::read_dir(pod.directory().parent().unwrap())
         .unwrap()

@@ -12,7 +12,7 @@ use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::namespace;
 use bindguard_testing::{Folder, helper};
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const PLACE: &str = "/etc/conf";
 
 /// No refresh of a test takes so long.

@@ -9,7 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Ample for a machine that does other work.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longer than from an update to the last check of its volume.
+pub const LAST_CHECK: Duration = Duration::from_millis(1200);
 
 /// The agent's process; it is killed with this value.
 pub struct Agent {
@@ -66,6 +69,30 @@ impl Agent {
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.trim().parse().unwrap())
+    }
+
+    /// Waits until nothing wakes the agent for this long.
+    pub fn until_idle(&self, period: Duration) {
+        until(&format!("nothing wakes the agent for {period:?}"), || {
+            let before = self.wake_ups();
+            thread::sleep(period);
+            self.wake_ups() == before
+        });
+    }
+
+    /// The voluntary context switches of all threads: proc_pid_status(5).
+    fn wake_ups(&self) -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        // A thread that has just ended counts nothing.
+        let status =
+            |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let switches = |status: String| -> u64 {
+            let value = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            value.map_or(0, |value| value.trim().parse().unwrap())
+        };
+        tasks.flatten().map(status).map(switches).sum()
     }
 
     /// Its pid.

@@ -6,16 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-// The fuzz targets' own checks: their crate is outside of the workspace, because its programs need
-// a C++ compiler.
-#[path = "../../../fuzz/src/kubelet_paths.rs"]
-mod kubelet_paths;
-#[path = "../../../fuzz/src/mountinfo.rs"]
-mod mountinfo;
-#[path = "../../../fuzz/src/spec.rs"]
-mod spec;
-#[path = "../../../fuzz/src/statmount.rs"]
-mod statmount;
+use bindguard_testing::readers::{kubelet_paths, mountinfo, spec, statmount};
 
 /// Checks each file below `folder`, and each prefix of short files, whatever the files were made
 /// for.
@@ -41,7 +32,7 @@ fn hold(folder: &str, check: impl Fn(&[u8])) {
 
 #[test]
 fn of_mount_tables() {
-    hold("tests/fixtures", mountinfo::check);
+    hold("../core/tests/fixtures", mountinfo::check);
 }
 
 #[test]
@@ -52,7 +43,7 @@ fn of_statmount_buffers() {
 #[test]
 fn of_specs() {
     hold("../fuzz/seeds/spec", spec::check);
-    hold("tests/fixtures/kubelet-1.36", spec::check);
+    hold("../core/tests/fixtures/kubelet-1.36", spec::check);
 }
 
 #[test]

@@ -1,0 +1,40 @@
+//! A full node: as many pods of one container as a kubelet admits by default, and the memory of all
+//! shims together. One kind of shim after the other.
+//!
+//! RSS counts a page of the program once for each shim, PSS once for all of them. Other projects
+//! publish RSS; a node loses PSS.
+
+use std::thread::sleep;
+
+use anyhow::Result;
+use bindguard_integration::footprint::Footprint;
+
+use crate::figure::Figure;
+use crate::ground::{Ground, IDLE};
+use crate::results::Results;
+
+const PODS: u64 = 110;
+
+pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
+    for &shim in &ground.shims {
+        let names: Vec<String> = (0..PODS).map(|pod| format!("pod-{pod}")).collect();
+        let mut pids = Vec::new();
+        for name in &names {
+            pids.push(ground.start_pod(shim, name, 1)?);
+        }
+        sleep(IDLE);
+        let footprints: Vec<Footprint> =
+            pids.into_iter().map(Footprint::of).collect::<Result<_>>()?;
+        let figures: [(Figure, fn(&Footprint) -> u64); 3] = [
+            (Figure::PrivateOfAll, |one| one.private_kib),
+            (Figure::PssOfAll, |one| one.pss_kib),
+            (Figure::RssOfAll, |one| one.rss_kib),
+        ];
+        for (figure, of_one) in figures {
+            let kib: u64 = footprints.iter().map(of_one).sum();
+            results.add(figure, shim, PODS, kib as f64 / 1024.0);
+        }
+        ground.node.ctr().remove_all(&names)?;
+    }
+    Ok(())
+}
