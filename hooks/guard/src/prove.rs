@@ -94,7 +94,7 @@ impl Proved {
             match now.binds.iter().find(is_now) {
                 Some(now) if now == *recorded => wrong.push((recorded.bind, difference.clone())),
                 Some(now) if still_differ.iter().all(|(it, _)| it.bind != now.bind) => {}
-                // The source changed once more, or is gone: there is nothing to compare with.
+                // The source changed again, or is gone: there is nothing to compare with.
                 Some(_) | None => self.report.unproven += 1,
             }
         }

@@ -8,7 +8,9 @@ use std::process::{Child, Command};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cgroup_hierarchy::tracking_hierarchy;
 use bindguard_integration::cri::mount;
-use bindguard_integration::process::run;
+use bindguard_integration::mount_calls::tmpfs;
+use bindguard_integration::mounts;
+use bindguard_integration::process::{host, run};
 use bindguard_integration::programs::CLI;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind};
@@ -19,6 +21,55 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 #[test]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1).cri().story(story);
+}
+
+/// A CSI driver that was restarted has mounted its volume anew: the running container keeps the old
+/// mount until it is refreshed. A restart of the container then finds nothing to do.
+#[test]
+fn a_volume_that_was_mounted_anew() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let (cri, pod) = (node.cri()?, node.kubelet().pod("uid-1")?);
+        let volume = pod.volume(VolumeKind::EmptyDirMemory, "data", &[("file", "one")])?;
+        let mounts = [mount(volume.path(), "/data", PropagationPrivate)];
+        let sandbox = cri.run_pod("bindguard", "web", pod.uid())?;
+        let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        let refresh =
+            |what: &str| node.bindguard(["refresh", "--pod", "default/web", "--what", what]);
+        for content in ["two", "three"] {
+            host([
+                "umount".as_ref(),
+                "--lazy".as_ref(),
+                volume.path().as_os_str(),
+            ])?;
+            tmpfs(volume.path(), "")?;
+            fs::write(volume.path().join("file"), content)?;
+            let before = mounts::table()?;
+            ensure!(refresh("subpaths")?.code() == 0);
+            ensure!(
+                cri.read(&app, "/data/file")? != content,
+                "it was refreshed by itself"
+            );
+            let done = refresh("volumes")?;
+            ensure!(
+                done.code() == 0 && done.stdout.contains("replaced: /data of default/web/app"),
+                "{done:?}"
+            );
+            ensure!(
+                cri.read(&app, "/data/file")? == content,
+                "it reads the old volume"
+            );
+            ensure!(mounts::table()? == before, "the host's mounts have changed");
+        }
+        let again = refresh("volumes")?;
+        ensure!(
+            again.code() == 0 && !again.stdout.contains("replaced"),
+            "{again:?}"
+        );
+        cri.remove_pod(&sandbox)?;
+        until("the kubelet deletes the pod", || {
+            Ok(node.kubelet().pod("uid-1")?.delete().is_ok())
+        })
+    });
 }
 
 fn story(node: &Node) -> Result<()> {

@@ -15,7 +15,7 @@ use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
 use serde_json::Value;
 
-/// What the runtime changes in the spec, and the words of the report.
+/// The change of the runtime's spec, and the words of the report.
 const DIFFERENCES: [(&str, &str); 5] = [
     ("s,/run/right,/run/left,", "its destination shows"),
     ("s,\"rbind\"\\,\"ro\",\"rbind\",", "is not ro"),

@@ -22,7 +22,7 @@ pub enum Difference {
     #[error("its mount in the container is not {0}")]
     Permits(MountAttributes),
     /// The mount sends or receives more mounts than the spec requests.
-    #[error("its mount in the container propagates mounts that the spec keeps apart")]
+    #[error("its mount in the container propagates mounts further than the spec says")]
     Propagates,
     /// A host-root bind does not receive the host's umounts.
     #[error("its mount in the container has no master: the host's umounts do not reach it")]

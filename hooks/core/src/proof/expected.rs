@@ -8,14 +8,14 @@ use crate::evidence::FilePlace;
 use crate::mount_table::{Device, MountAttributes, MountEntry};
 use crate::spec::{Bind, RequestedPropagation, RootfsPropagation};
 
-/// What the kernel will show for the binds of one container.
+/// The mounts that the kernel will show for the binds of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedBinds {
     /// The binds whose source is known.
     pub binds: Vec<ExpectedBind>,
 }
 
-/// What the kernel will show for one bind.
+/// The mount that the kernel will show for one bind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedBind {
     /// The bind's position in the spec's `mounts`.
@@ -28,7 +28,7 @@ pub struct ExpectedBind {
     pub root: PathBuf,
     /// The type of that filesystem.
     pub fs_type: String,
-    /// What refreshes of the running container have attached since.
+    /// The sources that refreshes of the running container have attached since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refreshed: Vec<FilePlace>,
     /// The permissions that the spec denies.
@@ -75,7 +75,7 @@ impl ExpectedBind {
         })
     }
 
-    /// What a mount of this bind may show: the source of the create, or of a refresh.
+    /// The places that a mount of this bind may show: that of the create, and those of refreshes.
     pub fn places(&self) -> Vec<FilePlace> {
         let at_create = FilePlace {
             device: self.device,

@@ -21,10 +21,10 @@ pub struct BoundMount {
     pub source: PathBuf,
     /// The path in the container.
     pub destination: PathBuf,
-    /// What the container's mount showed at the create and after each refresh. Empty without a
+    /// The places that the container's mount showed at the create and after each refresh. Empty without a
     /// record.
     pub recorded: Vec<FilePlace>,
-    /// What the host's mount shows now.
+    /// The place that the host's mount shows now.
     pub current: FilePlace,
 }
 

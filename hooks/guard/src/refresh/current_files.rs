@@ -7,7 +7,7 @@ use bindguard_sys::OpenedTarget;
 
 use super::outcome::NotReplaced;
 
-/// What a new mount includes.
+/// The parts of a new mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CloneSettings {
     /// The mounts below the source.
@@ -24,7 +24,7 @@ pub trait CurrentFiles {
         Vec::new()
     }
 
-    /// What the new mount in place of a stale one includes.
+    /// The parts of the new mount in place of a stale one.
     fn clone_settings(&self, _stale: &SubpathInContainer) -> CloneSettings {
         CloneSettings::default()
     }

@@ -71,11 +71,6 @@ impl BoundMounts {
         })
     }
 
-    /// True without a bind that could be mounted anew.
-    pub fn is_empty(&self) -> bool {
-        self.binds.is_empty()
-    }
-
     fn bind_of(&self, stale: &SubpathInContainer) -> Option<&PodBind> {
         let is_of = |bind: &&PodBind| {
             bind.source == stale.volume && bind.destination == stale.mount.mount_point

@@ -52,7 +52,7 @@ impl Scene {
         fs::write(self.volume().join("0"), content).unwrap();
     }
 
-    /// What a driver does after its restart.
+    /// The steps of a driver after its restart.
     fn mount_anew(&self, content: &str) {
         umount2(&self.volume(), MntFlags::MNT_DETACH).unwrap();
         self.mount(content);

@@ -176,11 +176,19 @@ impl RunningContainers for ContainersOfNode {
 
 /// The spec of a container, on a node whose `/` is at `root`. `None` if its bundle is not found.
 pub fn spec_of_container(root: &Path, id: &str) -> Option<Vec<u8>> {
+    bundles_of(root, id).find_map(|bundle| read_spec(&bundle).ok())
+}
+
+/// The bundle of a container, on a node whose `/` is at `root`.
+pub fn bundle_of_container(root: &Path, id: &str) -> Option<PathBuf> {
+    bundles_of(root, id).find(|bundle| bundle.join("config.json").symlink_metadata().is_ok())
+}
+
+/// The folders that are the container's bundle, if they exist.
+fn bundles_of(root: &Path, id: &str) -> impl Iterator<Item = PathBuf> {
     let namespaces = TASKS.iter().flat_map(|folder| entries(&root.join(folder)));
-    let bundles = namespaces.map(|namespace| namespace.join(id));
-    bundles
-        .chain(bundle_of(root, id))
-        .find_map(|bundle| read_spec(&bundle).ok())
+    let bundles = namespaces.map(move |namespace| namespace.join(id));
+    bundles.chain(bundle_of(root, id))
 }
 
 /// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is

@@ -235,7 +235,7 @@ fn matches_the_document() {
     assert_eq!(squeezed(&shown("`check`")), printed(&checked()));
 }
 
-/// A report as `--json` prints it, apart from white space.
+/// A report as `--json` prints it, without regard to white space.
 fn printed(report: &impl Serialize) -> String {
     serde_json::to_string(report).unwrap()
 }

@@ -1,4 +1,4 @@
-//! What holds for any input of a reader: the fuzz targets and the tests of their seeds share it.
+//! Properties of the readers for any input. The fuzz targets and the tests of their seeds share them.
 
 pub mod kubelet_paths;
 pub mod mountinfo;

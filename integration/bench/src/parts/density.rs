@@ -25,13 +25,12 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
         sleep(IDLE);
         let footprints: Vec<Footprint> =
             pids.into_iter().map(Footprint::of).collect::<Result<_>>()?;
-        let figures: [(Figure, fn(&Footprint) -> u64); 3] = [
-            (Figure::PrivateOfAll, |one| one.private_kib),
-            (Figure::PssOfAll, |one| one.pss_kib),
-            (Figure::RssOfAll, |one| one.rss_kib),
-        ];
-        for (figure, of_one) in figures {
-            let kib: u64 = footprints.iter().map(of_one).sum();
+        let sum = |of_shim: fn(&Footprint) -> u64| footprints.iter().map(of_shim).sum::<u64>();
+        for (figure, kib) in [
+            (Figure::PrivateOfAll, sum(|shim| shim.private_kib)),
+            (Figure::PssOfAll, sum(|shim| shim.pss_kib)),
+            (Figure::RssOfAll, sum(|shim| shim.rss_kib)),
+        ] {
             results.add(figure, shim, PODS, kib as f64 / 1024.0);
         }
         ground.node.ctr().remove_all(&names)?;

@@ -14,15 +14,15 @@ use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, Container, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
-    refresh_container,
+    BoundMounts, CurrentFiles, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords,
+    VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
-use bindguard_operator::engines::binds_of_container;
+use bindguard_operator::engines::{binds_of_container, bundle_of_container};
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodName, PodSelector, Pods};
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 
 use crate::pods::{PodsFrom, uids};
@@ -38,6 +38,9 @@ pub struct Refresh {
     /// Refresh this container of a pod, of Docker or of Podman, by its id.
     #[arg(long, value_name = "ID")]
     container: Option<String>,
+    /// Refresh subPath files, or volumes of the pod that the host has mounted anew.
+    #[arg(long, value_name = "WHAT", default_value = "subpaths")]
+    what: What,
     /// Notify the application afterwards: `none`, `touch` or `signal:NAME` with HUP, USR1, USR2 or
     /// WINCH.
     #[arg(long, value_name = "HOW", default_value = "none", value_parser = notify)]
@@ -50,6 +53,15 @@ pub struct Refresh {
     json: bool,
     #[command(flatten)]
     pods: PodsFrom,
+}
+
+/// The kind of binds to refresh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Files and folders of kubelet-written volumes.
+    Subpaths,
+    /// Volumes that the host has mounted anew, as a restarted CSI driver does.
+    Volumes,
 }
 
 /// An invalid value of `--notify`.
@@ -93,6 +105,9 @@ impl Refresh {
             .transpose()?
             .flatten()
         {
+            Some(_) if self.what == What::Volumes => {
+                bail!("refresh volumes of Docker and Podman: only volumes of pods are refreshed")
+            }
             Some(container) => engine::refresh(&helper, &container, &self, config)?,
             None => self.refresh_pods(&helper, config)?,
         };
@@ -220,13 +235,25 @@ impl Refresh {
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
         let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
+        let mounts = match self.what {
+            What::Subpaths => None,
+            What::Volumes => {
+                let bundle = bundle_of_container(Path::new("/"), &container.id);
+                let mounts = bundle.and_then(|bundle| BoundMounts::open(&bundle, &pod));
+                Some(mounts.with_context(|| format!("refresh {name}: its bundle is not found"))?)
+            }
+        };
+        let files: &dyn CurrentFiles = match &mounts {
+            Some(mounts) => mounts,
+            None => &volumes,
+        };
         let start = Instant::now();
         let spec = self.pods.spec_of(&container.id);
         let refreshed = refresh_container(
             helper,
             &process,
             spec.as_ref(),
-            &volumes,
+            files,
             self.act(),
             &TuckRecords::default(),
         )

@@ -4,7 +4,7 @@
 //! The shim compares the container's mount table with the record that the guard left in the bundle.
 //! The kernel prints the table without a call to any filesystem, and without a lock that a process
 //! of the container can hold. If the shim finds a difference, or the table is long,
-//! `bindguard-runtime` compares in full in a process of its own: it opens the sources once more,
+//! `bindguard-runtime` compares in full in a process of its own: it opens the sources again,
 //! writes the journal, and knows the policy.
 
 use std::fs::File;
