@@ -29,11 +29,10 @@ pub mod survey;
 
 mod block_device;
 mod host_mounts;
+mod kubelet_roots;
 mod other_roots;
 mod support_bundle;
 
 pub use block_device::block_device;
-pub use survey::{
-    Act, NotASubpath, exact_subpath, kubelets_here, named_subpath, repair_node, survey_node,
-    survey_recorded,
-};
+pub use kubelet_roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};
+pub use survey::{Act, repair_node, survey_node, survey_recorded};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::places::Places;
 use bindguard_sys::observe::{SubpathsError, list_pods};
 
-use crate::survey::Roots;
+use crate::kubelet_roots::Roots;
 
 /// The folders of the pods of this node's kubelet.
 #[derive(Debug)]

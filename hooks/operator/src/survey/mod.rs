@@ -2,13 +2,13 @@
 
 mod detach;
 mod recorded;
-mod roots;
 mod subpaths;
 
 use std::path::{Path, PathBuf};
 
 use std::time::Instant;
 
+use crate::kubelet_roots::Roots;
 use crate::node_report::NodeReport;
 use crate::old_files::old_files;
 use crate::pods::Pods;
@@ -25,11 +25,9 @@ use bindguard_guard::Probes;
 use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
 use bindguard_sys::{MountinfoError, Mounts, read_mount_table};
 
-pub(crate) use self::roots::Roots;
 use self::subpaths::{AT_A_TIME, detach_subpaths, diagnose_subpaths, rebind_subpaths};
 
 pub use recorded::survey_recorded;
-pub use roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};
 
 /// The action for the stale subpaths of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

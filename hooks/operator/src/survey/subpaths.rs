@@ -16,7 +16,7 @@ use bindguard_sys::Mounts;
 use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, is_listed, list_subpaths};
 
 use super::detach::detach_stale;
-use super::roots::Roots;
+use crate::kubelet_roots::Roots;
 
 /// The volume-subpaths of this node that are `wanted`, judged. Changes nothing.
 pub(crate) fn diagnose_subpaths(

@@ -48,7 +48,7 @@ pub struct Starts {
     deadline: Deadline,
     lines: Sender<RefreshLine>,
     metrics: Arc<Metrics>,
-    /// None if live refresh is off.
+    /// Every agent that is a plugin has one.
     helper: Option<Arc<HelperProcess>>,
 }
 
@@ -58,6 +58,9 @@ enum NotChecked {
     /// Its volumes could not be opened.
     #[error(transparent)]
     Volumes(#[from] VolumesError),
+    /// No process could enter the container.
+    #[error("the agent has no helper process")]
+    NoHelper,
     /// Nothing names its init.
     #[error("the runtime reports no process")]
     NoInit,
@@ -91,15 +94,13 @@ impl Starts {
     /// Replaces the stale mounts of a container, within the time limit. It never fails: a container
     /// that could not be checked starts as it is.
     pub fn refresh(&self, container: Container) {
-        let Some(helper) = self.helper.clone() else {
-            return;
-        };
+        let helper = self.helper.clone();
         let (id, config, start) = (
             container.id.clone(),
             Arc::clone(&self.config),
             Instant::now(),
         );
-        let work = move || refreshed(&helper, &container, &config);
+        let work = move || refreshed(helper.as_deref(), &container, &config);
         let answer = match self.deadline.within(START_TIMEOUT, work) {
             Ok(Ok(None)) => StartAnswer::current,
             Ok(Ok(Some((names, refreshed)))) => {
@@ -159,7 +160,7 @@ impl Starts {
 
 /// `None` if the container has no subPath file, or policy repairs none.
 fn refreshed(
-    helper: &HelperProcess,
+    helper: Option<&HelperProcess>,
     container: &Container,
     config: &Config,
 ) -> Result<Option<(ContainerNames, Refreshed)>, NotChecked> {
@@ -180,7 +181,7 @@ fn refreshed(
     let pid = pid.or_else(|| recorded_init_of(&container.id));
     let init = hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?);
     let refreshed = refresh_container_within(
-        helper,
+        helper.ok_or(NotChecked::NoHelper)?,
         REFRESH_TIMEOUT,
         &init.map_err(|error| failed(&error))?,
         Some(&users),
