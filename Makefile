@@ -255,7 +255,7 @@ else
 endif
 
 # modules that run on other kernels, and on a node with systemd and cgroup v2 alone
-SYSCALLS := mounts swap target enter enter_hostile refresh refresh_files refresh_hostile refresh_interrupted admit \
+SYSCALLS := mounts replace target enter enter_hostile refresh refresh_files refresh_hostile refresh_interrupted refresh_mounts admit \
   attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
   mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
   volumes_mounted_anew written_by_containers
@@ -280,7 +280,7 @@ kernels: build matrix
 
 ARM64 := $(CURDIR)/target/arm64
 ARM64_BIN := $(ARM64)/cargo/aarch64-unknown-linux-gnu/release
-ARM64_TESTS := mounts swap target admit attributes_of_the_mount host_root_binds mounts_within_volumes payloads_of_drivers \
+ARM64_TESTS := mounts replace target admit attributes_of_the_mount host_root_binds mounts_within_volumes payloads_of_drivers \
   vanished_directories volumes_mounted_anew written_by_containers agent_with_the_stock_shim configmap_update_then_restart \
   container_life_cycle host_root_propagation
 

@@ -51,7 +51,9 @@ fn a_volume_that_was_mounted_anew() {
             );
             let done = refresh("volumes")?;
             ensure!(
-                done.code() == 0 && done.stdout.contains("replaced: /data of default/web/app"),
+                done.code() == 0
+                    && done.stdout.contains("replaced")
+                    && done.stdout.contains("/data of default/web/app"),
                 "{done:?}"
             );
             ensure!(
