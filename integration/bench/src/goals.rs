@@ -32,7 +32,7 @@ pub enum Limit {
 const FLAT: f64 = 1.25;
 
 /// Everything that is wanted.
-pub const GOALS: [Goal; 24] = [
+pub const GOALS: [Goal; 22] = [
     Goal {
         figure: Figure::PrivateDirty,
         at: 1,
@@ -120,16 +120,6 @@ pub const GOALS: [Goal; 24] = [
     },
     Goal {
         figure: Figure::RepairCpu,
-        at: 5,
-        limit: Limit::AtMost(3.0),
-    },
-    Goal {
-        figure: Figure::RepairWall,
-        at: 1,
-        limit: Limit::AtMost(3.0),
-    },
-    Goal {
-        figure: Figure::RepairWall,
         at: 5,
         limit: Limit::AtMost(3.0),
     },
