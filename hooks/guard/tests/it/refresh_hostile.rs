@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::Notify;
@@ -15,8 +16,10 @@ use bindguard_testing::held_memory::{
 };
 use bindguard_testing::live::{Container, kernel};
 use bindguard_testing::{helper, skipped};
+use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::Mode;
 
 use crate::refresh_scene::{Scene, can_run, method, methods};
 
@@ -138,23 +141,24 @@ fn a_container_that_holds_its_memory_is_refreshed() {
         return;
     };
     let scene = Scene::with_keys(1);
-    let file = File::options()
+    // Children that other tests fork meanwhile have a copy of each descriptor. The kernel waits for
+    // the daemon when a file with a written page is closed, but not when an O_PATH is. So the
+    // container alone opens the file: a child that hung would also keep the daemon's device open.
+    let folder = File::options()
         .read(true)
-        .write(true)
-        .open(files.file())
+        .custom_flags((OFlag::O_PATH | OFlag::O_DIRECTORY).bits())
+        .open(files.file().parent().unwrap())
         .unwrap();
     let (mut go, wait) = std::io::pipe().map(|(wait, go)| (go, wait)).unwrap();
-    let kept = [file.as_fd(), wait.as_fd()];
+    let kept = [folder.as_fd(), wait.as_fd()];
     let container = Container::start_keeping(scene.root.path(), &scene.binds(1), &kept, || {
-        let (file, mut wait) = (file.try_clone().unwrap(), wait.try_clone().unwrap());
+        let (folder, mut wait) = (folder.try_clone().unwrap(), wait.try_clone().unwrap());
         std::thread::spawn(move || {
             wait.read_exact(&mut [0]).unwrap();
-            hold_memory(&file);
+            let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
+            hold_memory(&openat(&folder, "f", flags, Mode::empty()).unwrap().into());
         });
     });
-    // Closed before the page is written: the kernel waits for the daemon when a written file is
-    // closed.
-    drop(file);
     go.write_all(b"x").unwrap();
     // Dropped in this order: the container ends only after the daemon of its file is gone.
     let held = (files, container);
