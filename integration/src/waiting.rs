@@ -17,8 +17,8 @@ pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     until_within(LIMIT, what, is_so)
 }
 
-/// Checks that it stays so for a while. Only time shows that an event does not come, and a slow
-/// machine makes this check weaker, but never fail.
+/// Checks that a condition holds for a while. Only time shows that an event does not come. A slow
+/// machine weakens the check, and never makes the check fail.
 pub fn stays(period: Duration, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + period;
     while Instant::now() < end {

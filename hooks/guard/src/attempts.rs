@@ -19,7 +19,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// Rounds that begin before this time.
+    /// Rounds until this time.
     pub(crate) fn until(until: Instant) -> Self {
         Self { rounds: 0, until }
     }

@@ -33,7 +33,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 const LARGEST: usize = 3 << 20;
 
 /// The limit of a node's list of pods: a kubelet's usual limit is 110 pods.
-const LARGEST_LIST: usize = 64 << 20;
+const MAX_LIST_BYTES: usize = 64 << 20;
 
 const USER: &str = concat!("bindguard/", env!("CARGO_PKG_VERSION"));
 
@@ -140,7 +140,7 @@ impl ApiClient {
     /// # Errors
     /// If there is no answer, or it is an error.
     pub async fn get_list(&mut self, path: &str) -> Result<String, ApiError> {
-        self.request(Method::GET, path, None, LARGEST_LIST).await
+        self.request(Method::GET, path, None, MAX_LIST_BYTES).await
     }
 
     /// Creates an object.

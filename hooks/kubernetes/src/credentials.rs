@@ -20,7 +20,7 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// None, for a server that needs none. The caller sets the server.
+    /// Empty credentials, for a server without authentication. The caller sets the server.
     pub(super) fn none() -> Self {
         Self {
             server: Uri::default(),

@@ -12,7 +12,7 @@ use bindguard_guard::{Probes, in_real_folder};
 use bindguard_sys::probe::{Answer, probe_side_by_side};
 
 /// Time limit for a kubelet's directories when an operator waits.
-const PATIENCE: Duration = Duration::from_millis(700);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// The roots of this node's kubelets that exist and answer, each directory once.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Roots {
         let names: Vec<PathBuf> = places.kubelet_roots().map(Path::to_owned).collect();
         let mut roots = Self::default();
         // If no process can be started, the configured names are used unchecked.
-        let Ok(answers) = probe_side_by_side(&names, PATIENCE) else {
+        let Ok(answers) = probe_side_by_side(&names, PROBE_TIMEOUT) else {
             roots.known = names
                 .into_iter()
                 .map(|name| Root {
@@ -61,7 +61,7 @@ impl Roots {
                 Answer::Silent(_) | Answer::NotProbed => roots.problems.push(format!(
                     "{} did not answer within {} ms: its pods are not checked",
                     named.display(),
-                    PATIENCE.as_millis()
+                    PROBE_TIMEOUT.as_millis()
                 )),
             }
         }

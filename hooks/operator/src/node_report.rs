@@ -30,7 +30,7 @@ pub struct NodeReport {
     /// Running containers that read old files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub old_files: Vec<OldFiles>,
-    /// Pods that have ended; none if they were not looked for.
+    /// Ended pods; `None` if nothing searched for ended pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_pods: Option<EndedPods>,
     /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left

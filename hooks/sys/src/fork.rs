@@ -76,7 +76,7 @@ impl ChildProcess {
         self.0.as_ref().map_or(0, |child| child.pid)
     }
 
-    /// Kills it, if it has not ended.
+    /// Kills the child, if the child runs.
     pub(crate) fn kill(&self) {
         if let Some(child) = &self.0 {
             let _ = pidfd_send_signal(&child.pidfd, Signal::KILL);

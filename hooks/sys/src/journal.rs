@@ -56,7 +56,7 @@ pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
 }
 
 /// Time limit for a journal on a server: the container waits meanwhile.
-const PATIENCE: Duration = Duration::from_millis(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// True if the journal and its directory are on a local filesystem. Also true before Linux 5.12,
 /// where that cannot be detected without waiting.
@@ -85,8 +85,8 @@ fn append_in_separate_process(journal: &Path, line: &str) -> io::Result<()> {
     let (received, _) = read_until(
         process.output(),
         Patience {
-            each: PATIENCE,
-            all: PATIENCE,
+            each: ANSWER_TIMEOUT,
+            all: ANSWER_TIMEOUT,
         },
     )?;
     match received
@@ -97,7 +97,7 @@ fn append_in_separate_process(journal: &Path, line: &str) -> io::Result<()> {
         Some(number) => Err(io::Error::from_raw_os_error(number)),
         None => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            format!("it did not answer within {} ms", PATIENCE.as_millis()),
+            format!("it did not answer within {} ms", ANSWER_TIMEOUT.as_millis()),
         )),
     }
 }

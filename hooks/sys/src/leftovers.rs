@@ -36,7 +36,7 @@ pub enum UnmountError {
     /// A process uses it.
     #[error("a process uses the mount (EBUSY)")]
     Busy,
-    /// Another mount is at its place, or none.
+    /// The mount point shows another mount, or is no mount point any more.
     #[error("another mount is there now")]
     Changed,
     /// A server did not answer.
@@ -100,11 +100,11 @@ fn unmount(mount_point: &Path, id: MountId) -> Result<(), Errno> {
 /// The empty directories below a folder.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct EmptyDirectories {
-    /// Those that are empty, or have only such directories: the deepest first.
+    /// Directories without a file below them, the deepest first.
     pub empty: Vec<PathBuf>,
     /// Files, symlinks and other objects that keep a directory. The first ones are named.
     pub files: Vec<PathBuf>,
-    /// The number of these.
+    /// The number of these files.
     pub file_count: usize,
     /// Errors of reading and removing.
     pub problems: Vec<String>,

@@ -18,7 +18,7 @@ use crate::probe::{End, Patience, read_until};
 use crate::separate_process::SeparateProcess;
 
 /// Time limit for a server.
-const PATIENCE: Duration = Duration::from_millis(700);
+const READ_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// Reads a file, or its first `most` bytes.
 ///
@@ -70,15 +70,15 @@ fn read_in_separate_process(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let (received, end) = read_until(
         process.output(),
         Patience {
-            each: PATIENCE,
-            all: PATIENCE,
+            each: READ_TIMEOUT,
+            all: READ_TIMEOUT,
         },
     )?;
     match received.split_first_chunk().filter(|_| end == End::Closed) {
         Some((number, bytes)) if i32::from_ne_bytes(*number) == 0 => Ok(bytes.to_vec()),
         Some((number, _)) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(*number))),
         None => {
-            let why = format!("it did not answer within {} ms", PATIENCE.as_millis());
+            let why = format!("it did not answer within {} ms", READ_TIMEOUT.as_millis());
             Err(io::Error::new(ErrorKind::TimedOut, why))
         }
     }

@@ -17,7 +17,7 @@ pub(crate) fn set_default(signal: Signal) {
     set(signal, &without_handler(SigHandler::SigDfl));
 }
 
-/// Gives a signal the action that it had.
+/// Restores the earlier action of a signal.
 pub(crate) fn restore(signal: Signal, former: &FormerAction) {
     set(signal, &former.0);
 }

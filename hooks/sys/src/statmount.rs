@@ -116,7 +116,7 @@ fn query(
         .map_err(|error| io::Error::new(kind(error), error))
 }
 
-/// Both calls have the same arguments: the length of a buffer is that of its bytes or its ids.
+/// statmount(2) counts the buffer in bytes, listmount(2) in ids.
 fn call<T: Copy>(number: libc::c_long, request: &Request, buffer: &mut [T]) -> libc::c_long {
     // SAFETY: the request is of the size that it says, and the buffer is writable for the length
     // that is passed; the kernel keeps neither. Every value of a byte and of an id is valid.

@@ -1,4 +1,4 @@
-//! A process that exits: its main thread has ended, and it lost its namespaces. The process itself
+//! A process that exits: the main thread has ended, and the process has no namespaces any more. The process itself
 //! ends some time later, with its last thread. So does the init of a container that waits for the
 //! end of its children.
 

@@ -9,11 +9,11 @@ pub enum Figure {
     PrivateDirty,
     /// A shim's proportional share of memory, many shims being there.
     Pss,
-    /// Memory of the shims of a full node that no other process shares.
+    /// The private memory of all shims of a full node.
     PrivateOfAll,
     /// The proportional shares of all these shims.
     PssOfAll,
-    /// Their resident pages, shared ones counted for each shim.
+    /// The resident pages of all these shims; a shared page counts once for each shim.
     RssOfAll,
     /// Threads of an idle shim.
     Threads,

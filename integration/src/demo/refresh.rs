@@ -17,7 +17,7 @@ const STEP: &str = "a running container after the configMap changed";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 /// Time limit for a change that is expected.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
@@ -110,7 +110,7 @@ impl<'a> Scene<'a> {
         let began = Instant::now();
         loop {
             let content = self.read()?;
-            if content == expected || began.elapsed() > PATIENCE {
+            if content == expected || began.elapsed() > REFRESH_TIMEOUT {
                 return Ok(content);
             }
             thread::sleep(Duration::from_millis(5));

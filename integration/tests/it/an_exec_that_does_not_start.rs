@@ -13,7 +13,7 @@ use containerd_shim_protos::api::{ExecProcessRequest, Status, WaitRequest};
 use ttrpc::Code;
 
 /// Far more than an answer takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn containerd_2_1() {
@@ -124,7 +124,7 @@ fn wait(client: &Client, exec_id: &str) -> Result<u32> {
         exec_id: exec_id.to_owned(),
         ..Default::default()
     };
-    let answer = client.call_within(PATIENCE, async |task, context| {
+    let answer = client.call_within(CALL_TIMEOUT, async |task, context| {
         task.wait(context, &request).await
     });
     Ok(answer.context("Wait")?.exit_status)

@@ -14,7 +14,7 @@ use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::Signal;
 
 /// For a client to notice that its containerd is gone.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A call's verb at the runtime, and the client's words; none are those that create a container.
 type Call = (&'static str, &'static [&'static str]);
@@ -96,7 +96,9 @@ fn restart(node: &Node, (verb, words): Call, when: When) -> Result<()> {
     // it ends for want of its containerd; or it has the new one clean up, which has to wait for the
     // call
     let begin = Instant::now();
-    while client.try_wait().context("look at the client")?.is_none() && begin.elapsed() < PATIENCE {
+    while client.try_wait().context("look at the client")?.is_none()
+        && begin.elapsed() < CLIENT_TIMEOUT
+    {
         thread::sleep(Duration::from_millis(10));
     }
     gate.open()?;

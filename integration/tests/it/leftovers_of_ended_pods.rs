@@ -29,7 +29,7 @@ fn are_removed_when_the_api_server_lacks_the_pod() {
     });
 }
 
-/// The kubelet's own port: its certificate is the one that it made itself.
+/// The pods are listed by port 10250, with the kubelet's self-signed certificate.
 #[test]
 fn are_removed_when_the_kubelet_lacks_the_pod() {
     Setup::on(Generation::V2_1).cri().story(|node| {

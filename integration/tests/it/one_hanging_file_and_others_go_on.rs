@@ -21,7 +21,7 @@ use nix::unistd::mkfifo;
 use protobuf::well_known_types::any::Any;
 
 /// Far more than an answer takes on a busy machine, and the shim is not to hang for good.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn containerd_2_1() {
@@ -142,7 +142,7 @@ impl Scene<'_> {
             "other".into(),
         );
         client
-            .call_within(PATIENCE, async |task, context| {
+            .call_within(CALL_TIMEOUT, async |task, context| {
                 task.state(context, &state).await
             })
             .context("State")?;
@@ -152,7 +152,7 @@ impl Scene<'_> {
             ..Default::default()
         };
         client
-            .call_within(PATIENCE, async |task, context| {
+            .call_within(CALL_TIMEOUT, async |task, context| {
                 task.kill(context, &kill).await
             })
             .context("Kill")?;

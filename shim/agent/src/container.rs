@@ -26,6 +26,6 @@ pub struct Container {
     pub pid: u32,
     /// The user namespaces in its spec; `None` if the spec is not known.
     pub spec: Option<Arc<SpecUsers>>,
-    /// Its pod, and its name there.
+    /// The pod, and the container's name in the pod.
     pub pod: Option<(PodIdentity, String)>,
 }

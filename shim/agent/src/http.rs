@@ -40,10 +40,10 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const NO_SUCH_PATH: &str = "no such path\n";
 
 /// Time limit for the head of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit for the journal.
-const JOURNAL_PATIENCE: Duration = Duration::from_secs(1);
+const JOURNAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state that requests read.
 #[derive(Debug)]
@@ -173,7 +173,7 @@ async fn converse(
     // A client that goes away is no event of the agent's.
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(CLIENT_TIMEOUT)
         .max_buf_size(16 << 10)
         .serve_connection(TokioIo::new(stream), service)
         .await;
@@ -278,7 +278,7 @@ async fn read_journal(served: &Arc<Served>) {
         let reading = tokio::task::spawn_blocking(move || {
             journal.read_new(|line| served.journaled(line));
         });
-        let _ = tokio::time::timeout(JOURNAL_PATIENCE, reading).await;
+        let _ = tokio::time::timeout(JOURNAL_READ_TIMEOUT, reading).await;
     }
 }
 

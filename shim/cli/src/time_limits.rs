@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use bindguard_sys::probe::{Answer, probe_side_by_side};
 
 /// The time limit for a program.
-const PATIENCE: Duration = Duration::from_secs(5);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Checks that the server of a path answers, even with ENOENT: no command may hang on a silent
 /// server.
@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// # Errors
 /// If the server is silent, in one line.
 pub fn check_answers(path: &Path) -> anyhow::Result<()> {
-    const PATIENCE_OF_FILES: Duration = Duration::from_millis(700);
-    match probe_side_by_side(&[path.to_owned()], PATIENCE_OF_FILES).as_deref() {
+    const READ_TIMEOUT: Duration = Duration::from_millis(700);
+    match probe_side_by_side(&[path.to_owned()], READ_TIMEOUT).as_deref() {
         Ok([Answer::Silent(patience)]) => {
             bail!(
                 "{} did not answer within {} ms",
@@ -64,7 +64,7 @@ fn run(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
 }
 
 fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + COMMAND_TIMEOUT;
     loop {
         match child.try_wait()? {
             Some(status) => return Ok(status),
@@ -72,7 +72,7 @@ fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
                 // The program may have ended just now; `wait` reaps it either way.
                 let _ = child.kill();
                 let _ = child.wait();
-                bail!("no end after {} s", PATIENCE.as_secs());
+                bail!("no end after {} s", COMMAND_TIMEOUT.as_secs());
             }
             None => thread::sleep(Duration::from_millis(5)),
         }

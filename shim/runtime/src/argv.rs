@@ -94,7 +94,7 @@ impl Invocation {
         Self::of_verbs(args, &CREATING)
     }
 
-    /// Parses the arguments of a runtime's `start`. `None` if they have another verb.
+    /// Parses the arguments of a runtime's `start`. `None` for another verb.
     pub fn of_start(args: &[OsString]) -> Option<Self> {
         Self::of_verbs(args, &["start"])
     }

@@ -29,7 +29,7 @@ pub struct NewContainer {
     pid: u32,
 }
 
-/// Runs `bindguard-prove`. `None` if the arguments have another verb.
+/// Runs `bindguard-prove`. `None` for another verb.
 pub fn run_own_verb(args: &[OsString], config: impl FnOnce() -> Config) -> Option<ExitCode> {
     let (invocation, more) = Invocation::of_own_verb(args, PROVE_VERB)?;
     let [pid] = more[..] else { return None };

@@ -75,7 +75,8 @@ impl ExpectedBind {
         })
     }
 
-    /// The places that a mount of this bind may show: that of the create, and those of refreshes.
+    /// The place at the create, and the places of later refreshes: a mount of this bind shows one of
+    /// these places.
     pub fn places(&self) -> Vec<FilePlace> {
         let at_create = FilePlace {
             device: self.device,

@@ -28,7 +28,7 @@ pub struct BoundMount {
     pub current: FilePlace,
 }
 
-/// The mounts of a container that these binds made, with their verdicts.
+/// The container's mounts that were made for these binds, with verdicts.
 pub fn mounts_in_container(table: &MountTable, mounts: &[BoundMount]) -> Vec<SubpathInContainer> {
     judged(table, |mount| {
         let bind = mounts.iter().find(|bind| bind.has_made(mount, table))?;

@@ -108,7 +108,7 @@ fn links_stacks_and_deleted_files_are_no_difference() {
     assert_eq!(with("rbind", any, deleted), "");
 }
 
-/// As a bind of the same folder with fewer restrictions: one mount that fits is enough.
+/// A spec can bind one folder twice, with other restrictions each time.
 #[test]
 fn a_mount_that_fits_outweighs_others_of_the_same_source() {
     let any = ExpectedPropagation::Any;

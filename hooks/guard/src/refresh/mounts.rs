@@ -86,7 +86,7 @@ impl BoundMounts {
     }
 
     /// Adds what the new mount will show: a refresh that is interrupted leaves one of both.
-    fn record(&self, bind: &PodBind, place: &FilePlace) {
+    fn add_place(&self, bind: &PodBind, place: &FilePlace) {
         let mut record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let mut known = record.binds.iter_mut();
         let Some(expected) = known.find(|it| it.bind == bind.index) else {
@@ -161,7 +161,7 @@ impl CurrentFiles for BoundMounts {
         if let Some(words) = error_of(&bind.source) {
             return Some(Err(NotReplaced::SourceIsDead(words)));
         }
-        self.record(bind, &place);
+        self.add_place(bind, &place);
         Some(Ok(OpenedTarget {
             timestamp: None,
             file: Some(handle),

@@ -59,6 +59,11 @@ pub enum NotReplaced {
     /// The container's mount is a peer of a mount of the host.
     #[error("it is shared with the host: detaching it would reach the host")]
     IsShared,
+    /// The bind is recursive, and the kernel cannot attach the mounts below.
+    #[error(
+        "its bind is recursive, which requires Linux 6.5 or newer and a container without a user namespace of its own"
+    )]
+    NeedsBeneath,
     /// The host's mount of now does not answer.
     #[error("the host's mount of now is dead: {0}")]
     SourceIsDead(String),

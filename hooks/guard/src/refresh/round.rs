@@ -101,6 +101,7 @@ impl Round<'_, '_, '_> {
         indices: &[usize],
         table: &MountTable,
     ) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
+        let indices = &self.without_recursive(indices);
         if indices.is_empty() {
             return Ok(Vec::new());
         }
@@ -127,6 +128,20 @@ impl Round<'_, '_, '_> {
         }
         self.remove_lost(&mut attached)?;
         Ok(attached)
+    }
+
+    /// Refuses the new mounts that include the mounts below: propagation brings the top mount alone.
+    fn without_recursive(&mut self, indices: &[usize]) -> Vec<usize> {
+        let is_recursive = |index: &usize| {
+            let settings = self.refresh.volumes.clone_settings(self.subpaths[*index]);
+            settings.is_recursive
+        };
+        let (refused, others): (Vec<usize>, Vec<usize>) =
+            indices.iter().copied().partition(is_recursive);
+        for index in refused {
+            self.fail(index, NotReplaced::NeedsBeneath);
+        }
+        others
     }
 
     /// Success of a tuck does not mean that the mount arrived.

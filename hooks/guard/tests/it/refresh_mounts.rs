@@ -12,7 +12,16 @@ use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Fuse, Pod, bind, helper, mount_of};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::refresh_scene::can_run;
+use crate::refresh_scene;
+
+/// False, with a printed reason, without privilege or `MOVE_MOUNT_BENEATH`.
+fn can_run() -> bool {
+    let has_beneath = live::kernel() >= (6, 5);
+    if !has_beneath {
+        bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
+    }
+    has_beneath && refresh_scene::can_run()
+}
 
 /// A pod with a CSI volume, which its container has at `/data`.
 struct Scene {
@@ -145,6 +154,29 @@ fn a_recursive_bind_gets_the_mounts_below_the_volume() {
     assert!(container.propagation_at("/data/nested").is_empty());
     umount2(&nested, MntFlags::empty()).unwrap();
     assert_eq!(container.read("data/nested/file").as_deref(), Some("below"));
+}
+
+/// Propagation would bring the top mount alone, and hide what was mounted below.
+#[test]
+fn a_recursive_bind_is_refused_where_only_propagation_attaches() {
+    if !refresh_scene::can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let data = Inside::of(scene.volume(), "data");
+    let container = match live::kernel() >= (6, 5) {
+        true => Container::start_in_user_namespace(scene.root.path(), &[data]),
+        false => Container::start(scene.root.path(), &[data]),
+    };
+    let before = container.mounts();
+    scene.mount_anew("2");
+    let refreshed = scene.refresh(&container);
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::NeedsBeneath),
+        "{refreshed:?}"
+    );
+    assert_eq!(container.read("data/0").as_deref(), Some("1"));
+    assert_eq!(container.mounts(), before);
 }
 
 #[test]

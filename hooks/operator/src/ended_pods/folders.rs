@@ -22,7 +22,7 @@ pub enum EndedPodsError {
     /// A kubelet's folders could not be checked.
     #[error("{0}")]
     Unchecked(String),
-    /// One kubelet's list says nothing about the pods of another one.
+    /// Two kubelets have pods, and the list of pods is that of one kubelet.
     #[error(
         "kubelets at {} and {} have pods: name one in [kubelet] roots of a config for --config",
         .0.display(), .1.display()
@@ -34,7 +34,7 @@ pub enum EndedPodsError {
 }
 
 impl PodFolders {
-    /// The folders of the only kubelet of this node that has pods; `None` if there are none.
+    /// The folders of the node's only kubelet with pods; `None` without pods.
     ///
     /// # Errors
     /// If two kubelets have pods, or if their folders cannot be read.

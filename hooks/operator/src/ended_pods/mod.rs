@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The kubelet mounts a pod's volumes long before a sandbox exists, and a pod leaves its lists before
-//! its volumes are unmounted. So a pod has ended only if both lists lack it twice in one
-//! boot, with ten minutes between. Not removed: files, mounts in use, and block devices of CSI drivers, which only the
-//! driver may unpublish.
+//! its volumes are unmounted. So a pod has ended only if both lists lack the pod twice in one boot,
+//! with ten minutes between. Not removed: files, mounts in use, and block devices of CSI drivers,
+//! which only the driver may unpublish.
 
 mod folders;
 mod observations;
@@ -25,7 +25,7 @@ pub use self::folders::{EndedPodsError, PodFolders};
 pub use self::observations::{AbsentPod, CONFIRMATION_INTERVAL, Observations};
 pub use self::removal::{Act, left_by};
 
-/// The pods that have ended, and what they left.
+/// Ended pods with their mounts and directories.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct EndedPods {
     /// The pods that the CRI and the kubelet lack.

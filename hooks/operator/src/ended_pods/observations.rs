@@ -69,7 +69,7 @@ impl Observations {
         &self.boot_id
     }
 
-    /// Records that these pods, and no others, are absent now. Without the record each pod is absent
+    /// Records exactly these pods as absent now. Without the record each pod is absent
     /// for the first time.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Observations {
     }
 }
 
-/// Without it no file is of this boot.
+/// Without a boot id, every file counts as one of an earlier boot.
 fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

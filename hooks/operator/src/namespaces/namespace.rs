@@ -11,7 +11,7 @@ use super::UnreadTable;
 pub struct MountNamespace {
     /// Its number, as in `mnt:[4026531841]`.
     pub id: u64,
-    /// The holder that keeps it alive.
+    /// The holder of the namespace.
     pub held_by: HeldBy,
     /// The number of processes in it.
     pub processes: usize,
@@ -37,7 +37,7 @@ impl MountNamespace {
 /// The holder that keeps a mount namespace alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HeldBy {
-    /// Processes run in it; this is the oldest.
+    /// The oldest process in the namespace.
     Process {
         /// Its pid in the reader's pid namespace.
         pid: u32,

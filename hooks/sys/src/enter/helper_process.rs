@@ -152,8 +152,8 @@ struct TooManyChildren;
 #[error("the helper process ended")]
 struct HelperEnded;
 
-/// A child of the helper process, and the socket to it. It is killed with this value, unless it has
-/// to finish its work.
+/// A child of the helper process, and the socket to the child. Dropping this value kills the child,
+/// unless the child has to finish its work.
 #[derive(Debug)]
 pub(super) struct RemoteChild {
     pub(super) socket: OwnedFd,

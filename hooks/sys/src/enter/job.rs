@@ -79,7 +79,7 @@ impl Job {
         send_message(socket, &self.to_bytes(), new.as_slice())
     }
 
-    /// Receives one; `None` if the agent is gone.
+    /// Receives a job; `None` if the agent is gone.
     pub(super) fn receive(socket: BorrowedFd<'_>) -> Option<Self> {
         let mut bytes = [0; MAX_SIZE];
         let (size, mut descriptors) = receive_message(socket, &mut bytes).ok()?;

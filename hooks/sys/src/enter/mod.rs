@@ -51,7 +51,7 @@ pub use self::user_namespace::user_namespace_of;
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the
 /// socket.
-const MAX_REQUESTS_AHEAD: usize = 32;
+const MAX_PENDING_REQUESTS: usize = 32;
 
 /// Limit of replacements of one child.
 pub const MAX_REPLACEMENTS: usize = 256;
@@ -235,7 +235,7 @@ impl Entered {
     ) -> Vec<Result<(), EnterError>> {
         let mut results = Vec::with_capacity(indices.len());
         let mut is_over = false;
-        for some in indices.chunks(MAX_REQUESTS_AHEAD) {
+        for some in indices.chunks(MAX_PENDING_REQUESTS) {
             let sent: Vec<_> = some
                 .iter()
                 .map(|index| self.send(request, *index))

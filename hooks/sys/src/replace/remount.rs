@@ -21,8 +21,8 @@ pub(super) fn clone_remounted(
     copy_of(mount)
 }
 
-/// mount(2)'s name of each of mount_setattr(2)'s bits. Without one for access times, it leaves
-/// those as they are.
+/// The flags of mount(2) for the bits of mount_setattr(2). Without a flag for access times, mount(2)
+/// leaves access times as they are.
 fn remount_flags(attributes: MountAttributes) -> MountFlags {
     let flags = [
         (0x1, MountFlags::RDONLY),

@@ -11,7 +11,7 @@ use bindguard_testing::live::{Container, change};
 use nix::mount::MsFlags;
 
 use crate::enter_scene::{
-    METHODS, PATIENCE, PLACE, Scene, attached, can_run, entered, far, stale_top,
+    ANSWER_TIMEOUT, METHODS, PLACE, Scene, attached, can_run, entered, far, stale_top,
 };
 
 #[test]
@@ -121,7 +121,7 @@ fn an_idmapped_mount_stays_idmapped() {
                 helper(),
                 &container.namespace(),
                 vec![replacement],
-                PATIENCE,
+                ANSWER_TIMEOUT,
                 far(),
             )
             .unwrap();
@@ -194,7 +194,7 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
             helper(),
             &container.namespace(),
             vec![replacement],
-            PATIENCE,
+            ANSWER_TIMEOUT,
             far(),
         )
         .unwrap();

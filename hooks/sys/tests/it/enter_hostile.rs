@@ -13,7 +13,9 @@ use bindguard_testing::helper;
 use bindguard_testing::live::Container;
 use nix::mount::{MsFlags, mount};
 
-use crate::enter_scene::{METHODS, PATIENCE, PLACE, Scene, attached, can_run, entered, far, stale};
+use crate::enter_scene::{
+    ANSWER_TIMEOUT, METHODS, PLACE, Scene, attached, can_run, entered, far, stale,
+};
 
 /// The mount table named a mount that is no longer there: nothing is opened in its place.
 #[test]
@@ -43,7 +45,7 @@ fn another_mount_at_the_place_is_refused() {
         helper(),
         &container.namespace(),
         vec![replacement],
-        PATIENCE,
+        ANSWER_TIMEOUT,
         far(),
     )
     .unwrap();
@@ -251,7 +253,7 @@ fn the_child_holds_nothing_of_the_agent_open() {
         helper(),
         &container.namespace(),
         vec![replacement],
-        PATIENCE,
+        ANSWER_TIMEOUT,
         far(),
     )
     .unwrap();

@@ -8,7 +8,7 @@ use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_testing::helper;
 use bindguard_testing::live::Container;
 
-use crate::enter_scene::{PATIENCE, Scene, can_run, far};
+use crate::enter_scene::{ANSWER_TIMEOUT, Scene, can_run, far};
 
 #[test]
 fn at_most_32_children_wait_in_containers() {
@@ -31,7 +31,7 @@ fn in_a_process_of_its_own() {
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
     let namespace = container.namespace();
-    let enter = || Entered::enter(helper(), &namespace, Vec::new(), PATIENCE, far());
+    let enter = || Entered::enter(helper(), &namespace, Vec::new(), ANSWER_TIMEOUT, far());
     let mut children: Vec<Entered> = (0..32).map(|_| enter().unwrap()).collect();
     let refused = enter().unwrap_err();
     assert!(matches!(refused, EnterError::NoChild(_)), "{refused:?}");

@@ -1,5 +1,5 @@
 //! A full node: as many pods of one container as a kubelet admits by default, and the memory of all
-//! shims together. One kind of shim after the other.
+//! shims together. The kinds of shims are measured one after the other.
 //!
 //! RSS counts a page of the program once for each shim, PSS once for all of them. Other projects
 //! publish RSS; a node loses PSS.

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
 /// Time limit of one query.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limit of an answer: a list of a thousand containers has about 2 MiB.
 const LARGEST: usize = 16 << 20;
@@ -50,11 +50,11 @@ pub enum QueryError {
     #[error("read the answer as JSON")]
     Json(#[from] serde_json::Error),
     /// It took too long.
-    #[error("no answer within {} s", PATIENCE.as_secs())]
+    #[error("no answer within {} s", REQUEST_TIMEOUT.as_secs())]
     Silent,
 }
 
-/// The answer to a query. It blocks, for at most [`PATIENCE`].
+/// The answer to a query. It blocks, for at most [`REQUEST_TIMEOUT`].
 pub fn get<A: serde::de::DeserializeOwned>(socket: &Path, path: &str) -> Result<A, ApiError> {
     let failed = |source| ApiError {
         socket: socket.to_owned(),
@@ -65,8 +65,8 @@ pub fn get<A: serde::de::DeserializeOwned>(socket: &Path, path: &str) -> Result<
         .build();
     let runtime = runtime.map_err(|error| failed(QueryError::Connect(error)))?;
     // The timer needs the runtime when it is made.
-    let answer =
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, query(socket, path)).await });
+    let answer = runtime
+        .block_on(async { tokio::time::timeout(REQUEST_TIMEOUT, query(socket, path)).await });
     let bytes = answer.unwrap_or(Err(QueryError::Silent)).map_err(failed)?;
     serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
 }

@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(newest.read(&mut [0; 2]).await.unwrap(), 2);
     }
 
-    /// Clients that connect without a pause: each one closes the oldest connection.
+    /// Clients that connect without a pause. Each new connection closes the oldest connection.
     #[tokio::test]
     async fn a_probe_is_answered_beside_clients_that_connect_in_a_loop() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

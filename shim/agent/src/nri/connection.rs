@@ -29,7 +29,7 @@ const INDEX: &str = "90";
 const NRI_VERSION: &str = "v0.12.0";
 
 /// A runtime that reads nothing for this long is not served any more.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ impl Connection {
     /// If the runtime does not listen.
     pub fn register(socket: &Path) -> Result<Self, ConnectionError> {
         let stream = UnixStream::connect(socket).map_err(ConnectionError::Connect)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         let plugin = RegisterPluginRequest {
             plugin_name: NAME.to_owned(),
             plugin_idx: INDEX.to_owned(),

@@ -1,4 +1,4 @@
-//! One container that is about to start: its subPath files are checked again.
+//! Checks the subPath files of a new container again, right before its start.
 //!
 //! The runtime calls the plugin after it created the container and before it starts the process
 //! (`StartContainer`; `StateChange` before NRI 0.11). A volume may have changed since the runtime
@@ -48,7 +48,7 @@ pub struct Starts {
     deadline: Deadline,
     lines: Sender<RefreshLine>,
     metrics: Arc<Metrics>,
-    /// Every agent that is a plugin has one.
+    /// `None` in tests only.
     helper: Option<Arc<HelperProcess>>,
 }
 

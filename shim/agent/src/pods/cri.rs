@@ -29,7 +29,7 @@ use super::listing::{Listing, NamedContainer};
 const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// Time limit of one query.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the CRI gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -63,8 +63,8 @@ impl Cri {
             async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
         });
         let endpoint = Endpoint::from_static("http://cri")
-            .timeout(PATIENCE)
-            .connect_timeout(PATIENCE);
+            .timeout(CALL_TIMEOUT)
+            .connect_timeout(CALL_TIMEOUT);
         Self {
             client: RuntimeServiceClient::new(endpoint.connect_with_connector_lazy(connector)),
         }

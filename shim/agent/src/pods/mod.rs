@@ -28,7 +28,7 @@ use crate::container::Container;
 use crate::container::PodIdentity;
 
 /// Time limit of one question, which is several queries.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time for which a pod without a request is not queried again: its annotations are fixed, but
 /// a sandbox of the same uid can be created again.
@@ -142,7 +142,7 @@ impl PodLookup {
             .send(question(reply))
             .map_err(|_| CriError::Silent)?;
         answer
-            .recv_timeout(PATIENCE)
+            .recv_timeout(LIST_TIMEOUT)
             .map_err(|_| CriError::Silent)?
     }
 }

@@ -17,14 +17,14 @@ use rustix::io::Errno;
 use super::record::FOLDER;
 
 /// The time limit for another installer: containerd restarts meanwhile.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Waits until no other installer runs on this node.
 pub fn lock() -> Result<File> {
     let place = Path::new("/run/bindguard");
     fs::create_dir_all(place).with_context(|| format!("create {}", place.display()))?;
-    lock_file(&place.join("install.lock"), PATIENCE)
+    lock_file(&place.join("install.lock"), LOCK_TIMEOUT)
 }
 
 fn lock_file(path: &Path, patience: Duration) -> Result<File> {

@@ -34,7 +34,7 @@ const SOCKETS: [&str; 5] = [
     "/run/crio/crio.sock",
 ];
 /// The time limit: names are not worth more of an operator's time.
-const PATIENCE: Duration = Duration::from_secs(3);
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// `SANDBOX_READY` of the CRI's api.proto.
 const READY: i32 = 0;
 /// gRPC's code of a service that the server does not have.
@@ -196,9 +196,9 @@ fn within_time_limit<A>(
         calls(client).await
     };
     // the timer needs the runtime when it is made
-    let answer = runtime.block_on(async { timeout(PATIENCE, calls).await });
-    let answer =
-        answer.map_err(|_| anyhow::anyhow!("it does not answer within {} s", PATIENCE.as_secs()));
+    let answer = runtime.block_on(async { timeout(CALL_TIMEOUT, calls).await });
+    let answer = answer
+        .map_err(|_| anyhow::anyhow!("it does not answer within {} s", CALL_TIMEOUT.as_secs()));
     answer
         .and_then(|answer| answer)
         .with_context(|| format!("query {}", socket.display()))

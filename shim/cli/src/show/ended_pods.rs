@@ -1,4 +1,4 @@
-//! The pods that have ended, and what they left.
+//! Prints the mounts and directories of ended pods.
 
 use std::process::ExitCode;
 

@@ -40,8 +40,8 @@ const BENEATH: u32 = 0x200;
 const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 
-/// Lets a refresh make this many of its mount calls; kills it with its children before the next
-/// one. Returns true if it ended by itself.
+/// Lets a refresh make this many mount calls, then kills the refresh with its children before the
+/// next call. Returns true if the refresh ended before.
 pub fn killed_after(calls: u32, refresh: &Refresh) -> bool {
     let program = refresh.start(Mode::Supervised);
     let ended = let_go_on(calls, &program);
@@ -61,8 +61,8 @@ pub fn killed_while_it_runs(time: Duration, refresh: &Refresh) {
     program.kill();
 }
 
-/// A refresh in a program of its own: this test program, executed anew. A fork of this one, which
-/// has threads, could hang by itself: another thread may hold a lock during the fork.
+/// A refresh in a process that executes this test program anew. A forked process could hang by
+/// itself: another thread of the test program may hold a lock during the fork.
 pub struct Refresh {
     /// The directory of the pod.
     pub pod: PathBuf,

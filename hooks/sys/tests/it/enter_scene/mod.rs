@@ -12,7 +12,7 @@ use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::namespace;
 use bindguard_testing::{Folder, helper};
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 pub const PLACE: &str = "/etc/conf";
 
 /// No refresh of a test takes so long.
@@ -86,7 +86,7 @@ pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
         helper(),
         &container.namespace(),
         vec![replacement],
-        PATIENCE,
+        ANSWER_TIMEOUT,
         far(),
     )
     .unwrap();

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Ample for a machine that does other work.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longer than from an update to the last check of its volume.
 pub const LAST_CHECK: Duration = Duration::from_millis(1200);
@@ -119,7 +119,7 @@ impl Drop for Agent {
 pub fn until(what: &str, is_true: impl Fn() -> bool) -> Duration {
     let start = Instant::now();
     while !is_true() {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(start.elapsed() < ANSWER_TIMEOUT, "not in time: {what}");
         thread::sleep(Duration::from_micros(200));
     }
     start.elapsed()
