@@ -4,15 +4,12 @@ use std::path::Path;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::Handle;
-use bindguard_sys::enter::{Entered, Replacement};
+use bindguard_sys::enter::Replacement;
 use bindguard_sys::replace::clone_like;
-use bindguard_testing::helper;
 use bindguard_testing::live::{Container, change};
 use nix::mount::MsFlags;
 
-use crate::enter_scene::{
-    ANSWER_TIMEOUT, METHODS, PLACE, Scene, attached, can_run, entered, far, stale_top,
-};
+use crate::enter_scene::{METHODS, PLACE, Scene, attached, can_run, enter, entered, stale_top};
 
 #[test]
 fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
@@ -117,14 +114,7 @@ fn an_idmapped_mount_stays_idmapped() {
                 parent: Some(&parent),
                 new: Some(new),
             };
-            let entered = Entered::enter(
-                helper(),
-                &container.namespace(),
-                vec![replacement],
-                ANSWER_TIMEOUT,
-                far(),
-            )
-            .unwrap();
+            let entered = enter(&container, replacement);
             entered.open(0).unwrap();
             if !attached(attach, &entered) {
                 break;
@@ -190,14 +180,7 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
             parent: Some(&parent),
             new: None,
         };
-        let second = Entered::enter(
-            helper(),
-            &container.namespace(),
-            vec![replacement],
-            ANSWER_TIMEOUT,
-            far(),
-        )
-        .unwrap();
+        let second = enter(&container, replacement);
         second.open(0).unwrap();
         second.detach(0).unwrap();
         assert_eq!(container.read("etc/conf").as_deref(), Some("1"));

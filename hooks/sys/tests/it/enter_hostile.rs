@@ -13,9 +13,7 @@ use bindguard_testing::helper;
 use bindguard_testing::live::Container;
 use nix::mount::{MsFlags, mount};
 
-use crate::enter_scene::{
-    ANSWER_TIMEOUT, METHODS, PLACE, Scene, attached, can_run, entered, far, stale,
-};
+use crate::enter_scene::{METHODS, PLACE, Scene, attached, can_run, enter, entered, far, stale};
 
 /// The mount table named a mount that is no longer there: nothing is opened in its place.
 #[test]
@@ -41,14 +39,7 @@ fn another_mount_at_the_place_is_refused() {
         parent: Some(&parent),
         new: None,
     };
-    let entered = Entered::enter(
-        helper(),
-        &container.namespace(),
-        vec![replacement],
-        ANSWER_TIMEOUT,
-        far(),
-    )
-    .unwrap();
+    let entered = enter(&container, replacement);
     assert!(matches!(
         entered.open(0),
         Err(EnterError::Step(ReplaceError::OtherMount))
@@ -249,14 +240,7 @@ fn the_child_holds_nothing_of_the_agent_open() {
         parent: Some(&parent),
         new: None,
     };
-    let entered = Entered::enter(
-        helper(),
-        &container.namespace(),
-        vec![replacement],
-        ANSWER_TIMEOUT,
-        far(),
-    )
-    .unwrap();
+    let entered = enter(&container, replacement);
     File::from(write).write_all(b"x").unwrap();
     // With a copy of the write end in the child, this would wait for ever.
     let mut text = String::new();

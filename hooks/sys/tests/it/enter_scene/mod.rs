@@ -72,6 +72,13 @@ pub fn stale(container: &Container) -> (MountEntry, MountEntry) {
     (stale, parent)
 }
 
+/// Starts a child in the container, for one replacement.
+pub fn enter(container: &Container, replacement: Replacement<'_>) -> Entered {
+    let namespace = container.namespace();
+    let replacements = vec![replacement];
+    Entered::enter(helper(), &namespace, replacements, ANSWER_TIMEOUT, far()).unwrap()
+}
+
 /// Enters, with the stale mount at its place open.
 pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     let (stale, parent) = stale(container);
@@ -82,14 +89,7 @@ pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
         parent: Some(&parent),
         new: Some(new),
     };
-    let entered = Entered::enter(
-        helper(),
-        &container.namespace(),
-        vec![replacement],
-        ANSWER_TIMEOUT,
-        far(),
-    )
-    .unwrap();
+    let entered = enter(container, replacement);
     entered.open(0).unwrap();
     entered
 }
