@@ -20,7 +20,7 @@ use bindguard_core::policy::Scope;
 /// Limit of places that are named for one namespace. A container can make thousands of such mounts.
 const MAX_PLACES: usize = 1000;
 
-/// The mounts of one device with their positions in the table, by what they show.
+/// The mounts of a device with their positions in the table, by root.
 type MountsByRoot<'t> = HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>;
 
 /// The reader's own mounts.

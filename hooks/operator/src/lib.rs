@@ -4,6 +4,7 @@
 //! survey      every volume-subpath and volume of a node, or of a support bundle ─► node_report
 //! namespaces  every mount namespace of a node ─► holders, doctor
 //! doctor      one file per point: plain evidence ─► a point with the command to run
+//! cri         the client of the node's CRI
 //! engines     the running containers of Docker and Podman
 //! ended_pods  pods that the kubelet and the CRI lack ─► their mounts and empty folders
 //! ```
@@ -14,6 +15,7 @@
 
 pub mod agent_status;
 pub mod container_mounts;
+pub mod cri;
 pub mod doctor;
 pub mod ended_pods;
 pub mod engines;

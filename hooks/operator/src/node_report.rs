@@ -65,7 +65,7 @@ pub struct NodeBind {
     /// Effects of the finding on the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<Note>,
-    /// The command that helps, or one that shows more.
+    /// The command that cures the finding, or shows more about the finding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }

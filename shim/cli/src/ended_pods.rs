@@ -56,7 +56,7 @@ impl PodsOfKubelet {
         }
     }
 
-    /// Finds the pods that have ended, and acts on what they left.
+    /// Finds the pods that have ended, and removes their leftovers.
     ///
     /// # Errors
     /// If the CRI or the kubelet does not answer. Then nothing was done.

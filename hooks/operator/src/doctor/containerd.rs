@@ -142,8 +142,8 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
 }
 
 /// Finds a bindguard runtime with another cgroup driver than every other runtime of runc's kind:
-/// `install` makes it from one of them. A runtime of bindguard's own type needs no check: the shim
-/// detects the driver from the form of the cgroup's path.
+/// `install` copies bindguard's runtime from a runtime of runc's kind. A runtime of bindguard's own
+/// type needs no check: the shim detects the driver from the form of the cgroup's path.
 fn other_cgroup_driver(
     seen: &ContainerdSeen,
     guarded: &[(&RuntimeEntry, GuardSetting)],

@@ -12,7 +12,7 @@ const NAME: &str = "programs";
 pub struct ProgramSeen {
     /// Its name.
     pub name: String,
-    /// Its path and the version that it reports; `None`: not found.
+    /// The program's path and reported version; `None`: not found.
     pub found: Option<(String, String)>,
 }
 

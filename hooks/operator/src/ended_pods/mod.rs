@@ -105,7 +105,7 @@ pub struct LeftMount {
     pub mount_point: PathBuf,
     /// Its filesystem type.
     pub fs_type: String,
-    /// Its source as the filesystem names it.
+    /// The source, as the filesystem names it.
     pub source: String,
     /// The result of its umount.
     #[serde(flatten)]

@@ -81,7 +81,7 @@ pub struct Holder {
 pub struct HeldMount {
     /// Its path in that namespace.
     pub mount_point: PathBuf,
-    /// Its root: the path in its filesystem that it shows.
+    /// The mount's root: a path within the filesystem.
     pub root: String,
     /// Its filesystem's type.
     pub fs_type: String,

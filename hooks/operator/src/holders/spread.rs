@@ -68,7 +68,7 @@ impl<'t> Spread<'t> {
     }
 }
 
-/// The peer groups that receive from another one.
+/// The peer groups that receive mounts, by their master group.
 struct Slaves(HashMap<u32, HashSet<u32>>);
 
 impl Slaves {

@@ -9,8 +9,7 @@ use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable};
 /// namespace.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// A mount of one of these devices matches if it shows one of these directories, or a path
-    /// below one.
+    /// A mount of a listed device matches if its root is a listed directory or a path below.
     shown: HashMap<Device, HashSet<PathBuf>>,
     /// A mount matches if it covers this place or a path below it.
     covered: Option<(Device, PathBuf)>,

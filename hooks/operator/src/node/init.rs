@@ -78,8 +78,8 @@ fn hold_init_at(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, N
     }
 }
 
-/// The pid of a container's init in its runtime's record. `None` without a record. For those who
-/// enter the container: they do not guess.
+/// The pid of a container's init in its runtime's record. `None` without a record. For callers that
+/// enter the container, which must not guess a pid.
 pub fn recorded_init_of(container: &str) -> Option<u32> {
     recorded_pid(Path::new("/"), container)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
+use bindguard_operator::cri::Cri;
 use lru::LruCache;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
@@ -17,7 +18,7 @@ use super::occurrence::{Moment, Occurrence, Subject};
 use super::pace::Pace;
 use crate::container::PodIdentity;
 use crate::metrics::{EventResult, Metrics};
-use crate::pods::Cri;
+use crate::pods;
 use crate::wall_clock::since_epoch;
 
 /// Time limit of one request, its connection included.
@@ -53,7 +54,7 @@ pub enum WriteError {
     /// The API server refuses every event, or this one's namespace is full.
     #[error("not allowed: {0}; apply the Role for events, or set [agent.events] mode = \"off\"")]
     Forbidden(String),
-    /// There is no answer, or one that demands a pause.
+    /// The API server does not answer, or demands a pause.
     #[error("no answer from the API server: {why}")]
     Unavailable {
         /// Why.
@@ -150,9 +151,7 @@ impl<A: EventApi> Recorder<A> {
         if let Some(pod) = self.names.get(uid) {
             return Some(pod.clone());
         }
-        let pod = self
-            .cri
-            .pod(uid)
+        let pod = pods::pod(&self.cri, uid)
             .await
             .inspect_err(|error| warn!("name a pod: {}", error_chain(error)))
             .ok()??;

@@ -19,7 +19,8 @@ impl<K: Hash + Eq> Default for Standing<K> {
 }
 
 impl<K: Hash + Eq> Standing<K> {
-    /// The occurrences that this place did not have before. One that is over is new each time.
+    /// The occurrences that this place did not have before. An occurrence that is over is new each
+    /// time.
     pub fn changed(&mut self, place: K, occurrences: Vec<Occurrence>) -> Vec<Occurrence> {
         let known = self.0.pop(&place).unwrap_or_default();
         let new = occurrences

@@ -15,7 +15,7 @@ use crate::events::{Events, Recorder};
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
 use crate::metrics::Metrics;
-use crate::pods::Cri;
+use crate::pods;
 use crate::reporting::Reporting;
 
 /// Starts the recorder of events.
@@ -60,7 +60,7 @@ fn start_events(
     let (events, occurrences) = Events::on(settings.events, Arc::clone(metrics));
     let recorder = Recorder::new(
         api,
-        Cri::of(cri),
+        pods::client(cri),
         settings.event_requests,
         Arc::clone(metrics),
     );

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 
-use super::cri::{Cri, CriError, Init};
+use bindguard_operator::cri::{Cri, CriError};
+
+use super::cri::Init;
 use super::listing::NamedContainer;
 use crate::container::Container;
 
@@ -15,7 +17,7 @@ use crate::container::Container;
 pub struct Inits(HashMap<String, Init>);
 
 impl Inits {
-    /// These containers with their init processes. One that ended meanwhile is left out.
+    /// These containers with their init processes. A container that ended meanwhile is left out.
     ///
     /// # Errors
     /// If the CRI does not answer.
@@ -30,7 +32,8 @@ impl Inits {
             let init = if known.is_some() {
                 known
             } else {
-                cri.init(&id).await?
+                let info = cri.container_info(&id).await?;
+                info.as_ref().and_then(Init::from_info)
             };
             if let Some(init) = init {
                 self.0.insert(id.clone(), init.clone());

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
+use bindguard_operator::cri::{Cri, CriError};
 use bindguard_operator::pods::Pods as PodsOfNode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
@@ -22,7 +23,7 @@ use tokio::time::timeout;
 use self::inits::Inits;
 use self::listing::Listing;
 
-pub use self::cri::{Cri, CriError};
+pub use self::cri::{client, pod};
 
 use crate::container::Container;
 use crate::container::PodIdentity;
@@ -165,7 +166,7 @@ pub fn pods(socket: &Path, mode: RefreshMode) -> (PodLookup, Answering) {
     (
         PodLookup { questions: ask },
         Answering {
-            cri: Cri::of(socket),
+            cri: client(socket),
             mode,
             questions,
             without_request,
@@ -213,11 +214,11 @@ impl Answering {
             return;
         }
         let cri = self.cri.clone();
-        tokio::spawn(async move { drop(reply.send(cri.pod(&uid).await)) });
+        tokio::spawn(async move { drop(reply.send(pod(&cri, &uid).await)) });
     }
 
     async fn all(&mut self) -> Result<PodsOfNode, CriError> {
-        let mut pods = self.cri.pods_of_node().await?;
+        let mut pods = self.cri.pods().await?;
         self.inits
             .forget_others(|id| pods.containers.iter().any(|container| container.id == id));
         if self.mode == RefreshMode::All {
@@ -241,7 +242,7 @@ impl Answering {
             .filter(|listing| listing.is_enough_for(update));
         let pod = match listing {
             Some(listing) => listing.pod(uid).cloned(),
-            None => self.cri.pod(uid).await?,
+            None => pod(&self.cri, uid).await?,
         };
         let Some(pod) = pod else { return Ok(None) };
         let mut request =
@@ -256,7 +257,7 @@ impl Answering {
         }
         let mut named = match listing {
             Some(listing) => listing.containers(&pod.sandbox).to_vec(),
-            None => self.cri.containers(&pod.sandbox).await?,
+            None => cri::containers(&self.cri, &pod.sandbox).await?,
         };
         named.retain(|container| request.containers.includes(&container.name));
         let containers = self.inits.add(&self.cri, named).await?;
@@ -274,7 +275,7 @@ impl Answering {
             .as_ref()
             .is_some_and(|listing| listing.is_enough_for(update));
         if !is_enough {
-            let listing = self.cri.listing().await?;
+            let listing = cri::listing(&self.cri).await?;
             self.inits.forget_others(|id| listing.is_running(id));
             self.listing = Some(listing);
         }

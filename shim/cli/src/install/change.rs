@@ -39,9 +39,9 @@ impl Content {
 pub struct Change {
     /// The path; of a link to an edited file, the path of that file.
     pub path: PathBuf,
-    /// The current content; `None` if there is none.
+    /// The current content; `None` if the file does not exist.
     pub before: Option<Content>,
-    /// The planned content; `None` if there shall be none.
+    /// The planned content; `None` to remove the file.
     pub after: Option<Content>,
     /// The attributes of the planned content.
     pub attributes: Wanted,

@@ -43,7 +43,7 @@ impl NodeConfig {
 /// The planned change of the config, and the mistakes that it has.
 #[derive(Debug, Default)]
 pub struct SettingsPlan {
-    /// The change, if there is one.
+    /// The change of the config file, if its content differs.
     pub change: Option<Change>,
     /// A line for each mistake.
     pub mistakes: Vec<String>,

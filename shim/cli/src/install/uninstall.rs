@@ -133,7 +133,7 @@ impl Uninstall {
 }
 
 impl Uninstall {
-    /// Removes entries of which there is no record, or names them. A node image or a separate
+    /// Removes entries without a record, or names such entries. A node image or a separate
     /// `/var` may lose the record.
     fn take_off_unrecorded(
         &self,

@@ -10,7 +10,6 @@
 
 mod bundles;
 pub mod cri;
-pub mod messages;
 mod supervisors;
 
 use std::collections::BTreeSet;
@@ -81,7 +80,7 @@ impl PodsFrom {
         SpecUsers::from_spec(info.spec()?).ok()
     }
 
-    /// The pid of a container's init that the CRI reports. `None` if the CRI knows none.
+    /// The pid of a container's init that the CRI reports. `None` if the CRI knows no pid.
     pub fn init_of(&self, container: &str) -> Option<u32> {
         let info = cri::info_of(self.cri.as_deref(), container);
         info.ok().and_then(|info| info.pid())

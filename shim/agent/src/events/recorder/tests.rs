@@ -68,7 +68,7 @@ fn start(server: &Server, per_minute: u32) -> (Events, Arc<Metrics>) {
 
 fn start_node(server: &Server, per_minute: u32, metrics: &Arc<Metrics>) -> Events {
     let (events, occurrences) = Events::on(EventMode::All, Arc::clone(metrics));
-    let cri = Cri::of(Path::new("/nowhere.sock"));
+    let cri = pods::client(Path::new("/nowhere.sock"));
     tokio::spawn(
         Recorder::new(server.clone(), cri, per_minute, Arc::clone(metrics)).run(occurrences),
     );

@@ -1,87 +1,56 @@
 //! The active configuration of a running containerd: `config` in the answer to `Status` with
 //! `verbose` of the CRI.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result};
+use bindguard_operator::cri::{CriError, PodSandbox};
 use serde_json::Value;
 
 use super::Daemon;
-use crate::pods::cri::{GrpcStatus, is_unimplemented, query};
-use crate::pods::messages::{
-    ListPodSandboxResponse, ListRequest, PodSandbox, PodSandboxStatusRequest,
-    PodSandboxStatusResponse,
-};
+use crate::pods::cri::{is_unimplemented, query};
 
 const CONFIG: &str = "/etc/containerd/config.toml";
 const SOCKET: &str = "/run/containerd/containerd.sock";
-/// `UNKNOWN` and `UNAVAILABLE`: the answers of a CRI plugin that is not initialized yet.
-const STARTING: [&str; 2] = ["2", "14"];
 /// The time that a containerd has to initialize its CRI plugin after a restart.
 const START_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// `StatusRequest` of `k8s.io/cri-api`, v1.
-#[derive(Clone, PartialEq, prost::Message)]
-struct StatusRequest {
-    #[prost(bool, tag = "1")]
-    verbose: bool,
-}
-
-/// `StatusResponse`, without the conditions.
-#[derive(Clone, PartialEq, prost::Message)]
-struct StatusResponse {
-    #[prost(map = "string, string", tag = "2")]
-    info: HashMap<String, String>,
-}
-
-/// The configuration that this containerd read at its start. `None` if it serves no pods.
+/// The configuration that this containerd read at its start. `None` if this containerd has no CRI.
 pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
-    match unless_it_starts(|| {
-        query(
-            &socket_of(containerd),
-            "Status",
-            StatusRequest { verbose: true },
-        )
-    }) {
-        Ok(StatusResponse { info }) => {
-            let config = info.get("config").context("the answer has no config")?;
-            serde_json::from_str(config)
-                .context("read the answer's config as JSON")
-                .map(Some)
-        }
+    let socket = socket_of(containerd);
+    match unless_it_starts(|| query(&socket, async |cri| cri.active_config().await)) {
+        Ok(config) => serde_json::from_str(&config)
+            .context("read the answer's config as JSON")
+            .map(Some),
         Err(error) if is_unimplemented(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Every sandbox of this containerd, also one that has ended. None if it serves no pods.
+/// Every sandbox of this containerd, also one that has ended. Empty if this containerd has no CRI.
 pub fn sandboxes(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
     let socket = socket_of(containerd);
-    let answer = unless_it_starts(|| query(&socket, "ListPodSandbox", ListRequest {}));
-    match answer {
-        Ok(ListPodSandboxResponse { items }) => Ok(items),
+    match unless_it_starts(|| query(&socket, async |cri| cri.sandboxes().await)) {
         Err(error) if is_unimplemented(&error) => Ok(Vec::new()),
-        Err(error) => Err(error),
+        answer => answer,
     }
 }
 
 /// The first process of a sandbox.
 pub fn pid_of_sandbox(containerd: &Daemon, sandbox: &str) -> Result<i32> {
-    let request = PodSandboxStatusRequest {
-        pod_sandbox_id: sandbox.to_owned(),
-        verbose: true,
-    };
-    let answer: PodSandboxStatusResponse =
-        query(&socket_of(containerd), "PodSandboxStatus", request)?;
-    let info = answer.info.get("info").context("the answer has no info")?;
-    let info: Value = serde_json::from_str(info).context("read the answer's info as JSON")?;
+    let info = info_of_sandbox(&socket_of(containerd), sandbox)?;
     let pid = info["pid"].as_i64().context("the info has no pid")?;
     i32::try_from(pid).context("the pid is too large")
+}
+
+/// The runtime's own facts about a sandbox.
+pub fn info_of_sandbox(socket: &Path, sandbox: &str) -> Result<Value> {
+    let info = query(socket, async |cri| cri.sandbox_info(sandbox).await)?;
+    serde_json::from_str(&info).context("read the answer's info as JSON")
 }
 
 /// Repeats the call while containerd starts.
@@ -99,8 +68,8 @@ fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
 
 fn is_starting(error: &Error) -> bool {
     error
-        .downcast_ref::<GrpcStatus>()
-        .is_some_and(|status| STARTING.contains(&status.code.as_str()))
+        .downcast_ref::<CriError>()
+        .is_some_and(CriError::is_starting)
 }
 
 /// The socket of its arguments, of its file, or the default one.

@@ -63,7 +63,7 @@ impl Daemon {
         })
     }
 
-    /// The process with this pid, if there is one.
+    /// The process with this pid, if the process exists.
     pub fn of(pid: u32) -> Option<Self> {
         let started = stat_field(pid, 22)?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")

@@ -9,17 +9,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use bindguard_core::program_names::{RUNTIME, SHIM};
+use bindguard_operator::cri::PodSandbox;
 use bindguard_sys::process_files::arguments_of;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
 use super::{CRIO_SOCKET, Daemon, containerds, cri_status, option, socket_option};
 use crate::install::owner::Owner;
 use crate::pods::cri::query;
-use crate::pods::messages::{
-    ListPodSandboxResponse, ListRequest, PodSandbox, PodSandboxStatusRequest,
-    PodSandboxStatusResponse,
-};
 use crate::show::print_remark;
 
 /// The annotation of a sandbox's spec with its handler; empty for the node's default runtime.
@@ -57,7 +53,7 @@ fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
         Owner::Crio if Daemon::named("crio").is_empty() => Ok(Vec::new()),
         Owner::Crio => {
             let socket = socket_option("crio", &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
-            let answer: ListPodSandboxResponse = query(&socket, "ListPodSandbox", ListRequest {})
+            let listed = query(&socket, async |cri| cri.sandboxes().await)
                 .context("list the pods of CRI-O")?;
             let with_handler = |sandbox: PodSandbox| {
                 let runtime_handler = crio_handler(&socket, &sandbox.id)
@@ -67,7 +63,7 @@ fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
                     ..sandbox
                 })
             };
-            answer.items.into_iter().map(with_handler).collect()
+            listed.into_iter().map(with_handler).collect()
         }
         Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => Ok(Vec::new()),
     }
@@ -75,13 +71,7 @@ fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
 
 /// CRI-O leaves the handler out of its list and its status, and records it in the sandbox's spec.
 fn crio_handler(socket: &Path, sandbox: &str) -> Result<String> {
-    let request = PodSandboxStatusRequest {
-        pod_sandbox_id: sandbox.to_owned(),
-        verbose: true,
-    };
-    let answer: PodSandboxStatusResponse = query(socket, "PodSandboxStatus", request)?;
-    let info = answer.info.get("info").context("the answer has no info")?;
-    let info: Value = serde_json::from_str(info).context("read the answer's info as JSON")?;
+    let info = cri_status::info_of_sandbox(socket, sandbox)?;
     info["runtimeSpec"]["annotations"][CRIO_HANDLER]
         .as_str()
         .map(str::to_owned)

@@ -67,7 +67,7 @@ pub fn of_microk8s(trial: &Trial<'_>) -> Result<Edited> {
     Ok((path, edited))
 }
 
-/// The text without bindguard's block; `None` if it has none.
+/// The text without bindguard's block; `None` if the text has no such block.
 pub fn without_block(text: &str) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;

@@ -1,0 +1,73 @@
+//! The pods in two lists of the CRI.
+
+use std::collections::HashMap;
+
+use bindguard_core::refresh_request::RefreshRequest;
+use k8s_cri::v1::{
+    Container, ContainerState as CriContainerState, PodSandbox, PodSandboxMetadata, PodSandboxState,
+};
+
+use crate::pods::{ContainerState, PodContainer, PodName, Pods};
+
+/// The pods of these sandboxes, with their containers.
+pub(super) fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Pods {
+    let mut pods = Pods::default();
+    let mut names = HashMap::new();
+    for sandbox in sandboxes {
+        let is_ready = sandbox.state == i32::from(PodSandboxState::SandboxReady);
+        let PodSandboxMetadata {
+            name,
+            namespace,
+            uid,
+            ..
+        } = sandbox.metadata.unwrap_or_default();
+        if is_ready {
+            let annotation = |name: &str| sandbox.annotations.get(name).map(String::as_str);
+            pods.refresh_requests
+                .insert(uid.clone(), RefreshRequest::from_annotations(annotation));
+        }
+        let pod = PodName {
+            uid: Some(uid),
+            namespace: Some(namespace),
+            name: Some(name),
+        };
+        let state = if is_ready {
+            ContainerState::Running
+        } else {
+            ContainerState::Exited
+        };
+        names.insert(sandbox.id.clone(), pod.clone());
+        pods.containers.push(container(sandbox.id, pod, state));
+    }
+    for listed in containers {
+        let metadata = listed.metadata.unwrap_or_default();
+        let pod = names.get(&listed.pod_sandbox_id).cloned();
+        pods.containers.push(PodContainer {
+            name: Some(metadata.name),
+            attempt: Some(metadata.attempt),
+            ..container(listed.id, pod.unwrap_or_default(), state(listed.state))
+        });
+    }
+    pods
+}
+
+fn container(id: String, pod: PodName, state: ContainerState) -> PodContainer {
+    PodContainer {
+        id,
+        name: None,
+        state: Some(state),
+        attempt: None,
+        pod,
+        guarded: None,
+        shim_version: None,
+    }
+}
+
+fn state(number: i32) -> ContainerState {
+    match CriContainerState::try_from(number) {
+        Ok(CriContainerState::ContainerCreated) => ContainerState::Created,
+        Ok(CriContainerState::ContainerRunning) => ContainerState::Running,
+        Ok(CriContainerState::ContainerExited) => ContainerState::Exited,
+        Ok(CriContainerState::ContainerUnknown) | Err(_) => ContainerState::Unknown,
+    }
+}
