@@ -70,7 +70,7 @@ pub enum Notify {
     Signal(NotifySignal),
 }
 
-/// The signals that a pod may request. None of them ends a program that expects it.
+/// The signals that a pod may request. A program that handles the requested signal goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotifySignal {
     /// SIGHUP
@@ -95,7 +95,7 @@ pub struct RefreshRequest {
     pub containers: OptIn,
     /// Their notification.
     pub notify: Notify,
-    /// Annotations with a value that is none.
+    /// Annotations whose value is not understood.
     pub problems: Vec<String>,
 }
 

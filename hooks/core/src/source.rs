@@ -25,7 +25,7 @@ pub enum SourceKind {
     /// of such a directory. Also a folder with mounts inside a runtime's directory, which only the
     /// mount table shows.
     HostRoot,
-    /// Any other source, which bindguard never changes.
+    /// A source that bindguard never changes.
     Foreign,
 }
 

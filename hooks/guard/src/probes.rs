@@ -109,8 +109,8 @@ impl Probes {
         Self::within(OF_A_CREATE)
     }
 
-    /// The time limit of all repairs of a create that began at `start`. They also have the time
-    /// that its sources left.
+    /// The time limit of all repairs of a create that began at `start`. Repairs may also use the
+    /// time that the sources of the create left.
     pub fn for_repairs(start: Instant) -> Self {
         ProbeLimits::of_create(start).repairs()
     }

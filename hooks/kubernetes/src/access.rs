@@ -24,7 +24,7 @@ pub enum AccessError {
         "no kubeconfig is configured, and this is no pod with a service account; set [agent.kubernetes] kubeconfig"
     )]
     None,
-    /// The environment has no port, or one that is none.
+    /// The environment's port is missing or no number.
     #[error("read KUBERNETES_SERVICE_PORT")]
     Port(#[source] VarError),
     /// The server's address is none.

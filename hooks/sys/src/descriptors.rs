@@ -42,8 +42,8 @@ fn close_range(first: libc::c_uint, last: libc::c_uint) -> Result<(), Errno> {
     }
 }
 
-/// Closes the descriptors that `/proc/self/fd` lists. The kernel lists them by their numbers, so
-/// closing one skips none.
+/// Closes the descriptors that `/proc/self/fd` lists. The kernel lists descriptors by number, so
+/// closing the current entry skips no later entry.
 fn close_listed(kept: &[RawFd]) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = open(c"/proc/self/fd", flags, Mode::empty())?;

@@ -196,8 +196,8 @@ fn rotate(journal: &Path, file: &File, written: &Metadata) -> io::Result<()> {
         Err(Errno::WOULDBLOCK) => {}
         locked => locked?,
     }
-    // Another guard may have moved it before this one got the lock: then the path leads to another
-    // file.
+    // A different guard may have renamed the file before the lock was taken: then the path leads to
+    // a new file.
     if fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {
         fault::reach(FaultPoint::Rotating);
         fs::rename(journal, rotated(journal))?;

@@ -69,8 +69,9 @@ impl OnTheWay {
         Ok(None)
     }
 
-    /// True for a path that lies in one of them and is none of them. It may be missing, as a
-    /// release that is put in place later. A file is nothing that a directory was bound through.
+    /// True if `target` is an entry directly below a watched directory. The entry may be missing,
+    /// as a release that is put in place later. A file is nothing that a directory was bound
+    /// through.
     fn are_left_for(&self, target: &Path) -> bool {
         let held = |path: &Path| {
             self.0

@@ -80,7 +80,7 @@ impl Mounts {
         }
     }
 
-    /// The same for files that were opened since. Keeps the results of statmount(2), whose ids are
+    /// As above, for files that were opened since. Keeps the results of statmount(2), whose ids are
     /// never reused, and reads the mount table again when it is needed.
     pub fn for_newly_opened(&self) -> Self {
         Self {

@@ -20,7 +20,7 @@ use crate::separate_process::SeparateProcess;
 /// The result of one probe.
 #[derive(Debug)]
 pub enum Answer {
-    /// It exists; this is its path with every symlink followed.
+    /// The path exists. The value is the path with every symlink followed.
     Reached(PathBuf),
     /// The kernel's error from the walk or from stat(2).
     Refused(io::Error),
@@ -34,7 +34,7 @@ pub enum Answer {
 /// The time limits of a probe.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// For one path. One that takes longer is silent.
+    /// For one path. A path that takes longer is silent.
     pub each: Duration,
     /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: it did not get its
     /// full time.

@@ -23,7 +23,7 @@ const SWAPS: usize = 64;
 /// The file that a sub path leads to.
 #[derive(Debug)]
 pub struct OpenedTarget {
-    /// The payload directory that it is in; `None` in volumes that have no payload.
+    /// The payload directory around the file; `None` in volumes without payload directories.
     pub timestamp: Option<TimestampDirectory>,
     /// The file; `None` when nothing has that name.
     pub file: Option<Handle>,

@@ -17,7 +17,7 @@ static HELPER: OnceLock<HelperProcess> = OnceLock::new();
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    // Without it, `helper` panics in the tests that need it.
+    // If the start fails, `helper` panics in the tests that need a helper process.
     let _ = HelperProcess::start().map(|helper| HELPER.set(helper));
 }
 

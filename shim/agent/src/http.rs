@@ -50,7 +50,7 @@ const JOURNAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Served {
     /// The figures.
     pub metrics: Arc<Metrics>,
-    /// The journal, if there is one.
+    /// The journal, if the agent reads a journal.
     pub journal: Option<Arc<JournalReader>>,
     /// Takes what is for the API server.
     pub reporting: Reporting,
@@ -117,8 +117,8 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Removes it, unless it is another agent's by now. Without it, an agent that ended looks
-    /// absent and not silent.
+    /// Removes the socket, unless another agent has bound the path by now. A socket that stays
+    /// would make an agent that ended look silent instead of absent.
     pub fn remove(&self) {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode)
         {

@@ -98,7 +98,8 @@ impl RefreshQueue {
         Some(next)
     }
 
-    /// Plans the last turn of a pod. The worker that calls this takes it, or a later one.
+    /// Plans the last turn of a pod. The calling worker, or a worker that asks later, takes the
+    /// turn.
     pub fn add_last(&mut self, planned: &Planned) {
         self.waiting.push(Planned {
             turn: Turn::Last,

@@ -68,7 +68,8 @@ pub struct Refresher<'a> {
 /// The findings of earlier refreshes.
 #[derive(Debug, Default)]
 struct Known {
-    /// Children that hang in a container, by its id: no other one is started there.
+    /// Children that hang in a container, by the container's id. No second child enters that
+    /// container.
     abandoned: HashMap<String, Abandoned>,
     warned: HashMap<String, Vec<String>>,
     standing: Standing<String>,

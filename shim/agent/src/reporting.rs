@@ -42,7 +42,7 @@ pub struct Reporting {
     pub events: Events,
     /// The agent's own lines of the journal.
     pub journal: JournalWriter,
-    /// The memory that this work frees.
+    /// Freed after each piece of work.
     pub memory: IdleMemory,
 }
 

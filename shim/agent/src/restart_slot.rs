@@ -189,7 +189,7 @@ impl Slots<'_> {
         }
     }
 
-    /// Changes the lease that this node has, if it has one.
+    /// Changes the lease that this node holds; does nothing without a lease.
     async fn end(&mut self, patch: Value) -> Result<String> {
         let leases = self.leases().await?;
         let node = self.node.clone();

@@ -26,7 +26,7 @@ pub struct UncheckedCreate {
 }
 
 impl UncheckedCreate {
-    /// `None` if the arguments have another verb.
+    /// `None` if the verb is not [`UNCHECKED_VERB`].
     pub fn from_args(args: &[OsString]) -> Option<Self> {
         let (invocation, more) = Invocation::of_own_verb(args, UNCHECKED_VERB)?;
         let [attempt, how, why, ref more @ ..] = more[..] else {

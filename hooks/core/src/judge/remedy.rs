@@ -49,7 +49,7 @@ pub enum NoRemedy {
     /// It is a volume itself, and its driver mounts that once for a pod.
     #[error("only its driver can mount it anew, for a new pod")]
     MountedByDriver,
-    /// Other mounts are in its directory: they would be lost with its mount.
+    /// The directory contains other mounts, which a detach would lose.
     #[error("other mounts are in its directory")]
     Occupied,
     /// Its mount could not be mapped to a path of its volume.

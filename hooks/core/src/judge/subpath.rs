@@ -34,7 +34,7 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
         Observed::Unreadable(why) => unreadable(&mount.root, why),
     };
     match (judge_reach(&evidence.reach), &verdict) {
-        // Its volume is not dead: that answered.
+        // The volume answered, so only the subpath is dead.
         (
             Some(_),
             Verdict::Stale { remedy: Ok(_), .. } | Verdict::Orphaned { .. } | Verdict::Unmounted(_),

@@ -90,7 +90,7 @@ pub enum StaleCause {
     /// server forgot the handle.
     #[error("it answers: {0}, and its volume is alive")]
     DeadMount(String),
-    /// It shows its volume's own root, which a `subPath` never names.
+    /// The subpath shows the volume's own root, which a `subPath` never names.
     #[error("it shows the whole volume")]
     WrongRoot,
     /// The kubelet bound a directory of its own making because the key was missing then.

@@ -10,8 +10,8 @@ impl MountEntry {
     /// appear on this mount. This mount is then a peer or slave of `other`. For a place above the
     /// root of `other`, the result is the mount point of `other`.
     ///
-    /// `path` must be as the kernel would print it, without symlinks. `None` if `other` is this
-    /// mount.
+    /// `path` must be as the kernel would print it, without symlinks. `None` if `other` and this
+    /// mount are the same.
     pub fn name_at_origin(&self, path: &Path, other: &MountEntry) -> Option<PathBuf> {
         let group = other.propagation.peer_group?;
         let receives =

@@ -132,7 +132,7 @@ mod tests {
         ] {
             assert_eq!(state(now, "8:1", root, at), expected, "{root}");
         }
-        // Its folder was renamed, and another one has the folder's name.
+        // The folder was renamed, and a different folder has the name.
         assert_eq!(state(here, "8:1", "/app.old/app.conf", at), stale);
         // The image has a symlink on the way to the destination.
         assert_eq!(

@@ -67,7 +67,7 @@ pub enum Found {
     },
     /// The file: the end of the way.
     File,
-    /// A file on which another one is mounted.
+    /// A file that a mount covers.
     MountPoint,
     /// Nothing.
     Missing,
@@ -101,8 +101,8 @@ pub enum RefusedReason {
     LinkInWritableFolder,
     /// A container may write the folder of the symlink.
     LinkBelowWritableBind,
-    /// The folder is another one than at the container's start, and others than root may have put
-    /// it there.
+    /// The folder is not the folder of the container's start, and users besides root may have put
+    /// the folder there.
     OtherFolderOfUser,
     /// The folder is another one than at the container's start, and a container may have put it
     /// there.
@@ -171,8 +171,7 @@ impl Way {
     /// way to the folder of the container's start has none, unless the way has a symlink. `stale`
     /// is the mount that the container has, `started` the time since 1970 of its start.
     ///
-    /// # Errors
-    /// If others than root may write one of them.
+    /// # Errors If users besides root may write a folder of the way.
     pub fn relied_on(
         &self,
         stale: &MountEntry,
@@ -190,7 +189,7 @@ impl Way {
         Ok(relied_on)
     }
 
-    /// The refusal of a file on which another one is mounted.
+    /// The refusal of a file that a mount covers.
     pub fn mount_point(&self) -> Option<Refused> {
         let found = self
             .look_ups

@@ -34,8 +34,8 @@ impl ContainerTable {
         })
     }
 
-    /// True if no other mount hides the path. Only the mounts that carry this one may lie on the
-    /// way to it.
+    /// True if no other mount hides the path. Only the parents of this mount may lie on the way to
+    /// the mount.
     fn is_seen(&self, mount: &MountEntry, path: &Path) -> bool {
         let mut carrying = vec![mount.id];
         let mut next = mount.parent;

@@ -406,8 +406,8 @@ fn is_key_gone(volumes: &dyn CurrentFiles, stale: &SubpathInContainer) -> bool {
     opened.is_none_or(|opened| opened.is_ok_and(|opened| opened.file.is_none()))
 }
 
-/// One line for each mount that was stale: its way if it is current now. Another one for each bind
-/// that is missing.
+/// One line for each mount that was stale: its way if it is current now. Each missing bind gets a
+/// line, too.
 fn into_report(
     subpaths: Vec<SubpathInContainer>,
     methods: BTreeMap<PathBuf, AttachMethod>,

@@ -31,7 +31,7 @@ pub(super) enum Users<'a> {
 }
 
 impl Users<'_> {
-    /// That for a mount like this one; `None` if it is not idmapped.
+    /// The user namespace for a new mount like `mount`; `None` if `mount` is not idmapped.
     pub(super) fn of_mount_like<'a>(
         helper: &HelperProcess,
         stale: &MountEntry,

@@ -36,7 +36,7 @@ pub struct MountRefresh {
 pub enum RefreshOutcome {
     /// The container shows the current file.
     Replaced(AttachMethod),
-    /// It is stale; this run only checks.
+    /// The mount is stale; this run only checks.
     Stale,
     /// The volume has no such key any more: the container keeps the old content.
     KeyGone,
@@ -76,7 +76,7 @@ pub enum NotReplaced {
     /// A container or a user may have led the way to the file elsewhere.
     #[error("{} {}", .0.path.display(), .0.reason.words())]
     Refused(Refused),
-    /// There is no new mount of it.
+    /// The bind has no new mount.
     #[error(transparent)]
     Clone(#[from] CloneError),
     /// The ids of the stale mount are not known, or no mount can have them.
@@ -124,7 +124,7 @@ pub struct Refreshed {
     pub is_out_of_time: bool,
     /// Why the application was not notified, if its pod requested that and it failed.
     pub not_notified: Option<NotNotified>,
-    /// A child that hangs in the container: start no other one there.
+    /// A child that hangs in the container: no second child may enter.
     pub abandoned: Option<Abandoned>,
 }
 

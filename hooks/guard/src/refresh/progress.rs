@@ -1,4 +1,4 @@
-//! The refresh of one container while it runs: what it works on, and its results so far.
+//! A running refresh of a container: the stale mounts and the results so far.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

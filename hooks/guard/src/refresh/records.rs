@@ -3,8 +3,7 @@
 //!
 //! If the agent and its child are killed in that moment, the next refresh of the container restores
 //! the propagation from the record. A record lies in a directory of the host that no container
-//! reaches. It belongs to one process by its pid and its start time, and to one mount namespace by
-//! its number.
+//! reaches. A record names its process by pid and start time, and its mount namespace by number.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -64,8 +63,8 @@ impl TuckRecords {
         self.path(process).symlink_metadata().is_ok()
     }
 
-    /// Writes these mounts of a process, which are about to become shared. A mount that an earlier
-    /// record has stays as it is there: that one is of before the kill.
+    /// Writes these mounts of a process, which are about to become shared. A mount of an earlier
+    /// record keeps its entry, which describes the state before the kill.
     ///
     /// # Errors
     /// If the process ended, or the disk is full.

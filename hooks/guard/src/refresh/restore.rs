@@ -49,7 +49,7 @@ impl ContainerRefresh<'_> {
         let is_restored = |(index, opened): (usize, _)| {
             matches!(opened, Ok(())) && entered.restore(index).is_ok()
         };
-        // Each of them, also after one that failed.
+        // One failure does not stop the other restores.
         opened
             .into_iter()
             .enumerate()

@@ -97,7 +97,7 @@ pub struct Entered {
     step_timeout: Duration,
     /// No step is waited for after this time.
     until: Instant,
-    /// It changed a propagation that it has yet to restore.
+    /// The child has changed a propagation and must still restore that propagation.
     is_tucking: Cell<bool>,
 }
 
@@ -162,8 +162,8 @@ impl Entered {
         self.call_all(Request::AttachBeneath, indices)
     }
 
-    /// Attaches the new mount beneath the stale one through propagation. Success does not mean that
-    /// it arrived.
+    /// Attaches the new mount beneath the stale one through propagation. The call can succeed
+    /// although the mount did not arrive: look at the table.
     ///
     /// # Errors
     /// If a step fails. The propagation of the parent mount is restored in any case.

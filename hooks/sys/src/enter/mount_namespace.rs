@@ -39,7 +39,7 @@ pub enum NamespaceError {
     /// read.
     #[error("process {0} is in another user namespace than the one that owns its mounts")]
     OtherUsers(u32),
-    /// The user namespace that the spec names is another one.
+    /// The spec names a different user namespace.
     #[error("the user namespace that owns the mounts of process {process} is not {}", path.display())]
     OtherPath {
         /// The process.

@@ -200,8 +200,8 @@ impl ContainerNamespace {
         self.namespace.number()
     }
 
-    /// Locks it against other refreshes: flock(2). `None` if another process has the lock. A
-    /// container can lock itself, and only itself.
+    /// Locks the namespace against other refreshes: flock(2). `None` if another process has the
+    /// lock. A container can lock itself, and only itself.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -28,7 +28,7 @@ const LASTING: StatxFlags = UNIQUE_MOUNT_ID
     .union(StatxFlags::TYPE)
     .union(StatxFlags::INO);
 
-/// An `O_PATH` descriptor. While it is open, the mount that it was reached through keeps its id.
+/// An `O_PATH` descriptor. While a handle is open, the mount under the path keeps its id.
 #[derive(Debug)]
 pub struct Handle {
     fd: OwnedFd,
@@ -144,7 +144,7 @@ impl Handle {
         }
     }
 
-    /// The path that it was opened by.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }

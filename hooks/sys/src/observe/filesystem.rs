@@ -69,7 +69,7 @@ fn find_mount(
     holding.sort_by_key(|host| likeness(host, mount));
     holding.into_iter().take(TRIED).find_map(|host| {
         let handle = Handle::of(&host.mount_point).ok()?.unqueried();
-        // By now the path may lead to another mount, for example one that covers it.
+        // By now the path may lead to a different mount, such as a mount that covers the path.
         let found = Mounts::default().mount_of(&handle).ok()?;
         let is_the_one = found.is_mount_point
             && found.entry.device == host.device

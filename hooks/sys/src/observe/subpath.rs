@@ -68,7 +68,7 @@ impl HeldSubpath {
         &self.subpath
     }
 
-    /// Closes it and returns its path.
+    /// Closes the descriptors and returns the subpath.
     pub fn into_subpath(self) -> VolumeSubpath {
         self.subpath
     }
@@ -78,7 +78,7 @@ impl HeldSubpath {
         self.itself.as_ref().ok()
     }
 
-    /// The directory that its sub path starts from; `None` before it was inspected.
+    /// The directory from which the sub path starts; `None` before the subpath was inspected.
     pub fn volume(&self) -> Option<&Handle> {
         self.seen.get()?.origin.handle()
     }

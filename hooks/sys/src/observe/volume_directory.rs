@@ -46,7 +46,7 @@ impl HeldVolumeDirectories {
 
 impl HeldVolumeDirectory {
     /// The volume of a subpath: the first plugin whose directory contains one of its name. Nearly
-    /// always it is the only one.
+    /// always only a single plugin's directory contains that name.
     fn hold(subpath: &VolumeSubpath) -> Option<Self> {
         let usual = |plugin: Plugin| Self::in_folder(plugin, &subpath.volume_directory(plugin));
         Plugin::usual()
@@ -123,7 +123,7 @@ impl HeldVolumeDirectory {
         self.seen.get_or_init(|| self.look(mounts)).clone()
     }
 
-    /// The mount that it is on.
+    /// The mount in which the volume's directory lies.
     pub(super) fn mount(&self, mounts: &Mounts) -> Option<Rc<MountEntry>> {
         mounts
             .mount_of(self.handle()?)

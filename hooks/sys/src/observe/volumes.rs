@@ -15,7 +15,7 @@ pub struct Volumes {
     pub plain: Vec<PathBuf>,
 }
 
-/// Lists the volumes below one kubelet root. A root that is not there has none.
+/// Lists the volumes below one kubelet root. A missing root has no volumes.
 ///
 /// The folders above a volume are the kubelet's own and on its disk; the volumes themselves are not
 /// touched.

@@ -57,7 +57,8 @@ impl FolderCopy {
             .map_err(at(Step::AttachNew))
     }
 
-    /// The same, if no other mount is there before and none comes between.
+    /// Attaches by the ordinary move_mount(2): sound only if the place has no mount before and
+    /// during the call.
     fn attach_directly(&self, new: &NewMount, name: &OsStr) -> Result<(), ReplaceError> {
         let copy = self.mount_of(OsStr::new("."))?.1;
         if self.mount_of(name)?.1 != copy {
@@ -91,7 +92,7 @@ impl FolderCopy {
 /// Attaches a new mount of the host so that it arrives below the mount at `name`. `folder` is the
 /// folder of that mount point, on the stale mount's parent.
 ///
-/// Success does not mean that it arrived.
+/// The call can succeed although the mount did not arrive: look at the table.
 ///
 /// # Errors
 /// When the namespace or the copy cannot be made, or another repairer is at work.

@@ -96,8 +96,8 @@ impl Followed {
         ids.iter().for_each(|id| self.refresh(id, refresher));
     }
 
-    /// Refreshes a container, if it still runs. One that needs more time is refreshed again after
-    /// the others.
+    /// Refreshes a container, if it still runs. A container that needs more time gets a second turn
+    /// after all others.
     pub fn refresh(&mut self, id: &str, refresher: &Refresher<'_>) {
         let begin = |container: &Container, files: &BoundFiles, notify| {
             refresher.begin(FIRST_TURN, container, files, notify)

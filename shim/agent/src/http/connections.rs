@@ -21,7 +21,8 @@ const MAX_CONNECTIONS: usize = 32;
 /// Time limit for a write: the client reads nothing meanwhile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time limit for a connection. A client that keeps one open, as Prometheus does, makes another.
+/// Time limit for a connection. A client that keeps its connection open, as Prometheus does,
+/// connects again.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The pause after a failed accept: the process may have no descriptor left.

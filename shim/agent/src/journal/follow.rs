@@ -1,7 +1,7 @@
 //! Follows the journal between two requests for figures: an event shall not wait for Prometheus.
 //!
-//! The thread sleeps until something changes in the journal's directory. Without events there is no
-//! such thread.
+//! The thread sleeps until something changes in the journal's directory. If events are off, the
+//! thread is not started.
 
 use std::fs::DirBuilder;
 use std::io;

@@ -13,7 +13,7 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// `None` without a record, or with one that is none.
+    /// `None` if the record is missing or malformed.
     pub(super) fn read(record: &Path) -> Option<Self> {
         let text = fs::read_to_string(record).ok()?;
         let (inode, offset) = text.trim().split_once(' ')?;
@@ -23,7 +23,7 @@ impl Position {
         })
     }
 
-    /// The end of the journal as it is now; `None` if there is none.
+    /// The end of the journal at this moment; `None` without a journal.
     pub(super) fn end_of(journal: &Path) -> Option<Self> {
         let metadata = fs::metadata(journal).ok()?;
         Some(Self {

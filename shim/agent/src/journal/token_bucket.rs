@@ -23,7 +23,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes a token, if there is one.
+    /// Takes a token; false if the bucket is empty.
     pub fn take(&mut self, now: Duration) -> bool {
         let is_there = self.wait(now).is_zero();
         if is_there {

@@ -34,7 +34,7 @@ const BUCKETS: [f64; 10] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
 ];
 
-/// All figures of the agent. The threads that count share it.
+/// All figures of the agent. Shared by all threads that count.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,

@@ -99,7 +99,7 @@ impl RebindOutcome {
         Self::failed,
     ];
 
-    /// `None` for an outcome of another repair.
+    /// `None` if the outcome is not a re-bind's.
     pub(super) fn of(outcome: &Outcome) -> Option<Self> {
         match outcome {
             Outcome::Rebound { .. } => Some(Self::rebound),

@@ -99,7 +99,8 @@ fn removal_of(mount: &Mount) -> Mount {
     }
 }
 
-/// runc applies propagation options one after the other, so none that lowers propagation stays.
+/// runc applies propagation options one after the other, so every option that lowers propagation is
+/// removed.
 fn made_rslave(mount: &Mount) -> Mount {
     let lowers = |option: &&String| {
         RequestedPropagation::from_option(option)

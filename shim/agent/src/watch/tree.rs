@@ -53,7 +53,7 @@ pub struct Changes {
     pub volumes: Vec<VolumeOfPod>,
     /// Events were lost, or the folder of the pods came or went: a survey is due.
     pub survey: bool,
-    /// Directories that could not be watched. A directory that is gone is none.
+    /// Directories that could not be watched. A directory that is gone does not count.
     pub errors: Vec<WatchError>,
 }
 

@@ -203,7 +203,7 @@ fn find(link: &Path) -> io::Result<Found> {
     };
     let connected = connect_to(&socket);
     if socket == link && fs::read_link(link).is_ok() {
-        // Another `start` has put its link there since, and that is no address for containerd.
+        // A later `start` has replaced the link, whose target is no address for containerd.
         return find(link);
     }
     match connected {

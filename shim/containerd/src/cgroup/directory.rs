@@ -31,7 +31,7 @@ impl Directory {
         &self.0
     }
 
-    /// A file's text; none if there is no such figure.
+    /// A file's text; `None` if the cgroup lacks that file.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         text_of(&self.file(name))
     }

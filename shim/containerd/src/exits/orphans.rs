@@ -40,8 +40,8 @@ pub(crate) async fn reap_on_sigchld(exits: Arc<Exits>) {
     }
 }
 
-/// True if there is a dead child, waited for or not. Usually its own waiter was faster, and there
-/// is none.
+/// True if there is a dead child, waited for or not. Usually the child's own waiter was faster, and
+/// no zombie is left.
 fn has_zombie() -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD))

@@ -1,4 +1,4 @@
-//! A plugin beside a runtime that sends what a runtime may send, and what none should.
+//! A plugin beside a runtime that sends valid and invalid messages.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
