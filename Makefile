@@ -213,11 +213,11 @@ fuzz: setup
 	sh hooks/fuzz/run.sh $(SECONDS)
 
 ## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way; ten thousand refreshes and
-## updates, and a thousand restarts, deletions and ends of a container in the middle of one
+## updates, a thousand restarts, deletions and ends of a container in the middle of one, and two hundred creates under updates
 soak: build matrix
 	$(STORY) soak:: --ignored --nocapture
 	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
-	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: --nocapture
+	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: --nocapture
 
 PICTURES := 0.5.0
 

@@ -80,7 +80,22 @@ macro_rules! on_every_generation {
     };
 }
 
-/// The same where systemd makes the cgroups, and on the newest containerd with crun as well. Only
+/// One test for each version of containerd's config file: 1.6 and 1.7 both write version 2.
+#[macro_export]
+macro_rules! on_every_config_version {
+    ($story:expr) => {
+        #[test]
+        fn containerd_1_7() {
+            ($story)($crate::Generation::V1_7);
+        }
+        #[test]
+        fn containerd_2_1() {
+            ($story)($crate::Generation::V2_1);
+        }
+    };
+}
+
+/// As [`on_every_generation`], where systemd makes the cgroups, and on the newest containerd with crun as well. Only
 /// the booted node of `make kernels` has such a systemd; elsewhere these tests are skipped aloud.
 #[macro_export]
 macro_rules! on_every_generation_with_systemd {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_every_config_version};
 
 const RUNC: &str = r#"version = 2 # of containerd's files
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
@@ -87,7 +87,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_every_config_version!(story);
 
 /// Installs into a file with this text, checks containerd's reading of it, and uninstalls again.
 fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Result<()> {

@@ -15,7 +15,7 @@ use bindguard_integration::kubelet::Behaviour;
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
-const CREATES: u32 = 40;
+const CREATES: u32 = 20;
 
 /// The programs that act, and the pods' handler.
 #[derive(Clone, Copy, Debug)]
