@@ -42,8 +42,10 @@ const MAX_POSTED: usize = 2 * MOST_BYTES;
 /// Limit of processors at a time: a request is in memory more than once while it is parsed.
 const MAX_PROCESSORS: usize = 1;
 
-/// Time limit for the body of a request: meanwhile no other request is processed.
-const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for the body of a request: meanwhile no other request is processed. kubediag runs on
+/// the same node and has the whole body at hand. Clients that never end their bodies, on all
+/// connections, must not outlast [`TURN_TIMEOUT`].
+const BODY_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// Time limit of a request for its turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -84,7 +86,7 @@ enum NoResult {
     Json(#[source] serde_json::Error),
     #[error("the result has {0} bytes, and kubediag accepts {MOST_BYTES}")]
     TooLong(usize),
-    #[error("the request has no end after {} s", BODY_TIMEOUT.as_secs())]
+    #[error("the request has no end after {} ms", BODY_TIMEOUT.as_millis())]
     NoEnd,
     #[error("other requests are processed")]
     Busy,
@@ -147,8 +149,7 @@ impl Kubediag {
         processor: Processor,
         body: Incoming,
     ) -> Result<String, NoResult> {
-        let turn = self.turn().await?;
-        let posted = posted(body).await?;
+        let (turn, posted) = self.body(body).await?;
         let result = match processor {
             Processor::PodDetailCollector => self.pods.detail(&parse(&posted)?).await?,
             Processor::MountInfoCollector => self.blocking(turn, |_| mount_info()).await?,
@@ -170,6 +171,15 @@ impl Kubediag {
         } else {
             Ok(json)
         }
+    }
+
+    /// The turn and the whole body of a request.
+    async fn body<B>(&self, body: B) -> Result<(OwnedSemaphorePermit, Bytes), NoResult>
+    where
+        B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
+    {
+        let turn = self.turn().await?;
+        Ok((turn, posted(body).await?))
     }
 
     async fn turn(&self) -> Result<OwnedSemaphorePermit, NoResult> {
@@ -274,9 +284,7 @@ mod tests {
         }
     }
 
-    /// A client posts, hangs up, and posts again: each request would add a thread.
-    #[tokio::test]
-    async fn work_keeps_its_turn_when_the_client_hangs_up() {
+    fn enabled() -> Arc<Kubediag> {
         let config = Config::from_toml("[agent.kubediag]\nenabled = true\n").unwrap();
         let metrics = Metrics::new();
         let reporting = Reporting {
@@ -285,7 +293,13 @@ mod tests {
             memory: IdleMemory::default(),
         };
         let pods = PodReader::new(None, String::new());
-        let kubediag = Kubediag::new(&config, pods, metrics, reporting);
+        Kubediag::new(&config, pods, metrics, reporting)
+    }
+
+    /// A client posts, hangs up, and posts again: each request would add a thread.
+    #[tokio::test]
+    async fn work_keeps_its_turn_when_the_client_hangs_up() {
+        let kubediag = enabled();
         let (begins, begun) = channel();
         let (ends, end) = channel::<()>();
         let work = move |_: &Kubediag| {
@@ -309,6 +323,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_without_an_end_ends() {
         assert!(matches!(posted(WithoutEnd).await, Err(NoResult::NoEnd)));
+    }
+
+    /// A listener has at most 32 connections (`http/connections.rs`), and 31 clients were first.
+    #[tokio::test(start_paused = true)]
+    async fn bodies_without_end_do_not_outlast_a_request() {
+        let kubediag = enabled();
+        for _ in 1..32 {
+            let client = Arc::clone(&kubediag);
+            tokio::spawn(async move { client.body(WithoutEnd).await.map(drop) });
+        }
+        tokio::task::yield_now().await;
+        assert!(kubediag.working.try_acquire().is_err());
+        let answered = kubediag.body(Full::new(Bytes::from("{}"))).await;
+        assert!(answered.is_ok(), "{answered:?}");
     }
 
     #[tokio::test]
