@@ -52,12 +52,17 @@ pub(crate) fn mount_setattr_in_full(
     )
 }
 
-/// Sets the propagation of a mount and of all mounts below it.
+/// Sets the propagation of a mount and of all mounts below it, and adds these denials to each.
 ///
 /// # Errors
 /// As [`mount_setattr`].
-pub(crate) fn set_propagation_recursively(mount: impl AsFd, propagation: u64) -> io::Result<()> {
+pub(crate) fn mount_setattr_below(
+    mount: impl AsFd,
+    denied: MountAttributes,
+    propagation: u64,
+) -> io::Result<()> {
     let request = libc::mount_attr {
+        attr_set: denied.bits(),
         propagation,
         ..NOTHING
     };

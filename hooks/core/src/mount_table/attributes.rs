@@ -23,7 +23,7 @@ const WORDS: [(&[u8], u64); 8] = [
     (b"noatime", NOATIME),
     (b"nodiratime", NODIRATIME),
     (b"idmapped", IDMAPPED),
-    (b"nosymfollow", 0x20_0000),
+    (b"nosymfollow", NOSYMFOLLOW),
 ];
 
 const READ_ONLY: u64 = 0x1;
@@ -34,11 +34,12 @@ const NOATIME: u64 = 0x10;
 const STRICTATIME: u64 = 0x20;
 const NODIRATIME: u64 = 0x80;
 const IDMAPPED: u64 = 0x10_0000;
+const NOSYMFOLLOW: u64 = 0x20_0000;
 
 impl MountAttributes {
     /// Read-only, nosuid, nodev, noexec and nosymfollow: each attribute takes a permission from the
     /// users of the mount.
-    const DENYING: u64 = READ_ONLY | NOSUID | NODEV | NOEXEC | 0x20_0000;
+    const DENYING: u64 = READ_ONLY | NOSUID | NODEV | NOEXEC | NOSYMFOLLOW;
 
     /// `MOUNT_ATTR__ATIME` and `MOUNT_ATTR_NODIRATIME`: how access times are kept.
     pub const ACCESS_TIMES: u64 = 0x70 | NODIRATIME;
@@ -94,6 +95,25 @@ impl MountAttributes {
             }
         }
         Self(bits | recursive)
+    }
+
+    /// The permissions that mount options of a spec deny on the mounts below the bind, too: `rro`
+    /// and its kin, which runtimes pass to mount_setattr(2).
+    pub fn denied_below_by_spec<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
+        let bit_of = |option| match option {
+            "rro" => READ_ONLY,
+            "rnosuid" => NOSUID,
+            "rnodev" => NODEV,
+            "rnoexec" => NOEXEC,
+            "rnosymfollow" => NOSYMFOLLOW,
+            _ => 0,
+        };
+        Self(
+            options
+                .into_iter()
+                .map(bit_of)
+                .fold(0, |all, bit| all | bit),
+        )
     }
 
     /// The permissions that `self` denies and `other` does not.

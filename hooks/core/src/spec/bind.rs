@@ -24,6 +24,7 @@ pub struct Bind<'a> {
     propagation: RequestedPropagation,
     access: RequestedAccess,
     denied: MountAttributes,
+    denied_below: MountAttributes,
     is_recursive: bool,
     written: Written<'a>,
 }
@@ -62,6 +63,7 @@ impl<'a> Bind<'a> {
                 propagation: RequestedPropagation::from_options(options()),
                 access: RequestedAccess::from_options(options()),
                 denied: MountAttributes::denied_by_spec(options()),
+                denied_below: MountAttributes::denied_below_by_spec(options()),
                 is_recursive,
                 written: Written {
                     source: source.get(),
@@ -100,6 +102,11 @@ impl<'a> Bind<'a> {
     /// The permissions that the options deny.
     pub fn denied(&self) -> MountAttributes {
         self.denied
+    }
+
+    /// The permissions that the options deny on each mount below the bind.
+    pub fn denied_below(&self) -> MountAttributes {
+        self.denied_below
     }
 
     /// True if the bind includes the mounts below its source.

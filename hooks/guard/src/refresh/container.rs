@@ -342,9 +342,10 @@ impl ContainerRefresh<'_> {
         let kind = file
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
-        let is_recursive = self.volumes.clone_settings(subpath).is_recursive;
+        let settings = self.volumes.clone_settings(subpath);
+        self.volumes.note_replacement(subpath, &file);
         let users = users.as_ref().map(Users::file);
-        match clone_like(&file, &subpath.mount, users, is_recursive) {
+        match clone_like(&file, &subpath.mount, users, settings) {
             Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),

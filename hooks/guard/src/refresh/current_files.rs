@@ -3,16 +3,10 @@
 
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SpecBind, SubpathInContainer};
-use bindguard_sys::OpenedTarget;
+use bindguard_sys::replace::CloneSettings;
+use bindguard_sys::{Handle, OpenedTarget};
 
 use super::outcome::NotReplaced;
-
-/// The parts of a new mount.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CloneSettings {
-    /// The mounts below the source.
-    pub is_recursive: bool,
-}
 
 /// Files on the host, open while containers are refreshed.
 pub trait CurrentFiles {
@@ -24,7 +18,10 @@ pub trait CurrentFiles {
         Vec::new()
     }
 
-    /// The parts of the new mount in place of a stale one.
+    /// Called before a mount of this file replaces the stale one.
+    fn note_replacement(&self, _stale: &SubpathInContainer, _file: &Handle) {}
+
+    /// What the spec says of the new mount in place of a stale one.
     fn clone_settings(&self, _stale: &SubpathInContainer) -> CloneSettings {
         CloneSettings::default()
     }

@@ -21,11 +21,12 @@ mod running;
 mod sandbox;
 mod volumes;
 
+pub use bindguard_sys::replace::CloneSettings;
 pub use bound_file_error::BoundFileError;
 pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
 };
-pub use current_files::{CloneSettings, CurrentFiles};
+pub use current_files::CurrentFiles;
 pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use ids::IdsError;

@@ -16,12 +16,13 @@ use bindguard_core::mount_table::MountTable;
 use bindguard_core::paths::lies_in;
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{BoundMount, SubpathInContainer, mounts_in_container};
-use bindguard_core::spec::SpecView;
+use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
 use bindguard_sys::bundle::{read_record, read_spec, replace_record};
 use bindguard_sys::observe::BindSource;
+use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, OpenedTarget, open_without_waiting};
 
-use super::current_files::{CloneSettings, CurrentFiles};
+use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
 use crate::probes::Probes;
 
@@ -41,7 +42,7 @@ struct PodBind {
     index: usize,
     source: PathBuf,
     destination: PathBuf,
-    is_recursive: bool,
+    settings: CloneSettings,
 }
 
 impl BoundMounts {
@@ -58,7 +59,7 @@ impl BoundMounts {
             index: bind.index(),
             source: bind.source().to_owned(),
             destination: bind.destination().to_owned(),
-            is_recursive: bind.is_recursive(),
+            settings: settings_of(bind),
         });
         let record = read_record(bundle)
             .ok()
@@ -112,15 +113,20 @@ impl PodBind {
         let handle = open_without_waiting(&self.source, |handle| earlier.is_local(handle)).ok()?;
         let handle = handle.unqueried();
         let mounts = earlier.for_newly_opened();
-        let source = BindSource::of(&handle, &mounts)?;
+        let place = self.place_of(&handle, &mounts)?;
+        Some((handle, place))
+    }
+
+    /// `None` unless the file is the root of the mount at the source itself.
+    fn place_of(&self, handle: &Handle, mounts: &Mounts) -> Option<FilePlace> {
+        let source = BindSource::of(handle, mounts)?;
         if source.path != self.source || source.mount.mount_point != self.source {
             return None;
         }
-        let place = FilePlace {
+        Some(FilePlace {
             device: source.mount.device,
             path: source.mount.place_in_filesystem(&source.path)?,
-        };
-        Some((handle, place))
+        })
     }
 }
 
@@ -152,7 +158,7 @@ impl CurrentFiles for BoundMounts {
         if stale.mount.propagation.peer_group.is_some() {
             return Some(Err(NotReplaced::IsShared));
         }
-        let Some((handle, place)) = bind.open() else {
+        let Some((handle, _)) = bind.open() else {
             return Some(Ok(OpenedTarget {
                 timestamp: None,
                 file: None,
@@ -161,17 +167,31 @@ impl CurrentFiles for BoundMounts {
         if let Some(words) = error_of(&bind.source) {
             return Some(Err(NotReplaced::SourceIsDead(words)));
         }
-        self.add_place(bind, &place);
         Some(Ok(OpenedTarget {
             timestamp: None,
             file: Some(handle),
         }))
     }
 
-    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
-        CloneSettings {
-            is_recursive: self.bind_of(stale).is_some_and(|bind| bind.is_recursive),
+    fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
+        let bind = self.bind_of(stale);
+        let place = bind.and_then(|bind| bind.place_of(file, &Mounts::default()));
+        if let Some((bind, place)) = bind.zip(place) {
+            self.add_place(bind, &place);
         }
+    }
+
+    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
+        self.bind_of(stale)
+            .map(|bind| bind.settings)
+            .unwrap_or_default()
+    }
+}
+
+fn settings_of(bind: &Bind<'_>) -> CloneSettings {
+    CloneSettings {
+        below: bind.is_recursive().then(|| bind.denied_below()),
+        is_slave: bind.propagation() == RequestedPropagation::RecursiveSlave,
     }
 }
 

@@ -134,7 +134,7 @@ impl Round<'_, '_, '_> {
     fn without_recursive(&mut self, indices: &[usize]) -> Vec<usize> {
         let is_recursive = |index: &usize| {
             let settings = self.refresh.volumes.clone_settings(self.subpaths[*index]);
-            settings.is_recursive
+            settings.is_recursive()
         };
         let (refused, others): (Vec<usize>, Vec<usize>) =
             indices.iter().copied().partition(is_recursive);

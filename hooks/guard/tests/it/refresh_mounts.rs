@@ -44,6 +44,16 @@ impl Scene {
         scene
     }
 
+    /// The same with these options of the bind, beside `rbind`.
+    fn with_options(options: &[&str]) -> Self {
+        let scene = Self::new();
+        let mut spec = mount_of(&scene.volume(), "/data", "rprivate");
+        spec["options"] = [&["rbind"], options].concat().into();
+        scene.pod.write_spec(&[spec]);
+        scene.admit();
+        scene
+    }
+
     fn admit(&self) {
         let (policy, places) = (self.pod.policy(), self.pod.places());
         let admission = admit(&self.pod.bundle(), &policy, &places, Attempt::First);
@@ -77,9 +87,12 @@ impl Scene {
     }
 
     fn refresh(&self, container: &Container) -> Refreshed {
+        self.act(container, RefreshAct::Replace(Notify::None))
+    }
+
+    fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
         let mounts = BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap();
         let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
-        let act = RefreshAct::Replace(Notify::None);
         refresh_container(
             helper(),
             &container.process,
@@ -290,4 +303,59 @@ fn a_link_in_the_place_of_the_volume_is_not_followed() {
     std::os::unix::fs::symlink(&elsewhere, scene.volume()).unwrap();
     assert!(scene.refresh(&container).mounts.is_empty());
     assert_eq!(container.read("data/0").as_deref(), Some("1"));
+}
+
+/// Kubernetes' `recursiveReadOnly` also covers the mounts below the volume.
+#[test]
+fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_options(&["rro", "rnosuid"]);
+    let container = scene.start();
+    scene.mount_anew("2");
+    let nested = scene.volume().join("nested");
+    fs::create_dir(&nested).unwrap();
+    mount_tmpfs(&nested);
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    let below = container.mounts_at("/data/nested");
+    assert!(below[0].1.starts_with("ro,nosuid"), "{below:?}");
+    let host = fs::write(nested.join("file"), "the host may write");
+    assert!(host.is_ok(), "{host:?}");
+}
+
+/// The kernel makes a slave private when its master is unmounted, so the old mount does not show
+/// what the spec says.
+#[test]
+fn a_bind_that_receives_mounts_of_the_host_still_does() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_options(&["ro", "rslave"]);
+    let container = scene.start();
+    scene.mount_anew("2");
+    live::change(&scene.volume(), MsFlags::MS_SHARED);
+    fs::create_dir(scene.volume().join("later")).unwrap();
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(container.propagation_at("/data"), ["master"]);
+    mount_tmpfs(&scene.volume().join("later"));
+    assert_eq!(container.mounts_at("/data/later").len(), 1);
+    let (mounts, host) = (container.mounts(), mounts_of_host());
+    assert!(scene.refresh(&container).mounts.is_empty(), "a second time");
+    assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
+}
+
+#[test]
+fn a_look_leaves_the_record_as_it_is() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    scene.mount_anew("2");
+    let record = || fs::read(scene.pod.bundle().join("bindguard-binds.json")).unwrap();
+    let before = record();
+    let looked = scene.act(&container, RefreshAct::Look);
+    assert_eq!(looked.mounts.len(), 1, "{looked:?}");
+    assert!(record() == before);
 }

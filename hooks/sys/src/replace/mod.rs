@@ -23,7 +23,7 @@ mod tuck;
 
 pub use attach::attach_beneath;
 pub use detach::detach;
-pub use new_mount::{CloneError, NewMount, clone_like, clone_mount};
+pub use new_mount::{CloneError, CloneSettings, NewMount, clone_like, clone_mount};
 pub use step::{ReplaceError, Step};
 pub use tuck::attach_tucked;
 

@@ -11,7 +11,7 @@ use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
-use crate::mount_setattr::{mount_setattr, mount_setattr_in_full, set_propagation_recursively};
+use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full};
 
 /// A mount that is attached nowhere.
 #[derive(Debug)]
@@ -19,6 +19,22 @@ pub struct NewMount {
     pub(crate) mount: OwnedFd,
     /// Attributes that this kernel gives only to an attached mount.
     pub(super) lacks: Option<MountAttributes>,
+}
+
+/// What the spec says of a new mount, beyond what the stale mount shows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CloneSettings {
+    /// The mounts below the source come along, with these denials. `None` for the top mount alone.
+    pub below: Option<MountAttributes>,
+    /// The spec says rslave. The stale mount shows that no longer once its master is unmounted.
+    pub is_slave: bool,
+}
+
+impl CloneSettings {
+    /// True if the mounts below the source come along.
+    pub fn is_recursive(&self) -> bool {
+        self.below.is_some()
+    }
 }
 
 /// Why there is no new mount.
@@ -72,8 +88,8 @@ pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<New
     Ok(NewMount { mount, lacks })
 }
 
-/// A mount of `target` with the attributes and the propagation of `stale`, and the ids of `users`.
-/// With the mounts below `target` if it is recursive; they get the propagation only.
+/// A mount of `target` with the attributes and the propagation of `stale`, the ids of `users`, and
+/// the settings of its spec.
 ///
 /// # Errors
 /// If the target is gone, or the kernel refuses.
@@ -81,20 +97,23 @@ pub fn clone_like(
     target: &Handle,
     stale: &MountEntry,
     users: Option<&File>,
-    is_recursive: bool,
+    settings: CloneSettings,
 ) -> Result<NewMount, CloneError> {
-    let below = match is_recursive {
+    let below = match settings.is_recursive() {
         true => OpenTreeFlags::AT_RECURSIVE,
         false => OpenTreeFlags::empty(),
     };
     let mount = cloned(target, below)?;
-    let propagation = u64::from(propagation_type(&stale.propagation).bits());
+    let propagation = match settings.is_slave {
+        true => MountPropagationFlags::DOWNSTREAM,
+        false => propagation_type(&stale.propagation),
+    };
+    let propagation = u64::from(propagation.bits());
     let users = users.map(AsFd::as_fd);
-    let set = mount_setattr_in_full(&mount, stale.attributes, propagation, users).and_then(|()| {
-        match is_recursive {
-            true => set_propagation_recursively(&mount, propagation),
-            false => Ok(()),
-        }
+    let set = mount_setattr_in_full(&mount, stale.attributes, propagation, users);
+    let set = set.and_then(|()| match settings.below {
+        Some(denied) => mount_setattr_below(&mount, denied, propagation),
+        None => Ok(()),
     });
     match set {
         Ok(()) => Ok(NewMount::complete(mount)),

@@ -5,7 +5,7 @@ use std::path::Path;
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::Handle;
 use bindguard_sys::enter::Replacement;
-use bindguard_sys::replace::clone_like;
+use bindguard_sys::replace::{CloneSettings, clone_like};
 use bindguard_testing::live::{Container, change};
 use nix::mount::MsFlags;
 
@@ -101,7 +101,12 @@ fn an_idmapped_mount_stays_idmapped() {
                 container.namespace(),
                 Handle::of(&scene.file(version)).unwrap(),
             );
-            let new = match clone_like(&target, &stale, Some(namespace.users()), false) {
+            let new = match clone_like(
+                &target,
+                &stale,
+                Some(namespace.users()),
+                CloneSettings::default(),
+            ) {
                 Ok(new) => new,
                 Err(error) => {
                     return bindguard_testing::skipped(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::mount_table::MountEntry;
 use bindguard_sys::Handle;
 use bindguard_sys::enter::{EnterError, Entered, Replacement};
-use bindguard_sys::replace::clone_like;
+use bindguard_sys::replace::{CloneSettings, clone_like};
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::namespace;
 use bindguard_testing::{Folder, helper};
@@ -83,7 +83,7 @@ pub fn enter(container: &Container, replacement: Replacement<'_>) -> Entered {
 pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     let (stale, parent) = stale(container);
     let target = Handle::of(&scene.file(version)).unwrap();
-    let new = clone_like(&target, &stale, None, false).unwrap();
+    let new = clone_like(&target, &stale, None, CloneSettings::default()).unwrap();
     let replacement = Replacement {
         stale: &stale,
         parent: Some(&parent),
