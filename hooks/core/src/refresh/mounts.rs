@@ -30,6 +30,7 @@ pub struct BoundMount {
 
 /// The container's mounts that were made for these binds, with verdicts.
 pub fn mounts_in_container(table: &MountTable, mounts: &[BoundMount]) -> Vec<SubpathInContainer> {
+    let mounts: Vec<_> = mounts.iter().map(|bind| bind.as_shown_in(table)).collect();
     judged(table, |mount| {
         let bind = mounts.iter().find(|bind| bind.has_made(mount, table))?;
         Some(bind.expected())
@@ -37,6 +38,20 @@ pub fn mounts_in_container(table: &MountTable, mounts: &[BoundMount]) -> Vec<Sub
 }
 
 impl BoundMount {
+    /// The same with the root by which this table names the current mount. The root of an NFS mount
+    /// is a part of its source, and tables of containers have no sources: the device decides.
+    fn as_shown_in(&self, table: &MountTable) -> Self {
+        let mut bind = self.clone();
+        let mut here = table.stack_at(&self.destination);
+        let is_current = |mount: &&MountEntry| {
+            mount.fs_type.has_root_in_source() && mount.device == self.current.device
+        };
+        if let Some(mount) = here.find(is_current) {
+            bind.current.path.clone_from(&mount.root.path);
+        }
+        bind
+    }
+
     fn has_made(&self, mount: &MountEntry, table: &MountTable) -> bool {
         let shows =
             |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
@@ -128,6 +143,33 @@ mod tests {
         let above = "8 5 0:8 / /data rw - tmpfs t rw";
         assert_eq!(states(&[], &[dead]), [(5, "due")]);
         assert_eq!(states(&[], &[dead, above]), []);
+    }
+
+    /// statmount(2) reports `/` for every NFS mount; the host's own table has the path of the
+    /// export.
+    #[test]
+    fn a_mount_of_the_same_nfs_filesystem_is_current() {
+        let bind = BoundMount {
+            source: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/pv".into(),
+            destination: "/data".into(),
+            recorded: Vec::new(),
+            current: place(7, "/share"),
+        };
+        for (line, state) in [
+            ("7 1 0:7 / /data rw - nfs4 none rw", true),
+            ("7 1 0:7 / /data rw - nfs4 server:/share rw", true),
+            ("7 1 0:6 / /data rw - nfs4 none rw", false),
+            ("7 1 0:7 / /data rw - fuse.d d rw", false),
+        ] {
+            let text = format!("1 0 0:9 / / rw - overlay o rw\n{line}\n");
+            let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+            let found = mounts_in_container(&table, std::slice::from_ref(&bind));
+            assert_eq!(
+                (found[0].is_current(), found[0].is_due()),
+                (state, !state),
+                "{line}"
+            );
+        }
     }
 
     #[test]
