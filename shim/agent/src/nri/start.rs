@@ -38,7 +38,7 @@ use crate::threads::spawn;
 /// container.
 const START_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The time of the refresh itself: it ends by itself before the answer is due.
+/// The time until the end of the refresh: it ends by itself before the answer is due.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Answers the starts.
@@ -61,6 +61,9 @@ enum NotChecked {
     /// No process could enter the container.
     #[error("the agent has no helper process")]
     NoHelper,
+    /// The container starts, or has started: a container that did not opt in is not entered then.
+    #[error("its volumes were open too late")]
+    TooLate,
     /// Nothing names its init.
     #[error("the runtime reports no process")]
     NoInit,
@@ -100,7 +103,8 @@ impl Starts {
             Arc::clone(&self.config),
             Instant::now(),
         );
-        let work = move || refreshed(helper.as_deref(), &container, &config);
+        let until = start + REFRESH_TIMEOUT;
+        let work = move || refreshed(helper.as_deref(), &container, &config, until);
         let answer = match self.deadline.within(START_TIMEOUT, work) {
             Ok(Ok(None)) => StartAnswer::current,
             Ok(Ok(Some((names, refreshed)))) => {
@@ -163,6 +167,7 @@ fn refreshed(
     helper: Option<&HelperProcess>,
     container: &Container,
     config: &Config,
+    until: Instant,
 ) -> Result<Option<(ContainerNames, Refreshed)>, NotChecked> {
     let failed = |error: &dyn std::error::Error| NotChecked::Failed(error_chain(error));
     let Some(bytes) = spec_of_container(Path::new("/"), &container.id) else {
@@ -182,7 +187,7 @@ fn refreshed(
     let init = hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?);
     let refreshed = refresh_container_within(
         helper.ok_or(NotChecked::NoHelper)?,
-        REFRESH_TIMEOUT,
+        time_until(until)?,
         &init.map_err(|error| failed(&error))?,
         Some(&users),
         &volumes,
@@ -204,6 +209,13 @@ fn pod_directory(spec: &SpecView<'_>, config: &Config) -> Option<PathBuf> {
         .find_map(|bind| of_source(bind.source()))
 }
 
+/// The time that is left.
+fn time_until(until: Instant) -> Result<Duration, NotChecked> {
+    let left = until.checked_duration_since(Instant::now());
+    left.filter(|left| !left.is_zero())
+        .ok_or(NotChecked::TooLate)
+}
+
 fn write_lines(received: &Receiver<RefreshLine>, journal: &JournalWriter) {
     for line in received {
         for mount in &line.mounts {
@@ -214,5 +226,82 @@ fn write_lines(received: &Receiver<RefreshLine>, journal: &JournalWriter) {
             }
         }
         journal.refreshed(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+
+    use bindguard_testing::live::{self, Container as Running, Inside};
+    use bindguard_testing::{Pod, helper, own_namespace, skipped};
+
+    use super::*;
+
+    /// A cgroup with the name of a container.
+    struct Cgroup(PathBuf);
+
+    impl Cgroup {
+        /// `None` without the right to make cgroups.
+        fn with(id: &str, pid: u32) -> Option<Self> {
+            let hierarchies =
+                ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
+            let has_processes =
+                |folder: &&PathBuf| fs::exists(folder.join("cgroup.procs")).unwrap();
+            let cgroup = hierarchies.iter().find(has_processes)?.join(id);
+            if fs::create_dir(&cgroup).is_err() {
+                skipped("no right to make a cgroup");
+                return None;
+            }
+            fs::write(cgroup.join("cgroup.procs"), pid.to_string()).unwrap();
+            Some(Self(cgroup))
+        }
+    }
+
+    impl Drop for Cgroup {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir(&self.0);
+        }
+    }
+
+    /// A disk that answers late: by then the container runs, and did not opt in.
+    #[test]
+    fn a_container_that_has_started_meanwhile_is_not_entered() {
+        if live::has_mount_setattr().map_err(skipped).is_err() || !own_namespace() {
+            return;
+        }
+        let pod = Pod::with_keys(1);
+        let root = tempfile::tempdir().unwrap();
+        let running = Running::start(root.path(), &[Inside::of(pod.subpath(0), "etc/app/0")]);
+        let id = format!("bindguard-nri-{}", std::process::id());
+        let Some(_cgroup) = Cgroup::with(&id, running.process.pid()) else {
+            return;
+        };
+        let none = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", "/run", "tmpfs", none, None).unwrap();
+        let task = Path::new("/run/containerd/io.containerd.runtime.v2.task/k8s.io").join(&id);
+        fs::create_dir_all(&task).unwrap();
+        fs::copy(pod.config(), task.join("config.json")).unwrap();
+        fs::write(task.join("init.pid"), running.process.pid().to_string()).unwrap();
+        let config = format!("kubelet.roots = [{:?}]", pod.places().kubelet_roots[0]);
+        let config = Config::from_toml(&config).unwrap();
+        pod.update_keeping_old(1);
+        let container = Container {
+            id,
+            ..Container::default()
+        };
+        let now = Instant::now();
+        let late = refreshed(Some(helper()), &container, &config, now);
+        assert!(matches!(late, Err(NotChecked::TooLate)), "{late:?}");
+        assert_eq!(running.read("etc/app/0").as_deref(), Some("0"));
+        let in_time = now + Duration::from_secs(60);
+        let (_, done) = refreshed(Some(helper()), &container, &config, in_time)
+            .unwrap()
+            .unwrap();
+        assert_eq!(done.replaced(), 1, "{done:?}");
+        assert_eq!(running.read("etc/app/0").as_deref(), Some("1"));
+        drop(running);
     }
 }
