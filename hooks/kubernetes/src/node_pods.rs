@@ -21,6 +21,9 @@ use crate::kubeconfig::read_kubeconfig;
 /// The annotations of a static pod's mirror.
 const STATIC_POD_UIDS: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
 
+/// The annotation with which a kubelet records the source of a pod: `api`, `file` or `http`.
+const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+
 /// Why the pods of this node are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPods {
@@ -30,6 +33,11 @@ pub enum NoPods {
     /// The answer is no JSON.
     #[error("parse the answer")]
     Json(#[from] serde_json::Error),
+    /// The kubelet has no pod of the API server.
+    #[error(
+        "the kubelet has no pod of the API server: it may not have reached the API server since its start"
+    )]
+    WithoutApiServer,
     /// The answer is not a whole list of pods.
     #[error("the answer is no whole list of pods: {0}")]
     NoList(&'static str),
@@ -58,7 +66,7 @@ pub struct Kubelet {
 /// If it does not answer, or not with a whole list.
 pub async fn pods_of_kubelet(kubelet: Kubelet) -> Result<BTreeSet<String>, NoPods> {
     let mut client = ApiClient::new(Arc::new(Access::Kubelet(kubelet)));
-    uids(&client.get_list("/pods").await?)
+    uids_of_kubelet(&client.get_list("/pods").await?)
 }
 
 /// The uids of the pods that the API server has for the node of this name, which must be this
@@ -77,7 +85,7 @@ pub async fn pods_of_api_server(
         return Err(NoPods::OtherMachine(node.to_owned()));
     }
     let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}");
-    uids(&client.get_list(&path).await?)
+    uids(&serde_json::from_str(&client.get_list(&path).await?)?)
 }
 
 impl NoPods {
@@ -111,8 +119,20 @@ impl Kubelet {
     }
 }
 
-fn uids(answer: &str) -> Result<BTreeSet<String>, NoPods> {
+/// After its start a kubelet has its static pods alone, until the API server has sent all others at
+/// once (`kubernetes.io/config.source`, `pkg/kubelet/config/config.go`).
+fn uids_of_kubelet(answer: &str) -> Result<BTreeSet<String>, NoPods> {
     let list: Value = serde_json::from_str(answer)?;
+    let known = uids(&list)?;
+    let mut pods = list["items"].as_array().into_iter().flatten();
+    let is_of_api_server = |pod: &Value| pod["metadata"]["annotations"][CONFIG_SOURCE] == "api";
+    match pods.any(is_of_api_server) {
+        true => Ok(known),
+        false => Err(NoPods::WithoutApiServer),
+    }
+}
+
+fn uids(list: &Value) -> Result<BTreeSet<String>, NoPods> {
     if list["kind"] != "PodList" {
         return Err(NoPods::NoList("its kind is not PodList"));
     }
@@ -147,18 +167,46 @@ mod tests {
 
     use super::*;
 
+    fn read(answer: &str) -> Result<BTreeSet<String>, NoPods> {
+        uids(&serde_json::from_str(answer)?)
+    }
+
     #[test]
     fn a_static_pod_is_known_by_its_own_uid_and_by_that_of_its_mirror() {
         let list = r#"{"kind":"PodList","items":[
             {"metadata":{"uid":"mirror","annotations":{"kubernetes.io/config.hash":"own"}}},
             {"metadata":{"uid":"u-2"}}]}"#;
-        let known = uids(list).unwrap();
+        let known = read(list).unwrap();
         assert_eq!(Vec::from_iter(known), ["mirror", "own", "u-2"]);
         assert!(
-            uids(r#"{"kind":"PodList","items":null}"#)
+            read(r#"{"kind":"PodList","items":null}"#)
                 .unwrap()
                 .is_empty()
         );
+    }
+
+    /// A kubelet that did not reach the API server since its start lists its static pods alone.
+    #[test]
+    fn a_kubelet_without_a_pod_of_the_api_server_is_no_answer() {
+        let list = |source: &str| {
+            format!(
+                r#"{{"kind":"PodList","items":[{{"metadata":{{"uid":"u-1","annotations":
+                    {{"kubernetes.io/config.source":"{source}"}}}}}}]}}"#
+            )
+        };
+        assert_eq!(
+            Vec::from_iter(uids_of_kubelet(&list("api")).unwrap()),
+            ["u-1"]
+        );
+        for answer in [
+            list("file"),
+            list("http"),
+            r#"{"kind":"PodList","items":[{"metadata":{"uid":"u-1"}}]}"#.to_owned(),
+            r#"{"kind":"PodList","items":null}"#.to_owned(),
+        ] {
+            let refused = uids_of_kubelet(&answer);
+            assert!(matches!(refused, Err(NoPods::WithoutApiServer)), "{answer}");
+        }
     }
 
     /// Pods would be taken for ended that only the answer lacks.
@@ -174,7 +222,7 @@ mod tests {
             r#"{"kind":"PodList","items":[{"metadata":{"uid":""}}]}"#,
             r#"{"kind":"PodList","metadata":{"continue":"next"},"items":[]}"#,
         ] {
-            assert!(uids(answer).is_err(), "{answer}");
+            assert!(read(answer).is_err(), "{answer}");
         }
     }
 }

@@ -117,7 +117,10 @@ impl Server {
     fn has_pods(&self, uids: &[&str]) {
         let pods: Vec<Value> = uids
             .iter()
-            .map(|uid| json!({"metadata": {"uid": uid}}))
+            .map(|uid| {
+                let of_api_server = json!({"kubernetes.io/config.source": "api"});
+                json!({"metadata": {"uid": uid, "annotations": of_api_server}})
+            })
             .collect();
         let list = json!({"kind": "PodList", "apiVersion": "v1", "items": pods});
         self.api.insert("/pods", list.clone());

@@ -9,13 +9,14 @@ use bindguard_operator::cri::{ContainerInfo, Cri, CriError};
 use bindguard_operator::pods::Pods;
 use tokio::time::timeout;
 
-/// The sockets of CRIs: containerd, k3s, k0s, MicroK8s, CRI-O.
-const SOCKETS: [&str; 5] = [
+/// The sockets of CRIs: containerd, k3s, k0s, MicroK8s, CRI-O, cri-dockerd.
+const SOCKETS: [&str; 6] = [
     "/run/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
     "/run/k0s/containerd.sock",
     "/var/snap/microk8s/common/run/containerd.sock",
     "/run/crio/crio.sock",
+    "/run/cri-dockerd.sock",
 ];
 /// The time limit: names are not worth more of an operator's time.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -112,6 +113,20 @@ pub fn query<A>(socket: &Path, calls: impl AsyncFnOnce(Cri) -> Result<A, CriErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The kubelet of a node with Docker uses cri-dockerd; containerd beside it may have a CRI
+    /// without pods.
+    #[test]
+    fn cri_dockerd_must_answer() {
+        if !bindguard_testing::own_namespace() {
+            return;
+        }
+        let none = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", "/run", "tmpfs", none, None).unwrap();
+        drop(std::os::unix::net::UnixListener::bind("/run/cri-dockerd.sock").unwrap());
+        let error = format!("{:#}", uids(None).unwrap_err());
+        assert!(error.contains("query /run/cri-dockerd.sock"), "{error}");
+    }
 
     #[test]
     fn a_missing_socket_is_an_error_only_when_it_was_named() {
