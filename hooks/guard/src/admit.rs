@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::places::Places;
-use bindguard_core::plan::{Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_unseen};
+use bindguard_core::plan::{
+    Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
+};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
@@ -37,7 +39,8 @@ pub enum Attempt {
 pub struct Admission {
     /// The findings and outcomes.
     pub report: Report,
-    /// The reason why policy refuses the container. Unless a repair failed, nothing was done then.
+    /// The reason why policy refuses the container. Unless a repair failed, or the record could not
+    /// be written, nothing was done then.
     pub refusal: Option<String>,
     /// The binds that were not repaired and can make a runtime fail, with the next step: to be
     /// reported if it fails.
@@ -152,6 +155,11 @@ impl Admission {
         let expectation = record_expected_binds(bundle, edits, is_host_root);
         self.report.unproven = expectation.unproven;
         self.is_provable = !expectation.expected.binds.is_empty();
+        if let Some(error) = expectation.problem {
+            let problem = format!("write the record of expected binds: {error}");
+            self.refusal = refusal_of_uncompared(&problem, &bundle.policy);
+            self.report.problems.push(problem);
+        }
     }
 
     /// A bundle that could not be opened is created as it is, unless policy refuses it.

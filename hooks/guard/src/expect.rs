@@ -4,6 +4,7 @@
 //! The record is made after all repairs and edits, right before the runtime runs. A source is
 //! opened only if no server or daemon must answer; the other sources are counted as unproven.
 
+use std::io;
 use std::path::Path;
 
 use bindguard_core::policy::Alarm;
@@ -21,6 +22,8 @@ use crate::inspect::{MAX_HELD_BINDS, source_of};
 pub(crate) struct Expectation {
     pub expected: ExpectedBinds,
     pub unproven: usize,
+    /// Why there is no record.
+    pub problem: Option<io::Error>,
 }
 
 /// A bind, its final source and the propagation that its mount may have.
@@ -31,8 +34,8 @@ struct Wanted<'w, 'a> {
 }
 
 /// Writes the record of a bundle whose spec has these edits. `is_host_root`: true for the position
-/// of a bind that must receive the host's umounts. Returns an empty record if policy wants no proof
-/// or the file cannot be written.
+/// of a bind that must receive the host's umounts. Returns an empty record if policy wants no proof,
+/// and a problem if the file cannot be written.
 pub(crate) fn record_expected_binds(
     bundle: &OpenBundle<'_>,
     edits: &[SpecEdit],
@@ -62,8 +65,9 @@ pub(crate) fn record_expected_binds(
     let expectation = expect(&wanted);
     match write(bundle.path, &expectation.expected) {
         Ok(()) => expectation,
-        Err(_) => Expectation {
+        Err(error) => Expectation {
             unproven: binds.len(),
+            problem: Some(error),
             ..Expectation::default()
         },
     }
@@ -106,12 +110,20 @@ fn expect(wanted: &[Wanted<'_, '_>]) -> Expectation {
         let mounts = earlier.for_newly_opened();
         binds.extend(opened.iter().filter_map(|(wanted, handle)| {
             let source = BindSource::of(handle, &mounts)?;
-            ExpectedBind::new(wanted.bind, &source.mount, &source.path, wanted.propagation)
+            let (mount, path) = (&source.mount, &source.path);
+            let expected = ExpectedBind::new(wanted.bind, mount, path, wanted.propagation)?;
+            let identity = handle.identity().ok();
+            let identity = identity.filter(|_| mount.fs_type.is_local());
+            Some(ExpectedBind {
+                inode: identity.map(|identity| identity.inode),
+                ..expected
+            })
         }));
     }
     Expectation {
         unproven: wanted.len() - binds.len(),
         expected: ExpectedBinds { binds },
+        problem: None,
     }
 }
 
@@ -139,7 +151,7 @@ fn propagation(
     }
 }
 
-fn write(bundle: &Path, expected: &ExpectedBinds) -> std::io::Result<()> {
+fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
     let json = serde_json::to_vec(expected)?;
     bundle::write_record(bundle, &json)
 }

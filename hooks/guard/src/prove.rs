@@ -8,7 +8,7 @@ use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Verdict};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
-use bindguard_core::plan::refusal_of_wrong;
+use bindguard_core::plan::{refusal_of_uncompared, refusal_of_wrong};
 use bindguard_core::policy::Policy;
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
 use bindguard_core::report::{Container, Report};
@@ -18,6 +18,7 @@ use bindguard_sys::enter::{HeldProcess, ProcessError};
 
 use crate::admission::{OpenBundle, OpenError, with_bundle};
 use crate::expect::expect_again;
+use crate::refresh::{RefreshError, refuse_sandbox};
 
 /// The result of a comparison.
 #[derive(Debug, Default)]
@@ -39,6 +40,8 @@ enum ProveError {
     Open(#[from] OpenError),
     #[error(transparent)]
     Process(#[from] ProcessError),
+    #[error(transparent)]
+    Sandbox(#[from] RefreshError),
 }
 
 /// Compares the mounts of a container with this init with the record beside its bundle. Changes
@@ -51,7 +54,9 @@ pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places
         refusal: None,
     };
     if let Err(error) = proved.compare(bundle, pid, policy, places) {
-        proved.report.problems.push(error_chain(&error));
+        let problem = error_chain(&error);
+        proved.refusal = refusal_of_uncompared(&problem, policy);
+        proved.report.problems.push(problem);
     }
     proved.report.set_duration(start.elapsed());
     proved
@@ -66,12 +71,17 @@ impl Proved {
         places: &Places,
     ) -> Result<(), ProveError> {
         let expected: ExpectedBinds = serde_json::from_slice(&bundle::read_record(path)?)?;
-        let table = HeldProcess::open(pid)?.mounts()?;
+        let process = HeldProcess::open(pid)?;
+        let table = process.mounts()?;
+        let found = match differences(&expected, &table) {
+            Some(found) if !found.is_empty() && is_sandbox(&process)? => None,
+            found => found,
+        };
         with_bundle(path, policy, |bundle| {
             // The admission reported the problems of the spec.
             self.report.container = Container::from_spec(&bundle.spec);
-            match differences(&expected, &table) {
-                Some(differences) => self.add(&bundle, &table, &differences, places),
+            match found {
+                Some(found) => self.add(&bundle, &table, &found, places),
                 None => self.report.unproven = expected.binds.len(),
             }
         })?;
@@ -114,6 +124,15 @@ impl Proved {
         let policy = &bundle.policy;
         self.refusal = findings.iter().find_map(|it| refusal_of_wrong(it, policy));
         self.report.add(findings, |_| None);
+    }
+}
+
+/// True for a process whose mounts are not those of a container, as gVisor's and Kata's.
+fn is_sandbox(process: &HeldProcess) -> Result<bool, RefreshError> {
+    match refuse_sandbox(process, &process.mount_namespace()?) {
+        Ok(()) => Ok(false),
+        Err(RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_)) => Ok(true),
+        Err(error) => Err(error),
     }
 }
 

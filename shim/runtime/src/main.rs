@@ -22,7 +22,7 @@ use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load_by};
 use bindguard_core::error_chain;
-use bindguard_core::plan::refusal_of_unseen;
+use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::Alarm;
 use bindguard_core::report::Unchecked;
 use bindguard_guard::{
@@ -93,8 +93,12 @@ fn prove_before_start(args: &[OsString], config: &Config) -> Result<(), ExitCode
     });
     match proved {
         Ok(Some(())) => Err(ExitCode::FAILURE),
-        // After a panic, whose message is on stderr, the container starts unproven.
-        Ok(None) | Err(_) => Ok(()),
+        Ok(None) => Ok(()),
+        // The panic's own message is on stderr.
+        Err(_) => match refusal_of_uncompared("the guard panicked", config.policy()) {
+            Some(_) => Err(ExitCode::FAILURE),
+            None => Ok(()),
+        },
     }
 }
 

@@ -71,7 +71,8 @@ impl NewContainer {
         let proved = prove_container(&self.bundle, self.pid, config.policy(), config.places());
         messages.report_findings(&proved.report);
         let report = &proved.report;
-        let is_worth_a_line = !report.binds.is_empty() || report.unproven > 0;
+        let is_worth_a_line =
+            !report.binds.is_empty() || report.unproven > 0 || !report.problems.is_empty();
         if let Some(journal) = config.journal().filter(|_| is_worth_a_line) {
             let entry = JournalEntry {
                 refused: proved.refusal.as_deref(),

@@ -99,6 +99,7 @@ impl Plan {
 /// unchecked part may contain a fault that policy refuses.
 pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
     let refuses = policy.unmounted_volumes == Alarm::Refuse
+        || policy.proof == Alarm::Refuse
         || policy.dead_sources == Alarm::Refuse
         || refuses_unrepaired(policy);
     refuses.then(|| format!("{unseen}: policy refuses what may be there"))
@@ -141,6 +142,13 @@ pub fn refusal_of_wrong(finding: &Finding, policy: &Policy) -> Option<String> {
         )),
         _ => None,
     }
+}
+
+/// The refusal of a new container whose mounts could not be compared with its spec, if policy
+/// requires one.
+pub fn refusal_of_uncompared(why: &str, policy: &Policy) -> Option<String> {
+    let refused = || format!("its mounts could not be compared with its spec: {why}");
+    (policy.proof == Alarm::Refuse).then(refused)
 }
 
 /// The refusal of a container with this finding, whose repair failed because of `why`, if policy

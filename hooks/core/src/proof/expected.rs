@@ -28,6 +28,10 @@ pub struct ExpectedBind {
     pub root: PathBuf,
     /// The type of that filesystem.
     pub fs_type: String,
+    /// The number of the source's inode, if no server has to answer. Another number later means that
+    /// another file has the source's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inode: Option<u64>,
     /// The sources that refreshes of the running container have attached since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refreshed: Vec<FilePlace>,
@@ -69,6 +73,7 @@ impl ExpectedBind {
             device: source.device,
             root,
             fs_type: source.fs_type.0.clone(),
+            inode: None,
             refreshed: Vec::new(),
             denied: bind.denied(),
             propagation,
@@ -89,9 +94,13 @@ impl ExpectedBind {
 
     /// True if the mount shows the bind's source. A root that was deleted since is still the source.
     pub(super) fn is_shown_by(&self, mount: &MountEntry) -> bool {
-        mount.device == self.device
-            && mount.root.path == self.root
-            && mount.fs_type.0 == self.fs_type
+        mount.device == self.device && mount.root.path == self.root && self.is_of_type(mount)
+    }
+
+    /// statmount(2) reports the subtype of a FUSE filesystem since Linux 6.13.
+    fn is_of_type(&self, mount: &MountEntry) -> bool {
+        let has_lost_subtype = mount.fs_type.0 == "fuse" && self.fs_type.starts_with("fuse.");
+        mount.fs_type.0 == self.fs_type || has_lost_subtype
     }
 }
 

@@ -151,3 +151,20 @@ fn the_record_is_read_as_it_was_written() {
         expected
     );
 }
+
+/// Before Linux 6.13 statmount(2) has no subtype: `fuse` in place of `fuse.sshfs`.
+#[test]
+fn a_table_without_subtypes_shows_the_same_source() {
+    let mut expected = expected("rbind", ExpectedPropagation::Any);
+    expected.binds[0].fs_type = "fuse.sshfs".to_owned();
+    let table = |kind: &str| format!("51 40 8:1 /srv/data /data rw - {kind} x rw\n");
+    for kind in ["fuse", "fuse.sshfs"] {
+        assert_eq!(
+            compared(&expected, &table(kind)),
+            Some(Vec::new()),
+            "{kind}"
+        );
+    }
+    let other = compared(&expected, &table("fuse.other")).unwrap();
+    assert_eq!(other.len(), 1);
+}

@@ -21,7 +21,7 @@ pub trait CurrentFiles {
     /// Called before a mount of this file replaces the stale one.
     fn note_replacement(&self, _stale: &SubpathInContainer, _file: &Handle) {}
 
-    /// What the spec says of the new mount in place of a stale one.
+    /// The settings of the new mount in place of a stale one.
     fn clone_settings(&self, _stale: &SubpathInContainer) -> CloneSettings {
         CloneSettings::default()
     }

@@ -35,6 +35,8 @@ pub use outcome::{
     AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
 };
 pub use records::{TuckRecordError, TuckRecords};
+pub(crate) use sandbox::refuse_sandbox;
+
 pub use running::{RunningContainer, RunningContainers};
 pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 

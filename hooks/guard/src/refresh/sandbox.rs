@@ -12,7 +12,7 @@ const GVISOR: &[u8] = b"runsc";
 /// itself that name loses its own refresh, and nothing else.
 ///
 /// The command line would name gVisor's sandbox, too, but a container can block its readers.
-pub(super) fn refuse_sandbox(
+pub(crate) fn refuse_sandbox(
     process: &HeldProcess,
     namespace: &MountNamespace,
 ) -> Result<(), RefreshError> {

@@ -24,6 +24,7 @@ mod nfs;
 mod nfs_server;
 mod ninep;
 mod payloads_of_drivers;
+mod prove;
 mod refresh;
 mod refresh_files;
 mod refresh_files_hostile;

@@ -21,7 +21,7 @@ pub struct NewMount {
     pub(super) lacks: Option<MountAttributes>,
 }
 
-/// What the spec says of a new mount, beyond what the stale mount shows.
+/// The settings of a new mount from its spec: the stale mount does not show them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CloneSettings {
     /// The mounts below the source come along, with these denials. `None` for the top mount alone.

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use bindguard_core::handover::PROVE_VERB;
 use bindguard_core::mount_table::MountEntry;
+use bindguard_core::plan::refusal_of_uncompared;
 use bindguard_core::proof::{Comparison, EXPECTED_FILE, ExpectedBinds};
 
 use super::Runtime;
-use super::guard::guard_program;
+use super::guard::{GuardSettings, guard_program};
 use super::invoke::RuntimeError;
 
 /// A longer table is compared by a process of its own, so that the shim's memory stays small.
@@ -27,7 +28,7 @@ const MAX_TEXT: u64 = 256 << 10;
 
 impl Runtime {
     /// Compares the mounts of the new container with this init with the record in its bundle. The
-    /// comparison in full takes at most `limit`.
+    /// comparison in full takes at most as long as a guard may.
     ///
     /// # Errors
     /// If policy refuses the container.
@@ -35,15 +36,18 @@ impl Runtime {
         &self,
         id: &str,
         pid: u32,
-        limit: Duration,
+        settings: &GuardSettings,
     ) -> Result<(), RuntimeError> {
         if shows_all_expected_binds(self.bundle.path(), pid).is_ok_and(|shows_all| shows_all) {
             return Ok(());
         }
-        match self.prove_in_full(id, pid, limit).await {
+        match self.prove_in_full(id, pid, settings.deadline).await {
             Ok(None) => Ok(()),
             Ok(Some(reason)) => Err(RuntimeError::Refused { reason }),
             Err(why) => {
+                if let Some(reason) = refusal_of_uncompared(&why, &settings.policy) {
+                    return Err(RuntimeError::Refused { reason });
+                }
                 tracing::warn!(id, "the mounts of the container are not proven: {why}");
                 Ok(())
             }
@@ -96,4 +100,44 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
     Ok(comparison
         .differences()
         .is_some_and(|differences| differences.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::sync::Arc;
+
+    use bindguard_core::policy::{Alarm, Policy};
+
+    use super::*;
+    use crate::bundle::Bundle;
+    use crate::exits::Exits;
+    use crate::options::Options;
+
+    /// No guard is beside the test's program.
+    #[tokio::test]
+    async fn policy_refuses_a_container_that_no_program_can_compare() {
+        let bundle = tempfile::tempdir().unwrap();
+        let runtime = Runtime::new(
+            &Options::default(),
+            "default",
+            Bundle::at(bundle.path()),
+            Arc::new(Exits::default()),
+        );
+        let prove = |proof| {
+            let settings = GuardSettings {
+                deadline: Duration::from_secs(60),
+                policy: Policy {
+                    proof,
+                    ..Policy::default()
+                },
+            };
+            let runtime = &runtime;
+            async move { runtime.prove("c", std::process::id(), &settings).await }
+        };
+        assert!(prove(Alarm::Report).await.is_ok());
+        let refused = prove(Alarm::Refuse).await.unwrap_err();
+        assert!(matches!(refused, RuntimeError::Refused { .. }), "{refused}");
+    }
 }

@@ -170,7 +170,7 @@ impl Task {
             .map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         if created.is_provable {
-            let proof = self.runtime.prove(&self.id, pid, settings.deadline);
+            let proof = self.runtime.prove(&self.id, pid, &settings);
             proof.await.map_err(TaskError::runtime("create"))?;
         }
         let watched = Arc::new(pending.watch(pid)?);
