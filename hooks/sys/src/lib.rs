@@ -30,6 +30,7 @@ mod inherited_state;
 mod kernel_features;
 mod links_beside;
 mod mount_setattr;
+mod mount_watch;
 mod mountinfo;
 mod mounts;
 mod payload;
@@ -49,6 +50,7 @@ pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path};
 pub use inherited_state::{inherited_pipe, restore_inherited_state};
 pub use kernel_features::{KernelFeatures, kernel_features};
 pub use mount_setattr::has_mount_setattr;
+pub use mount_watch::{MountWatch, MountWatchError};
 pub use mountinfo::{
     MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table,
 };

@@ -98,8 +98,19 @@ pub(crate) fn statmount_in(
 /// # Errors
 /// `E2BIG` or `EINVAL` before Linux 6.11, `ENOENT` if the namespace is gone or may not be read.
 pub(crate) fn listmount_in(namespace: u64, after: u64, ids: &mut [u64]) -> io::Result<usize> {
-    let request = Request::of_namespace(namespace, ALL_MOUNTS, after);
-    let result = call(SYS_LISTMOUNT, &request, ids);
+    list(&Request::of_namespace(namespace, ALL_MOUNTS, after), ids)
+}
+
+/// The same for the mounts of the caller's namespace.
+///
+/// # Errors
+/// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call.
+pub(crate) fn listmount(after: u64, ids: &mut [u64]) -> io::Result<usize> {
+    list(&Request::of_own(ALL_MOUNTS, after), ids)
+}
+
+fn list(request: &Request, ids: &mut [u64]) -> io::Result<usize> {
+    let result = call(SYS_LISTMOUNT, request, ids);
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 

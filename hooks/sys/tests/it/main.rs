@@ -11,6 +11,7 @@ mod enter_hostile;
 mod enter_limit;
 mod enter_scene;
 mod journal;
+mod mount_watch;
 mod mounts;
 mod process_files;
 mod replace;

@@ -1,0 +1,166 @@
+//! Waits for new mounts in the mount namespace of the calling thread.
+//!
+//! poll(2) of an open mountinfo returns `POLLPRI` after every change of the namespace, see
+//! proc_pid_mountinfo(5), but names no mount. So the mounts are listed again and compared with the
+//! list before: by their unique ids, which the kernel never reuses, or before Linux 6.8 by the
+//! whole table. Not by the greatest id alone: a mount gets its id some time before it is attached.
+//!
+//! A mount that is moved keeps its id, and does not count as new.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+
+use bindguard_core::mount_table::{Device, MountEntry, MountId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::mountinfo::{MountinfoError, read_mount_table};
+use crate::statmount::{listmount, statmount};
+
+/// The ids of one call.
+const IDS: usize = 2048;
+
+/// Why the mounts cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum MountWatchError {
+    /// The mount table could not be opened.
+    #[error("open /proc/thread-self/mountinfo")]
+    Open(#[source] io::Error),
+    /// The mount table could not be polled.
+    #[error("poll the mount table")]
+    Poll(#[source] io::Error),
+    /// The mounts could not be listed.
+    #[error("list the mounts")]
+    List(#[source] io::Error),
+    /// A mount could not be read.
+    #[error("read a mount")]
+    Mount(#[source] io::Error),
+    /// The mount table could not be read.
+    #[error(transparent)]
+    Table(#[from] MountinfoError),
+}
+
+/// A watch of the namespace. Poll its descriptor for `POLLPRI`.
+#[derive(Debug)]
+pub struct MountWatch {
+    table: File,
+    known: Known,
+}
+
+/// The mounts at the last look.
+#[derive(Debug)]
+enum Known {
+    /// Their unique ids, sorted.
+    Ids(Vec<u64>),
+    /// Their lines, as far as these tell one mount from another.
+    Lines(HashSet<Line>),
+}
+
+/// The kernel gives the id of a mount that is gone to the next one, and so the number of a device.
+type Line = (MountId, Device, PathBuf, PathBuf);
+
+impl MountWatch {
+    /// Watches from now on.
+    ///
+    /// # Errors
+    /// If the mounts cannot be read.
+    pub fn open() -> Result<Self, MountWatchError> {
+        let table = File::open("/proc/thread-self/mountinfo").map_err(MountWatchError::Open)?;
+        Self::over(table, unique_ids()?)
+    }
+
+    /// As [`MountWatch::open`] on a kernel without listmount(2).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_without_ids() -> Result<Self, MountWatchError> {
+        let table = File::open("/proc/thread-self/mountinfo").map_err(MountWatchError::Open)?;
+        Self::over(table, None)
+    }
+
+    fn over(table: File, ids: Option<Vec<u64>>) -> Result<Self, MountWatchError> {
+        let known = match ids {
+            Some(ids) => Known::Ids(ids),
+            None => Known::Lines(read_mount_table()?.entries().iter().map(line).collect()),
+        };
+        Ok(Self { table, known })
+    }
+
+    /// The mount points of the mounts that are new since the last call. Changes before this call do
+    /// not wake the next poll.
+    ///
+    /// # Errors
+    /// If the mounts cannot be read.
+    pub fn appeared(&mut self) -> Result<Vec<PathBuf>, MountWatchError> {
+        self.forget_events()?;
+        match &mut self.known {
+            Known::Ids(known) => {
+                let now = unique_ids()?.unwrap_or_default();
+                let is_new = |id: &&u64| known.binary_search(id).is_err();
+                let places = now.iter().filter(is_new).map(|id| mount_point(*id));
+                let places = places.filter_map(Result::transpose).collect();
+                *known = now;
+                places
+            }
+            Known::Lines(known) => {
+                let table = read_mount_table()?;
+                let is_new = |entry: &&MountEntry| !known.contains(&line(entry));
+                let new = table.entries().iter().filter(is_new);
+                let places = new.map(|entry| entry.mount_point.clone()).collect();
+                *known = table.entries().iter().map(line).collect();
+                Ok(places)
+            }
+        }
+    }
+
+    /// poll(2) returns `POLLPRI` if the namespace changed since the poll before.
+    fn forget_events(&self) -> Result<(), MountWatchError> {
+        let now = Timespec::default();
+        match poll(&mut [PollFd::new(&self.table, PollFlags::PRI)], Some(&now)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(MountWatchError::Poll(errno.into())),
+        }
+    }
+}
+
+impl AsFd for MountWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.table.as_fd()
+    }
+}
+
+fn line(entry: &MountEntry) -> Line {
+    let (root, place) = (entry.root.path.clone(), entry.mount_point.clone());
+    (entry.id, entry.device, root, place)
+}
+
+/// The unique ids of all mounts, sorted; `None` if the kernel or a seccomp filter does not know the
+/// call.
+fn unique_ids() -> Result<Option<Vec<u64>>, MountWatchError> {
+    let (mut all, mut ids) = (Vec::new(), [0; IDS]);
+    loop {
+        let count = match listmount(all.last().copied().unwrap_or(0), &mut ids) {
+            Ok(count) => count,
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOSYS | Errno::PERM) if all.is_empty() => return Ok(None),
+                _ => return Err(MountWatchError::List(error)),
+            },
+        };
+        all.extend_from_slice(&ids[..count]);
+        if count < IDS {
+            return Ok(Some(all));
+        }
+    }
+}
+
+/// `None` if the mount is gone since it was listed.
+fn mount_point(id: u64) -> Result<Option<PathBuf>, MountWatchError> {
+    match statmount(id, None) {
+        Ok(mount) => Ok(Some(mount.entry.mount_point)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(MountWatchError::Mount(error)),
+    }
+}

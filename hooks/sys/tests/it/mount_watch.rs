@@ -1,0 +1,66 @@
+//! New mounts of the host wake a watch, and are named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_sys::MountWatch;
+use bindguard_testing::{Folder, namespace};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// True if a change wakes it within ten seconds, or none has woken it by now.
+fn is_woken(watch: &MountWatch, seconds: i64) -> bool {
+    let limit = Timespec {
+        tv_sec: seconds,
+        tv_nsec: 0,
+    };
+    poll(&mut [PollFd::new(watch, PollFlags::PRI)], Some(&limit)).unwrap() > 0
+}
+
+fn tmpfs(place: &Path) {
+    let none = MsFlags::empty();
+    mount(Some("tmpfs"), place, Some("tmpfs"), none, None::<&str>).unwrap();
+}
+
+fn only_new_mounts_are_named(mut watch: MountWatch, folder: &Path) {
+    let places = ["a", "b"].map(|name| folder.join(name));
+    places.iter().for_each(|it| fs::create_dir_all(it).unwrap());
+    assert!(!is_woken(&watch, 0));
+    assert_eq!(watch.appeared().unwrap(), [""; 0].map(PathBuf::from));
+    places.iter().for_each(|place| tmpfs(place));
+    assert!(is_woken(&watch, 10));
+    let mut appeared = watch.appeared().unwrap();
+    appeared.sort();
+    assert_eq!(appeared, places);
+    assert!(!is_woken(&watch, 0), "the changes are looked at");
+    // In one look: the place had a mount before, and has another one.
+    let open = fs::File::open(&places[0]).unwrap();
+    umount2(&places[0], MntFlags::MNT_DETACH).unwrap();
+    tmpfs(&places[0]);
+    umount2(&places[1], MntFlags::MNT_DETACH).unwrap();
+    assert!(is_woken(&watch, 10));
+    assert_eq!(watch.appeared().unwrap(), [places[0].clone()]);
+    drop(open);
+    umount2(&places[0], MntFlags::MNT_DETACH).unwrap();
+    assert!(is_woken(&watch, 10));
+    assert!(watch.appeared().unwrap().is_empty(), "nothing is new");
+}
+
+#[test]
+fn a_new_mount_wakes_the_watch() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let folder = Folder::new();
+    only_new_mounts_are_named(MountWatch::open().unwrap(), folder.path());
+}
+
+/// As before Linux 6.8.
+#[test]
+fn a_new_mount_wakes_the_watch_without_unique_ids() {
+    if !namespace::enter(true) {
+        return;
+    }
+    let folder = Folder::new();
+    only_new_mounts_are_named(MountWatch::open_without_ids().unwrap(), folder.path());
+}
