@@ -13,11 +13,20 @@ use serde::{Deserialize, Serialize};
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
 pub const REFRESH: &str = "bindguard.io/refresh";
 
+/// The annotation that requests refreshes of other binds: [`VOLUMES`].
+pub const REFRESH_BINDS: &str = "bindguard.io/refresh-binds";
+
+/// The word for volumes that the host has mounted anew.
+pub const VOLUMES: &str = "volumes";
+
 /// The annotation that names the notification after a refresh.
 pub const NOTIFY: &str = "bindguard.io/refresh-notify";
 
 /// The label of a container of Docker or Podman that requests refreshes: `true`.
 pub const REFRESH_LABEL: &str = "bindguard.refresh";
+
+/// The label of such a container that requests refreshes of other binds.
+pub const REFRESH_BINDS_LABEL: &str = "bindguard.refresh-binds";
 
 /// The label that names the notification after a refresh.
 pub const NOTIFY_LABEL: &str = "bindguard.refresh-notify";
@@ -91,8 +100,10 @@ pub struct UnknownNotification(String);
 /// The requests of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RefreshRequest {
-    /// Its containers.
+    /// The containers that get new files.
     pub containers: OptIn,
+    /// True if all its containers get the volumes that the host has mounted anew.
+    pub volumes: bool,
     /// Their notification.
     pub notify: Notify,
     /// Annotations whose value is not understood.
@@ -123,8 +134,14 @@ impl RefreshRequest {
                 }
             }
         }
+        request.read_binds(annotation(REFRESH_BINDS));
         request.read_notify(NOTIFY, annotation(NOTIFY));
         request
+    }
+
+    /// True if no container is refreshed.
+    pub fn is_none(&self) -> bool {
+        self.containers == OptIn::None && !self.volumes
     }
 
     /// Reads the labels of one container, or its annotations of the same names.
@@ -135,8 +152,21 @@ impl RefreshRequest {
             Some("true") => request.containers = OptIn::All,
             Some(text) => request.refuse(REFRESH_LABEL, text, "\"true\" or \"false\""),
         }
+        if let Some(text) = label(REFRESH_BINDS_LABEL) {
+            let expected = "supported: only volumes of pods are attached again";
+            request.refuse(REFRESH_BINDS_LABEL, text, expected);
+        }
         request.read_notify(NOTIFY_LABEL, label(NOTIFY_LABEL));
         request
+    }
+
+    fn read_binds(&mut self, text: Option<&str>) {
+        for kind in text.into_iter().flat_map(|text| text.split(',')) {
+            match kind.trim() {
+                VOLUMES => self.volumes = true,
+                other => self.refuse(REFRESH_BINDS, other, "\"volumes\""),
+            }
+        }
     }
 
     fn read_notify(&mut self, name: &str, text: Option<&str>) {
@@ -228,7 +258,11 @@ mod tests {
     use super::*;
 
     fn request(refresh: Option<&'static str>, notify: Option<&'static str>) -> RefreshRequest {
-        RefreshRequest::from_annotations(|name| if name == REFRESH { refresh } else { notify })
+        RefreshRequest::from_annotations(|name| match name {
+            REFRESH => refresh,
+            NOTIFY => notify,
+            _ => None,
+        })
     }
 
     #[test]
@@ -264,6 +298,32 @@ mod tests {
             );
         }
         assert!(request(Some("YES,app"), None).containers.includes("app"));
+    }
+
+    #[test]
+    fn a_pod_opts_in_to_kinds_of_binds() {
+        for (value, volumes, problems) in [
+            ("volumes", true, 0),
+            (" volumes ", true, 0),
+            ("volumes,host-root", true, 1),
+            ("host-files, host-root", false, 2),
+            ("Volumes", false, 1),
+            ("true", false, 1),
+            ("", false, 1),
+        ] {
+            let binds = |name: &str| (name == REFRESH_BINDS).then_some(value);
+            let request = RefreshRequest::from_annotations(binds);
+            assert_eq!(
+                (request.volumes, request.problems.len(), request.is_none()),
+                (volumes, problems, !volumes),
+                "{value:?}"
+            );
+            let label = |name: &str| (name == REFRESH_BINDS_LABEL).then_some(value);
+            let request = RefreshRequest::from_labels(label);
+            assert_eq!((request.is_none(), request.problems.len()), (true, 1));
+        }
+        let files = request(Some("true"), None);
+        assert!(!files.volumes && !files.is_none());
     }
 
     #[test]

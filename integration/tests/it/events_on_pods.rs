@@ -180,7 +180,7 @@ fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
     volume.update(&[("app.conf", "two")])?;
     let event = event(api, "live", "BindMountRefreshed")?;
     ensure!(
-        event["message"] == "the mount at /etc/app.conf shows the current file",
+        event["message"] == "the mount at /etc/app.conf is current",
         "{event}"
     );
     volume.update(&[("other.conf", "three")])?;

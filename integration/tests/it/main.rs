@@ -53,6 +53,7 @@ mod disk_full_or_read_only;
 mod distributions;
 mod doctor;
 mod documented_commands_work;
+mod drivers_mount_volumes_anew;
 mod events_in_order;
 mod events_on_pods;
 mod every_container_of_a_pod;

@@ -31,6 +31,7 @@ mod status;
 mod survey;
 mod threads;
 mod updates;
+mod volumes;
 mod wall_clock;
 mod watch;
 

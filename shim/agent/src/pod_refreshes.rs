@@ -1,5 +1,5 @@
 //! Refreshes the running containers of pods that opted in, after the host's subpaths of a volume
-//! became current.
+//! became current, or the host mounted a volume anew.
 //!
 //! Several pods at a time: most of a refresh is a wait, for the kernel's RCU grace period after
 //! each detach and for a processor. Workers start when there is work, and end when there is none:
@@ -14,13 +14,13 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
-use bindguard_guard::refresh::{PodVolumes, VolumeOfPod};
-use bindguard_operator::engines::binds_of_container;
+use bindguard_guard::refresh::{BoundMounts, CurrentFiles, PodVolumes};
+use bindguard_operator::engines::{binds_of_container, bundle_of_container};
 use tracing::error;
 
 use crate::container::{Container, PodIdentity};
 use crate::pods::{OptedIn, PodLookup};
-use crate::refresh_queue::{Planned, RefreshQueue, Turn};
+use crate::refresh_queue::{Planned, PodOfRoot, RefreshQueue, Turn};
 use crate::refresher::{OF_NODE, RefreshedContainer, Refresher};
 
 /// Workers that begin at once: eight took more processor time for each file (docs/decisions/0014).
@@ -40,16 +40,16 @@ const LAST_TURN: Duration = Duration::from_secs(20);
 /// The interval at which findings about pods that are gone are forgotten.
 const FORGET_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The volumes whose containers are to be refreshed.
+/// The pods whose containers are to be refreshed.
 #[derive(Debug, Clone)]
 pub struct Refreshes(Sender<Planned>);
 
 impl Refreshes {
-    /// Plans the refresh of a volume's containers.
-    pub fn plan(&self, volume: VolumeOfPod) {
+    /// Plans the refresh of a pod's containers.
+    pub fn plan(&self, pod: PodOfRoot) {
         // Without the thread there is no refresh; its panic was reported.
         let _ = self.0.send(Planned {
-            volume,
+            pod,
             at: Instant::now(),
             turn: Turn::First,
         });
@@ -125,7 +125,7 @@ impl<'a> PodRefreshes<'a> {
             if catch_unwind(AssertUnwindSafe(|| self.refresh_pod(&planned))).is_err() {
                 error!(
                     "refresh the containers of pod {}: the thread panicked",
-                    planned.volume.pod_uid
+                    planned.pod.uid
                 );
                 self.refresher.count_restart();
             }
@@ -164,9 +164,9 @@ impl<'a> PodRefreshes<'a> {
     }
 
     fn refresh_pod(&self, planned: &Planned) {
-        let Planned { volume, at, turn } = planned;
+        let Planned { pod, at, turn } = planned;
         let others_wait = self.queue().others_wait();
-        let opted_in = match self.pods.opted_in(&volume.pod_uid, *at, others_wait) {
+        let opted_in = match self.pods.opted_in(&pod.uid, *at, others_wait) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
             // One warning for the node, not one for each pod.
@@ -174,10 +174,10 @@ impl<'a> PodRefreshes<'a> {
         };
         let mut warnings = opted_in.request.problems.clone();
         let mut is_out_of_time = false;
-        match PodVolumes::open(&volume.pod_directory()) {
+        match PodVolumes::open(&pod.directory()) {
             Ok(volumes) => {
                 for container in &opted_in.containers {
-                    let done = self.refresh(&volume.pod_uid, &opted_in, container, &volumes, *turn);
+                    let done = self.refresh(pod, &opted_in, container, &volumes, *turn);
                     warnings.extend(done.warnings);
                     is_out_of_time |= done.is_out_of_time;
                 }
@@ -187,42 +187,60 @@ impl<'a> PodRefreshes<'a> {
         if is_out_of_time && *turn == Turn::First {
             self.queue().add_last(planned);
         }
-        self.refresher.warn(&volume.pod_uid, warnings);
+        self.refresher.warn(&pod.uid, warnings);
     }
 
     fn refresh(
         &self,
-        uid: &str,
+        pod: &PodOfRoot,
         opted_in: &OptedIn,
         container: &Container,
         volumes: &PodVolumes,
         turn: Turn,
     ) -> RefreshedContainer {
-        let (namespace, pod) = (opted_in.pod.namespace.clone(), opted_in.pod.name.clone());
-        let pod = PodIdentity {
-            namespace,
-            name: pod,
-            uid: uid.to_owned(),
+        let identity = PodIdentity {
+            namespace: opted_in.pod.namespace.clone(),
+            name: opted_in.pod.name.clone(),
+            uid: pod.uid.clone(),
         };
         let name = format!(
             "{}/{} container {}",
             opted_in.pod.namespace, opted_in.pod.name, container.name
         );
+        let (root, request) = (Path::new("/"), &opted_in.request);
+        let gets_files = request.containers.includes(&container.name);
+        let files = gets_files.then(|| {
+            let binds = binds_of_container(root, &container.id);
+            volumes.for_container(binds)
+        });
+        let bundle = request
+            .volumes
+            .then(|| bundle_of_container(root, &container.id))
+            .flatten();
+        let mounts = bundle.and_then(|bundle| BoundMounts::open(&bundle, &pod.directory()));
+        // Without a bundle the container ended, or bindguard does not know its runtime's folders.
+        let is_unknown = request.volumes && mounts.is_none();
+        let unknown = is_unknown
+            .then(|| format!("the volumes of {name} are not refreshed: its bundle is not found"));
+        let kinds: [Option<&dyn CurrentFiles>; 2] = [
+            files.as_ref().map(|files| files as &dyn CurrentFiles),
+            mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles),
+        ];
+        let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
         let container = Container {
             name,
-            pod: Some((pod, container.name.clone())),
+            pod: Some((identity, container.name.clone())),
             ..container.clone()
         };
-        let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
-        match turn {
-            Turn::First => {
-                self.refresher
-                    .begin(FIRST_TURN, &container, &volumes, opted_in.request.notify)
-            }
-            Turn::Last => {
-                self.refresher
-                    .finish(LAST_TURN, &container, &volumes, opted_in.request.notify)
-            }
-        }
+        let mut done = match turn {
+            Turn::First => self
+                .refresher
+                .begin(FIRST_TURN, &container, &kinds, request.notify),
+            Turn::Last => self
+                .refresher
+                .finish(LAST_TURN, &container, &kinds, request.notify),
+        };
+        done.warnings.extend(unknown);
+        done
     }
 }

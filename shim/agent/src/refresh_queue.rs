@@ -1,4 +1,4 @@
-//! The volumes whose containers wait for a refresh, and the pods that are refreshed at this moment.
+//! The pods whose containers wait for a refresh, and those that are refreshed at this moment.
 //!
 //! Several workers take from it. A pod has one worker at a time: so no container is refreshed twice
 //! at once, and the updates of a volume arrive in their order.
@@ -19,12 +19,37 @@ pub enum Turn {
     Last,
 }
 
-/// A volume whose containers are to be refreshed, and when that was planned.
+/// A pod of a kubelet root.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodOfRoot {
+    /// The kubelet's root.
+    pub kubelet_root: PathBuf,
+    /// The pod's uid.
+    pub uid: String,
+}
+
+impl PodOfRoot {
+    /// `<root>/pods/<uid>`
+    pub fn directory(&self) -> PathBuf {
+        self.kubelet_root.join("pods").join(&self.uid)
+    }
+}
+
+impl From<VolumeOfPod> for PodOfRoot {
+    fn from(volume: VolumeOfPod) -> Self {
+        Self {
+            kubelet_root: volume.kubelet_root,
+            uid: volume.pod_uid,
+        }
+    }
+}
+
+/// A pod whose containers are to be refreshed, and when that was planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Planned {
-    /// The volume.
-    pub volume: VolumeOfPod,
-    /// A moment after the update of the volume, and after the re-bind of its subpaths on the host.
+    /// The pod.
+    pub pod: PodOfRoot,
+    /// A moment after the update of a volume, and after the re-bind of its subpaths on the host.
     pub at: Instant,
     /// Its turn.
     pub turn: Turn,
@@ -37,19 +62,19 @@ const MAX_LATE: usize = 8;
 #[derive(Debug, Default)]
 pub struct RefreshQueue {
     waiting: Vec<Planned>,
-    /// The directories of the pods that have a worker.
-    busy: HashSet<PathBuf>,
+    /// The pods that have a worker.
+    busy: HashSet<PodOfRoot>,
     workers: usize,
     /// The workers that do a last turn.
     late: usize,
 }
 
 impl RefreshQueue {
-    /// Adds a volume, and counts a further worker if that helps. Returns true if the caller has to
+    /// Adds a plan, and counts a further worker if that helps. Returns true if the caller has to
     /// start it.
     pub fn add(&mut self, planned: Planned, limit: usize) -> bool {
         // The worker of a busy pod takes the pod's next plan itself.
-        let is_busy = self.busy.contains(&planned.volume.pod_directory());
+        let is_busy = self.busy.contains(&planned.pod);
         self.waiting.push(planned);
         !is_busy && self.needs_worker(limit)
     }
@@ -65,7 +90,7 @@ impl RefreshQueue {
     /// The plan that is next: of the first turns the oldest, then of the last turns.
     fn free(&self) -> Option<usize> {
         let is_free = |planned: &&Planned| {
-            !self.busy.contains(&planned.volume.pod_directory())
+            !self.busy.contains(&planned.pod)
                 && (planned.turn == Turn::First || self.late < MAX_LATE)
         };
         let free = self
@@ -81,17 +106,15 @@ impl RefreshQueue {
     /// Of many plans for one pod, one refresh does them all.
     pub fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
         if let Some(done) = done {
-            self.busy.remove(&done.volume.pod_directory());
+            self.busy.remove(&done.pod);
             self.late -= usize::from(done.turn == Turn::Last);
         }
         let Some(mut next) = self.free().map(|index| self.waiting.remove(index)) else {
             self.workers -= 1;
             return None;
         };
-        let pod = next.volume.pod_directory();
-        let same_pod = self
-            .waiting
-            .extract_if(.., |other| other.volume.pod_directory() == pod);
+        let pod = next.pod.clone();
+        let same_pod = self.waiting.extract_if(.., |other| other.pod == pod);
         next.at = same_pod.map(|other| other.at).fold(next.at, Instant::max);
         self.busy.insert(pod);
         self.late += usize::from(next.turn == Turn::Last);
@@ -121,14 +144,13 @@ mod tests {
 
     use super::*;
 
-    fn planned(pod: &str, volume: &str, at: Instant) -> Planned {
-        let volume = VolumeOfPod {
+    fn planned(pod: &str, at: Instant) -> Planned {
+        let pod = PodOfRoot {
             kubelet_root: "/k".into(),
-            pod_uid: pod.to_owned(),
-            volume: volume.to_owned(),
+            uid: pod.to_owned(),
         };
         Planned {
-            volume,
+            pod,
             at,
             turn: Turn::First,
         }
@@ -137,34 +159,32 @@ mod tests {
     #[test]
     fn a_pod_has_one_worker_at_a_time() {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
-        assert!(queue.add(planned("a", "1", now), 2));
+        assert!(queue.add(planned("a", now), 2));
         let first = queue.next(None).unwrap();
-        assert!(!queue.add(planned("a", "2", now), 2), "its worker takes it");
-        assert!(queue.add(planned("b", "1", now), 2));
+        let later = now + Duration::from_secs(1);
+        assert!(!queue.add(planned("a", later), 2), "its worker takes it");
+        assert!(queue.add(planned("b", now), 2));
         let second = queue.next(None).unwrap();
         assert_eq!(
-            (
-                first.volume.pod_uid.as_str(),
-                second.volume.pod_uid.as_str()
-            ),
+            (first.pod.uid.as_str(), second.pod.uid.as_str()),
             ("a", "b")
         );
         assert_eq!(queue.next(Some(&second)), None, "the other pod is busy");
-        assert_eq!(queue.next(Some(&first)).unwrap().volume.volume, "2");
+        assert_eq!(queue.next(Some(&first)).unwrap().at, later);
     }
 
     #[test]
     fn one_refresh_does_all_plans_of_a_pod() {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
         let later = now + Duration::from_secs(1);
-        queue.add(planned("a", "1", now), 1);
-        queue.add(planned("b", "1", now), 1);
-        queue.add(planned("a", "2", later), 1);
+        queue.add(planned("a", now), 1);
+        queue.add(planned("b", now), 1);
+        queue.add(planned("a", later), 1);
         let first = queue.next(None).unwrap();
-        assert_eq!((first.volume.pod_uid.as_str(), first.at), ("a", later));
+        assert_eq!((first.pod.uid.as_str(), first.at), ("a", later));
         assert!(queue.others_wait());
         let second = queue.next(Some(&first)).unwrap();
-        assert_eq!(second.volume.pod_uid, "b");
+        assert_eq!(second.pod.uid, "b");
         assert!(!queue.others_wait());
         assert_eq!(queue.next(Some(&second)), None);
     }
@@ -172,7 +192,7 @@ mod tests {
     #[test]
     fn workers_are_few_and_end() {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
-        let started = ["a", "b", "c"].map(|pod| queue.add(planned(pod, "1", now), 2));
+        let started = ["a", "b", "c"].map(|pod| queue.add(planned(pod, now), 2));
         assert_eq!(started, [true, true, false]);
         let (first, second) = (queue.next(None).unwrap(), queue.next(None).unwrap());
         let third = queue.next(Some(&first)).unwrap();
@@ -180,14 +200,14 @@ mod tests {
             (queue.next(Some(&second)), queue.next(Some(&third))),
             (None, None)
         );
-        assert!(queue.add(planned("a", "1", now), 1), "both ended");
+        assert!(queue.add(planned("a", now), 1), "both ended");
     }
 
     #[test]
     fn a_last_turn_comes_after_all_first_turns() {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
         for pod in ["slow", "b", "c"] {
-            queue.add(planned(pod, "1", now), 1);
+            queue.add(planned(pod, now), 1);
         }
         let slow = queue.next(None).unwrap();
         queue.add_last(&slow);
@@ -195,13 +215,13 @@ mod tests {
         let mut done = slow;
         let names = order.map(|()| {
             done = queue.next(Some(&done)).unwrap();
-            (done.volume.pod_uid.clone(), done.turn)
+            (done.pod.uid.clone(), done.turn)
         });
         let expected = [("b", Turn::First), ("c", Turn::First), ("slow", Turn::Last)];
         assert_eq!(names, expected.map(|(pod, turn)| (pod.to_owned(), turn)));
         // An update meanwhile gives it a first turn again.
         queue.add_last(&done);
-        queue.add(planned("slow", "2", now), 1);
+        queue.add(planned("slow", now), 1);
         let next = queue.next(Some(&done)).unwrap();
         assert_eq!((next.turn, queue.others_wait()), (Turn::First, false));
     }
@@ -211,7 +231,7 @@ mod tests {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
         let slow = |pod: usize| Planned {
             turn: Turn::Last,
-            ..planned(&format!("slow-{pod}"), "1", now)
+            ..planned(&format!("slow-{pod}"), now)
         };
         for pod in 0..40 {
             queue.add(slow(pod), 40);
@@ -219,7 +239,7 @@ mod tests {
         let started = (0..40).filter(|_| queue.needs_worker(40)).count();
         let taken: Vec<_> = (0..40).map_while(|_| queue.next(None)).collect();
         assert_eq!(taken.len(), MAX_LATE, "of {started} workers");
-        assert!(queue.add(planned("quick", "1", now), 40));
-        assert_eq!(queue.next(None).unwrap().volume.pod_uid, "quick");
+        assert!(queue.add(planned("quick", now), 40));
+        assert_eq!(queue.next(None).unwrap().pod.uid, "quick");
     }
 }

@@ -1,5 +1,5 @@
-//! The threads of each kubelet root: one follows its volumes, one starts the refreshes of its
-//! containers.
+//! The threads of each kubelet root: one follows the kubelet's updates, one the mounts of drivers,
+//! and one starts the refreshes of containers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,7 @@ use crate::pods::PodLookup;
 use crate::refresher::Refresher;
 use crate::threads::spawn;
 use crate::updates::Updates;
+use crate::volumes::FollowedVolumes;
 use crate::watch::{self, Cause, Notice};
 
 /// The pause before a thread that failed starts again; it doubles up to the longest.
@@ -85,6 +86,14 @@ impl KubeletRoots {
     fn start(self: &Arc<Self>, root: PathBuf) {
         let (plan, planned) = refreshes();
         let refreshes = self.helper.is_some().then_some(plan);
+        if let Some(refreshes) = refreshes.clone() {
+            let (mounting, root) = (Arc::clone(self), root.clone());
+            if let Err(error) = spawn("volumes", move || {
+                mounting.follow_mounts_for_ever(&root, &refreshes)
+            }) {
+                error!("{error:#}");
+            }
+        }
         let (following, refreshing) = (Arc::clone(self), Arc::clone(self));
         let started = spawn("kubelet-root", move || {
             following.follow_for_ever(&root, &refreshes)
@@ -110,6 +119,22 @@ impl KubeletRoots {
         if let Err(error) = started {
             error!("{error:#}");
         }
+    }
+
+    fn follow_mounts_for_ever(&self, root: &Path, refreshes: &Refreshes) {
+        let what = format!("follow the mounts below {}", root.display());
+        self.again_and_again(&what, || {
+            let updates = Updates::new(
+                &self.config,
+                &self.served.metrics,
+                &self.served.reporting,
+                Some(refreshes.clone()),
+                self.pods.clone(),
+            );
+            let interval = self.config.agent().survey;
+            let mut followed = FollowedVolumes::new(root, &self.pods, refreshes, updates);
+            followed.follow(interval)
+        });
     }
 
     fn follow_for_ever(&self, root: &Path, refreshes: &Option<Refreshes>) {

@@ -104,13 +104,13 @@ impl<'a> Updates<'a> {
         // A directory has no files until its refresh; the files of a volume keep their old content.
         // The plan after the re-bind finds the containers that started meanwhile.
         if let Some(refreshes) = self.refreshes.as_ref().filter(|_| volume.has_directories()) {
-            refreshes.plan(volume.clone());
+            refreshes.plan(volume.clone().into());
         }
         let start = Instant::now();
         let report = rebind_volume(volume, self.config.policy());
         self.metrics.rebound(&report, start.elapsed());
         if let Some(refreshes) = &self.refreshes {
-            refreshes.plan(volume.clone());
+            refreshes.plan(volume.clone().into());
         }
         report
     }

@@ -1,5 +1,5 @@
-//! The files on the host that the mounts of a container should show: those of a pod's volumes, or
-//! single files that a container engine bound.
+//! The files on the host that the mounts of a container should show: those of a pod's volumes,
+//! volumes that were mounted anew, or single files that a container engine bound.
 
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SpecBind, SubpathInContainer};
@@ -30,4 +30,37 @@ pub trait CurrentFiles {
     /// volume that this value does not hold.
     fn open_current(&self, stale: &SubpathInContainer)
     -> Option<Result<OpenedTarget, NotReplaced>>;
+}
+
+/// Several kinds of files of one container. No mount shows files of two kinds.
+impl CurrentFiles for Vec<&dyn CurrentFiles> {
+    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        self.iter().flat_map(|kind| kind.shown_in(table)).collect()
+    }
+
+    fn missing_in(&self, table: &MountTable) -> Vec<SpecBind> {
+        self.iter()
+            .flat_map(|kind| kind.missing_in(table))
+            .collect()
+    }
+
+    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
+        let mut settings = self.iter().map(|kind| kind.clone_settings(stale));
+        settings
+            .find(|settings| *settings != CloneSettings::default())
+            .unwrap_or_default()
+    }
+
+    fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
+        for kind in self {
+            kind.note_replacement(stale, file);
+        }
+    }
+
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+        self.iter().find_map(|kind| kind.open_current(stale))
+    }
 }

@@ -83,6 +83,14 @@ pub fn state_folders(root: &Path) -> Vec<(Engine, PathBuf)> {
     docker.into_iter().chain(podman).collect()
 }
 
+/// The folders in which a running container of a pod has a folder, on a node whose `/` is at `root`.
+/// Not all of them exist.
+pub fn pod_state_folders(root: &Path) -> Vec<PathBuf> {
+    let tasks = TASKS.map(|folder| root.join(folder).join("k8s.io"));
+    let states = STATES.map(|folder| root.join(folder));
+    tasks.into_iter().chain(states).collect()
+}
+
 /// The running containers whose state is in these folders.
 pub fn engine_containers(folders: &[(Engine, PathBuf)]) -> Vec<EngineContainer> {
     folders

@@ -24,7 +24,9 @@ use bindguard_config::RefreshMode;
 
 use self::followed::Followed;
 use self::schedule::Schedule;
-use self::watches::Watches;
+
+pub use self::watches::Watches;
+
 use crate::refresher::Refresher;
 use crate::watch::Inotify;
 

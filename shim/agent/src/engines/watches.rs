@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,6 +46,11 @@ impl Watches {
             inotify,
             watched: HashMap::new(),
         }
+    }
+
+    /// The descriptor that is readable once there is an event.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
     }
 
     /// Waits for events.

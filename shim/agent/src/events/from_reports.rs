@@ -145,7 +145,7 @@ fn not_notified(error: &str) -> (Reason, String) {
 fn refreshed(place: impl fmt::Display) -> (Reason, String) {
     (
         Reason::BindMountRefreshed,
-        format!("the mount at {place} shows the current file"),
+        format!("the mount at {place} is current"),
     )
 }
 

@@ -31,13 +31,21 @@ pub async fn pod(cri: &Cri, uid: &str) -> Result<Option<Pod>, CriError> {
     Ok(newest(cri.ready_sandboxes(label).await?).remove(uid))
 }
 
+/// All running pods by their uids, without their containers.
+///
+/// # Errors
+/// If the CRI does not answer.
+pub async fn running_pods(cri: &Cri) -> Result<HashMap<String, Pod>, CriError> {
+    Ok(newest(cri.ready_sandboxes(HashMap::new()).await?))
+}
+
 /// All running pods with their running containers.
 ///
 /// # Errors
 /// If the CRI does not answer.
 pub async fn listing(cri: &Cri) -> Result<Listing, CriError> {
     let began = Instant::now();
-    let pods = newest(cri.ready_sandboxes(HashMap::new()).await?);
+    let pods = running_pods(cri).await?;
     let mut containers: HashMap<String, Vec<NamedContainer>> = HashMap::new();
     for listed in cri.running_containers(None).await? {
         containers

@@ -8,7 +8,7 @@ mod cri;
 mod inits;
 mod listing;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -51,6 +51,12 @@ pub struct Pod {
     pub annotations: BTreeMap<String, String>,
 }
 
+impl Pod {
+    fn request(&self) -> RefreshRequest {
+        RefreshRequest::from_annotations(|name| self.annotations.get(name).map(String::as_str))
+    }
+}
+
 /// A pod that requested refreshes, and the containers that they are for.
 #[derive(Debug, Clone)]
 pub struct OptedIn {
@@ -58,7 +64,7 @@ pub struct OptedIn {
     pub pod: Pod,
     /// Its request.
     pub request: RefreshRequest,
-    /// Its running containers, as far as the request names them.
+    /// Its running containers: all if the request has volumes, else those that the request names.
     pub containers: Vec<Container>,
 }
 
@@ -80,6 +86,7 @@ enum Question {
         reply: Sender<Answer>,
     },
     All(Sender<Result<PodsOfNode, CriError>>),
+    WithVolumes(Sender<Result<HashSet<String>, CriError>>),
     Name {
         uid: String,
         reply: Sender<Result<Option<Pod>, CriError>>,
@@ -101,6 +108,14 @@ impl PodLookup {
     /// If the CRI does not answer.
     pub fn all(&self) -> Result<PodsOfNode, CriError> {
         self.query(Question::All)
+    }
+
+    /// The uids of the pods that requested the volumes that the host mounts anew. Waits.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub fn with_volumes(&self) -> Result<HashSet<String>, CriError> {
+        self.query(Question::WithVolumes)
     }
 
     /// The pod with this uid, if it requested refreshes, with its containers at the moment of an
@@ -191,6 +206,7 @@ impl Answering {
                     drop(reply.send(self.answer(&uid, update, others_wait).await));
                 }
                 Question::All(reply) => drop(reply.send(self.all().await)),
+                Question::WithVolumes(reply) => drop(reply.send(self.with_volumes().await)),
                 Question::Name { uid, reply } => self.answer_apart(uid, reply),
             }
         }
@@ -227,6 +243,12 @@ impl Answering {
         Ok(pods)
     }
 
+    async fn with_volumes(&self) -> Result<HashSet<String>, CriError> {
+        let pods = cri::running_pods(&self.cri).await?.into_iter();
+        let requested = pods.filter(|(_, pod)| pod.request().volumes);
+        Ok(requested.map(|(uid, _)| uid).collect())
+    }
+
     async fn answer(&mut self, uid: &str, update: Instant, others_wait: bool) -> Answer {
         let now = Instant::now();
         self.without_request.retain(|_, until| *until > now);
@@ -245,12 +267,11 @@ impl Answering {
             None => pod(&self.cri, uid).await?,
         };
         let Some(pod) = pod else { return Ok(None) };
-        let mut request =
-            RefreshRequest::from_annotations(|name| pod.annotations.get(name).map(String::as_str));
+        let mut request = pod.request();
         if self.mode == RefreshMode::All {
             request.containers = OptIn::All;
         }
-        if request.containers == OptIn::None {
+        if request.is_none() {
             self.without_request
                 .insert(uid.to_owned(), now + REMEMBERED);
             return Ok(None);
@@ -259,7 +280,7 @@ impl Answering {
             Some(listing) => listing.containers(&pod.sandbox).to_vec(),
             None => cri::containers(&self.cri, &pod.sandbox).await?,
         };
-        named.retain(|container| request.containers.includes(&container.name));
+        named.retain(|named| request.volumes || request.containers.includes(&named.name));
         let containers = self.inits.add(&self.cri, named).await?;
         Ok(Some(OptedIn {
             pod,

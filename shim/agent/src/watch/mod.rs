@@ -17,11 +17,16 @@ use std::time::{Duration, Instant};
 
 use bindguard_guard::refresh::VolumeOfPod;
 
-use self::rechecks::Rechecks;
 use self::tree::{Changes, WatchTree};
 
 pub use self::inotify::{Completeness, Event, Inotify, WatchId};
+pub use self::rechecks::Rechecks;
 pub use self::tree::WatchError;
+
+/// The times after an update at which its volume is checked again. A kubelet may bind a subpath from
+/// the old payload in the very moment of the update (kubernetes#127602), and no event reports a
+/// bind. The update lands 60 to 230 ms around the bind.
+const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// The reason for which a volume is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +61,7 @@ pub enum Notice {
 /// If there is no inotify instance, or it fails.
 pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -> io::Result<()> {
     let mut tree = WatchTree::new(root, Inotify::new()?);
-    let mut rechecks = Rechecks::default();
+    let mut rechecks = Rechecks::new(&AFTER_UPDATE);
     let mut next_survey = Instant::now();
     loop {
         let now = Instant::now();

@@ -1,0 +1,342 @@
+//! A driver that was restarted mounts its volume anew (kubernetes#70013): the running containers of
+//! a pod that opted in get the new mount, without a restart. Others keep the old one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::journal::{self, JOURNAL};
+use bindguard_integration::kubelet::Pod;
+use bindguard_integration::mount_calls::{bind, tmpfs, unmount};
+use bindguard_integration::mounts;
+use bindguard_integration::privilege::{has_program, skipped};
+use bindguard_integration::process::host;
+use bindguard_integration::scenes::delete_pod;
+use bindguard_integration::stopped::is_stopped;
+use bindguard_integration::waiting::{stays, until};
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+const OPTED_IN: [(&str, &str); 1] = [("bindguard.io/refresh-binds", "volumes")];
+const REPLACED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
+const FAILED: &str = "bindguard_refreshes_total{outcome=\"failed\"}";
+
+fn story(generation: Generation) {
+    Setup::on(generation)
+        .cri()
+        .story(a_new_tmpfs_reaches_only_pods_that_opted_in);
+}
+
+on_every_generation!(story);
+
+/// A volume of a CSI driver, which is a tmpfs as with secrets-store.
+struct CsiVolume(PathBuf);
+
+impl CsiVolume {
+    fn publish(pod: &Pod, content: &str) -> Result<Self> {
+        let volume = Self::unpublished(pod)?;
+        volume.mount(content)?;
+        Ok(volume)
+    }
+
+    fn unpublished(pod: &Pod) -> Result<Self> {
+        let path = pod.path().join("volumes/kubernetes.io~csi/pv/mount");
+        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    fn mount(&self, content: &str) -> Result<()> {
+        tmpfs(&self.0, "")?;
+        fs::write(self.0.join("file"), content).context("write a file of the volume")
+    }
+
+    /// The steps of a driver after its restart.
+    fn mount_anew(&self, content: &str) -> Result<()> {
+        self.unmount_lazily()?;
+        self.mount(content)
+    }
+
+    fn unmount_lazily(&self) -> Result<()> {
+        host(["umount".as_ref(), "--lazy".as_ref(), self.0.as_os_str()])?;
+        Ok(())
+    }
+
+    /// A pod whose container has it at `/data`.
+    fn used(
+        &self,
+        node: &Node,
+        runtime: &str,
+        name: &str,
+        annotations: &[(&str, &str)],
+    ) -> Result<Running> {
+        let (cri, uid) = (node.cri()?, format!("uid-{name}"));
+        let sandbox = cri.run_annotated_pod(runtime, name, &uid, annotations)?;
+        let mounts = [mount(&self.0, "/data", PropagationPrivate)];
+        let id = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        Ok(Running {
+            cri,
+            uid,
+            sandbox,
+            id,
+        })
+    }
+}
+
+/// A pod with one container.
+struct Running {
+    cri: Cri,
+    uid: String,
+    sandbox: Sandbox,
+    id: String,
+}
+
+impl Running {
+    fn content(&self) -> Result<String> {
+        self.cri.read(&self.id, "/data/file")
+    }
+
+    fn comes_to_read(&self, content: &str) -> Result<()> {
+        until(&format!("{} reads {content:?}", self.uid), || {
+            Ok(self.content().is_ok_and(|read| read == content))
+        })
+    }
+
+    fn remove(&self, node: &Node) -> Result<()> {
+        self.cri.remove_pod(&self.sandbox)?;
+        delete_pod(node, &self.uid)
+    }
+}
+
+/// With the stock shim and with bindguard's. The host's mounts stay as the driver made them.
+fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
+    // A word that is not understood takes none of the others with it, and is reported.
+    let words = [("bindguard.io/refresh-binds", "volumes,host-root")];
+    let files = [("bindguard.io/refresh", "true")];
+    let started = |name, runtime, annotations| {
+        let pod = node.kubelet().pod(&format!("uid-{name}"))?;
+        let volume = CsiVolume::publish(&pod, "one")?;
+        let running = volume.used(node, runtime, name, annotations)?;
+        Ok::<_, anyhow::Error>((volume, running))
+    };
+    let others = started("out", "bindguard", &files[..])?;
+    let opted_in = [
+        started("stock", "runc", &OPTED_IN[..])?,
+        started("guarded", "bindguard", &OPTED_IN[..])?,
+        started("half", "runc", &words[..])?,
+    ];
+    let all = || opted_in.iter().chain([&others]);
+
+    all().try_for_each(|(volume, _)| volume.mount_anew("two"))?;
+    for (_, running) in all() {
+        ensure!(running.content()? == "one", "without an agent");
+    }
+    let agent = Agent::start(node, "")?;
+    for content in ["two", "three", "four"] {
+        if content != "two" {
+            all().try_for_each(|(volume, _)| volume.mount_anew(content))?;
+        }
+        let before = mounts::table()?;
+        for (_, running) in &opted_in {
+            running.comes_to_read(content)?;
+        }
+        ensure!(
+            others.1.content()? == "one",
+            "a pod that did not opt in to volumes was entered"
+        );
+        ensure!(mounts::table()? == before, "the host's mounts have changed");
+    }
+    ensure!(agent.figure(REPLACED) == 9.0, "{}", agent.get("/metrics"));
+    until("the unknown word is counted", || {
+        Ok(agent.figure("bindguard_refresh_requests_ignored") == 1.0)
+    })?;
+    it_is_journaled(&opted_in[0].1.id)?;
+    a_pod_that_starts_later(node)?;
+    all().try_for_each(|(_, running)| running.remove(node))
+}
+
+/// The agent learns of a pod when its containers start.
+fn a_pod_that_starts_later(node: &Node) -> Result<()> {
+    let pod = node.kubelet().pod("uid-later")?;
+    let volume = CsiVolume::publish(&pod, "one")?;
+    let running = volume.used(node, "runc", "later", &OPTED_IN)?;
+    for content in ["two", "three"] {
+        volume.mount_anew(content)?;
+        running.comes_to_read(content)?;
+    }
+    running.remove(node)
+}
+
+/// One line for each refresh, and none for the checks after it.
+fn it_is_journaled(id: &str) -> Result<()> {
+    until("each refresh is journaled", || {
+        let lines = journal::lines(JOURNAL)?.into_iter();
+        let of_agent = lines.filter(|line| {
+            let mount = &line["mounts"][0];
+            line["kind"] == "refresh"
+                && line["id"] == id
+                && line["by"] == "agent"
+                && mount["destination"] == "/data"
+                && mount["outcome"]["result"] == "replaced"
+        });
+        Ok(of_agent.count() == 3)
+    })
+}
+
+/// The host's subpath is re-bound first: a restart of the container finds it current as well.
+#[test]
+fn a_subpath_of_such_a_volume() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let pod = node.kubelet().pod("uid-sub")?;
+        let volume = pod.empty_volume(VolumeKind::EmptyDirMemory, "data")?;
+        let (subpath, folder) = (
+            volume.subpath("app", 0, "folder"),
+            volume.path().join("folder"),
+        );
+        let fill = |text: &str| -> Result<()> {
+            fs::create_dir(&folder)?;
+            Ok(fs::write(folder.join("file"), text)?)
+        };
+        fill("one")?;
+        let used = CsiVolume(subpath.bind()?.to_owned());
+        let running = used.used(node, "runc", "sub", &OPTED_IN)?;
+        let _agent = Agent::start(node, "")?;
+        for text in ["two", "three"] {
+            CsiVolume(volume.path().to_owned()).unmount_lazily()?;
+            tmpfs(volume.path(), "")?;
+            fill(text)?;
+            running.comes_to_read(text)?;
+            ensure!(fs::read_to_string(subpath.target().join("file"))? == text);
+        }
+        running.remove(node)
+    });
+}
+
+/// Off is off, also for a pod that opted in.
+#[test]
+fn a_node_that_refreshes_nothing() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let volume = CsiVolume::publish(&node.kubelet().pod("uid-off")?, "one")?;
+        let running = volume.used(node, "runc", "off", &OPTED_IN)?;
+        let _agent = Agent::start(node, "refresh.mode = 'off'\n")?;
+        volume.mount_anew("two")?;
+        stays(Duration::from_secs(3), "the old volume is read", || {
+            Ok(running.content()? == "one")
+        })?;
+        running.remove(node)
+    });
+}
+
+/// A FUSE daemon of bindfs(1). Drop kills the daemon.
+struct Daemon(Child);
+
+impl Daemon {
+    /// Shows a folder at a place of the host.
+    fn mounted(node: &Node, folder: &Path, place: &Path) -> Result<Self> {
+        let mut command = node.command("bindfs")?;
+        command.arg("-f").arg(folder).arg(place);
+        let daemon = Self(command.spawn().context("start bindfs")?);
+        until("bindfs has mounted", || {
+            let top = mounts::on(place)?.pop();
+            Ok(
+                top.is_some_and(|mount| mount.filesystem.starts_with("fuse"))
+                    && place.join("file").exists(),
+            )
+        })?;
+        Ok(daemon)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.0.id().try_into()?);
+        kill(pid, signal).with_context(|| format!("send {signal} to bindfs"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn can_mount() -> bool {
+    let can = has_program("bindfs") && Path::new("/dev/fuse").exists();
+    if !can {
+        skipped("no /dev/fuse, or no bindfs (Debian package bindfs)");
+    }
+    can
+}
+
+/// Its container gets "Transport endpoint is not connected" until the driver is back.
+#[test]
+fn a_fuse_daemon_that_dies() {
+    if !can_mount() {
+        return;
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let folder = node.disk().join("bucket");
+        fs::create_dir(&folder)?;
+        let agent = Agent::start(node, "")?;
+        for (name, annotations) in [("fuse-in", &OPTED_IN[..]), ("fuse-out", &[])] {
+            fs::write(folder.join("file"), "one")?;
+            let volume = CsiVolume::unpublished(&node.kubelet().pod(&format!("uid-{name}"))?)?;
+            let mut daemon = Daemon::mounted(node, &folder, &volume.0)?;
+            let running = volume.used(node, "bindguard", name, annotations)?;
+            running.comes_to_read("one")?;
+            for content in ["two", "three"] {
+                drop(daemon);
+                ensure!(running.content().is_err(), "its daemon is dead");
+                volume.unmount_lazily()?;
+                fs::write(folder.join("file"), content)?;
+                daemon = Daemon::mounted(node, &folder, &volume.0)?;
+                let before = mounts::table()?;
+                match annotations {
+                    [] => stays(Duration::from_secs(1), "the dead volume stays", || {
+                        Ok(running.content().is_err())
+                    })?,
+                    _ => running.comes_to_read(content)?,
+                }
+                ensure!(mounts::table()? == before, "the host's mounts have changed");
+            }
+            drop(daemon);
+            running.remove(node)?;
+        }
+        ensure!(agent.figure(REPLACED) == 2.0, "{}", agent.get("/metrics"));
+        Ok(())
+    });
+}
+
+/// A FUSE mount is in the mount table before its daemon answers: until then the container keeps
+/// what it has, and does not hang.
+#[test]
+fn a_fuse_daemon_that_answers_late() {
+    if !can_mount() {
+        return;
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let (folder, place) = (node.disk().join("bucket"), node.disk().join("served"));
+        [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
+        fs::write(folder.join("file"), "two")?;
+        let daemon = Daemon::mounted(node, &folder, &place)?;
+        let volume = CsiVolume::publish(&node.kubelet().pod("uid-late")?, "one")?;
+        let running = volume.used(node, "runc", "late", &OPTED_IN)?;
+        let agent = Agent::start(node, "")?;
+        daemon.signal(Signal::SIGSTOP)?;
+        until("bindfs is stopped", || is_stopped(daemon.0.id()))?;
+        volume.unmount_lazily()?;
+        bind(&place, &volume.0)?;
+        until("the new mount is probed in vain", || {
+            Ok(agent.figure(FAILED) >= 1.0)
+        })?;
+        ensure!(running.content()? == "one", "it was replaced");
+        daemon.signal(Signal::SIGCONT)?;
+        running.comes_to_read("two")?;
+        running.remove(node)?;
+        unmount(&place)
+    });
+}
