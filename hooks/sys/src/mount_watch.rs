@@ -50,12 +50,12 @@ pub struct MountWatch {
     known: Known,
 }
 
-/// The mounts at the last look.
+/// The mounts at the last call.
 #[derive(Debug)]
 enum Known {
     /// Their unique ids, sorted.
     Ids(Vec<u64>),
-    /// Their lines, as far as these tell one mount from another.
+    /// The part of their lines that distinguishes mounts.
     Lines(HashSet<Line>),
 }
 

@@ -8,7 +8,7 @@ use bindguard_testing::{Folder, namespace};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// True if a change wakes it within ten seconds, or none has woken it by now.
+/// True if a change wakes the watch within this time.
 fn is_woken(watch: &MountWatch, seconds: i64) -> bool {
     let limit = Timespec {
         tv_sec: seconds,
@@ -32,8 +32,8 @@ fn only_new_mounts_are_named(mut watch: MountWatch, folder: &Path) {
     let mut appeared = watch.appeared().unwrap();
     appeared.sort();
     assert_eq!(appeared, places);
-    assert!(!is_woken(&watch, 0), "the changes are looked at");
-    // In one look: the place had a mount before, and has another one.
+    assert!(!is_woken(&watch, 0), "the changes are known");
+    // Both changes before one list: the place gets another mount.
     let open = fs::File::open(&places[0]).unwrap();
     umount2(&places[0], MntFlags::MNT_DETACH).unwrap();
     tmpfs(&places[0]);

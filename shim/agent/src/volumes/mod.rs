@@ -103,15 +103,15 @@ impl<'a> FollowedVolumes<'a> {
             let now = Instant::now();
             if now >= next_survey {
                 watch_states(&mut watches);
-                self.list(true).map_err(other)?;
+                self.list_pods(true).map_err(other)?;
                 (next_list, next_survey) = (None, now + interval);
             } else if next_list.is_some_and(|next| now >= next) {
                 watch_states(&mut watches);
-                self.list(false).map_err(other)?;
+                self.list_pods(false).map_err(other)?;
                 next_list = None;
             }
             if self.settling.due().is_some_and(|due| now >= due) {
-                self.look().map_err(other)?;
+                self.list_mounts().map_err(other)?;
             }
             let due = self.rechecks.due(now);
             self.refresh(due);
@@ -128,7 +128,7 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Lists the pods that opted in, and refreshes the new ones, or all.
-    fn list(&mut self, all: bool) -> Result<(), MountWatchError> {
+    fn list_pods(&mut self, all: bool) -> Result<(), MountWatchError> {
         // A runtime that does not answer still has its pods.
         let Ok(opted_in) = self.pods.with_volumes() else {
             return Ok(());
@@ -152,13 +152,13 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Refreshes the pods that have a new mount.
-    fn look(&mut self) -> Result<(), MountWatchError> {
+    fn list_mounts(&mut self) -> Result<(), MountWatchError> {
         let Some(mounts) = &mut self.mounts else {
             return Ok(());
         };
         let began = Instant::now();
         let appeared = mounts.appeared()?;
-        self.settling.looked(began, Instant::now());
+        self.settling.listed(began, Instant::now());
         let uids: HashSet<&str> = appeared
             .iter()
             .filter_map(|place| pod_with_volume_at(place, self.root))
@@ -204,7 +204,7 @@ impl<'a> FollowedVolumes<'a> {
         };
         let state = watches.descriptor();
         let mut polled = vec![PollFd::from_borrowed_fd(state, PollFlags::IN)];
-        // A change that waits for its look needs no further wake-up.
+        // While a list is planned, further changes need no wake-up.
         let mounts = self.mounts.as_ref();
         let mounts = mounts.filter(|_| self.settling.due().is_none());
         polled.extend(mounts.map(|mounts| PollFd::new(mounts, PollFlags::PRI)));
