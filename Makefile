@@ -308,7 +308,7 @@ floor:
 	rustc --edition 2024 -C opt-level=s -C strip=symbols $(STATIC) -o $(TOOLS)/bin/empty-program integration/bench/floor/empty_program.rs
 
 bench: build matrix peer floor
-	$(STORY) agent_budgets:: refresh_budgets:: slow_containers_delay_no_other:: --ignored --nocapture --test-threads 1
+	$(STORY) agent_budgets:: refresh_budgets:: volume_refresh_budgets:: slow_containers_delay_no_other:: --ignored --nocapture --test-threads 1
 	cargo run --quiet --locked -p bindguard-bench --bin bench
 
 clean:

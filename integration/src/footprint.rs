@@ -146,6 +146,19 @@ pub fn context_switches(pid: u32) -> Result<u64> {
     Ok(switches)
 }
 
+/// The processor time of a process's own threads, in ticks of 10 ms: proc_pid_stat(5).
+pub fn processor_ticks(pid: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).context("read processor time")?;
+    let fields = text
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(11)
+        .take(2);
+    fields.map(|ticks| Ok(ticks.parse::<u64>()?)).sum()
+}
+
 fn field(file: &str, name: &str) -> Result<u64> {
     let text = fs::read_to_string(file).with_context(|| format!("read {file}"))?;
     let value = text.lines().find_map(|line| {

@@ -160,6 +160,51 @@ fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
     all().try_for_each(|(_, running)| running.remove(node))
 }
 
+/// A pod that opted in to both gets each from the same refreshes, and keeps one mount of each.
+#[test]
+fn a_container_with_files_and_a_volume() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let (cri, pod) = (node.cri()?, node.kubelet().pod("uid-both")?);
+        let csi = CsiVolume::publish(&pod, "one")?;
+        let conf = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+        let mounts = [
+            mount(&csi.0, "/data", PropagationPrivate),
+            mount(
+                conf.subpath("app", 0, "app.conf").bind()?,
+                "/etc/app.conf",
+                PropagationPrivate,
+            ),
+        ];
+        let annotations = [OPTED_IN[0], ("bindguard.io/refresh", "app")];
+        let sandbox = cri.run_annotated_pod("runc", "both", pod.uid(), &annotations)?;
+        let app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        let side = cri.start_container(&sandbox, "side", &SLEEP, &mounts)?;
+        let before = mounts::table_of(cri.pid(&app)?)?.len();
+        let agent = Agent::start(node, "")?;
+        for content in ["two", "three"] {
+            csi.mount_anew(content)?;
+            conf.update(&[("app.conf", content)])?;
+            for (id, place) in [
+                (&app, "/data/file"),
+                (&app, "/etc/app.conf"),
+                (&side, "/data/file"),
+            ] {
+                until("the container reads it", || {
+                    Ok(cri.read(id, place).is_ok_and(|read| read == content))
+                })?;
+            }
+        }
+        ensure!(
+            cri.read(&side, "/etc/app.conf")? == "one",
+            "a container that is not named got a file"
+        );
+        ensure!(mounts::table_of(cri.pid(&app)?)?.len() == before);
+        ensure!(agent.figure(FAILED) == 0.0, "{}", agent.get("/metrics"));
+        cri.remove_pod(&sandbox)?;
+        delete_pod(node, pod.uid())
+    });
+}
+
 /// The agent learns of a pod when its containers start.
 fn a_pod_that_starts_later(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-later")?;

@@ -161,4 +161,5 @@ mod verbs_and_flags_of_every_runtime;
 mod volume_changes_before_the_start;
 mod volume_changes_while_the_guard_works;
 mod volume_not_mounted;
+mod volume_refresh_budgets;
 mod window_of_a_directory_by_hand;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::footprint::processor_ticks;
 use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -231,27 +232,13 @@ fn cost_of_a_survey(node: &Node) -> Result<Option<Duration>> {
 
 /// Waits until no volume was checked for a second.
 fn until_idle(agent: &Agent) -> Result<()> {
-    let mut used = processor_time(agent)?;
+    let mut used = processor_ticks(agent.pid())?;
     until("the agent is idle", || {
         thread::sleep(Duration::from_secs(1));
-        let now = processor_time(agent)?;
+        let now = processor_ticks(agent.pid())?;
         let before = std::mem::replace(&mut used, now);
         Ok(now == before)
     })
-}
-
-/// The ticks of the agent's own threads: proc_pid_stat(5).
-fn processor_time(agent: &Agent) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid()))
-        .context("read the agent's processor time")?;
-    let fields = text
-        .rsplit(')')
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .skip(11)
-        .take(2);
-    fields.map(|ticks| Ok(ticks.parse::<u64>()?)).sum()
 }
 
 /// The processor time of the agent and its children.
