@@ -12,12 +12,8 @@ use serde::Deserialize;
 
 use super::api::{self, ApiError};
 
-/// `filters={"label":["bindguard.refresh"]}`, as a URL has it, and the same with
-/// `bindguard.refresh-binds`. An engine requires all labels of a filter.
-const LABELLED: [&str; 2] = [
-    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D",
-    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh-binds%22%5D%7D",
-];
+/// `filters={"label":["bindguard.refresh"]}`, as a URL has it.
+const LABELLED: &str = "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D";
 
 /// A running container with the label, as `GET /containers/json` lists it.
 #[derive(Debug, Deserialize)]
@@ -39,16 +35,13 @@ pub struct Labelled {
     pub request: RefreshRequest,
 }
 
-/// The containers with one of the labels, by id. None if the engine has no socket: Podman has one only if
+/// The containers with the label, by id. None if the engine has no socket: Podman has one only if
 /// it was enabled.
 pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>, ApiError> {
     let Some(socket) = socket(root, engine) else {
         return Ok(HashMap::new());
     };
-    let mut listed: Vec<Listed> = Vec::new();
-    for path in LABELLED {
-        listed.extend(api::get::<Vec<Listed>>(&socket, path)?);
-    }
+    let listed: Vec<Listed> = api::get(&socket, LABELLED)?;
     let labelled = listed.into_iter().map(|Listed { id, names, labels }| {
         let name = names
             .first()
