@@ -10,6 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use rustix::process::setpriority_process;
+
+/// The priority of a reader, see setpriority(2).
+const READER_NICE: i32 = 10;
+
 /// The observations of a [`PollingReader`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
@@ -37,6 +42,8 @@ impl PollingReader {
         let stop = Arc::new(AtomicBool::new(false));
         let is_stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
+            // Reads in the time that no other thread needs. `None` is the calling thread.
+            let _ = setpriority_process(None, READER_NICE);
             let mut seen = Seen::default();
             while !is_stopped.load(Ordering::Relaxed) {
                 seen.reads += 1;
