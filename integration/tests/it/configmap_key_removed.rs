@@ -1,18 +1,26 @@
 //! The key that a container mounts was removed from its configMap: no repair is possible.
 //!
 //! A real kubelet fails once and then mounts an empty *directory* where the file was. bindguard
-//! lets the create fail with runc's own error, says beside it and in the log why, and never makes a
+//! lets the create fail with the runtime's own error, says beside it and in the log why, and never makes a
 //! directory appear.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::{Bind, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Bind, Generation, Node, Oci, Setup, VolumeKind, on_every_generation};
 
 const REASON: &str = "bindguard: the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is \
                       deleted, and app.conf is no longer in its volume: put it back, or remove the subPath from the pod";
 
 on_every_generation!(|generation| Setup::on(generation).story(story));
+
+/// crun 1.28 and newer spread an error over several lines of the log.
+#[test]
+fn crun() {
+    Setup::on(Generation::V2_1)
+        .oci(Oci::Crun(Generation::V2_1))
+        .story(story);
+}
 
 fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("keyless")?;
@@ -33,8 +41,9 @@ fn story(node: &Node) -> Result<()> {
             .start()?
             .failure()?;
         ensure!(
-            words.contains("no such file or directory") && words.contains("volume-subpaths"),
-            "not runc's error: {words}"
+            words.to_lowercase().contains("no such file or directory")
+                && words.contains("volume-subpaths"),
+            "not the runtime's error: {words}"
         );
         // issue 14, item 23: the pod's owner sees this error alone, in the pod's events
         ensure!(

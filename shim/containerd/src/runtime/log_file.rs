@@ -1,9 +1,8 @@
-//! The runtime's `--log` file: one JSON object a line.
+//! The runtime's `--log` file: JSON objects, of one line each or, from crun 1.28, of several lines.
 //!
-//! Each call has its own file, so that the last `error` line is from this call and not from an
-//! older one. An incomplete line, whose writer was killed, must not hide its neighbours. The guard
-//! writes its messages into the same file, below the level of an error; they are passed on to the
-//! shim's log.
+//! Each call has its own file, so that the last error is from this call and not from an older one.
+//! An incomplete object, whose writer was killed, must not hide its neighbours. The guard writes its
+//! messages into the same file, below the level of an error; they are passed on to the shim's log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek};
@@ -27,7 +26,7 @@ pub(crate) struct LogFile {
 
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-struct RuntimeLogLine {
+struct RuntimeMessage {
     level: String,
     msg: String,
 }
@@ -65,23 +64,23 @@ impl LogFile {
         &self.path
     }
 
-    /// Passes on lines below the level of an error, and returns the last error.
+    /// Passes on messages below the level of an error, and returns the last error.
     pub(crate) fn read(&self) -> Option<String> {
         let mut bytes = Vec::new();
         let mut file = self.file.as_ref()?;
         file.rewind()
             .and_then(|()| file.read_to_end(&mut bytes))
             .ok()?;
-        let lines = parse(&String::from_utf8_lossy(&bytes));
-        for line in &lines {
-            match line.level.as_str() {
-                "warning" | "warn" => tracing::warn!(from = "runtime", "{}", line.msg),
-                "info" => tracing::info!(from = "runtime", "{}", line.msg),
-                "debug" | "trace" => tracing::debug!(from = "runtime", "{}", line.msg),
+        let messages = parse(&String::from_utf8_lossy(&bytes));
+        for message in &messages {
+            match message.level.as_str() {
+                "warning" | "warn" => tracing::warn!(from = "runtime", "{}", message.msg),
+                "info" => tracing::info!(from = "runtime", "{}", message.msg),
+                "debug" | "trace" => tracing::debug!(from = "runtime", "{}", message.msg),
                 _ => {}
             }
         }
-        last_error(lines)
+        last_error(messages)
     }
 }
 
@@ -93,19 +92,39 @@ impl Drop for LogFile {
     }
 }
 
-fn parse(text: &str) -> Vec<RuntimeLogLine> {
-    text.lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect()
+/// An object begins with its line. A line that begins no complete object is skipped.
+fn parse(text: &str) -> Vec<RuntimeMessage> {
+    let mut messages = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        rest = match first_message(rest) {
+            Some((message, end)) => {
+                messages.push(message);
+                &rest[end..]
+            }
+            None => rest.split_once('\n').map_or("", |(_, next)| next),
+        };
+    }
+    messages
 }
 
-fn last_error(lines: Vec<RuntimeLogLine>) -> Option<String> {
+/// The message at the start of a text, and its end.
+fn first_message(text: &str) -> Option<(RuntimeMessage, usize)> {
+    if !text.trim_start_matches([' ', '\t']).starts_with('{') {
+        return None;
+    }
+    let mut objects = serde_json::Deserializer::from_str(text).into_iter();
+    let message = objects.next()?.ok()?;
+    Some((message, objects.byte_offset()))
+}
+
+fn last_error(messages: Vec<RuntimeMessage>) -> Option<String> {
     let is_error =
-        |line: &RuntimeLogLine| matches!(line.level.as_str(), "error" | "fatal" | "panic");
-    lines
+        |message: &RuntimeMessage| matches!(message.level.as_str(), "error" | "fatal" | "panic");
+    messages
         .into_iter()
         .rfind(is_error)
-        .map(|line| line.msg.trim().to_owned())
+        .map(|message| message.msg.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -121,6 +140,24 @@ mod tests {
         assert_eq!(
             last_error(parse(text)).as_deref(),
             Some("runc create failed: no such file or directory")
+        );
+    }
+
+    /// As crun 1.28 writes an error.
+    #[test]
+    fn an_object_may_take_several_lines() {
+        let crun = "{\n  \"msg\": \"cannot stat `\\/data`\",\n  \"level\": \"error\",\n  \"time\": \"2026-11-21T05:10:00.0Z\"\n}\n";
+        let expected = Some("cannot stat `/data`");
+        assert_eq!(last_error(parse(crun)).as_deref(), expected);
+        let guard = "{\"level\":\"warning\",\"msg\":\"re-bound /var/lib/kubelet/x\"}\n";
+        let around = format!("{guard}{crun}{guard}");
+        assert_eq!(parse(&around).len(), 3);
+        assert_eq!(last_error(parse(&around)).as_deref(), expected);
+        let half = &crun[..crun.len() - 10];
+        assert_eq!(parse(&format!("{half}\n{guard}")).len(), 1);
+        assert_eq!(
+            last_error(parse(&format!("{crun}{half}"))).as_deref(),
+            expected
         );
     }
 
