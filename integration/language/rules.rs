@@ -4,7 +4,7 @@ use super::prose::{Passage, TextKind};
 use super::words::PRIVATE;
 
 /// The longest sentence of a document, in words.
-const LONGEST: usize = 40;
+const MAX_WORDS: usize = 40;
 const QUESTION_WORDS: [&str; 6] = ["what", "whether", "who", "whose", "how", "where"];
 
 /// Each problem of a passage: its line in the file, and the text for its author.
@@ -29,7 +29,7 @@ pub fn problems(passage: &Passage) -> Vec<(usize, String)> {
         ));
     }
     if passage.place == TextKind::Document {
-        let long = sentences(&passage.text).filter(|sentence| count(sentence) > LONGEST);
+        let long = sentences(&passage.text).filter(|sentence| count(sentence) > MAX_WORDS);
         found.extend(long.map(|sentence| {
             let beginning: String = sentence.chars().take(50).collect();
             (

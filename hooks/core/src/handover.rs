@@ -24,7 +24,7 @@ pub const REFUSED: &str = "refused";
 /// Second line, with a reason: a bind that the guard left as it was.
 pub const UNREPAIRED: &str = "unrepaired";
 /// The longest line, in bytes.
-pub const LONGEST_LINE: usize = 4096;
+pub const MAX_LINE: usize = 4096;
 
 /// The verb that records a create whose guard did not come to an end.
 pub const UNCHECKED_VERB: &str = "bindguard-unchecked";

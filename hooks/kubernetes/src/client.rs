@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_secs(20);
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// The limit of an answer: the API server's own limit of an object.
-const LARGEST: usize = 3 << 20;
+const MAX_ANSWER: usize = 3 << 20;
 
 /// The limit of a node's list of pods: a kubelet's usual limit is 110 pods.
 const MAX_LIST_BYTES: usize = 64 << 20;
@@ -71,7 +71,7 @@ pub enum ApiError {
 
 impl ApiError {
     /// The reason in one line.
-    pub fn for_people(&self) -> String {
+    pub fn reason(&self) -> String {
         error_chain(self)
     }
 }
@@ -132,7 +132,7 @@ impl ApiClient {
     /// # Errors
     /// If there is no answer, or it is an error.
     pub async fn get(&mut self, path: &str) -> Result<String, ApiError> {
-        self.request(Method::GET, path, None, LARGEST).await
+        self.request(Method::GET, path, None, MAX_ANSWER).await
     }
 
     /// Gets the JSON of a list.
@@ -156,7 +156,7 @@ impl ApiClient {
             Method::POST,
             path,
             Some(("application/json", object.to_string())),
-            LARGEST,
+            MAX_ANSWER,
         )
         .await
     }
@@ -174,7 +174,7 @@ impl ApiClient {
             Method::PATCH,
             path,
             Some(("application/merge-patch+json", patch.to_string())),
-            LARGEST,
+            MAX_ANSWER,
         )
         .await
     }

@@ -90,7 +90,7 @@ pub async fn pods_of_api_server(
 
 impl NoPods {
     /// The reason in one line.
-    pub fn for_people(&self) -> String {
+    pub fn reason(&self) -> String {
         error_chain(self)
     }
 }

@@ -85,7 +85,7 @@ impl Origin {
     fn of(entry: &MountEntry) -> Self {
         Self {
             issue: ISSUE,
-            original_source: entry.root.for_people(),
+            original_source: entry.root.display_name(),
             original_destination: entry.mount_point.clone(),
         }
     }

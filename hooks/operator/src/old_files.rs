@@ -96,7 +96,7 @@ fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -
 }
 
 fn problem(container: &PodContainer, error: &ProcessError) -> String {
-    let pod = container.pod.for_people().unwrap_or_default();
+    let pod = container.pod.display_name().unwrap_or_default();
     let name = container.name.as_deref().unwrap_or(&container.id);
     format!("{pod} container {name}: {}", error_chain(error))
 }
@@ -140,7 +140,7 @@ fn of_container(
     // A removed key does not come back by a refresh, and a bind that is gone only by a restart.
     let helps = files.iter().any(|file| file.outcome == MountResult::Stale);
     let command = pod
-        .for_people()
+        .display_name()
         .filter(|_| helps)
         .map(|pod| format!("bindguard refresh --pod {pod}"));
     Ok(Some(OldFiles {

@@ -34,7 +34,7 @@ impl PodName {
     }
 
     /// `namespace/name` where both are known, else the uid.
-    pub fn for_people(&self) -> Option<String> {
+    pub fn display_name(&self) -> Option<String> {
         match (&self.namespace, &self.name) {
             (Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
             _ => self.uid.clone(),
@@ -104,7 +104,7 @@ pub struct PodsOfVersion {
 
 impl PodsOfVersion {
     /// The version and the number of its pods; the names, if it is not the version of this program.
-    pub fn for_people(&self) -> String {
+    pub fn summary(&self) -> String {
         let count = self.pods.len();
         if self.version == env!("CARGO_PKG_VERSION") {
             return format!("{count} under {}", self.version);
@@ -112,7 +112,7 @@ impl PodsOfVersion {
         let names: Vec<String> = self
             .pods
             .iter()
-            .map(|pod| pod.for_people().unwrap_or_else(|| "?".to_owned()))
+            .map(|pod| pod.display_name().unwrap_or_else(|| "?".to_owned()))
             .collect();
         format!("{count} under {}: {}", self.version, names.join(", "))
     }
@@ -251,7 +251,7 @@ impl PodSelector {
     }
 
     /// The argument as it was given.
-    pub fn for_people(&self) -> String {
+    pub fn display_name(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{namespace}/{}", self.name),
             None => self.name.clone(),

@@ -15,7 +15,7 @@ use crate::size_errors::with_size_errors;
 
 /// A larger spec is not read: containerd's specs have some tens of KiB, and the guard's memory is
 /// bounded.
-const LARGEST_SPEC: u64 = 16 << 20;
+const MAX_SPEC: u64 = 16 << 20;
 
 /// Enough for nearly every spec, so that no stat(2) for its size is needed.
 const USUAL_SPEC: usize = 32 << 10;
@@ -37,7 +37,7 @@ pub enum BundleError {
         source: io::Error,
     },
     /// It is larger than any spec that a runtime makes.
-    #[error("read {}: it is larger than {} MiB", .0.display(), LARGEST_SPEC >> 20)]
+    #[error("read {}: it is larger than {} MiB", .0.display(), MAX_SPEC >> 20)]
     TooLarge(PathBuf),
     /// The edited spec could not replace the old one, which is unchanged.
     #[error("replace {}", path.display())]
@@ -59,14 +59,14 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     let read = || {
         let file = File::open(&path)?;
         let mut spec = Vec::with_capacity(USUAL_SPEC);
-        file.take(LARGEST_SPEC + 1).read_to_end(&mut spec)?;
+        file.take(MAX_SPEC + 1).read_to_end(&mut spec)?;
         Ok(spec)
     };
     let spec = read().map_err(|source| BundleError::Read {
         path: path.clone(),
         source,
     })?;
-    if spec.len() as u64 > LARGEST_SPEC {
+    if spec.len() as u64 > MAX_SPEC {
         Err(BundleError::TooLarge(path))
     } else {
         Ok(spec)
@@ -165,9 +165,7 @@ pub fn read_record(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     let path = bundle.join(EXPECTED_FILE);
     let read = || {
         let mut record = Vec::new();
-        File::open(&path)?
-            .take(LARGEST_SPEC)
-            .read_to_end(&mut record)?;
+        File::open(&path)?.take(MAX_SPEC).read_to_end(&mut record)?;
         Ok(record)
     };
     read().map_err(|source| BundleError::Read { path, source })

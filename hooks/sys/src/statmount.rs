@@ -18,7 +18,7 @@ const ALL_MOUNTS: u64 = u64::MAX;
 /// Enough for the fixed part and the paths of nearly every mount.
 const USUAL: usize = 2048;
 /// Enough for every mount.
-const LARGEST: usize = 1 << 20;
+const MAX_ANSWER: usize = 1 << 20;
 
 /// `struct mnt_id_req`. Its first version ends before the namespace.
 #[repr(C)]
@@ -67,7 +67,7 @@ pub(crate) fn statmount(unique_id: u64, mount_point: Option<&Path>) -> io::Resul
     let request = Request::of_own(unique_id, param);
     match query(&request, &mut [0; USUAL], mount_point) {
         Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
-            query(&request, &mut vec![0; LARGEST], mount_point)
+            query(&request, &mut vec![0; MAX_ANSWER], mount_point)
         }
         answer => answer,
     }

@@ -95,7 +95,7 @@ impl Reporting {
                 .iter()
                 .map(|place| place.display().to_string())
                 .collect();
-            let pod = container.pod.for_people().unwrap_or_default();
+            let pod = container.pod.display_name().unwrap_or_default();
             let name = container.name.as_deref().unwrap_or(&container.id);
             warn!(
                 "{pod} container {name} keeps mounts that the host has unmounted: {}",
@@ -115,7 +115,7 @@ impl Reporting {
             .filter(|unread| !before.contains(&unread.container.id))
         {
             let container = &unread.container;
-            let pod = container.pod.for_people().unwrap_or_default();
+            let pod = container.pod.display_name().unwrap_or_default();
             let name = container.name.as_deref().unwrap_or(&container.id);
             warn!(
                 "the mounts of {pod} container {name} are unknown: {}",

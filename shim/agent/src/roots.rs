@@ -28,7 +28,7 @@ use crate::watch::{self, Cause, Notice};
 
 /// The pause before a thread that failed starts again; it doubles up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Everything that the threads share.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl KubeletRoots {
         if policy.stale_subpaths == Mode::Off {
             return;
         }
-        self.again_and_again("follow the containers of Docker and Podman", || {
+        self.retry_with_backoff("follow the containers of Docker and Podman", || {
             let served = &self.served;
             let refresher = Refresher::new(helper, &served.metrics, &served.reporting, policy);
             engines::follow(mode, self.config.agent().survey, &refresher)
@@ -110,7 +110,7 @@ impl KubeletRoots {
                     refreshing.config.policy(),
                 );
                 let refreshes = PodRefreshes::new(&refreshing.pods, refresher);
-                refreshing.again_and_again("refresh containers", || {
+                refreshing.retry_with_backoff("refresh containers", || {
                     refreshes.run(&planned);
                     Ok(())
                 });
@@ -123,7 +123,7 @@ impl KubeletRoots {
 
     fn follow_mounts_for_ever(&self, root: &Path, refreshes: &Refreshes) {
         let what = format!("follow the mounts below {}", root.display());
-        self.again_and_again(&what, || {
+        self.retry_with_backoff(&what, || {
             let updates = Updates::new(
                 &self.config,
                 &self.served.metrics,
@@ -138,7 +138,7 @@ impl KubeletRoots {
     }
 
     fn follow_for_ever(&self, root: &Path, refreshes: &Option<Refreshes>) {
-        self.again_and_again(&format!("follow {}", root.display()), || {
+        self.retry_with_backoff(&format!("follow {}", root.display()), || {
             let mut updates = Updates::new(
                 &self.config,
                 &self.served.metrics,
@@ -153,7 +153,7 @@ impl KubeletRoots {
     }
 
     /// Repeats work that ends only by a failure or a panic. Each costs a pause.
-    fn again_and_again(&self, what: &str, mut work: impl FnMut() -> std::io::Result<()>) {
+    fn retry_with_backoff(&self, what: &str, mut work: impl FnMut() -> std::io::Result<()>) {
         let mut pause = PAUSE;
         loop {
             let began = Instant::now();
@@ -165,10 +165,10 @@ impl KubeletRoots {
             }
             self.served.metrics.restarts.inc();
             thread::sleep(pause);
-            pause = if began.elapsed() > LONGEST_PAUSE {
+            pause = if began.elapsed() > MAX_PAUSE {
                 PAUSE
             } else {
-                (pause * 2).min(LONGEST_PAUSE)
+                (pause * 2).min(MAX_PAUSE)
             };
         }
     }

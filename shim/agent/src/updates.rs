@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use bindguard_config::Config;
-use bindguard_core::report::{Loudness, Report};
+use bindguard_core::report::{Report, Severity};
 use bindguard_guard::refresh::{VolumeOfPod, rebind_volume};
 use tracing::{info, warn};
 
@@ -119,10 +119,10 @@ impl<'a> Updates<'a> {
     fn log(&mut self, volume: &VolumeOfPod, report: &Report) -> bool {
         let mut warnings = report.problems.clone();
         let mut repairs = Vec::new();
-        for (loudness, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
-            match loudness {
-                Loudness::Info => repairs.push(message),
-                Loudness::Warning => warnings.push(message),
+        for (severity, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
+            match severity {
+                Severity::Info => repairs.push(message),
+                Severity::Warning => warnings.push(message),
             }
         }
         let known = self.warned.remove(volume).unwrap_or_default();
@@ -132,7 +132,7 @@ impl<'a> Updates<'a> {
             .collect();
         let is_news = !repairs.is_empty() || !new_warnings.is_empty();
         if is_news {
-            let pod = self.pod_for_people(&volume.pod_uid);
+            let pod = self.pod_display_name(&volume.pod_uid);
             repairs
                 .iter()
                 .for_each(|repair| info!("pod {pod}: {repair}"));
@@ -148,7 +148,7 @@ impl<'a> Updates<'a> {
 
     /// `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so the
     /// query delays none of them.
-    fn pod_for_people(&mut self, uid: &str) -> String {
+    fn pod_display_name(&mut self, uid: &str) -> String {
         self.names.of(uid).map_or_else(
             || uid.to_owned(),
             |pod| format!("{}/{}", pod.namespace, pod.name),

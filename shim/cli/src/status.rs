@@ -270,7 +270,7 @@ impl NodeStatus {
         self.pods
             .versions
             .iter()
-            .for_each(|pods| lines.below(&pods.for_people()));
+            .for_each(|pods| lines.below(&pods.summary()));
         match &self.agent {
             AgentState::Absent => lines.headed("agent", mark(true), "not running; it is optional"),
             AgentState::Silent { problem } => lines.headed("agent", mark(false), problem),

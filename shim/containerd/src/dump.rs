@@ -11,7 +11,7 @@ use crate::exits::child_pids;
 use crate::service::Containers;
 
 /// A line of the log is one write, which the fifo keeps whole up to 4 KiB.
-const LONGEST_LINE: usize = 2048;
+const MAX_LINE: usize = 2048;
 
 /// Writes the dump.
 pub(crate) fn write(containers: &Containers) {
@@ -83,7 +83,7 @@ fn descriptors() -> Vec<String> {
         };
         let word = format!(" {number}={}", target.display());
         match lines.last_mut() {
-            Some(line) if line.len() + word.len() <= LONGEST_LINE => line.push_str(&word),
+            Some(line) if line.len() + word.len() <= MAX_LINE => line.push_str(&word),
             _ => lines.push(format!("descriptors:{word}")),
         }
     }
@@ -136,10 +136,7 @@ mod tests {
             .map(|_| fs::File::open("/dev/null").unwrap())
             .collect();
         let lines = descriptors();
-        assert!(
-            lines.iter().all(|line| line.len() <= LONGEST_LINE),
-            "{lines:?}"
-        );
+        assert!(lines.iter().all(|line| line.len() <= MAX_LINE), "{lines:?}");
         assert!(
             lines.concat().matches("=/dev/null").count() >= files.len(),
             "{lines:?}"

@@ -11,13 +11,13 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 
 use bindguard_core::handover::{
-    ATTEMPT_VARIABLE, HANDOVER, LONGEST_LINE, PIPE_VARIABLE, PROVE, REFUSED, UNCHANGED, UNREPAIRED,
+    ATTEMPT_VARIABLE, HANDOVER, MAX_LINE, PIPE_VARIABLE, PROVE, REFUSED, UNCHANGED, UNREPAIRED,
 };
 use bindguard_core::text::cut;
 use bindguard_guard::inherited_pipe;
 
 /// With the word before it, much less than a line.
-const LONGEST_REASON: usize = LONGEST_LINE / 2;
+const MAX_REASON: usize = MAX_LINE / 2;
 
 /// The variables that the shim sets for the guard, and that the runtime does not need.
 pub const VARIABLES: [&str; 2] = [PIPE_VARIABLE, ATTEMPT_VARIABLE];
@@ -88,7 +88,7 @@ impl Handover {
 
 /// The pod chooses the paths in it.
 fn in_one_line(reason: &str) -> String {
-    cut(reason, LONGEST_REASON).replace(char::is_control, " ")
+    cut(reason, MAX_REASON).replace(char::is_control, " ")
 }
 
 fn number(name: &str) -> Option<u32> {

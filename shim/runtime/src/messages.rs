@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use bindguard_core::report::{BindReport, Loudness, Report};
+use bindguard_core::report::{BindReport, Report, Severity};
 use bindguard_core::text::cut;
 use bindguard_guard::with_size_errors;
 use nix::libc::O_NONBLOCK;
@@ -22,7 +22,7 @@ use crate::argv::Invocation;
 use crate::stderr;
 
 /// The limit of a remark, in bytes: two paths and the text about them.
-const LONGEST: usize = 16 << 10;
+const MAX_REMARK: usize = 16 << 10;
 
 /// The destinations of messages.
 #[derive(Debug)]
@@ -64,12 +64,12 @@ impl Messages {
         for problem in &report.problems {
             self.problem(&in_bundle(report, problem));
         }
-        for (loudness, remark) in report.binds.iter().filter_map(BindReport::log_message) {
+        for (severity, remark) in report.binds.iter().filter_map(BindReport::log_message) {
             let written = self
                 .log
                 .as_ref()
-                .is_some_and(|log| log.append(level(loudness), &remark).is_ok());
-            if !written && loudness == Loudness::Warning {
+                .is_some_and(|log| log.append(level(severity), &remark).is_ok());
+            if !written && severity == Severity::Warning {
                 stderr::write_line(&remark);
             }
         }
@@ -114,7 +114,7 @@ impl RuntimeLog {
         let time = OffsetDateTime::now_utc()
             .format(&Rfc3339)
             .unwrap_or_default();
-        let msg = format!("bindguard: {}", cut(text, LONGEST));
+        let msg = format!("bindguard: {}", cut(text, MAX_REMARK));
         let line = if self.json {
             format!(
                 "{}\n",
@@ -140,9 +140,9 @@ fn in_bundle(report: &Report, problem: &str) -> String {
     }
 }
 
-fn level(loudness: Loudness) -> &'static str {
-    match loudness {
-        Loudness::Info => "info",
-        Loudness::Warning => "warning",
+fn level(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Info => "info",
+        Severity::Warning => "warning",
     }
 }

@@ -13,9 +13,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// With its prefix less than 4096 bytes, `PIPE_BUF`: a writable pipe takes that much at once
 /// (pipe(7)).
-const LONGEST: usize = 2048;
+const MAX_LINE: usize = 2048;
 /// The limit of all lines together: an eighth of a pipe.
-const MOST: usize = 8192;
+const MAX_OUTPUT: usize = 8192;
 
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -23,10 +23,13 @@ static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 pub fn write_line(text: &str) {
     let line = format!(
         "bindguard: {}\n",
-        cut(&in_one_line(cut(text, LONGEST).as_ref()), LONGEST)
+        cut(&in_one_line(cut(text, MAX_LINE).as_ref()), MAX_LINE)
     );
     let written = WRITTEN.load(Ordering::Relaxed) + line.len();
-    if written <= MOST && takes_a_line() && rustix::io::write(stderr(), line.as_bytes()).is_ok() {
+    if written <= MAX_OUTPUT
+        && takes_a_line()
+        && rustix::io::write(stderr(), line.as_bytes()).is_ok()
+    {
         WRITTEN.store(written, Ordering::Relaxed);
     }
 }

@@ -57,7 +57,7 @@ impl MountRoot {
     }
 
     /// The root as the kernel prints it, including the mark.
-    pub fn for_people(&self) -> String {
+    pub fn display_name(&self) -> String {
         String::from_utf8_lossy(&self.to_kernel()).into_owned()
     }
 

@@ -65,7 +65,7 @@ impl Compared<'_> {
             let here = match is_source {
                 true => self.expected.permits(mount),
                 false => Err(Difference::OtherSource {
-                    root: mount.root.for_people(),
+                    root: mount.root.display_name(),
                     fs_type: mount.fs_type.0.clone(),
                     device: mount.device.to_string(),
                 }),

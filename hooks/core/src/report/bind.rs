@@ -20,7 +20,7 @@ pub struct BindReport {
 
 /// The severity of a log message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loudness {
+pub enum Severity {
     /// Something was repaired.
     Info,
     /// Something was not.
@@ -54,12 +54,12 @@ impl BindReport {
     }
 
     /// The log message; `None` if the bind is healthy.
-    pub fn log_message(&self) -> Option<(Loudness, String)> {
+    pub fn log_message(&self) -> Option<(Severity, String)> {
         let reason = self.reason()?;
-        let loudness = if self.is_repaired() {
-            Loudness::Info
+        let severity = if self.is_repaired() {
+            Severity::Info
         } else {
-            Loudness::Warning
+            Severity::Warning
         };
         let outcome = self
             .outcome
@@ -71,7 +71,7 @@ impl BindReport {
             .unwrap_or_default();
         let (source, verdict) = (self.source().display(), self.verdict());
         Some((
-            loudness,
+            severity,
             format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}"),
         ))
     }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::judge::{Finding, Verdict};
 
-pub use bind::{BindRecord, BindReport, Loudness};
+pub use bind::{BindRecord, BindReport, Severity};
 pub use container::Container;
 pub use create_line::{CreateLine, Unchecked};
 pub use journal_line::{JournalLine, UnreadLine};

@@ -9,9 +9,9 @@ use crate::source::SourceKind;
 use crate::text::cut;
 
 /// The number of binds that are named: an event has room for a kibibyte.
-const MOST: usize = 3;
+const MAX_BINDS: usize = 3;
 /// The maximum length of the text for one bind, in bytes.
-const LONGEST: usize = 320;
+const MAX_TEXT: usize = 320;
 
 /// The reasons in one line, with the next step; `None` when no bind explains a failure of the
 /// runtime.
@@ -19,10 +19,10 @@ pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
     let reasons: Vec<String> = binds.iter().filter_map(explain).collect();
     let named: Vec<_> = reasons
         .iter()
-        .take(MOST)
-        .map(|reason| cut(reason, LONGEST))
+        .take(MAX_BINDS)
+        .map(|reason| cut(reason, MAX_TEXT))
         .collect();
-    let more = match reasons.len().saturating_sub(MOST) {
+    let more = match reasons.len().saturating_sub(MAX_BINDS) {
         0 => String::new(),
         more => format!("; and {more} more"),
     };

@@ -16,7 +16,7 @@ use super::view::SpecError;
 
 /// The maximum number of binds that the guard checks. A pod has tens of binds; a hundred thousand
 /// would delay the create and fill the journal.
-pub(super) const MOST_BINDS: usize = 2_000;
+pub(super) const MAX_BINDS: usize = 2_000;
 
 /// The values read from a spec.
 #[derive(Debug, Default)]
@@ -157,7 +157,7 @@ impl<'de> Visitor<'de> for Mounts<'_, 'de> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut mounts: A) -> Result<(), A::Error> {
         let Self { values, place } = self;
         for index in 0.. {
-            if values.binds.len() == MOST_BINDS {
+            if values.binds.len() == MAX_BINDS {
                 break;
             }
             *place = Position::Mount(index);

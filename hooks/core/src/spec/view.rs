@@ -4,7 +4,7 @@ use serde::de::Error;
 
 use super::bind::Bind;
 use super::propagation::RootfsPropagation;
-use super::read::{MOST_BINDS, Values};
+use super::read::{MAX_BINDS, Values};
 
 /// The parts of a spec that concern binds.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl<'a> SpecView<'a> {
     pub fn overlooked(&self) -> Option<String> {
         let count = self.values.overlooked;
         (count > 0)
-            .then(|| format!("{count} mounts behind the first {MOST_BINDS} binds were not checked"))
+            .then(|| format!("{count} mounts behind the first {MAX_BINDS} binds were not checked"))
     }
 
     /// The binds among the spec's mounts, in their order.
@@ -114,14 +114,14 @@ mod tests {
         let bind = r#"{"type":"bind","source":"/x"}"#;
         let spec = |binds: usize| format!(r#"{{"mounts":[{}]}}"#, vec![bind; binds].join(","));
         assert_eq!(
-            SpecView::from_bytes(spec(MOST_BINDS).as_bytes())
+            SpecView::from_bytes(spec(MAX_BINDS).as_bytes())
                 .unwrap()
                 .overlooked(),
             None
         );
-        let json = spec(MOST_BINDS + 3);
+        let json = spec(MAX_BINDS + 3);
         let view = SpecView::from_bytes(json.as_bytes()).unwrap();
-        assert_eq!(view.binds().len(), MOST_BINDS);
+        assert_eq!(view.binds().len(), MAX_BINDS);
         assert!(view.overlooked().unwrap().starts_with("3 mounts"));
     }
 

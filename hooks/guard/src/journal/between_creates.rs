@@ -7,7 +7,7 @@ use bindguard_core::report::{RebindLine, RefreshLine};
 use bindguard_sys::journal::append;
 use serde::Serialize;
 
-use super::{LONGEST, RecordError, cut_all, fitting, now};
+use super::{MAX_LINE, RecordError, cut_all, fitting, now};
 
 /// Appends a line about the subpaths of a volume, with the time in UTC.
 ///
@@ -45,7 +45,7 @@ fn append_short<L: Serialize>(
     shorten: impl FnOnce(L) -> L,
 ) -> Result<(), RecordError> {
     let mut text = serde_json::to_string(&line)?;
-    if text.len() > LONGEST {
+    if text.len() > MAX_LINE {
         text = serde_json::to_string(&shorten(line))?;
     }
     Ok(append(journal, &text)?)

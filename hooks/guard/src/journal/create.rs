@@ -8,7 +8,7 @@ use bindguard_sys::journal::append;
 
 use crate::admission::with_bundle;
 
-use super::{LONGEST, RecordError, cut, cut_all, fitting, now};
+use super::{MAX_LINE, RecordError, cut, cut_all, fitting, now};
 
 /// One entry of the journal.
 #[derive(Debug, Clone, Copy)]
@@ -80,7 +80,7 @@ fn record_as(
     new: fn(&Report) -> CreateLine<&Report>,
 ) -> Result<(), RecordError> {
     let mut line = written(entry, new(entry.report), None)?;
-    if line.len() > LONGEST {
+    if line.len() > MAX_LINE {
         let (report, omitted_binds) = shortened(entry.report);
         let id = entry.id.map(cut);
         line = written(

@@ -1,4 +1,4 @@
-//! Writes the journal's lines: a report or a refresh, with the time, in at most [`LONGEST`] bytes.
+//! Writes the journal's lines: a report or a refresh, with the time, in at most [`MAX_LINE`] bytes.
 
 mod between_creates;
 mod create;
@@ -25,14 +25,14 @@ pub enum RecordError {
 
 /// The size limit of a line, in bytes: a journal is rotated only after a line, so one line must not
 /// exceed the journal's limit.
-const LONGEST: usize = 256 << 10;
+const MAX_LINE: usize = 256 << 10;
 
 /// The size limit of a text, in bytes, when a line would be too long. A path is no longer than
 /// this.
-const LONGEST_TEXT: usize = 4096;
+const MAX_TEXT: usize = 4096;
 
 /// The number of problems that are kept when a line would be too long.
-const MOST_PROBLEMS: usize = 16;
+const MAX_PROBLEMS: usize = 16;
 
 /// The time in UTC; none if the clock shows a year past 9999.
 fn now() -> Option<String> {
@@ -41,7 +41,7 @@ fn now() -> Option<String> {
 
 /// Keeps the first items that fit into half of a line.
 fn fitting<T: Serialize>(items: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut room = LONGEST / 2;
+    let mut room = MAX_LINE / 2;
     let mut fits = |item: &T| {
         let size = serde_json::to_string(item).map_or(usize::MAX, |text| text.len() + 1);
         let fits = size <= room;
@@ -52,13 +52,13 @@ fn fitting<T: Serialize>(items: impl IntoIterator<Item = T>) -> Vec<T> {
 }
 
 fn cut(text: &str) -> String {
-    text::cut(text, LONGEST_TEXT).into_owned()
+    text::cut(text, MAX_TEXT).into_owned()
 }
 
 fn cut_all(problems: &[String]) -> Vec<String> {
     problems
         .iter()
-        .take(MOST_PROBLEMS)
+        .take(MAX_PROBLEMS)
         .map(|problem| cut(problem))
         .collect()
 }

@@ -65,7 +65,7 @@ pub fn programs(
     }
     let mut message = format!("bindguard {version}, and {path}: {found}");
     if !pods.is_empty() {
-        let pods: Vec<String> = pods.iter().map(PodsOfVersion::for_people).collect();
+        let pods: Vec<String> = pods.iter().map(PodsOfVersion::summary).collect();
         message.push_str(&format!("; pods: {}", pods.join("; ")));
     }
     Point::ok(NAME, message)

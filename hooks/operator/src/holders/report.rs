@@ -97,7 +97,7 @@ impl HeldMount {
     fn from_entry(entry: &MountEntry, table: &MountIndex<'_>, spread: &Spread<'_>) -> Self {
         Self {
             mount_point: entry.mount_point.clone(),
-            root: entry.root.for_people(),
+            root: entry.root.display_name(),
             fs_type: entry.fs_type.0.clone(),
             device: entry.device.to_string(),
             propagation: in_words(&entry.propagation),

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limit of an answer: a list of a thousand containers has about 2 MiB.
-const LARGEST: usize = 16 << 20;
+const MAX_ANSWER: usize = 16 << 20;
 
 /// Why an engine gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ async fn query(socket: &Path, path: &str) -> Result<Bytes, QueryError> {
     let response = sender.send_request(request).await?;
     match response.status() {
         StatusCode::OK => {
-            let body = Limited::new(response.into_body(), LARGEST)
+            let body = Limited::new(response.into_body(), MAX_ANSWER)
                 .collect()
                 .await
                 .map_err(QueryError::Body)?;

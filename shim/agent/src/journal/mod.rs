@@ -27,7 +27,7 @@ use self::position::Position;
 pub use self::writer::JournalWriter;
 
 /// Limit of one read. A journal and the one before it have 4 MiB each.
-const MOST: u64 = 16 << 20;
+const MAX_READ: u64 = 16 << 20;
 
 /// Reads a journal from where it stopped.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ fn whole_lines(file: &mut File, offset: u64) -> io::Result<(String, u64)> {
     };
     file.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
-    file.take(MOST).read_to_end(&mut bytes)?;
+    file.take(MAX_READ).read_to_end(&mut bytes)?;
     let end = bytes
         .iter()
         .rposition(|byte| *byte == b'\n')

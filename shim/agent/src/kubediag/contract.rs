@@ -25,7 +25,7 @@ pub const ENCOUNTERED: &str =
     "A kubernetes bug #68211 has been encountered on pod subpath remounting.";
 
 /// Limit of an answer in bytes.
-pub const MOST_BYTES: usize = 2 << 20;
+pub const MAX_BYTES: usize = 2 << 20;
 
 /// A processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub fn recovered(target: &str) -> String {
 /// other.
 pub fn short_mount_info(text: String) -> String {
     // Each quote and backslash becomes two bytes.
-    if text.len() <= MOST_BYTES / 2 {
+    if text.len() <= MAX_BYTES / 2 {
         return text;
     }
     let subpaths = text

@@ -29,7 +29,7 @@ use hyper::{Method, Request, StatusCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, timeout};
 
-use self::contract::{MOST_BYTES, MOUNT_INFO, POD_DETAIL, Processor, RECOVERY, TARGET};
+use self::contract::{MAX_BYTES, MOUNT_INFO, POD_DETAIL, Processor, RECOVERY, TARGET};
 use crate::metrics::Metrics;
 use crate::reporting::Reporting;
 
@@ -37,7 +37,7 @@ pub use self::contract::FOLDER;
 pub use self::pod_detail::PodReader;
 
 /// Limit of a request: it has the results of both collectors, each no longer than an answer.
-const MAX_POSTED: usize = 2 * MOST_BYTES;
+const MAX_POSTED: usize = 2 * MAX_BYTES;
 
 /// Limit of processors at a time: a request is in memory more than once while it is parsed.
 const MAX_PROCESSORS: usize = 1;
@@ -84,7 +84,7 @@ enum NoResult {
     Recovery(#[from] recoverer::NotRecovered),
     #[error("write the result as JSON")]
     Json(#[source] serde_json::Error),
-    #[error("the result has {0} bytes, and kubediag accepts {MOST_BYTES}")]
+    #[error("the result has {0} bytes, and kubediag accepts {MAX_BYTES}")]
     TooLong(usize),
     #[error("the request has no end after {} ms", BODY_TIMEOUT.as_millis())]
     NoEnd,
@@ -166,7 +166,7 @@ impl Kubediag {
             }
         };
         let json = serde_json::to_string(&result).map_err(NoResult::Json)?;
-        if json.len() > MOST_BYTES {
+        if json.len() > MAX_BYTES {
             Err(NoResult::TooLong(json.len()))
         } else {
             Ok(json)
@@ -342,9 +342,9 @@ mod tests {
     #[tokio::test]
     async fn a_body_has_room_for_two_results_and_no_more() {
         let of = |length: usize| posted(Full::new(Bytes::from(vec![b' '; length])));
-        assert_eq!(of(2 * MOST_BYTES).await.unwrap().len(), 2 * MOST_BYTES);
+        assert_eq!(of(2 * MAX_BYTES).await.unwrap().len(), 2 * MAX_BYTES);
         assert!(matches!(
-            of(2 * MOST_BYTES + 1).await,
+            of(2 * MAX_BYTES + 1).await,
             Err(NoResult::Body(_))
         ));
     }

@@ -98,7 +98,7 @@ fn time(since_epoch: Duration) -> Option<String> {
 }
 
 fn failure(error: &ApiError, was_patch: bool) -> WriteError {
-    let why = error.for_people();
+    let why = error.reason();
     let ApiError::Status(status) = error else {
         return WriteError::Unavailable { why, pause: None };
     };

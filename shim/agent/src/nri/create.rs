@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use bindguard_config::Config;
-use bindguard_core::report::{Loudness, Report};
+use bindguard_core::report::{Report, Severity};
 use bindguard_guard::{Admission, admit_spec};
 use bindguard_sys::read_mount_table;
 use serde_json::json;
@@ -165,10 +165,10 @@ fn write_reports(received: &Receiver<CreateReport>, journal: &JournalWriter) {
         for problem in &report.problems {
             warn!("container {id}: {problem}");
         }
-        for (loudness, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
-            match loudness {
-                Loudness::Info => info!("container {id}: {message}"),
-                Loudness::Warning => warn!("container {id}: {message}"),
+        for (severity, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
+            match severity {
+                Severity::Info => info!("container {id}: {message}"),
+                Severity::Warning => warn!("container {id}: {message}"),
             }
         }
         // The shim journals every create that it makes. A healthy one is not repeated.

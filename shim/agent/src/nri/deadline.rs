@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Threads that are late, for example behind a server that hangs. Beyond the limit no more work is
 /// begun.
-const MOST_LATE: usize = 8;
+const MAX_LATE: usize = 8;
 
 /// Begins work, and counts the threads that have not ended.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl Deadline {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoResult> {
         let late = Arc::strong_count(&self.running) - 1;
-        if late >= MOST_LATE {
+        if late >= MAX_LATE {
             return Err(NoResult::Busy(late));
         }
         let (send, receive) = sync_channel(1);
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn threads_that_hang_do_not_pile_up() {
         let deadline = Deadline::default();
-        let keep: Vec<_> = (0..MOST_LATE)
+        let keep: Vec<_> = (0..MAX_LATE)
             .map(|_| {
                 let (keep, never) = channel::<()>();
                 assert_eq!(
@@ -101,7 +101,7 @@ mod tests {
                 keep
             })
             .collect();
-        assert_eq!(deadline.within(LONG, || ()), Err(NoResult::Busy(MOST_LATE)));
+        assert_eq!(deadline.within(LONG, || ()), Err(NoResult::Busy(MAX_LATE)));
         drop(keep);
         while Arc::strong_count(&deadline.running) > 1 {
             thread::yield_now();

@@ -37,7 +37,7 @@ use crate::metrics::Metrics;
 
 /// The pause before a connection that ended is made again; it doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// The plugin; it runs for ever in a thread of its own.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl NriPlugin {
             let ended = self.serve_once();
             self.calls.creates.metrics().nri.connected.set(0);
             // A connection that lasted was a good one: a runtime that restarts is back soon.
-            if start.elapsed() > LONGEST_PAUSE {
+            if start.elapsed() > MAX_PAUSE {
                 (pause, warned) = (PAUSE, None);
             }
             match ended {
@@ -110,7 +110,7 @@ impl NriPlugin {
                 }
             }
             thread::sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

@@ -11,11 +11,11 @@ pub const TO_PLUGIN: u32 = 1;
 pub const TO_RUNTIME: u32 = 2;
 
 /// The runtime's limit: one ttrpc message of 4 MiB with its header.
-const LARGEST: u32 = (4 << 20) + 10;
+const MAX_RECEIVED: u32 = (4 << 20) + 10;
 
 /// The runtime reads a frame into one buffer, and closes the connection if the frame is larger. Its
 /// smallest buffer is that of Go's bufio.
-const LARGEST_SENT: usize = 4096;
+const MAX_SENT: usize = 4096;
 
 /// Part of a connection's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,10 +47,10 @@ pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Frame>> {
         u32::from_be_bytes([c0, c1, c2, c3]),
         u32::from_be_bytes([l0, l1, l2, l3]),
     );
-    if length > LARGEST {
+    if length > MAX_RECEIVED {
         return Err(io::Error::new(
             ErrorKind::InvalidData,
-            format!("a frame of {length} bytes, the limit is {LARGEST}"),
+            format!("a frame of {length} bytes, the limit is {MAX_RECEIVED}"),
         ));
     }
     // Memory for the bytes that arrive, not for the announced number.
@@ -71,7 +71,7 @@ pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Frame>> {
 /// If the stream fails.
 pub fn write_frames(stream: &mut impl Write, connection: u32, bytes: &[u8]) -> io::Result<()> {
     let mut frames = Vec::with_capacity(bytes.len() + 8);
-    for payload in bytes.chunks(LARGEST_SENT) {
+    for payload in bytes.chunks(MAX_SENT) {
         frames.extend_from_slice(&connection.to_be_bytes());
         frames.extend_from_slice(&(payload.len() as u32).to_be_bytes());
         frames.extend_from_slice(payload);
@@ -98,7 +98,7 @@ mod tests {
             let (mut stream, mut read) = (stream.as_slice(), Vec::new());
             while let Some(frame) = read_frame(&mut stream).unwrap() {
                 prop_assert_eq!(frame.connection, connection);
-                prop_assert!(frame.payload.len() <= LARGEST_SENT);
+                prop_assert!(frame.payload.len() <= MAX_SENT);
                 read.extend(frame.payload);
             }
             prop_assert_eq!(read, bytes);

@@ -9,7 +9,7 @@ use prost::Message as _;
 
 const HEADER: usize = 10;
 /// The limit of the protocol.
-const LARGEST: usize = 4 << 20;
+const MAX_MESSAGE: usize = 4 << 20;
 
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
@@ -70,7 +70,7 @@ pub enum Message {
 #[derive(Debug, thiserror::Error)]
 pub enum TtrpcError {
     /// The length in a header.
-    #[error("a message of {0} bytes, the limit is {LARGEST}")]
+    #[error("a message of {0} bytes, the limit is {MAX_MESSAGE}")]
     TooLarge(usize),
     /// The payload.
     #[error("decode a message")]
@@ -111,7 +111,7 @@ impl Incoming {
         while let Some((header, rest)) = self.0.split_first_chunk::<HEADER>() {
             let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _flags] = *header;
             let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
-            if length > LARGEST {
+            if length > MAX_MESSAGE {
                 return Err(TtrpcError::TooLarge(length));
             }
             let Some(payload) = rest.get(..length) else {

@@ -102,7 +102,7 @@ fn processes_of_pod(group: &[&Holder]) -> String {
     let name = group[0]
         .pod
         .as_ref()
-        .and_then(|pod| pod.for_people())
+        .and_then(|pod| pod.display_name())
         .unwrap_or_default();
     let process = |holder: &&Holder| {
         Some(format!(
@@ -127,7 +127,7 @@ fn who(holder: &Holder) -> String {
     let pod = holder
         .pod
         .as_ref()
-        .and_then(|pod| pod.for_people())
+        .and_then(|pod| pod.display_name())
         .map(|pod| format!(", pod {pod}"));
     let more = match holder.processes {
         0 | 1 => String::new(),

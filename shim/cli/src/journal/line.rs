@@ -99,7 +99,7 @@ impl RecordedLine {
             .unwrap_or_default();
         let pod = self
             .pod
-            .for_people()
+            .display_name()
             .map(|pod| format!(" {pod}"))
             .unwrap_or_default();
         format!("{time}{pod}{container} ({})", self.event())

@@ -121,7 +121,7 @@ pub fn names_of(ids: &BTreeSet<&str>) -> Vec<String> {
         .iter()
         .filter(|container| ids.contains(container.id.as_str()));
     let names: BTreeSet<String> = meant
-        .filter_map(|container| container.pod.for_people())
+        .filter_map(|container| container.pod.display_name())
         .collect();
     names.into_iter().collect()
 }
@@ -146,20 +146,20 @@ pub fn uids(pods: &Pods, selector: &PodSelector) -> anyhow::Result<Vec<String>> 
         .map(|container| &container.pod)
         .filter(|pod| selector.is(pod))
         .collect();
-    let names: BTreeSet<String> = meant.iter().filter_map(|pod| pod.for_people()).collect();
+    let names: BTreeSet<String> = meant.iter().filter_map(|pod| pod.display_name()).collect();
     let namespaces: BTreeSet<_> = meant.iter().map(|pod| &pod.namespace).collect();
     if namespaces.len() > 1 {
         bail!(
             "more than one pod is called {}: say which, {}",
-            selector.for_people(),
+            selector.display_name(),
             Vec::from_iter(names).join(" or ")
         );
     }
     let mut uids: Vec<String> = meant.iter().filter_map(|pod| pod.uid.clone()).collect();
     uids.sort();
     uids.dedup();
-    if uids.is_empty() && selector.is(&PodName::of_uid(&selector.for_people())) {
-        uids.push(selector.for_people());
+    if uids.is_empty() && selector.is(&PodName::of_uid(&selector.display_name())) {
+        uids.push(selector.display_name());
     }
     Ok(uids)
 }

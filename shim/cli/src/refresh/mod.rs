@@ -201,7 +201,7 @@ impl Refresh {
         config: &Config,
         report: &mut RefreshReport,
     ) -> anyhow::Result<()> {
-        let name = [container.pod.for_people(), container.name.clone()]
+        let name = [container.pod.display_name(), container.name.clone()]
             .into_iter()
             .flatten()
             .collect::<Vec<_>>();

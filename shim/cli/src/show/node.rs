@@ -85,7 +85,7 @@ fn print_old_files(old: &OldFiles, lines: &mut Lines) {
             "no CRI reported whether it opted in to live refresh",
         ),
     };
-    let names = [old.pod.for_people(), old.container.name.clone()]
+    let names = [old.pod.display_name(), old.container.name.clone()]
         .into_iter()
         .flatten()
         .collect::<Vec<_>>();
@@ -119,7 +119,7 @@ fn print_more(bind: &NodeBind, lines: &mut Lines) {
 }
 
 fn whose(bind: &NodeBind) -> Option<String> {
-    let pod = bind.pod.as_ref()?.for_people()?;
+    let pod = bind.pod.as_ref()?.display_name()?;
     let container = bind.container.as_ref().and_then(|container| {
         let attempt = container.attempt.filter(|attempt| *attempt > 0);
         let again = attempt

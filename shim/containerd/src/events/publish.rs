@@ -23,7 +23,7 @@ use super::{Queued, timestamp};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// containerd may reject the same event this many times.
 const REJECTIONS: u32 = 8;
 
@@ -78,7 +78,7 @@ impl Publisher {
                 }
             }
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, oneshot};
 use super::Queued;
 
 /// The number of events that Go's shim keeps for another try.
-const MOST: usize = 2048;
+const MAX_EVENTS: usize = 2048;
 
 /// An entry of the queue.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Queue {
     /// Adds an item, and drops an older one if there are too many.
     pub(super) fn add(&self, item: Item) {
         let mut items = self.items();
-        if items.waiting.len() >= MOST {
+        if items.waiting.len() >= MAX_EVENTS {
             items.drop_one();
         }
         items.waiting.push_back(item);
@@ -102,7 +102,7 @@ impl Items {
         if self.dropped == 0 {
             tracing::warn!(
                 topic = event.topic,
-                "containerd receives no events: dropping the oldest of {MOST}"
+                "containerd receives no events: dropping the oldest of {MAX_EVENTS}"
             );
         }
         self.dropped += 1;
@@ -145,17 +145,20 @@ mod tests {
     async fn the_oldest_kills_are_dropped_first_and_then_the_oldest_events() {
         let queue = Arc::new(Queue::default());
         queue.add(event(TASK_EXIT_EVENT_TOPIC, 0));
-        (0..MOST * 2).for_each(|number| queue.add(event(TASK_OOM_EVENT_TOPIC, number)));
+        (0..MAX_EVENTS * 2).for_each(|number| queue.add(event(TASK_OOM_EVENT_TOPIC, number)));
         queue.add(event(TASK_EXIT_EVENT_TOPIC, 1));
         let left = topics_and_numbers(&queue).await;
-        assert_eq!(left.len(), MOST);
+        assert_eq!(left.len(), MAX_EVENTS);
         assert_eq!(
             left[..2],
-            [(TASK_EXIT_EVENT_TOPIC, 0), (TASK_OOM_EVENT_TOPIC, MOST + 2)]
+            [
+                (TASK_EXIT_EVENT_TOPIC, 0),
+                (TASK_OOM_EVENT_TOPIC, MAX_EVENTS + 2)
+            ]
         );
-        assert_eq!(left[MOST - 1], (TASK_EXIT_EVENT_TOPIC, 1));
+        assert_eq!(left[MAX_EVENTS - 1], (TASK_EXIT_EVENT_TOPIC, 1));
 
-        (0..MOST + 1).for_each(|number| queue.add(event(TASK_EXIT_EVENT_TOPIC, number)));
+        (0..MAX_EVENTS + 1).for_each(|number| queue.add(event(TASK_EXIT_EVENT_TOPIC, number)));
         assert_eq!(
             topics_and_numbers(&queue).await[0],
             (TASK_EXIT_EVENT_TOPIC, 1)

@@ -10,7 +10,7 @@ use super::Exit;
 /// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
 /// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
 /// reported with a lost status.
-const MOST: usize = 1024;
+const MAX_STATUSES: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Statuses {
@@ -52,7 +52,7 @@ impl Statuses {
         if self.calls.is_empty() {
             return;
         }
-        if self.kept.len() >= MOST {
+        if self.kept.len() >= MAX_STATUSES {
             self.kept.pop_front();
         }
         self.last += 1;
@@ -126,7 +126,7 @@ mod tests {
         for pid in 0..10_000 {
             statuses.keep(pid, exit(pid));
         }
-        assert_eq!(statuses.kept.len(), MOST);
+        assert_eq!(statuses.kept.len(), MAX_STATUSES);
         assert_eq!(
             (
                 found(&statuses, hanging, 0),

@@ -53,9 +53,9 @@ pub(super) fn nonblocking(fd: &OwnedFd) -> Result<(), IoError> {
 /// most (pipe(7)), and the read stops there even if a writer continues.
 pub(super) fn unread(pipe: &OwnedFd) -> Vec<u8> {
     const STEP: usize = 16 * 1024;
-    const MOST: usize = 1 << 20;
+    const MAX_BYTES: usize = 1 << 20;
     let (mut bytes, mut buffer) = (Vec::new(), [0; STEP]);
-    while bytes.len() < MOST && has_bytes(pipe) {
+    while bytes.len() < MAX_BYTES && has_bytes(pipe) {
         match rustix::io::read(pipe, &mut buffer) {
             Ok(0) | Err(_) => break,
             Ok(count) => bytes.extend_from_slice(&buffer[..count]),

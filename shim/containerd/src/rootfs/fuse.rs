@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::kernel;
 
 /// The limit of output that is kept for the error.
-const LONGEST_MESSAGE: u64 = 2048;
+const MAX_MESSAGE: u64 = 2048;
 
 /// A FUSE mount.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl<'a> Fuse<'a> {
         }
         let mut message = Vec::new();
         output.rewind()?;
-        output.take(LONGEST_MESSAGE).read_to_end(&mut message)?;
+        output.take(MAX_MESSAGE).read_to_end(&mut message)?;
         let message = String::from_utf8_lossy(&message).trim().replace('\n', "; ");
         Err(io::Error::other(format!(
             "{} {}: {status}: {message}",

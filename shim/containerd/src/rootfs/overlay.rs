@@ -14,7 +14,7 @@ use nix::sched::{CloneFlags, unshare};
 use super::call;
 
 /// One page, less the final NUL. mount(2) silently cuts a longer string.
-const LONGEST: usize = 4096 - 1;
+const MAX_OPTIONS: usize = 4096 - 1;
 
 /// The mount to make.
 pub(super) struct OverlayMount<'a> {
@@ -32,14 +32,14 @@ pub(super) struct OverlayMount<'a> {
 pub(super) fn mount_with_long_options(overlay: &OverlayMount<'_>, target: &Path) -> io::Result<()> {
     let mut data = overlay.data.join(",");
     if overlay.kind == "overlay"
-        && data.len() > LONGEST
+        && data.len() > MAX_OPTIONS
         && let Some((directory, short)) = shorten(overlay.data)
     {
         unshare(CloneFlags::CLONE_FS)?;
         std::env::set_current_dir(directory)?;
         data = short.join(",");
     }
-    if data.len() > LONGEST {
+    if data.len() > MAX_OPTIONS {
         return Err(io::Error::new(
             io::ErrorKind::ArgumentListTooLong,
             "more options than mount(2) takes",

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use bindguard_core::handover::{HANDOVER, LONGEST_LINE, PROVE, REFUSED, UNCHANGED, UNREPAIRED};
+use bindguard_core::handover::{HANDOVER, MAX_LINE, PROVE, REFUSED, UNCHANGED, UNREPAIRED};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
@@ -55,7 +55,7 @@ async fn read_while(
     received: &mut Vec<u8>,
     wants_more: impl Fn(&[u8]) -> bool,
 ) {
-    while received.len() < LONGEST_LINE && wants_more(received) {
+    while received.len() < MAX_LINE && wants_more(received) {
         match answers.read_buf(received).await {
             Ok(0) => return,
             Ok(_) => {}

@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use crate::cgroup::text::FlatKeyed;
 
 /// These files have a dozen short lines.
-const LONGEST: usize = 4096;
+const MAX_CONTENT: usize = 4096;
 
 /// A flat keyed file that is open and watched.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl PolledFile {
 
     /// Its current content. ENODEV: the cgroup was removed.
     pub(super) fn read(&self) -> io::Result<FlatKeyed> {
-        let mut content = [0; LONGEST];
+        let mut content = [0; MAX_CONTENT];
         let length = rustix::io::pread(self.0.get_ref(), &mut content, 0)?;
         Ok(FlatKeyed::parse(&String::from_utf8_lossy(
             content.get(..length).unwrap_or(&[]),
