@@ -121,7 +121,7 @@ impl RefreshQueue {
         Some(next)
     }
 
-    /// Plans the last turn of a pod. The calling worker, or a worker that asks later, takes the
+    /// Plans the last turn of a pod. The calling worker, or a later worker, takes the
     /// turn.
     pub fn add_last(&mut self, planned: &Planned) {
         self.waiting.push(Planned {

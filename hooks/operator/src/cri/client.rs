@@ -27,7 +27,7 @@ const MAX_ANSWER: usize = 16 << 20;
 /// The reason why a CRI gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CriError {
-    /// Nobody listens on the socket.
+    /// The socket has no server.
     #[error("connect")]
     Connect(#[source] io::Error),
     /// The CRI refused a call, or the connection broke.

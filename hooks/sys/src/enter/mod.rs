@@ -163,7 +163,7 @@ impl Entered {
     }
 
     /// Attaches the new mount beneath the stale one through propagation. The call can succeed
-    /// although the mount did not arrive: look at the table.
+    /// although the mount did not arrive: check the table.
     ///
     /// # Errors
     /// If a step fails. The propagation of the parent mount is restored in any case.

@@ -92,7 +92,7 @@ impl FolderCopy {
 /// Attaches a new mount of the host so that it arrives below the mount at `name`. `folder` is the
 /// folder of that mount point, on the stale mount's parent.
 ///
-/// The call can succeed although the mount did not arrive: look at the table.
+/// The call can succeed although the mount did not arrive: check the table.
 ///
 /// # Errors
 /// When the namespace or the copy cannot be made, or another repairer is at work.

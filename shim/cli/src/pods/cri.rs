@@ -95,7 +95,7 @@ pub fn is_unimplemented(error: &anyhow::Error) -> bool {
 /// The answer to the calls that `calls` makes.
 ///
 /// # Errors
-/// If nobody listens on the socket, or if the calls take too long or fail.
+/// If the socket has no server, or if the calls take too long or fail.
 pub fn query<A>(socket: &Path, calls: impl AsyncFnOnce(Cri) -> Result<A, CriError>) -> Result<A> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
