@@ -66,6 +66,19 @@ pub fn bind(source: impl AsRef<Path>, target: impl AsRef<Path>) -> Result<()> {
     .with_context(|| format!("bind {} over {}", source.display(), target.display()))
 }
 
+/// Makes a mount private, without the mounts below it.
+pub fn private(target: impl AsRef<Path>) -> Result<()> {
+    let target = target.as_ref();
+    mount(
+        None::<&str>,
+        target,
+        None::<&str>,
+        MsFlags::MS_PRIVATE,
+        None::<&str>,
+    )
+    .with_context(|| format!("make {} private", target.display()))
+}
+
 /// Far longer than a child needs from fork to exec, on a busy machine too.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -2,17 +2,20 @@
 //! runs: reported, or refused where the policy says so.
 //!
 //! crun 1.29 can bind its own root filesystem in place of the host's root (containers/crun#2262). The
-//! runtime of this story reads a spec that differs in one mount.
+//! runtime of these stories reads a spec that differs in one mount; the last story has each runtime
+//! as it is.
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::ctr::{Container, Ctr};
 use bindguard_integration::journal::{self, JOURNAL};
-use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::mount_calls::{private, tmpfs, unmount};
 use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Bind, Generation, Node, Oci, Runtime, Setup, on_every_generation};
 use serde_json::Value;
 
 /// The change of the runtime's spec, and the words of the report.
@@ -35,6 +38,9 @@ const DIFFERENCES: [(&str, &str); 5] = [
 
 /// In the order in which ctr writes them, so that the expressions above match.
 const OPTIONS: [&str; 6] = ["nosuid", "nodev", "noexec", "rbind", "ro", "rprivate"];
+
+/// A mount namespace of snapd.
+const PINNED: &str = "/run/snapd/ns/app.mnt";
 
 fn reported(generation: Generation) {
     Setup::on(generation).faulty_runtime().story(|node| {
@@ -140,6 +146,73 @@ fn what_is_right_causes_no_line() {
         }
         Ok(())
     });
+}
+
+/// snapd pins mount namespaces below `/run/snapd/ns`. Beside such a mount, crun 1.29 on Linux 7.0
+/// or newer binds its own root filesystem in place of the host's (containers/crun#2262). Each runtime
+/// either shows the host's root, or the proof reports the bind.
+#[test]
+fn a_host_root_with_a_pinned_mount_namespace() {
+    for oci in [Oci::Runc(Generation::V2_1), Oci::Crun(Generation::V2_1)] {
+        Setup::on(Generation::V2_1)
+            .oci(oci)
+            .faulty_runtime()
+            .policy("[guard]\ndeadline-ms = 20000\n")
+            .story(|node| {
+                pin_a_mount_namespace()?;
+                for runtime in [Runtime::Bindguard, Runtime::Wrapper] {
+                    the_host_root_or_a_report(node, oci, runtime)
+                        .with_context(|| format!("{oci} under {runtime:?}"))?;
+                }
+                unmount(PINNED)?;
+                unmount("/run/snapd/ns")
+            });
+    }
+}
+
+/// As snapd does: a namespace can be pinned on a private mount only.
+///
+/// The kernel pins no namespace with a lower number than the caller's, so that no loop is possible.
+/// Linux 6.18 takes the numbers per processor: another attempt can succeed.
+fn pin_a_mount_namespace() -> Result<()> {
+    let folder = "/run/snapd/ns";
+    fs::create_dir_all(folder).with_context(|| format!("create {folder}"))?;
+    tmpfs(folder, "mode=755")?;
+    private(folder)?;
+    fs::write(PINNED, "").context("make the mount point of a namespace")?;
+    until("a mount namespace is pinned", || {
+        let mut unshare = Command::new("unshare");
+        let output = unshare
+            .arg(format!("--mount={PINNED}"))
+            .arg("true")
+            .output()
+            .context("run unshare")?;
+        Ok(output.status.success())
+    })
+}
+
+fn the_host_root_or_a_report(node: &Node, oci: Oci, runtime: Runtime) -> Result<()> {
+    let id = format!("monitor-{runtime:?}").to_lowercase();
+    let ctr = node.ctr();
+    ctr.container(&id)
+        .runtime(runtime)
+        .mount(Bind::new("/", "/host").options(&["rbind", "rslave"]))
+        .start()?
+        .success()?;
+    let pid = ctr.pid(&id)?;
+    let shows_the_host = Path::new(&format!("/proc/{pid}/root/host/run/snapd/ns")).exists();
+    let reported = lines_with_a_pid(&id)?.iter().any(|line| {
+        let binds = line["binds"].as_array().into_iter().flatten();
+        binds
+            .filter(|bind| bind["destination"] == "/host")
+            .any(|bind| bind["verdict"] == "wrong")
+    });
+    println!("{oci} under {runtime:?}: shows the host's root: {shows_the_host}");
+    ensure!(
+        reported != shows_the_host,
+        "shows the host's root: {shows_the_host}; reported: {reported}"
+    );
+    ctr.remove(&id)
 }
 
 fn container<'c>(ctr: &'c Ctr, runtime: Runtime, id: &str) -> Container<'c> {
