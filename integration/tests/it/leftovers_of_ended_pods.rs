@@ -226,10 +226,10 @@ fn the_orphan_is_removed(node: &Node, pods: &Pods, words: &[String]) -> Result<(
         "{first:?}"
     );
     ensure!(!first.stdout.contains("starting") && !first.stdout.contains("running:"));
-    make_older(599)?;
+    make_older(500)?;
     repair(node, words)?;
     ensure!(mounts::table()? == before, "removed before ten minutes");
-    make_older(10)?;
+    make_older(200)?;
     let diagnosed = diagnose(node, words)?;
     ensure!(
         diagnosed.code() == 1
