@@ -69,14 +69,7 @@ macro_rules! on_every_generation {
         fn containerd_1_6() {
             ($story)($crate::Generation::V1_6);
         }
-        #[test]
-        fn containerd_1_7() {
-            ($story)($crate::Generation::V1_7);
-        }
-        #[test]
-        fn containerd_2_1() {
-            ($story)($crate::Generation::V2_1);
-        }
+        $crate::on_every_config_version!($story);
     };
 }
 

@@ -160,7 +160,8 @@ pub fn remove_record(bundle: &Path) {
 
 /// Reads the record of expected binds.
 ///
-/// # Errors If the record is missing or cannot be read.
+/// # Errors
+/// If the record is missing or cannot be read.
 pub fn read_record(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     let path = bundle.join(EXPECTED_FILE);
     let read = || {

@@ -160,7 +160,7 @@ fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
     all().try_for_each(|(_, running)| running.remove(node))
 }
 
-/// A pod that opted in to both gets each from the same refreshes, and keeps one mount of each.
+/// A pod opts in to files and volumes: a single refresh attaches both kinds, each as one mount.
 #[test]
 fn a_container_with_files_and_a_volume() {
     Setup::on(Generation::V2_1).cri().story(|node| {
@@ -217,7 +217,7 @@ fn a_pod_that_starts_later(node: &Node) -> Result<()> {
     running.remove(node)
 }
 
-/// One line for each refresh, and none for the checks after it.
+/// The journal has a line for each refresh, and no line for the later checks.
 fn it_is_journaled(id: &str) -> Result<()> {
     until("each refresh is journaled", || {
         let lines = journal::lines(JOURNAL)?.into_iter();

@@ -171,7 +171,8 @@ impl Way {
     /// way to the folder of the container's start has none, unless the way has a symlink. `stale`
     /// is the mount that the container has, `started` the time since 1970 of its start.
     ///
-    /// # Errors If users besides root may write a folder of the way.
+    /// # Errors
+    /// If users besides root may write a folder of the way.
     pub fn relied_on(
         &self,
         stale: &MountEntry,

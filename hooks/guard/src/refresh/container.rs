@@ -407,8 +407,8 @@ fn is_key_gone(volumes: &dyn CurrentFiles, stale: &SubpathInContainer) -> bool {
     opened.is_none_or(|opened| opened.is_ok_and(|opened| opened.file.is_none()))
 }
 
-/// One line for each mount that was stale: its way if it is current now. Each missing bind gets a
-/// line, too.
+/// A line for each stale mount, with the attach method if the mount is current now, and a line for
+/// each missing bind.
 fn into_report(
     subpaths: Vec<SubpathInContainer>,
     methods: BTreeMap<PathBuf, AttachMethod>,

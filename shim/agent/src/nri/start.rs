@@ -38,7 +38,7 @@ use crate::threads::spawn;
 /// container.
 const START_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The time until the end of the refresh: it ends by itself before the answer is due.
+/// The time limit of the refresh, which ends before the answer is due.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Answers the starts.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Changes within this time are one.
+/// Changes within this time cause a single list.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The pause after a list, as a multiple of the time that the list took: lists need at most one

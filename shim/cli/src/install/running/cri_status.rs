@@ -19,7 +19,7 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 const START_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The configuration that this containerd read at its start. `None` if this containerd has no CRI.
+/// The configuration that containerd read at its start. `None` if this containerd has no CRI.
 pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     let socket = socket_of(containerd);
     match unless_it_starts(|| query(&socket, async |cri| cri.active_config().await)) {
@@ -31,7 +31,7 @@ pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     }
 }
 
-/// Every sandbox of this containerd, also one that has ended. Empty if this containerd has no CRI.
+/// Every sandbox of this containerd, in any state. Empty if this containerd has no CRI.
 pub fn sandboxes(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
     let socket = socket_of(containerd);
     match unless_it_starts(|| query(&socket, async |cri| cri.sandboxes().await)) {
