@@ -15,6 +15,7 @@ mod error_chain;
 pub mod evidence;
 pub mod fault_points;
 pub mod handover;
+pub mod identity;
 pub mod judge;
 pub mod kubelet;
 pub mod mount_table;

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::identity::Identity;
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{Container, Report};
+use bindguard_core::report::Report;
 use bindguard_core::spec::{SpecError, SpecView};
 use bindguard_sys::bundle::{self, BundleError};
 
@@ -64,7 +65,7 @@ impl OpenBundle<'_> {
     /// Adds the container's names, the parts that are not checked, and the annotations that are not
     /// followed.
     pub fn describe(&self, report: &mut Report) {
-        report.container = Container::from_spec(&self.spec);
+        report.container = Identity::from_spec(&self.spec);
         report.problems.extend(self.spec.overlooked());
         report.problems.extend(self.not_followed.iter().cloned());
     }

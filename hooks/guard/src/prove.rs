@@ -5,13 +5,14 @@ use std::path::Path;
 use std::time::Instant;
 
 use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
 use bindguard_core::judge::{Finding, Verdict};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_wrong};
 use bindguard_core::policy::Policy;
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
-use bindguard_core::report::{Container, Report};
+use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
 use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
@@ -79,7 +80,7 @@ impl Proved {
         };
         with_bundle(path, policy, |bundle| {
             // The admission reported the problems of the spec.
-            self.report.container = Container::from_spec(&bundle.spec);
+            self.report.container = Identity::from_spec(&bundle.spec);
             match found {
                 Some(found) => self.add(&bundle, &table, &found, places),
                 None => self.report.unproven = expected.binds.len(),

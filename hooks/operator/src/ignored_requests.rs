@@ -3,12 +3,13 @@
 //!
 //! `True` in place of `true` would otherwise go unnoticed until an update does not arrive.
 
+use bindguard_core::identity::PodName;
 use std::collections::BTreeMap;
 
 use bindguard_core::refresh_request::{OptIn, REFRESH};
 use bindguard_core::text::cut;
 
-use crate::pods::{PodName, Pods};
+use crate::pods::Pods;
 
 /// A pod with such an annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]

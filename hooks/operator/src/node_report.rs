@@ -4,12 +4,13 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::identity::PodName;
 use serde::{Serialize, Serializer};
 
 use crate::ended_pods::EndedPods;
 use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
-use crate::pods::{PodContainer, PodName, Pods};
+use crate::pods::{PodContainer, Pods};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};

@@ -3,6 +3,7 @@
 //! A `subPath` file of a running container never changes (kubernetes#50345). The container's own
 //! mount table shows which of its mounts are stale. Nothing is entered and nothing is changed.
 
+use bindguard_core::identity::PodName;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use crate::engines::binds_of_container;
 use crate::node::{NotInit, hold_init, inits_of};
-use crate::pods::{ContainerState, PodContainer, PodName, Pods};
+use crate::pods::{ContainerState, PodContainer, Pods};
 
 /// A running container, and the old files that it reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -7,40 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use bindguard_core::identity::PodName;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use serde::Serialize;
-
-/// The known names of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-pub struct PodName {
-    /// Its uid; for a static pod, the hash of its manifest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub uid: Option<String>,
-    /// Its namespace.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub namespace: Option<String>,
-    /// Its name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-}
-
-impl PodName {
-    /// A pod of which only the uid is known.
-    pub fn of_uid(uid: &str) -> Self {
-        Self {
-            uid: Some(uid.to_owned()),
-            ..Self::default()
-        }
-    }
-
-    /// `namespace/name` where both are known, else the uid.
-    pub fn display_name(&self) -> Option<String> {
-        match (&self.namespace, &self.name) {
-            (Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
-            _ => self.uid.clone(),
-        }
-    }
-}
 
 /// The state of a container, as the CRI names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -1,19 +1,9 @@
-//! The identity of a pod, and a running container.
+//! A running container.
 
 use std::sync::Arc;
 
+use bindguard_core::identity::Identity;
 use bindguard_core::spec::SpecUsers;
-
-/// A pod, as the API server knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct PodIdentity {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its uid.
-    pub uid: String,
-}
 
 /// A running container, as far as a refresh needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +16,6 @@ pub struct Container {
     pub pid: u32,
     /// The user namespaces in its spec; `None` if the spec is not known.
     pub spec: Option<Arc<SpecUsers>>,
-    /// The pod, and the container's name in the pod.
-    pub pod: Option<(PodIdentity, String)>,
+    /// The pod, and the container's name in the pod; without a pod, the name for people.
+    pub identity: Identity,
 }

@@ -14,11 +14,12 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_guard::refresh::{BoundMounts, CurrentFiles, PodVolumes};
 use bindguard_operator::engines::{binds_of_container, bundle_of_container};
 use tracing::error;
 
-use crate::container::{Container, PodIdentity};
+use crate::container::Container;
 use crate::pods::{OptedIn, PodLookup};
 use crate::refresh_queue::{Planned, PodOfRoot, RefreshQueue, Turn};
 use crate::refresher::{OF_NODE, RefreshedContainer, Refresher};
@@ -198,10 +199,13 @@ impl<'a> PodRefreshes<'a> {
         volumes: &PodVolumes,
         turn: Turn,
     ) -> RefreshedContainer {
-        let identity = PodIdentity {
-            namespace: opted_in.pod.namespace.clone(),
-            name: opted_in.pod.name.clone(),
-            uid: pod.uid.clone(),
+        let identity = Identity {
+            container: Some(container.name.clone()),
+            pod: PodName {
+                namespace: Some(opted_in.pod.namespace.clone()),
+                name: Some(opted_in.pod.name.clone()),
+                uid: Some(pod.uid.clone()),
+            },
         };
         let name = format!(
             "{}/{} container {}",
@@ -229,7 +233,7 @@ impl<'a> PodRefreshes<'a> {
         let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
         let container = Container {
             name,
-            pod: Some((identity, container.name.clone())),
+            identity,
             ..container.clone()
         };
         let mut done = match turn {

@@ -11,17 +11,15 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{
-    Actor, Container as ContainerNames, MountResult, RefreshLine, RefreshedMount,
-};
+use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, HelperProcess, MAX_MOUNTS_OF_FILE, NotReplaced,
-    RefreshAct, RefreshError, RefreshOutcome, Refreshed, TuckRecords, refresh_container_within,
+    Abandoned, CurrentFiles, HeldProcess, HelperProcess, MAX_MOUNTS_OF_FILE, RefreshAct,
+    RefreshError, RefreshOutcome, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
 
-use crate::container::{Container, PodIdentity};
+use crate::container::Container;
 use crate::events::Standing;
 use crate::metrics::{Metrics, RefreshResult};
 use crate::reporting::Reporting;
@@ -197,16 +195,18 @@ impl<'a> Refresher<'a> {
                 .mounts
                 .retain(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)));
         }
-        let warnings = self.report(name, &refreshed);
-        if let Some((pod, name)) = &container.pod {
-            self.reporting.refreshed(
-                pod,
-                (&container.id, name),
-                &refreshed,
-                &mut self.known().standing,
-            );
+        let mut line = line_about(container);
+        line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();
+        line.notification = refreshed.notification(notify);
+        line.set_duration(start.elapsed());
+        let mut warnings = self.report(name, &line);
+        if refreshed.overlooked > 0 {
+            let overlooked = overlooked(name, &refreshed);
+            warnings.push(overlooked.clone());
+            line.problems
+                .extend((!line.mounts.is_empty()).then_some(overlooked));
         }
-        self.record(container, notify, &refreshed, start.elapsed());
+        self.hand_over(line);
         self.known().abandoned.extend(
             refreshed
                 .abandoned
@@ -223,40 +223,25 @@ impl<'a> Refresher<'a> {
     fn report_error(&self, container: &Container, error: &RefreshError) -> Vec<String> {
         let problem = error_chain(error);
         self.metrics.refreshed(RefreshResult::of_error(error));
-        if self.known().is_new_problem(&container.id, &problem) {
-            let mut line = line_about(container);
-            line.problems.push(problem.clone());
-            self.reporting.journal.refreshed(line);
-        }
-        if let Some((pod, name)) = &container.pod {
-            self.reporting.not_refreshed(
-                pod,
-                (&container.id, name),
-                &problem,
-                &mut self.known().standing,
-            );
-        }
+        let mut line = line_about(container);
+        line.problems.push(problem.clone());
+        let known = &mut *self.known();
+        let is_new = known.is_new_problem(&container.id, &problem);
+        self.reporting.refreshed(line, is_new, &mut known.standing);
         vec![format!("refresh {}: {problem}", container.name)]
     }
 
-    /// Journals what changed: a mount or a notification, or the reason for which a mount is still
-    /// stale.
-    fn record(&self, container: &Container, notify: Notify, refreshed: &Refreshed, took: Duration) {
-        let mounts: Vec<_> = refreshed.mounts.iter().map(RefreshedMount::from).collect();
+    /// News are a mount that was replaced, a notification that failed, and another reason for which
+    /// a mount is still stale.
+    fn hand_over(&self, line: RefreshLine) {
         let is_left = |mount: &&RefreshedMount| {
             !mount.outcome.is_replaced() && mount.outcome != MountResult::Restless
         };
-        let left: Vec<_> = mounts.iter().filter(is_left).cloned().collect();
-        let is_changed = self.known().leaves(&container.id, left);
-        if refreshed.replaced() > 0 || refreshed.not_notified.is_some() || is_changed {
-            let mut line = line_about(container);
-            line.mounts = mounts;
-            line.problems
-                .extend((refreshed.overlooked > 0).then(|| overlooked(&container.name, refreshed)));
-            line.notification = refreshed.notification(notify);
-            line.set_duration(took);
-            self.reporting.journal.refreshed(line);
-        }
+        let left: Vec<_> = line.mounts.iter().filter(is_left).cloned().collect();
+        let is_done = line.mounts.iter().any(|mount| mount.outcome.is_replaced());
+        let known = &mut *self.known();
+        let is_new = known.leaves(&line.id, left) || is_done || line.notification.is_some();
+        self.reporting.refreshed(line, is_new, &mut known.standing);
     }
 
     fn act(&self, notify: Notify) -> RefreshAct {
@@ -266,45 +251,31 @@ impl<'a> Refresher<'a> {
         }
     }
 
-    fn report(&self, name: &str, refreshed: &Refreshed) -> Vec<String> {
+    /// Counts and logs the results, and returns the warnings.
+    fn report(&self, name: &str, line: &RefreshLine) -> Vec<String> {
         let mut warnings = Vec::new();
-        for mount in &refreshed.mounts {
-            let result = RefreshResult::of(&mount.result());
-            self.metrics.refreshed(result);
-            let place = mount.destination.display();
-            match &mount.outcome {
-                RefreshOutcome::Replaced(_) => info!("refreshed {place} of {name}"),
-                RefreshOutcome::KeyGone => warnings.push(format!(
-                    "{place} of {name} keeps its old content: {} has no {} any more",
-                    mount.volume.display(),
-                    mount.sub_path.display()
-                )),
-                RefreshOutcome::Hidden => {
-                    warnings.push(format!("{place} of {name} is not refreshed: the container mounted over it"));
-                }
-                RefreshOutcome::Occupied => {
-                    warnings.push(format!("{place} of {name} is not refreshed: other mounts are in it"));
-                }
-                RefreshOutcome::Missing => warnings.push(format!(
-                    "{place} of {name} is gone: the kernel detached it when the directory around it was updated; restart the container"
-                )),
+        for RefreshedMount {
+            destination,
+            outcome,
+            source,
+        } in &line.mounts
+        {
+            self.metrics.refreshed(RefreshResult::of(outcome));
+            let why = outcome.reason();
+            match outcome {
+                MountResult::Replaced { .. } => info!("refreshed {destination} of {name}"),
                 // The events of these changes, and the checks after the last one, repeat it.
-                RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => {}
-                RefreshOutcome::NotReplaced(why) => {
-                    warnings.push(format!("{place} of {name} is not refreshed: {}", error_chain(why)));
-                }
-                RefreshOutcome::Stale => warnings.push(format!("{place} of {name} is stale; policy only reports it")),
+                MountResult::Restless => {}
+                _ => warnings.push(format!(
+                    "{destination} of {name} does not show {source}: {}",
+                    why.as_deref().unwrap_or("policy only reports it")
+                )),
             }
         }
-        if refreshed.overlooked > 0 {
-            warnings.push(overlooked(name, refreshed));
-        }
-        if let Some(error) = &refreshed.not_notified {
+        let notification = line.notification.as_ref();
+        if let Some(error) = notification.and_then(|notification| notification.error.as_ref()) {
             self.metrics.refreshed(RefreshResult::not_notified);
-            warnings.push(format!(
-                "{name} is refreshed but not notified: {}",
-                error_chain(error)
-            ));
+            warnings.push(format!("{name} is refreshed but not notified: {error}"));
         }
         warnings
     }
@@ -385,26 +356,7 @@ fn overlooked(name: &str, refreshed: &Refreshed) -> String {
 }
 
 fn line_about(container: &Container) -> RefreshLine {
-    let names = match &container.pod {
-        Some((pod, name)) => {
-            let PodIdentity {
-                namespace,
-                name: pod,
-                uid,
-            } = pod.clone();
-            ContainerNames {
-                name: Some(name.clone()),
-                pod: Some(pod),
-                namespace: Some(namespace),
-                uid: Some(uid),
-            }
-        }
-        None => ContainerNames {
-            name: Some(container.name.clone()),
-            ..ContainerNames::default()
-        },
-    };
-    RefreshLine::new(Actor::Agent, &container.id, names)
+    RefreshLine::new(Actor::Agent, &container.id, container.identity.clone())
 }
 
 /// The init of a container. Since the pid was read, another process may have got it. `None` if it
@@ -427,6 +379,7 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
 
+    use bindguard_core::identity::Identity;
     use bindguard_core::spec::SpecUsers;
     use bindguard_guard::refresh::PodVolumes;
     use bindguard_testing::Exiting;
@@ -560,7 +513,7 @@ mod tests {
                 id: self.id.clone(),
                 pid,
                 spec: Some(Arc::new(SpecUsers::from_spec(b"{}").unwrap())),
-                pod: None,
+                identity: Identity::without_pod(&self.id),
             }
         }
     }

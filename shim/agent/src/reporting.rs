@@ -7,17 +7,15 @@ use std::collections::HashSet;
 use std::mem;
 
 use bindguard_core::error_chain;
-use bindguard_core::report::{Actor, JournalLine, Report};
-use bindguard_guard::refresh::{Refreshed, VolumeOfPod};
+use bindguard_core::report::{Actor, JournalLine, RebindLine, RefreshLine};
 use bindguard_operator::container_mounts::ContainerMounts;
 use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
 use tracing::warn;
 
-use crate::container::PodIdentity;
 use crate::events::{
     Events, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
-    from_refusal, from_survey,
+    from_survey,
 };
 use crate::idle_memory::IdleMemory;
 use crate::journal::JournalWriter;
@@ -137,7 +135,8 @@ impl Reporting {
         let count = occurrences.len();
         let new = known.ignored_events.changed((), occurrences);
         for occurrence in &new {
-            warn!("pod {}: {}", occurrence.subject, occurrence.message);
+            let pod = occurrence.pod.display_name().unwrap_or_default();
+            warn!("pod {pod}: {}", occurrence.message);
         }
         if self.events.are_on() {
             self.events.record(new);
@@ -145,46 +144,27 @@ impl Reporting {
         count
     }
 
-    /// A re-bind of a volume's subpaths.
-    pub fn rebound(
-        &self,
-        volume: &VolumeOfPod,
-        report: &Report,
-        standing: &mut Standing<VolumeOfPod>,
-    ) {
+    /// A re-bind by the agent. A survey finds the same again: the journal gets what is new.
+    pub fn rebound(&self, line: RebindLine, is_new: bool, standing: &mut Standing<String>) {
         self.memory.worked();
         if self.events.are_on() {
             self.events
-                .record(standing.changed(volume.clone(), from_rebind(&volume.pod_uid, report)));
+                .record(standing.changed(line.about(), from_rebind(&line)));
+        }
+        if is_new {
+            self.journal.rebound(line);
         }
     }
 
-    /// A refresh of a running container, which is named with its id.
-    pub fn refreshed(
-        &self,
-        pod: &PodIdentity,
-        (id, name): (&str, &str),
-        refreshed: &Refreshed,
-        standing: &mut Standing<String>,
-    ) {
+    /// A refresh by the agent. A survey finds the same again: the journal gets what is new.
+    pub fn refreshed(&self, line: RefreshLine, is_new: bool, standing: &mut Standing<String>) {
         self.memory.worked();
         if self.events.are_on() {
             self.events
-                .record(standing.changed(id.to_owned(), from_refresh(pod, name, refreshed)));
+                .record(standing.changed(line.id.clone(), from_refresh(&line)));
         }
-    }
-
-    /// A running container, which is named with its id, that could not be refreshed at all.
-    pub fn not_refreshed(
-        &self,
-        pod: &PodIdentity,
-        (id, name): (&str, &str),
-        why: &str,
-        standing: &mut Standing<String>,
-    ) {
-        if self.events.are_on() {
-            self.events
-                .record(standing.changed(id.to_owned(), vec![from_refusal(pod, name, why)]));
+        if is_new {
+            self.journal.refreshed(line);
         }
     }
 }

@@ -7,10 +7,9 @@ use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
 
 use bindguard_config::Config;
-use bindguard_core::report::{Report, Severity};
+use bindguard_core::report::{Actor, BindRecord, RebindLine, Severity};
 use bindguard_guard::refresh::{VolumeOfPod, rebind_volume};
 use tracing::{info, warn};
 
@@ -36,7 +35,7 @@ pub struct Updates<'a> {
     /// The warnings about each volume that has some: a survey finds the same again, and logs only
     /// what is new.
     warned: HashMap<VolumeOfPod, Vec<String>>,
-    standing: Standing<VolumeOfPod>,
+    standing: Standing<String>,
     names: PodNames,
 }
 
@@ -64,30 +63,25 @@ impl<'a> Updates<'a> {
     /// containers. The host comes first: a container that restarts meanwhile starts with the
     /// current file. Only directories do not wait for the host.
     pub fn follow(&mut self, volumes: &[VolumeOfPod]) {
-        let reports = Mutex::new(Vec::new());
+        let lines = Mutex::new(Vec::new());
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(volume) = volumes.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let report = self.rebind(volume);
-                reports
+                let line = self.rebind(volume);
+                lines
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .push((volume, report));
+                    .push((volume, line));
             }
         };
         match volumes.len().min(SIDE_BY_SIDE) {
             0 | 1 => work(),
             threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
         }
-        let reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
-        for (volume, report) in reports {
-            let is_news = self.log(volume, &report);
-            self.reporting.rebound(volume, &report, &mut self.standing);
-            if is_news {
-                self.reporting
-                    .journal
-                    .rebound(&volume.pod_uid, &volume.volume, report);
-            }
+        let lines = lines.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for (volume, line) in lines {
+            let is_new = self.log(volume, &line);
+            self.reporting.rebound(line, is_new, &mut self.standing);
         }
         self.forget_gone();
     }
@@ -100,26 +94,26 @@ impl<'a> Updates<'a> {
         });
     }
 
-    fn rebind(&self, volume: &VolumeOfPod) -> Report {
+    fn rebind(&self, volume: &VolumeOfPod) -> RebindLine {
         // A directory has no files until its refresh; the files of a volume keep their old content.
         // The plan after the re-bind finds the containers that started meanwhile.
         if let Some(refreshes) = self.refreshes.as_ref().filter(|_| volume.has_directories()) {
             refreshes.plan(volume.clone().into());
         }
-        let start = Instant::now();
         let report = rebind_volume(volume, self.config.policy());
-        self.metrics.rebound(&report, start.elapsed());
+        let line = RebindLine::new(Actor::Agent, &volume.pod_uid, &volume.volume, &report);
+        self.metrics.rebound(&line);
         if let Some(refreshes) = &self.refreshes {
             refreshes.plan(volume.clone().into());
         }
-        report
+        line
     }
 
     /// Returns true if it logged something.
-    fn log(&mut self, volume: &VolumeOfPod, report: &Report) -> bool {
-        let mut warnings = report.problems.clone();
+    fn log(&mut self, volume: &VolumeOfPod, line: &RebindLine) -> bool {
+        let mut warnings = line.problems.clone();
         let mut repairs = Vec::new();
-        for (severity, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
+        for (severity, message) in line.binds.iter().filter_map(BindRecord::log_message) {
             match severity {
                 Severity::Info => repairs.push(message),
                 Severity::Warning => warnings.push(message),
@@ -130,8 +124,8 @@ impl<'a> Updates<'a> {
             .iter()
             .filter(|warning| !known.contains(warning))
             .collect();
-        let is_news = !repairs.is_empty() || !new_warnings.is_empty();
-        if is_news {
+        let is_new = !repairs.is_empty() || !new_warnings.is_empty();
+        if is_new {
             let pod = self.pod_display_name(&volume.pod_uid);
             repairs
                 .iter()
@@ -143,16 +137,14 @@ impl<'a> Updates<'a> {
         if !warnings.is_empty() {
             self.warned.insert(volume.clone(), warnings);
         }
-        is_news
+        is_new
     }
 
     /// `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so the
     /// query delays none of them.
     fn pod_display_name(&mut self, uid: &str) -> String {
-        self.names.of(uid).map_or_else(
-            || uid.to_owned(),
-            |pod| format!("{}/{}", pod.namespace, pod.name),
-        )
+        let named = self.names.of(uid).and_then(|pod| pod.display_name());
+        named.unwrap_or_else(|| uid.to_owned())
     }
 }
 

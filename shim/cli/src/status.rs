@@ -358,9 +358,9 @@ mod tests {
     use super::*;
     use crate::show::documented;
     use bindguard_config::RefreshMode;
+    use bindguard_core::identity::PodName;
     use bindguard_core::policy::Mode;
     use bindguard_operator::agent_status::{AgentStatus, NriState};
-    use bindguard_operator::pods::PodName;
 
     #[test]
     fn json_matches_the_document() {

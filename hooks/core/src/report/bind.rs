@@ -55,25 +55,7 @@ impl BindReport {
 
     /// The log message; `None` if the bind is healthy.
     pub fn log_message(&self) -> Option<(Severity, String)> {
-        let reason = self.reason()?;
-        let severity = if self.is_repaired() {
-            Severity::Info
-        } else {
-            Severity::Warning
-        };
-        let outcome = self
-            .outcome
-            .as_ref()
-            .map_or_else(|| "left as it is".to_owned(), Outcome::to_string);
-        let destination = self.finding.destination.as_ref();
-        let destination = destination
-            .map(|path| format!(" at {}", path.display()))
-            .unwrap_or_default();
-        let (source, verdict) = (self.source().display(), self.verdict());
-        Some((
-            severity,
-            format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}"),
-        ))
+        BindRecord::from(self).log_message()
     }
 }
 
@@ -109,6 +91,51 @@ impl BindRecord<'_> {
         self.outcome
             .as_ref()
             .is_some_and(|outcome| outcome.is_repaired())
+    }
+
+    /// The log message; `None` if the bind is healthy.
+    pub fn log_message(&self) -> Option<(Severity, String)> {
+        let reason = self.reason.as_deref()?;
+        let severity = if self.is_repaired() {
+            Severity::Info
+        } else {
+            Severity::Warning
+        };
+        let outcome = self
+            .outcome
+            .as_deref()
+            .map_or_else(|| "left as it is".to_owned(), Outcome::to_string);
+        let destination = self.destination.as_deref();
+        let destination = destination
+            .map(|path| format!(" at {path}"))
+            .unwrap_or_default();
+        let (source, verdict) = (&self.source, self.verdict);
+        Some((
+            severity,
+            format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}"),
+        ))
+    }
+
+    /// The same, of its own.
+    fn into_owned(self) -> BindRecord<'static> {
+        BindRecord {
+            source: self.source.into_owned().into(),
+            destination: self.destination.map(|path| path.into_owned().into()),
+            outcome: self.outcome.map(|outcome| Cow::Owned(outcome.into_owned())),
+            kind: self.kind,
+            verdict: self.verdict,
+            reason: self.reason,
+        }
+    }
+
+    /// The findings among these binds.
+    pub(super) fn findings(binds: &[BindReport]) -> Vec<BindRecord<'static>> {
+        binds
+            .iter()
+            .map(BindRecord::from)
+            .filter(BindRecord::is_finding)
+            .map(BindRecord::into_owned)
+            .collect()
     }
 }
 

@@ -14,7 +14,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Container, CreateLine, RebindLine, RefreshLine};
+use super::{CreateLine, RebindLine, RefreshLine};
+use crate::identity::Identity;
 
 /// A line that was read.
 #[derive(Debug, Clone)]
@@ -24,7 +25,7 @@ pub enum JournalLine {
     /// A create, as the NRI plugin saw it.
     NriCreate(CreateLine),
     /// The subpaths of a volume, between creates.
-    Rebind(RebindLine<'static>),
+    Rebind(RebindLine),
     /// A running container.
     Refresh(RefreshLine),
 }
@@ -108,7 +109,7 @@ impl JournalLine {
     }
 
     /// The container or pod that it is about.
-    pub fn container(&self) -> &Container {
+    pub fn container(&self) -> &Identity {
         match self {
             Self::Create(line) | Self::NriCreate(line) => &line.report.container,
             Self::Rebind(line) => &line.container,
@@ -165,7 +166,7 @@ mod tests {
 
     fn refresh() -> String {
         let mount = |outcome| RefreshedMount::new("/d".as_ref(), "/s".as_ref(), outcome);
-        let mut line = RefreshLine::new(Actor::Operator, "c", Container::default());
+        let mut line = RefreshLine::new(Actor::Operator, "c", Identity::default());
         line.mounts = vec![
             mount(MountResult::Replaced {
                 method: AttachMethod::Beneath,
@@ -194,7 +195,7 @@ mod tests {
             panic!("another kind")
         };
         assert_eq!(
-            (line.binds.len(), line.container.uid.as_deref()),
+            (line.binds.len(), line.container.pod.uid.as_deref()),
             (1, Some("u"))
         );
         assert_eq!(serde_json::to_string(&line).unwrap(), rebind());

@@ -5,7 +5,6 @@
 //! read through it.
 
 mod bind;
-mod container;
 mod create_line;
 mod journal_line;
 mod outcome;
@@ -18,10 +17,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::identity::Identity;
 use crate::judge::{Finding, Verdict};
 
 pub use bind::{BindRecord, BindReport, Severity};
-pub use container::Container;
 pub use create_line::{CreateLine, Unchecked};
 pub use journal_line::{JournalLine, UnreadLine};
 pub use outcome::{Outcome, PlannedAction};
@@ -46,8 +45,8 @@ pub struct ReportOf<B> {
     )]
     pub bundle: Option<PathBuf>,
     /// The container, as the spec's annotations name it.
-    #[serde(default, skip_serializing_if = "Container::is_empty")]
-    pub container: Container,
+    #[serde(default, skip_serializing_if = "Identity::is_empty")]
+    pub container: Identity,
     /// Every bind that is not foreign.
     pub binds: Vec<B>,
     /// The number of foreign binds.
@@ -69,7 +68,7 @@ impl<B> Default for ReportOf<B> {
     fn default() -> Self {
         Self {
             bundle: None,
-            container: Container::default(),
+            container: Identity::default(),
             binds: Vec::new(),
             foreign: 0,
             unproven: 0,

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::journal_line::LineKind;
-use super::{BindRecord, Container, Report};
+use super::{BindRecord, Report};
+use crate::identity::{Identity, PodName};
 
 /// The program that acted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +19,7 @@ pub enum Actor {
 /// A line about one volume of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RebindLine<'r> {
+pub struct RebindLine {
     version: u32,
     kind: LineKind,
     /// RFC 3339, UTC; none if the clock shows a year past 9999.
@@ -26,11 +27,11 @@ pub struct RebindLine<'r> {
     /// The program that acted.
     pub by: Actor,
     /// The pod; its names are known only if the writer read them.
-    pub container: Container,
+    pub container: Identity,
     /// The volume's name in the pod's spec.
     pub volume: String,
     /// The subpaths that are not healthy, or were not.
-    pub binds: Vec<BindRecord<'r>>,
+    pub binds: Vec<BindRecord<'static>>,
     /// Errors of the check itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
@@ -41,29 +42,30 @@ pub struct RebindLine<'r> {
     pub duration_us: u64,
 }
 
-impl<'r> RebindLine<'r> {
+impl RebindLine {
     /// A line with the findings of a report on a volume. Healthy subpaths are left out.
-    pub fn new(by: Actor, pod_uid: &str, volume: &str, report: &'r Report) -> Self {
+    pub fn new(by: Actor, pod_uid: &str, volume: &str, report: &Report) -> Self {
         let kind = LineKind::Rebind;
         Self {
             version: kind.version(),
             kind,
             time: None,
             by,
-            container: Container {
-                uid: Some(pod_uid.to_owned()),
-                ..Container::default()
+            container: Identity {
+                container: None,
+                pod: PodName::of_uid(pod_uid),
             },
             volume: volume.to_owned(),
-            binds: report
-                .binds
-                .iter()
-                .map(BindRecord::from)
-                .filter(BindRecord::is_finding)
-                .collect(),
+            binds: BindRecord::findings(&report.binds),
             problems: report.problems.clone(),
             omitted_binds: None,
             duration_us: report.duration_us,
         }
+    }
+
+    /// The volume that it is about: `UID/VOLUME`.
+    pub fn about(&self) -> String {
+        let uid = self.container.pod.uid.as_deref().unwrap_or_default();
+        format!("{uid}/{}", self.volume)
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::journal_line::LineKind;
-use super::{Actor, Container, microseconds};
+use super::{Actor, microseconds};
+use crate::identity::Identity;
 use crate::refresh::RefusedReason;
 use crate::refresh_request::Notify;
 
@@ -25,8 +26,8 @@ pub struct RefreshLine {
     /// The container's id.
     pub id: String,
     /// The container, by its names.
-    #[serde(default, skip_serializing_if = "Container::is_empty")]
-    pub container: Container,
+    #[serde(default, skip_serializing_if = "Identity::is_empty")]
+    pub container: Identity,
     /// The mounts that were stale.
     pub mounts: Vec<RefreshedMount>,
     /// The notification, if one was requested and a mount was replaced.
@@ -44,7 +45,7 @@ pub struct RefreshLine {
 
 impl RefreshLine {
     /// A line about a container whose mounts are all current.
-    pub fn new(by: Actor, id: &str, container: Container) -> Self {
+    pub fn new(by: Actor, id: &str, container: Identity) -> Self {
         let kind = LineKind::Refresh;
         Self {
             version: kind.version(),
@@ -184,7 +185,7 @@ impl MountResult {
         Some(match self {
             Self::Replaced { .. } | Self::Stale => return None,
             Self::KeyGone => "its volume has no such key any more".into(),
-            Self::Hidden => "the container mounted something over it".into(),
+            Self::Hidden => "the container mounted over it".into(),
             Self::Occupied => "other mounts are in the directory, and would be lost".into(),
             Self::Missing => {
                 "the kernel detached this bind when the directory around it was updated; restart the container".into()

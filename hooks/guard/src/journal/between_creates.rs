@@ -13,7 +13,7 @@ use super::{MAX_LINE, RecordError, cut_all, fitting, now};
 ///
 /// # Errors
 /// If the line cannot be written.
-pub fn record_rebind(journal: &Path, mut line: RebindLine<'_>) -> Result<(), RecordError> {
+pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), RecordError> {
     line.time = now();
     append_short(journal, line, |mut line| {
         let all = line.binds.len();

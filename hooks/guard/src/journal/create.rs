@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{BindReport, Container, CreateLine, Report, Unchecked};
+use bindguard_core::report::{BindReport, CreateLine, Report, Unchecked};
 use bindguard_sys::journal::append;
 
 use crate::admission::with_bundle;
@@ -58,7 +59,7 @@ pub fn record_unchecked(
     let mut report = Report::about_bundle(bundle);
     // A bundle that cannot be read is one without names: the runtime reports the bundle.
     let _ = with_bundle(bundle, &Policy::default(), |open| {
-        report.container = Container::from_spec(&open.spec);
+        report.container = Identity::from_spec(&open.spec);
     });
     report
         .problems
@@ -119,25 +120,21 @@ fn shortened(report: &Report) -> (Report, usize) {
         .into_iter()
         .cloned()
         .collect();
-    let Container {
-        name,
-        pod,
-        namespace,
-        uid,
-    } = &report.container;
-    let [name, pod, namespace, uid] =
-        [name, pod, namespace, uid].map(|text| text.as_deref().map(cut));
+    let shorter = |text: &Option<String>| text.as_deref().map(cut);
+    let Identity { container, pod } = &report.container;
     let omitted_binds = report.binds.len() - binds.len();
     let short = Report {
         bundle: report
             .bundle
             .as_deref()
             .map(|path| cut(&path.to_string_lossy()).into()),
-        container: Container {
-            name,
-            pod,
-            namespace,
-            uid,
+        container: Identity {
+            container: shorter(container),
+            pod: PodName {
+                uid: shorter(&pod.uid),
+                namespace: shorter(&pod.namespace),
+                name: shorter(&pod.name),
+            },
         },
         binds,
         foreign: report.foreign,

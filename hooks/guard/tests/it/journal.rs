@@ -5,13 +5,14 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{
     Finding, NoRemedy, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict,
 };
 use bindguard_core::kubelet::{VolumeLayout, Writer};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_core::report::{BindReport, Container, Outcome, Report};
+use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::{JournalEntry, record};
 use serde_json::Value;
@@ -62,11 +63,13 @@ fn a_line_is_as_documented() {
     bind.outcome = Some(Outcome::Rebound { tries: 1 });
     let report = Report {
         bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
-        container: Container {
-            name: named("app"),
-            pod: named("web"),
-            namespace: named("default"),
-            uid: named("eea5c325"),
+        container: Identity {
+            container: named("app"),
+            pod: PodName {
+                uid: named("eea5c325"),
+                namespace: named("default"),
+                name: named("web"),
+            },
         },
         binds: vec![bind],
         foreign: 6,
@@ -133,11 +136,13 @@ fn a_line_has_an_end() {
     binds.push(bind("/found", stale()));
     let long = Some("\u{1}\u{e9}".repeat(1 << 16));
     let report = Report {
-        container: Container {
-            name: long.clone(),
-            pod: long.clone(),
-            namespace: long.clone(),
-            uid: long.clone(),
+        container: Identity {
+            container: long.clone(),
+            pod: PodName {
+                uid: long.clone(),
+                namespace: long.clone(),
+                name: long.clone(),
+            },
         },
         binds,
         problems: vec![long.clone().unwrap(); 20],

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmounted, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
@@ -11,8 +12,8 @@ use bindguard_core::proof::Difference;
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::{
-    Actor, AttachMethod, BindReport, Container, MountResult, Notification, Outcome, PlannedAction,
-    RebindLine, RefreshLine, RefreshedMount, Report,
+    Actor, AttachMethod, BindReport, MountResult, Notification, Outcome, PlannedAction, RebindLine,
+    RefreshLine, RefreshedMount, Report,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_guard::{
@@ -130,11 +131,13 @@ fn full() -> Report {
     let named = |text: &str| Some(text.to_owned());
     Report {
         bundle: Some("/run/bundle".into()),
-        container: Container {
-            name: named("app"),
-            pod: named("web"),
-            namespace: named("default"),
-            uid: named("eea5c325"),
+        container: Identity {
+            container: named("app"),
+            pod: PodName {
+                uid: named("eea5c325"),
+                namespace: named("default"),
+                name: named("web"),
+            },
         },
         binds: of_every_verdict(),
         foreign: 6,
@@ -221,7 +224,7 @@ fn of_version_2() -> Vec<Value> {
     ]
     .map(Notify::Signal);
     short.extend(signals.map(|request| {
-        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Container::default());
+        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Identity::default());
         line.notification = Some(Notification {
             request,
             error: None,

@@ -1,5 +1,6 @@
 //! The pods in two lists of the CRI.
 
+use bindguard_core::identity::PodName;
 use std::collections::HashMap;
 
 use bindguard_core::refresh_request::RefreshRequest;
@@ -7,7 +8,7 @@ use k8s_cri::v1::{
     Container, ContainerState as CriContainerState, PodSandbox, PodSandboxMetadata, PodSandboxState,
 };
 
-use crate::pods::{ContainerState, PodContainer, PodName, Pods};
+use crate::pods::{ContainerState, PodContainer, Pods};
 
 /// The pods of these sandboxes, with their containers.
 pub(super) fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Pods {

@@ -1,12 +1,12 @@
 //! Commands that release a mount from its holder.
 
+use bindguard_core::identity::PodName;
 use serde::Serialize;
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::text::shell_word;
 
 use crate::namespaces::HeldBy;
-use crate::pods::PodName;
 
 /// A command that releases a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use bindguard_core::identity::PodName;
 use serde::Serialize;
 
-use crate::pods::{PodName, Pods};
+use crate::pods::Pods;
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{
     self, Finding, PathInVolume, Remedy, StaleCause, Verdict, VerdictName,
 };
@@ -12,7 +13,7 @@ use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{
-    BindReport, Container, MountResult, Outcome, PlannedAction, RefreshedMount, Report,
+    BindReport, MountResult, Outcome, PlannedAction, RefreshedMount, Report,
 };
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
@@ -21,7 +22,7 @@ use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, 
 use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
 use bindguard_operator::old_files::OldFiles;
-use bindguard_operator::pods::{ContainerState, PodContainer, PodName};
+use bindguard_operator::pods::{ContainerState, PodContainer};
 use serde::Serialize;
 
 /// The `json` block below a heading of the document.
@@ -209,11 +210,13 @@ fn checked() -> Report {
     bind.finding.destination = Some("/etc/app/app.conf".into());
     Report {
         bundle: Some("/run/containerd/io.containerd.runtime.v2.task/k8s.io/bb344d713010".into()),
-        container: Container {
-            name: some("app"),
-            pod: some("web"),
-            namespace: some("default"),
-            uid: some("eea5c325"),
+        container: Identity {
+            container: some("app"),
+            pod: PodName {
+                uid: some("eea5c325"),
+                namespace: some("default"),
+                name: some("web"),
+            },
         },
         binds: vec![bind],
         foreign: 6,

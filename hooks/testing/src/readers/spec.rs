@@ -5,8 +5,9 @@
 use std::path::Path;
 
 use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::identity::Identity;
 use bindguard_core::policy::{Alarm, PodsMay, Policy};
-use bindguard_core::report::{Container, Report};
+use bindguard_core::report::Report;
 use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit, SpecView, Text};
 use serde_json::value::RawValue;
 
@@ -50,7 +51,7 @@ fn annotated(view: &SpecView<'_>) {
     );
     let problems = [problems, more, view.overlooked().into_iter().collect()].concat();
     let line = serde_json::to_string(&Report {
-        container: Container::from_spec(view),
+        container: Identity::from_spec(view),
         problems,
         ..Report::default()
     });

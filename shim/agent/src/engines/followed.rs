@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundFiles, FileBind};
@@ -206,11 +207,11 @@ impl Followed {
         binds.retain(|bind| !bind.is_of_directory());
         let users = SpecUsers::from_spec(&bytes).ok().map(Arc::new);
         let container = Container {
+            identity: Identity::without_pod(&name),
             id: container.id.clone(),
             name,
             pid: container.pid,
             spec: users,
-            pod: None,
         };
         Some(FollowedContainer {
             container,

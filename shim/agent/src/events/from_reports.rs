@@ -1,165 +1,114 @@
-//! The occurrences in the agent's and the guard's reports.
+//! The occurrences in lines of the journal and in surveys.
 
-use std::fmt;
 use std::path::Path;
 
-use bindguard_core::error_chain;
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
 use bindguard_core::report::{
-    BindRecord, BindReport, Container, CreateLine, JournalLine, MountResult, Outcome, RefreshLine,
-    Report,
+    BindRecord, CreateLine, JournalLine, MountResult, Outcome, RebindLine, RefreshLine,
+    RefreshedMount,
 };
-use bindguard_core::source::SourceKind;
-use bindguard_guard::refresh::{NotReplaced, RefreshOutcome, Refreshed};
+use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::Keeper;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
-use bindguard_operator::pods::PodName;
 
-use super::occurrence::{Occurrence, Reason, Subject};
-use crate::container::PodIdentity;
+use super::occurrence::{Occurrence, Reason};
 
-/// The occurrences of a line: of a create, of a check after it, or of an operator's command.
+/// The occurrences of a line of another program.
 pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {
     match line {
         JournalLine::Create(CreateLine { report, .. })
         | JournalLine::NriCreate(CreateLine { report, .. }) => {
             from_binds(&report.container, &report.binds)
         }
-        JournalLine::Rebind(line) => from_binds(&line.container, &line.binds),
-        JournalLine::Refresh(line) => from_refresh_line(line),
+        JournalLine::Rebind(line) => from_rebind(line),
+        JournalLine::Refresh(line) => from_refresh(line),
     }
 }
 
-fn from_refresh_line(line: &RefreshLine) -> Vec<Occurrence> {
-    let Some(subject) = subject(&line.container) else {
+/// The occurrences of a re-bind of a volume's subpaths.
+pub fn from_rebind(line: &RebindLine) -> Vec<Occurrence> {
+    from_binds(&line.container, &line.binds)
+}
+
+/// The occurrences of a refresh: what succeeded, and what did not. None for a container of no pod.
+pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
+    let Identity { container, pod } = &line.container;
+    if pod.uid.is_none() {
         return Vec::new();
-    };
+    }
+    let mut found: Vec<_> = line.mounts.iter().filter_map(from_mount).collect();
+    let notification = line.notification.as_ref();
+    let error = notification.and_then(|notification| notification.error.as_ref());
+    found.extend(error.map(|error| {
+        let message =
+            format!("its files are current, and the application was not notified: {error}");
+        (Reason::ApplicationNotNotified, message)
+    }));
+    // Without a mount, the problems kept the whole container from its refresh.
+    if found.is_empty() && line.mounts.is_empty() {
+        found.extend(line.problems.iter().map(|why| {
+            let message =
+                format!("the container keeps the files of its start until it restarts: {why}");
+            (Reason::BindMountNotRefreshed, message)
+        }));
+    }
     let occurrence = |(reason, message)| Occurrence {
-        subject: subject.clone(),
-        container: line.container.name.clone(),
+        pod: pod.clone(),
+        container: container.clone(),
         reason,
         message,
     };
-    let mounts = line
-        .mounts
-        .iter()
-        .map(|mount| match mount.outcome.reason() {
-            _ if mount.outcome.is_replaced() => refreshed(&mount.destination),
-            _ if mount.outcome == MountResult::Missing => missing(&mount.destination),
-            why => not_refreshed(
-                &mount.destination,
-                why.as_deref().unwrap_or("policy only reports it"),
-            ),
-        });
-    let error = line
-        .notification
-        .as_ref()
-        .and_then(|notification| notification.error.as_deref());
-    mounts
-        .chain(error.map(not_notified))
-        .map(occurrence)
-        .collect()
+    found.into_iter().map(occurrence).collect()
 }
 
-fn from_binds(container: &Container, binds: &[BindRecord<'_>]) -> Vec<Occurrence> {
-    let Some(subject) = subject(container) else {
+fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
+    let (place, why) = (&mount.destination, mount.outcome.reason());
+    let message = match mount.outcome {
+        MountResult::Replaced { .. } => {
+            let message = format!("the mount at {place} is current");
+            return Some((Reason::BindMountRefreshed, message));
+        }
+        // The events of these changes, and the checks after the last one, repeat it.
+        MountResult::Restless => return None,
+        MountResult::Missing => {
+            format!("the mount at {place} is gone: {}", why.unwrap_or_default())
+        }
+        _ => format!(
+            "the mount at {place} keeps its old content until the container restarts: {}",
+            why.as_deref().unwrap_or("policy only reports it")
+        ),
+    };
+    Some((Reason::BindMountNotRefreshed, message))
+}
+
+fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord<'_>]) -> Vec<Occurrence> {
+    if pod.uid.is_none() {
         return Vec::new();
-    };
-    let occurrence = |bind: &BindRecord<'_>| {
-        let outcome = bind.outcome.as_deref();
-        let place = bind.destination.as_deref().unwrap_or(&bind.source);
-        let why = bind.reason.as_deref().unwrap_or_default();
-        Some(Occurrence {
-            subject: subject.clone(),
-            container: container.name.clone(),
-            reason: reason(bind.verdict, outcome)?,
-            message: message(&format!("the mount at {place}"), bind.verdict, why, outcome),
-        })
-    };
-    binds.iter().filter_map(occurrence).collect()
-}
-
-/// The occurrences of a re-bind by the agent.
-pub fn from_rebind(pod_uid: &str, report: &Report) -> Vec<Occurrence> {
-    let occurrence = |bind: &BindReport| {
-        let outcome = bind.outcome.as_ref();
-        let why = bind.reason()?;
-        Some(Occurrence {
-            subject: Subject::Uid(pod_uid.to_owned()),
-            container: container(&bind.finding.kind),
-            reason: reason(bind.verdict(), outcome)?,
-            message: message(&place(bind), bind.verdict(), &why, outcome),
-        })
-    };
-    report.binds.iter().filter_map(occurrence).collect()
-}
-
-/// The occurrences of a refresh: what succeeded, and what did not.
-pub fn from_refresh(pod: &PodIdentity, container: &str, done: &Refreshed) -> Vec<Occurrence> {
-    let occurrence = |reason, message| Occurrence {
-        subject: Subject::Pod(pod.clone()),
-        container: Some(container.to_owned()),
-        reason,
-        message,
-    };
-    let mounts = done.mounts.iter().filter_map(|mount| {
-        let place = mount.destination.display();
-        let (reason, message) = match &mount.outcome {
-            RefreshOutcome::Replaced(_) => refreshed(place),
-            // The events of these changes, and the checks after the last one, repeat it.
-            RefreshOutcome::NotReplaced(NotReplaced::Restless(_)) => return None,
-            RefreshOutcome::KeyGone => not_refreshed(
-                place,
-                &format!("the volume has no {} any more", mount.sub_path.display()),
-            ),
-            RefreshOutcome::Hidden => not_refreshed(place, "the container mounted over it"),
-            RefreshOutcome::Occupied => not_refreshed(place, "other mounts are in it"),
-            RefreshOutcome::Missing => missing(place),
-            RefreshOutcome::Stale => not_refreshed(place, "policy only reports it"),
-            RefreshOutcome::NotReplaced(why) => not_refreshed(place, &error_chain(why)),
-        };
-        Some(occurrence(reason, message))
-    });
-    let not_notified = done.not_notified.as_ref().map(|error| {
-        let (reason, message) = not_notified(&error_chain(error));
-        occurrence(reason, message)
-    });
-    mounts.chain(not_notified).collect()
-}
-
-/// The occurrence of a container that could not be refreshed at all.
-pub fn from_refusal(pod: &PodIdentity, container: &str, why: &str) -> Occurrence {
-    Occurrence {
-        subject: Subject::Pod(pod.clone()),
-        container: Some(container.to_owned()),
-        reason: Reason::BindMountNotRefreshed,
-        message: format!("the container keeps the files of its start until it restarts: {why}"),
     }
+    let mut found: Vec<_> = binds
+        .iter()
+        .filter_map(|bind| from_bind(pod, bind))
+        .collect();
+    if container.is_some() {
+        found
+            .iter_mut()
+            .for_each(|it| it.container.clone_from(container));
+    }
+    found
 }
 
-fn not_notified(error: &str) -> (Reason, String) {
-    let message = format!("its files are current, and the application was not notified: {error}");
-    (Reason::ApplicationNotNotified, message)
-}
-
-fn refreshed(place: impl fmt::Display) -> (Reason, String) {
-    (
-        Reason::BindMountRefreshed,
-        format!("the mount at {place} is current"),
-    )
-}
-
-fn missing(place: impl fmt::Display) -> (Reason, String) {
-    let message = format!(
-        "the mount at {place} is gone: the kernel detached it when the directory around it was updated; restart the container"
-    );
-    (Reason::BindMountNotRefreshed, message)
-}
-
-fn not_refreshed(place: impl fmt::Display, why: &str) -> (Reason, String) {
-    let message =
-        format!("the mount at {place} keeps its old content until the container restarts: {why}");
-    (Reason::BindMountNotRefreshed, message)
+/// The occurrence of a bind; the path of a subpath has the container's name.
+fn from_bind(pod: &PodName, bind: &BindRecord<'_>) -> Option<Occurrence> {
+    let outcome = bind.outcome.as_deref();
+    let why = bind.reason.as_deref().unwrap_or_default();
+    let container = subpath_names(bind).map(|(_, container)| container.to_owned());
+    Some(Occurrence {
+        pod: pod.clone(),
+        container,
+        reason: reason(bind.verdict, outcome)?,
+        message: message(&place(bind), bind.verdict, why, outcome),
+    })
 }
 
 /// The occurrences of a survey: sources that a re-bind cannot repair.
@@ -175,46 +124,28 @@ fn surveyed(NodeBind { bind, pod, .. }: &NodeBind) -> Option<Occurrence> {
         Verdict::Wrong(_) | Verdict::Current | Verdict::Foreign => return None,
         Verdict::NotProbed | Verdict::Unknown(_) => return None,
     }
-    Some(Occurrence {
-        subject: Subject::Uid(pod.as_ref()?.uid.clone()?),
-        container: container(&bind.finding.kind),
-        reason: reason(bind.verdict(), None)?,
-        message: message(&place(bind), bind.verdict(), &bind.reason()?, None),
-    })
+    let pod = pod.as_ref().filter(|pod| pod.uid.is_some())?;
+    let bind = BindRecord {
+        outcome: None,
+        ..BindRecord::from(bind)
+    };
+    from_bind(pod, &bind)
 }
 
 /// The occurrence of a pod whose annotations for live refresh have no effect.
 pub fn from_ignored_request(pod: &PodName, problems: &[String]) -> Option<Occurrence> {
-    let uid = pod.uid.clone()?;
-    let subject = match (&pod.namespace, &pod.name) {
-        (Some(namespace), Some(name)) => Subject::Pod(PodIdentity {
-            namespace: namespace.clone(),
-            name: name.clone(),
-            uid,
-        }),
-        _ => Subject::Uid(uid),
-    };
-    let message = problems.join("; ");
+    pod.uid.as_ref()?;
     Some(Occurrence {
-        subject,
+        pod: pod.clone(),
         container: None,
         reason: Reason::RefreshRequestIgnored,
-        message,
+        message: problems.join("; "),
     })
 }
 
 /// The occurrence of a running container that keeps mounts of the host.
 pub fn from_keeper(Keeper { container, places }: &Keeper) -> Option<Occurrence> {
-    let pod = &container.pod;
-    let uid = pod.uid.clone()?;
-    let subject = match (&pod.namespace, &pod.name) {
-        (Some(namespace), Some(name)) => Subject::Pod(PodIdentity {
-            namespace: namespace.clone(),
-            name: name.clone(),
-            uid,
-        }),
-        _ => Subject::Uid(uid),
-    };
+    container.pod.uid.as_ref()?;
     let (first, others) = places.split_first()?;
     let more = if others.is_empty() {
         String::new()
@@ -226,7 +157,7 @@ pub fn from_keeper(Keeper { container, places }: &Keeper) -> Option<Occurrence> 
         first.display()
     );
     Some(Occurrence {
-        subject,
+        pod: container.pod.clone(),
         container: container.name.clone(),
         reason: Reason::HostMountsPinned,
         message,
@@ -251,44 +182,30 @@ fn reason(verdict: VerdictName, outcome: Option<&Outcome>) -> Option<Reason> {
     }
 }
 
-/// The pod of a container, if enough of its names is known.
-fn subject(container: &Container) -> Option<Subject> {
-    let uid = container.uid.clone()?;
-    Some(match (&container.namespace, &container.pod) {
-        (Some(namespace), Some(name)) => Subject::Pod(PodIdentity {
-            namespace: namespace.clone(),
-            name: name.clone(),
-            uid,
-        }),
-        _ => Subject::Uid(uid),
-    })
-}
-
-fn container(kind: &SourceKind) -> Option<String> {
-    match kind {
-        SourceKind::Subpath(subpath) => Some(subpath.container().to_owned()),
-        SourceKind::MountedVolume(_) | SourceKind::PlainVolume | SourceKind::InVolume => None,
-        SourceKind::HostRoot | SourceKind::Foreign => None,
-    }
-}
-
 /// A bind in the terms of the pod's owner, who knows no path of the kubelet.
-fn place(bind: &BindReport) -> String {
-    match &bind.finding.kind {
-        SourceKind::Subpath(subpath) => {
-            format!(
-                "a subPath of volume {} in container {}",
-                subpath.volume(),
-                subpath.container()
-            )
-        }
-        SourceKind::MountedVolume(_) | SourceKind::PlainVolume => {
-            format!("volume {}", volume_name(bind.source()))
-        }
-        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => {
-            bind.source().display().to_string()
+fn place(bind: &BindRecord<'_>) -> String {
+    if let Some(destination) = &bind.destination {
+        return format!("the mount at {destination}");
+    }
+    if let Some((volume, container)) = subpath_names(bind) {
+        return format!("a subPath of volume {volume} in container {container}");
+    }
+    match bind.kind {
+        KindName::Volume => format!("volume {}", volume_name(bind.source.as_ref().as_ref())),
+        KindName::Subpath | KindName::InVolume | KindName::HostRoot | KindName::Foreign => {
+            bind.source.to_string()
         }
     }
+}
+
+/// The names of the volume and of the container in `volume-subpaths/VOLUME/CONTAINER/INDEX`.
+fn subpath_names<'b>(bind: &'b BindRecord<'_>) -> Option<(&'b str, &'b str)> {
+    if bind.kind != KindName::Subpath {
+        return None;
+    }
+    let mut names = bind.source.rsplit('/').skip(1);
+    let container = names.next()?;
+    Some((names.next()?, container))
 }
 
 /// The name in `pods/UID/volumes/PLUGIN/NAME`, and in `NAME/mount` of CSI.
@@ -394,15 +311,12 @@ mod tests {
             dead.message,
             "the mount at /etc/app.conf is dead: why; the container is refused"
         );
-        let pod = PodIdentity {
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
-            uid: "u-1".to_owned(),
+        let pod = PodName {
+            namespace: Some("shop".to_owned()),
+            name: Some("web".to_owned()),
+            uid: Some("u-1".to_owned()),
         };
-        assert_eq!(
-            (found.subject, found.container.as_deref()),
-            (Subject::Pod(pod), Some("app"))
-        );
+        assert_eq!((found.pod, found.container.as_deref()), (pod, Some("app")));
     }
 
     #[test]

@@ -25,8 +25,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use crate::metrics::{EventResult, Metrics};
 
 pub use self::from_reports::{
-    from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_refusal,
-    from_survey,
+    from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_survey,
 };
 pub use self::objects::Event;
 pub use self::occurrence::{EventType, Occurrence};

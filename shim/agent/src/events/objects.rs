@@ -13,8 +13,7 @@ use std::time::Duration;
 use bindguard_core::text::cut;
 use lru::LruCache;
 
-use super::occurrence::{EventType, Moment, Occurrence, Reason};
-use crate::container::PodIdentity;
+use super::occurrence::{EventType, Moment, Reason};
 
 /// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
 /// occurrence for the longest time is forgotten.
@@ -29,6 +28,10 @@ const EXPIRY: Duration = Duration::from_secs(600);
 /// Occurrences with the same key share an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventKey {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
     /// The pod's uid.
     pub pod_uid: String,
     /// The container.
@@ -42,8 +45,6 @@ pub struct EventKey {
 pub struct Event {
     /// The key of its object.
     pub key: EventKey,
-    /// Its pod.
-    pub pod: PodIdentity,
     /// The name of its object.
     pub name: String,
     /// The message of the last occurrence.
@@ -86,13 +87,8 @@ impl Default for EventObjects {
 
 impl EventObjects {
     /// Counts an occurrence. Returns true if a waiting event was forgotten to make room.
-    pub fn add(&mut self, occurrence: Occurrence, pod: PodIdentity, now: Moment) -> bool {
-        let key = EventKey {
-            pod_uid: pod.uid.clone(),
-            container: occurrence.container,
-            reason: occurrence.reason,
-        };
-        let message = cut(&occurrence.message, MAX_MESSAGE).into_owned();
+    pub fn add(&mut self, key: EventKey, message: &str, now: Moment) -> bool {
+        let message = cut(message, MAX_MESSAGE).into_owned();
         if let Some(object) = self.objects.get_mut(&key) {
             object.event.count = object.event.count.saturating_add(1);
             (object.event.message, object.event.last) = (message, now.since_epoch);
@@ -103,8 +99,7 @@ impl EventObjects {
         let object = Object {
             event: Event {
                 key: key.clone(),
-                name: self.new_name(&pod, now),
-                pod,
+                name: self.new_name(&key.pod, now),
                 message,
                 count: 1,
                 first: now.since_epoch,
@@ -118,10 +113,10 @@ impl EventObjects {
         forgotten.is_some_and(|(_, object)| object.waits_since.is_some())
     }
 
-    fn new_name(&mut self, pod: &PodIdentity, now: Moment) -> String {
+    fn new_name(&mut self, pod: &str, now: Moment) -> String {
         self.named += 1;
         let unique = now.since_epoch.as_nanos() + u128::from(self.named);
-        format!("{}.{unique:x}", pod.name)
+        format!("{pod}.{unique:x}")
     }
 
     /// True if the API server lacks the newest state of an object.
@@ -175,14 +170,15 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::occurrence::Subject;
     use super::*;
 
-    fn pod(uid: &str) -> PodIdentity {
-        PodIdentity {
+    fn key(uid: &str, reason: Reason) -> EventKey {
+        EventKey {
             namespace: "default".to_owned(),
-            name: "web".to_owned(),
-            uid: uid.to_owned(),
+            pod: "web".to_owned(),
+            pod_uid: uid.to_owned(),
+            container: Some("app".to_owned()),
+            reason,
         }
     }
 
@@ -195,13 +191,7 @@ mod tests {
     }
 
     fn add(objects: &mut EventObjects, uid: &str, reason: Reason, message: &str, now: Moment) {
-        let occurrence = Occurrence {
-            subject: Subject::Uid(uid.to_owned()),
-            container: Some("app".to_owned()),
-            reason,
-            message: message.to_owned(),
-        };
-        objects.add(occurrence, pod(uid), now);
+        objects.add(key(uid, reason), message, now);
     }
 
     /// Takes what waits, as a recorder whose requests all succeed.
@@ -267,7 +257,7 @@ mod tests {
         }
         let pods = write_all(&mut objects)
             .into_iter()
-            .map(|event| event.pod.uid);
+            .map(|event| event.key.pod_uid);
         assert_eq!(pods.collect::<Vec<_>>(), ["c", "a", "b"]);
         assert!(!objects.is_any_waiting());
     }
@@ -280,7 +270,7 @@ mod tests {
         add(&mut objects, "new", Reason::BindSourceDead, "m", at(60));
         let at = Duration::from_secs;
         assert_eq!((objects.expire(at(600)), objects.expire(at(601))), (0, 1));
-        assert_eq!(objects.next().unwrap().pod.uid, "new");
+        assert_eq!(objects.next().unwrap().key.pod_uid, "new");
     }
 
     /// The wall clock steps back and forth by an hour. Only the time stamps follow it.
@@ -300,7 +290,7 @@ mod tests {
         let written = write_all(&mut objects);
         let seen = written
             .iter()
-            .map(|event| (event.pod.uid.as_str(), event.last.as_secs()));
+            .map(|event| (event.key.pod_uid.as_str(), event.last.as_secs()));
         let expected = [("a", 7200), ("b", 3600), ("c", 10_800)];
         assert_eq!(seen.collect::<Vec<_>>(), expected);
     }
@@ -319,13 +309,8 @@ mod tests {
         fn all_occurrences_are_counted(uids in prop::collection::vec(0_u32..600, 1..3000)) {
             let (mut objects, mut lost) = (EventObjects::default(), 0);
             for (seconds, uid) in uids.iter().enumerate() {
-                let occurrence = Occurrence {
-                    subject: Subject::Uid(uid.to_string()),
-                    container: None,
-                    reason: Reason::BindSourceDead,
-                    message: String::new(),
-                };
-                let forgot = objects.add(occurrence, pod(&uid.to_string()), at(seconds as u64));
+                let key = key(&uid.to_string(), Reason::BindSourceDead);
+                let forgot = objects.add(key, "", at(seconds as u64));
                 lost += usize::from(forgot);
             }
             let written = write_all(&mut objects);

@@ -1,9 +1,8 @@
 //! An occurrence that is worth an event on a pod.
 
-use std::fmt;
 use std::time::Duration;
 
-use crate::container::PodIdentity;
+use bindguard_core::identity::PodName;
 
 /// The reason of an event: `reason` of the API's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -84,29 +83,11 @@ impl Reason {
     }
 }
 
-/// The pod of an occurrence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
-    /// All its names are known.
-    Pod(PodIdentity),
-    /// The CRI knows its names.
-    Uid(String),
-}
-
-impl fmt::Display for Subject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pod(pod) => write!(f, "{}/{}", pod.namespace, pod.name),
-            Self::Uid(uid) => f.write_str(uid),
-        }
-    }
-}
-
 /// An occurrence on a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occurrence {
-    /// The pod.
-    pub subject: Subject,
+    /// The pod, at least by its uid.
+    pub pod: PodName,
     /// The container's name in the pod.
     pub container: Option<String>,
     /// The reason.

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
+use bindguard_core::identity::PodName;
 use bindguard_operator::cri::Cri;
 use lru::LruCache;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use super::objects::{Event, EventObjects};
-use super::occurrence::{Moment, Occurrence, Subject};
+use super::objects::{Event, EventKey, EventObjects};
+use super::occurrence::{Moment, Occurrence};
 use super::pace::Pace;
-use crate::container::PodIdentity;
 use crate::metrics::{EventResult, Metrics};
 use crate::pods;
 use crate::wall_clock::since_epoch;
@@ -71,7 +71,7 @@ pub struct Recorder<A> {
     metrics: Arc<Metrics>,
     objects: EventObjects,
     pace: Pace,
-    names: LruCache<String, PodIdentity>,
+    names: LruCache<String, (String, String)>,
     started: Instant,
     is_connected: bool,
     /// The failure that was logged last.
@@ -130,38 +130,42 @@ impl<A: EventApi> Recorder<A> {
     }
 
     async fn take(&mut self, occurrence: Occurrence) {
-        let Some(pod) = self.pod(&occurrence.subject).await else {
+        let Some((namespace, pod)) = self.names_of(&occurrence.pod).await else {
             return self.metrics.events.count(EventResult::no_pod, 1);
+        };
+        let key = EventKey {
+            namespace,
+            pod,
+            pod_uid: occurrence.pod.uid.unwrap_or_default(),
+            container: occurrence.container,
+            reason: occurrence.reason,
         };
         let now = self.now();
         if !self.objects.is_any_waiting() {
             self.pace.begin(now.uptime, fastrand::f64());
         }
-        if self.objects.add(occurrence, pod, now) {
+        if self.objects.add(key, &occurrence.message, now) {
             self.metrics.events.count(EventResult::queue_full, 1);
         }
     }
 
-    /// The names of a pod. `None` if it has no sandbox any more, or the CRI does not answer.
-    async fn pod(&mut self, subject: &Subject) -> Option<PodIdentity> {
-        let uid = match subject {
-            Subject::Pod(pod) => return Some(pod.clone()),
-            Subject::Uid(uid) => uid,
-        };
-        if let Some(pod) = self.names.get(uid) {
-            return Some(pod.clone());
+    /// The namespace and the name of a pod. `None` if it has no sandbox any more, or the CRI does
+    /// not answer.
+    async fn names_of(&mut self, pod: &PodName) -> Option<(String, String)> {
+        if let Some((namespace, name)) = pod.names() {
+            return Some((namespace.to_owned(), name.to_owned()));
         }
-        let pod = pods::pod(&self.cri, uid)
+        let uid = pod.uid.as_ref()?;
+        if let Some(names) = self.names.get(uid) {
+            return Some(names.clone());
+        }
+        let found = pods::pod(&self.cri, uid)
             .await
             .inspect_err(|error| warn!("name a pod: {}", error_chain(error)))
             .ok()??;
-        let pod = PodIdentity {
-            namespace: pod.namespace,
-            name: pod.name,
-            uid: uid.clone(),
-        };
-        self.names.push(uid.clone(), pod.clone());
-        Some(pod)
+        let names = (found.namespace, found.name);
+        self.names.push(uid.clone(), names.clone());
+        Some(names)
     }
 
     /// Sends one request.
@@ -214,7 +218,7 @@ impl<A: EventApi> Recorder<A> {
                 if self.refused.len() < 16 && self.refused.insert(why.clone()) {
                     warn!(
                         "an event on pod {}/{} is lost: {error}",
-                        event.pod.namespace, event.pod.name
+                        event.key.namespace, event.key.pod
                     );
                 }
             }

@@ -41,12 +41,14 @@ impl<K: Hash + Eq> Standing<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::occurrence::{Reason, Subject};
+    use bindguard_core::identity::PodName;
+
+    use super::super::occurrence::Reason;
     use super::*;
 
     fn dead(message: &str) -> Occurrence {
         Occurrence {
-            subject: Subject::Uid("u".to_owned()),
+            pod: PodName::of_uid("u"),
             container: None,
             reason: Reason::BindSourceDead,
             message: message.to_owned(),

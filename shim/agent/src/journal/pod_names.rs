@@ -4,9 +4,9 @@
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
+use bindguard_core::identity::PodName;
 use lru::LruCache;
 
-use crate::container::PodIdentity;
 use crate::pods::PodLookup;
 
 /// Limit of names that are kept.
@@ -20,7 +20,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct PodNames {
     pods: PodLookup,
-    known: LruCache<String, PodIdentity>,
+    known: LruCache<String, PodName>,
     silent_until: Option<Instant>,
 }
 
@@ -35,7 +35,7 @@ impl PodNames {
     }
 
     /// The names of a pod. `None` if it has no sandbox any more, or the CRI does not answer.
-    pub fn of(&mut self, uid: &str) -> Option<PodIdentity> {
+    pub fn of(&mut self, uid: &str) -> Option<PodName> {
         if let Some(pod) = self.known.get(uid) {
             return Some(pod.clone());
         }

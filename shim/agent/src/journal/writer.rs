@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
 use bindguard_core::error_chain;
-use bindguard_core::report::{Actor, RebindLine, RefreshLine, Report};
+use bindguard_core::report::{RebindLine, RefreshLine, Report};
 use bindguard_guard::{
     JournalEntry, RecordError, record_nri_create, record_rebind, record_refresh,
 };
@@ -15,7 +15,6 @@ use tracing::warn;
 
 use super::pod_names::PodNames;
 use super::share::Shares;
-use crate::container::PodIdentity;
 use crate::metrics::Metrics;
 use crate::pods::PodLookup;
 use crate::threads::spawn;
@@ -35,11 +34,7 @@ pub struct JournalWriter {
 #[derive(Debug)]
 enum AgentLine {
     NriCreate(String, Report),
-    Rebind {
-        pod_uid: String,
-        volume: String,
-        report: Report,
-    },
+    Rebind(RebindLine),
     Refresh(RefreshLine),
 }
 
@@ -48,18 +43,15 @@ impl AgentLine {
     fn about(&self) -> String {
         match self {
             Self::NriCreate(id, _) => id.clone(),
-            Self::Rebind {
-                pod_uid, volume, ..
-            } => format!("{pod_uid}/{volume}"),
+            Self::Rebind(line) => line.about(),
             Self::Refresh(line) => line.id.clone(),
         }
     }
 
     fn add_problem(&mut self, problem: String) {
         match self {
-            Self::NriCreate(_, report) | Self::Rebind { report, .. } => {
-                report.problems.push(problem);
-            }
+            Self::NriCreate(_, report) => report.problems.push(problem),
+            Self::Rebind(line) => line.problems.push(problem),
             Self::Refresh(line) => line.problems.push(problem),
         }
     }
@@ -99,12 +91,8 @@ impl JournalWriter {
     }
 
     /// The subpaths of a volume that are not healthy, or were not.
-    pub fn rebound(&self, pod_uid: &str, volume: &str, report: Report) {
-        self.write(AgentLine::Rebind {
-            pod_uid: pod_uid.to_owned(),
-            volume: volume.to_owned(),
-            report,
-        });
+    pub fn rebound(&self, line: RebindLine) {
+        self.write(AgentLine::Rebind(line));
     }
 
     /// The refresh of a container.
@@ -169,17 +157,10 @@ fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<()
                 report: &report,
             },
         ),
-        AgentLine::Rebind {
-            pod_uid,
-            volume,
-            report,
-        } => {
-            let mut line = RebindLine::new(Actor::Agent, &pod_uid, &volume, &report);
-            if let Some(PodIdentity {
-                namespace, name, ..
-            }) = pods.of(&pod_uid)
-            {
-                (line.container.namespace, line.container.pod) = (Some(namespace), Some(name));
+        AgentLine::Rebind(mut line) => {
+            let pod = &mut line.container.pod;
+            if let Some(named) = pod.uid.as_deref().and_then(|uid| pods.of(uid)) {
+                *pod = named;
             }
             record_rebind(journal, line)
         }
@@ -194,7 +175,8 @@ mod tests {
     use std::fs;
 
     use bindguard_config::RefreshMode;
-    use bindguard_core::report::Container;
+    use bindguard_core::identity::Identity;
+    use bindguard_core::report::Actor;
 
     use super::*;
     use crate::pods;
@@ -205,7 +187,7 @@ mod tests {
         let (journal, metrics) = (folder.path().join("journal.jsonl"), Metrics::new());
         let (lines, waiting) = sync_channel(WAITING);
         for id in [["loud"; 500].as_slice(), &["quiet"]].concat() {
-            let line = RefreshLine::new(Actor::Agent, id, Container::default());
+            let line = RefreshLine::new(Actor::Agent, id, Identity::default());
             lines.send(Box::new(AgentLine::Refresh(line))).unwrap();
         }
         drop(lines);

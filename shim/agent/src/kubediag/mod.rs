@@ -208,11 +208,9 @@ impl Kubediag {
     }
 
     fn recover(&self, target: &str) -> Result<Strings, NoResult> {
-        let recovered = recoverer::recover(Path::new(target), &self.policy, &self.places)?;
-        self.metrics.rebound(&recovered.report, recovered.took);
-        self.reporting
-            .journal
-            .rebound(&recovered.pod_uid, &recovered.volume, recovered.report);
+        let line = recoverer::recover(Path::new(target), &self.policy, &self.places)?;
+        self.metrics.rebound(&line);
+        self.reporting.journal.rebound(line);
         Ok(Strings::from([(
             RECOVERY.to_owned(),
             contract::recovered(target),

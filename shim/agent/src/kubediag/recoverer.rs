@@ -6,27 +6,14 @@
 //! binds the current file when it next starts the container.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{BindReport, Report};
+use bindguard_core::report::{Actor, BindReport, RebindLine, Report};
 use bindguard_operator::pods::Pods;
 use bindguard_operator::{Act, NotASubpath, exact_subpath, repair_node};
-
-/// A subpath that is current, or whose stale mount is gone.
-#[derive(Debug)]
-pub struct Recovered {
-    /// The uid of its pod.
-    pub pod_uid: String,
-    /// The name of its volume.
-    pub volume: String,
-    /// The finding and the outcome.
-    pub report: Report,
-    /// The time that it took.
-    pub took: Duration,
-}
 
 /// Why a path is not repaired.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +38,9 @@ pub enum NotRecovered {
     },
 }
 
-/// Repairs the subpath at a path. It may wait for a filesystem.
-pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<Recovered, NotRecovered> {
+/// Repairs the subpath at a path, until it is current or its stale mount is gone. It may wait for a
+/// filesystem.
+pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine, NotRecovered> {
     let start = Instant::now();
     let subpath = exact_subpath(path, places)?;
     let rebound = repaired(&subpath, Act::Rebind, policy, places)?;
@@ -71,17 +59,13 @@ pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<Recovere
             outcome,
         });
     }
-    let report = Report {
+    let mut report = Report {
         binds: vec![bind],
         ..Report::default()
     };
-    let (pod_uid, volume) = (subpath.pod_uid().to_owned(), subpath.volume().to_owned());
-    Ok(Recovered {
-        pod_uid,
-        volume,
-        report,
-        took: start.elapsed(),
-    })
+    report.set_duration(start.elapsed());
+    let (pod_uid, volume) = (subpath.pod_uid(), subpath.volume());
+    Ok(RebindLine::new(Actor::Agent, pod_uid, volume, &report))
 }
 
 fn repaired(

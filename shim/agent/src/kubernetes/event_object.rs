@@ -31,7 +31,7 @@ impl ApiEvents {
     }
 
     async fn request(&mut self, event: &Event) -> Result<(), ApiError> {
-        let events = format!("/api/v1/namespaces/{}/events", event.pod.namespace);
+        let events = format!("/api/v1/namespaces/{}/events", event.key.namespace);
         if event.exists {
             let patch = json!({ "count": event.count, "lastTimestamp": time(event.last), "message": event.message });
             self.client
@@ -64,13 +64,13 @@ fn object(event: &Event, node: &str) -> Value {
     let mut object = json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": { "name": event.name, "namespace": event.pod.namespace },
+        "metadata": { "name": event.name, "namespace": event.key.namespace },
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",
-            "namespace": event.pod.namespace,
-            "name": event.pod.name,
-            "uid": event.pod.uid,
+            "namespace": event.key.namespace,
+            "name": event.key.pod,
+            "uid": event.key.pod_uid,
         },
         "type": reason.event_type().as_str(),
         "reason": reason.as_str(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use bindguard_core::report::{Actor, JournalLine, Outcome, Report, UnreadLine};
+use bindguard_core::report::{Actor, JournalLine, Outcome, RebindLine, UnreadLine};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -242,13 +242,14 @@ impl Metrics {
     }
 
     /// Counts the outcomes of a volume's re-bind.
-    pub fn rebound(&self, report: &Report, took: Duration) {
-        let outcomes = report.binds.iter().filter_map(|bind| bind.outcome.as_ref());
+    pub fn rebound(&self, line: &RebindLine) {
+        let outcomes = line.binds.iter().filter_map(|bind| bind.outcome.as_deref());
         if outcomes
             .filter(|outcome| self.count_rebind(outcome))
             .count()
             > 0
         {
+            let took = Duration::from_micros(line.duration_us);
             self.rebind_seconds.observe(took.as_secs_f64());
         }
     }
@@ -305,7 +306,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use bindguard_core::judge::{Finding, Verdict};
-    use bindguard_core::report::BindReport;
+    use bindguard_core::report::{BindReport, Report};
     use bindguard_core::source::SourceKind;
 
     use super::*;
@@ -317,7 +318,7 @@ mod tests {
             source: "/s".into(),
             destination: None,
             kind: SourceKind::HostRoot,
-            verdict: Verdict::Current,
+            verdict: Verdict::Dead("why".to_owned()),
         };
         Report {
             binds: vec![BindReport {
@@ -384,8 +385,9 @@ mod tests {
             outcome: None,
             ..report.binds[0].clone()
         });
-        metrics.rebound(&report, Duration::from_millis(2));
-        metrics.rebound(&Report::default(), Duration::from_secs(1));
+        for report in [report, Report::default()] {
+            metrics.rebound(&RebindLine::new(Actor::Agent, "u", "conf", &report));
+        }
         let text = metrics.text().unwrap();
         for line in [
             "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",

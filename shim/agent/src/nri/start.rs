@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use bindguard_config::Config;
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::policy::Mode;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{Actor, Container as ContainerNames, RefreshLine, RefreshedMount};
+use bindguard_core::report::{Actor, RefreshLine, RefreshedMount};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
     HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
@@ -137,7 +138,7 @@ impl Starts {
     fn report(
         &self,
         id: &str,
-        names: ContainerNames,
+        names: Identity,
         refreshed: &Refreshed,
         took: Duration,
     ) -> StartAnswer {
@@ -168,7 +169,7 @@ fn refreshed(
     container: &Container,
     config: &Config,
     until: Instant,
-) -> Result<Option<(ContainerNames, Refreshed)>, NotChecked> {
+) -> Result<Option<(Identity, Refreshed)>, NotChecked> {
     let failed = |error: &dyn std::error::Error| NotChecked::Failed(error_chain(error));
     let Some(bytes) = spec_of_container(Path::new("/"), &container.id) else {
         return Ok(None);
@@ -195,7 +196,7 @@ fn refreshed(
         &TuckRecords::default(),
     );
     let refreshed = refreshed.map_err(|error| failed(&error))?;
-    Ok(Some((ContainerNames::from_spec(&spec), refreshed)))
+    Ok(Some((Identity::from_spec(&spec), refreshed)))
 }
 
 /// The folder of the pod whose subpaths or volumes the container binds. `None` if it binds none.

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use bindguard_core::identity::Identity;
 use bindguard_operator::cri::{Cri, CriError};
 
 use super::cri::Init;
@@ -38,11 +39,11 @@ impl Inits {
             if let Some(init) = init {
                 self.0.insert(id.clone(), init.clone());
                 containers.push(Container {
+                    identity: Identity::without_pod(&name),
                     id,
                     name,
                     pid: init.pid,
                     spec: init.spec,
-                    pod: None,
                 });
             }
         }

@@ -14,6 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
+use bindguard_core::identity::PodName;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use bindguard_operator::cri::{Cri, CriError};
 use bindguard_operator::pods::Pods as PodsOfNode;
@@ -26,7 +27,6 @@ use self::listing::Listing;
 pub use self::cri::{client, pod};
 
 use crate::container::Container;
-use crate::container::PodIdentity;
 
 /// Time limit of one question, which is several queries.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -137,15 +137,15 @@ impl PodLookup {
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub fn names(&self, uid: &str) -> Result<Option<PodIdentity>, CriError> {
+    pub fn names(&self, uid: &str) -> Result<Option<PodName>, CriError> {
         let pod = self.query(|reply| Question::Name {
             uid: uid.to_owned(),
             reply,
         })?;
-        Ok(pod.map(|pod| PodIdentity {
-            namespace: pod.namespace,
-            name: pod.name,
-            uid: uid.to_owned(),
+        Ok(pod.map(|pod| PodName {
+            namespace: Some(pod.namespace),
+            name: Some(pod.name),
+            uid: Some(uid.to_owned()),
         }))
     }
 

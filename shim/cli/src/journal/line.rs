@@ -1,10 +1,10 @@
 //! One line of the journal, as text.
 
+use bindguard_core::identity::PodName;
 use bindguard_core::report::{
-    Actor, BindRecord, Container, CreateLine, JournalLine, RebindLine, RefreshLine, UnreadLine,
+    Actor, BindRecord, CreateLine, JournalLine, RebindLine, RefreshLine, UnreadLine,
 };
 use bindguard_operator::doctor::seconds;
-use bindguard_operator::pods::PodName;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -28,20 +28,10 @@ impl RecordedLine {
         let line = JournalLine::parse(text)?;
         let text =
             RawValue::from_string(text.trim().to_owned()).map_err(|_| UnreadLine::Foreign)?;
-        let Container {
-            uid,
-            namespace,
-            pod,
-            ..
-        } = line.container().clone();
         Ok(Self {
             text,
+            pod: line.container().pod.clone(),
             line,
-            pod: PodName {
-                uid,
-                namespace,
-                name: pod,
-            },
         })
     }
 
@@ -93,7 +83,7 @@ impl RecordedLine {
         let container = self
             .line
             .container()
-            .name
+            .container
             .as_ref()
             .map(|name| format!(" {name}"))
             .unwrap_or_default();

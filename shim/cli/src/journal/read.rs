@@ -9,8 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use bindguard_core::identity::PodName;
 use bindguard_core::report::{JournalLine, UnreadLine};
-use bindguard_operator::pods::PodName;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::handover::VERSION_FILE;
-use bindguard_core::report::Container;
+use bindguard_core::identity::Identity;
 use bindguard_core::spec::SpecView;
 use bindguard_operator::engines::bundle_of;
-use bindguard_operator::pods::{PodContainer, PodName};
+use bindguard_operator::pods::PodContainer;
 use bindguard_sys::bundle::read_spec;
 
 use super::supervisors::is_wrapper;
@@ -46,22 +46,16 @@ pub fn spec_of(root: &Path, id: &str) -> Option<Vec<u8>> {
 /// A bundle may disappear while it is read: its container is then gone as well.
 fn container(bundle: &Path) -> Option<PodContainer> {
     let bytes = read_spec(bundle).ok()?;
-    let Container {
-        name,
+    let Identity {
+        container: name,
         pod,
-        namespace,
-        uid,
-    } = Container::from_spec(&SpecView::from_bytes(&bytes).ok()?);
+    } = Identity::from_spec(&SpecView::from_bytes(&bytes).ok()?);
     Some(PodContainer {
         id: bundle.file_name()?.to_str()?.to_owned(),
         name,
         state: None,
         attempt: None,
-        pod: PodName {
-            uid,
-            namespace,
-            name: pod,
-        },
+        pod,
         guarded: calls_the_wrapper(bundle).then_some(true),
         shim_version: shim_version(bundle),
     })

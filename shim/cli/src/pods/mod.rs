@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
 use bindguard_config::{Config, RefreshMode};
+use bindguard_core::identity::PodName;
 use bindguard_core::spec::SpecUsers;
-use bindguard_operator::pods::{PodName, PodSelector, Pods};
+use bindguard_operator::pods::{PodSelector, Pods};
 use clap::Args;
 
 use crate::show::print_remark;

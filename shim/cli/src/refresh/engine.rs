@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
-use bindguard_core::report::Container;
+use bindguard_core::identity::Identity;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
     BoundFiles, FileBind, HelperProcess, TuckRecords, refresh_container,
@@ -66,11 +66,8 @@ pub(super) fn refresh(
         &TuckRecords::default(),
     );
     let refreshed = refreshed.with_context(doing)?;
-    let names = Container {
-        name: Some(name.clone()),
-        ..Container::default()
-    };
-    let line = verb.line(&container.id, names, &refreshed, start.elapsed());
+    let identity = Identity::without_pod(&name);
+    let line = verb.line(&container.id, identity, &refreshed, start.elapsed());
     let mut report = RefreshReport::default();
     report.problems.extend(
         errors

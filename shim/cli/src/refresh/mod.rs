@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
 use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{Actor, Container, RebindLine, RefreshLine, RefreshedMount};
+use bindguard_core::report::{Actor, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
     BoundMounts, CurrentFiles, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords,
     VolumeOfPod, rebind_volume, refresh_container,
@@ -21,7 +22,7 @@ use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::engines::{binds_of_container, bundle_of_container};
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{hold_init, recorded_init_of};
-use bindguard_operator::pods::{ContainerState, PodContainer, PodName, PodSelector, Pods};
+use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 
@@ -141,11 +142,11 @@ impl Refresh {
     fn line(
         &self,
         id: &str,
-        names: Container,
+        identity: Identity,
         refreshed: &Refreshed,
         took: Duration,
     ) -> RefreshLine {
-        let mut line = RefreshLine::new(Actor::Operator, id, names);
+        let mut line = RefreshLine::new(Actor::Operator, id, identity);
         line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();
         line.notification = refreshed.notification(self.notify);
         line.set_duration(took);
@@ -258,12 +259,11 @@ impl Refresh {
             &TuckRecords::default(),
         )
         .with_context(|| format!("refresh {name}"))?;
-        let line = self.line(
-            &container.id,
-            names_of(container),
-            &refreshed,
-            start.elapsed(),
-        );
+        let identity = Identity {
+            container: container.name.clone(),
+            pod: container.pod.clone(),
+        };
+        let line = self.line(&container.id, identity, &refreshed, start.elapsed());
         report.add(&name, &line, refreshed.subpaths);
         record(journal, line)
     }
@@ -276,20 +276,6 @@ fn record(journal: Option<&Path>, line: RefreshLine) -> anyhow::Result<()> {
     {
         Some(Err(error)) => Err(error).context("journal the refresh"),
         Some(Ok(())) | None => Ok(()),
-    }
-}
-
-fn names_of(container: &PodContainer) -> Container {
-    let PodName {
-        uid,
-        namespace,
-        name,
-    } = container.pod.clone();
-    Container {
-        name: container.name.clone(),
-        pod: name,
-        namespace,
-        uid,
     }
 }
 
@@ -393,7 +379,7 @@ mod tests {
         let outcome = MountResult::Replaced {
             method: AttachMethod::Beneath,
         };
-        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Container::default());
+        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Identity::default());
         line.mounts.push(RefreshedMount::new(
             "/etc/app/app.conf".as_ref(),
             source.as_ref(),

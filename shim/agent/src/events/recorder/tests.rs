@@ -76,17 +76,16 @@ fn start_node(server: &Server, per_minute: u32, metrics: &Arc<Metrics>) -> Event
 }
 
 fn repaired(pod: usize, message: &str) -> Occurrence {
-    let pod = PodIdentity {
-        namespace: "n".to_owned(),
-        name: format!("p-{pod}"),
-        uid: format!("u-{pod}"),
+    let pod = PodName {
+        namespace: Some("n".to_owned()),
+        name: Some(format!("p-{pod}")),
+        uid: Some(format!("u-{pod}")),
     };
-    let (subject, container, message) = (Subject::Pod(pod), None, message.to_owned());
     Occurrence {
-        subject,
-        container,
+        pod,
+        container: None,
         reason: Reason::BindMountRepaired,
-        message,
+        message: message.to_owned(),
     }
 }
 
