@@ -254,14 +254,14 @@ impl<'a> Refresher<'a> {
     /// Counts and logs the results, and returns the warnings.
     fn report(&self, name: &str, line: &RefreshLine) -> Vec<String> {
         let mut warnings = Vec::new();
-        for RefreshedMount {
-            destination,
-            outcome,
-            source,
-        } in &line.mounts
-        {
+        for mount in &line.mounts {
+            let RefreshedMount {
+                destination,
+                outcome,
+                source,
+            } = mount;
             self.metrics.refreshed(RefreshResult::of(outcome));
-            let why = outcome.reason();
+            let why = mount.reason();
             match outcome {
                 MountResult::Replaced { .. } => info!("refreshed {destination} of {name}"),
                 // The events of these changes, and the checks after the last one, repeat it.

@@ -157,6 +157,25 @@ impl RefreshedMount {
             outcome,
         }
     }
+
+    /// Why the container does not show the current file.
+    pub fn reason(&self) -> Option<Cow<'_, str>> {
+        Some(match &self.outcome {
+            MountResult::Replaced { .. } | MountResult::Stale => return None,
+            MountResult::KeyGone => {
+                let key = self.source.rsplit('/').next().unwrap_or_default();
+                format!("its volume has no {key} any more").into()
+            }
+            MountResult::Hidden => "the container mounted over it".into(),
+            MountResult::Occupied => "other mounts are in the directory, and would be lost".into(),
+            MountResult::Missing => {
+                "the kernel detached this bind when the directory around it was updated; restart the container".into()
+            }
+            MountResult::Restless => "its volume changed all the time".into(),
+            MountResult::Refused { reason, path } => format!("{path} {}", reason.words()).into(),
+            MountResult::Failed { error } => error.into(),
+        })
+    }
 }
 
 impl MountResult {
@@ -179,29 +198,12 @@ impl MountResult {
     pub fn is_replaced(&self) -> bool {
         matches!(self, Self::Replaced { .. })
     }
-
-    /// Why the container does not show the current file.
-    pub fn reason(&self) -> Option<Cow<'_, str>> {
-        Some(match self {
-            Self::Replaced { .. } | Self::Stale => return None,
-            Self::KeyGone => "its volume has no such key any more".into(),
-            Self::Hidden => "the container mounted over it".into(),
-            Self::Occupied => "other mounts are in the directory, and would be lost".into(),
-            Self::Missing => {
-                "the kernel detached this bind when the directory around it was updated; restart the container".into()
-            }
-            Self::Restless => "its volume changed all the time".into(),
-            Self::Refused { reason, path } => format!("{path} {}", reason.words()).into(),
-            Self::Failed { error } => error.into(),
-        })
-    }
 }
 
 impl fmt::Display for RefreshedMount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.destination)?;
-        self.outcome
-            .reason()
+        self.reason()
             .map_or(Ok(()), |reason| write!(f, ": {reason}"))
     }
 }

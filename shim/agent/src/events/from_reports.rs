@@ -63,7 +63,7 @@ pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
 }
 
 fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
-    let (place, why) = (&mount.destination, mount.outcome.reason());
+    let (place, why) = (&mount.destination, mount.reason());
     let message = match mount.outcome {
         MountResult::Replaced { .. } => {
             let message = format!("the mount at {place} is current");

@@ -335,21 +335,14 @@ fn text(report: &RefreshReport) -> Lines {
         lines.problem(problem);
     }
     for line in &report.files {
-        let RefreshedFile {
-            container,
-            mount:
-                RefreshedMount {
-                    destination,
-                    outcome,
-                    ..
-                },
-        } = line;
+        let RefreshedFile { container, mount } = line;
+        let (destination, outcome) = (&mount.destination, &mount.outcome);
         let style = if outcome.is_replaced() {
             HEALTHY
         } else {
             FAULTY
         };
-        let reason = outcome
+        let reason = mount
             .reason()
             .map(|reason| format!(": {reason}"))
             .unwrap_or_default();
