@@ -7,33 +7,16 @@
 
 mod args;
 mod container;
-mod engines;
-mod events;
 mod host;
-mod http;
 mod idle_memory;
-mod journal;
-mod kubediag;
-mod kubernetes;
-mod log_line;
-mod metrics;
-mod nri;
-mod pod_refreshes;
 mod pods;
-mod refresh_queue;
-mod refresher;
-mod removal;
-mod reporting;
 mod restart_slot;
-mod roots;
 mod run;
-mod status;
-mod survey;
+mod sinks;
+mod sources;
 mod threads;
-mod updates;
-mod volumes;
 mod wall_clock;
-mod watch;
+mod work;
 
 use std::process::ExitCode;
 
@@ -43,7 +26,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
-    log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
+    sinks::log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
     let ended = match &args.command {
         Some(args::Verb::RestartSlot(verb)) => verb.run(),
         None => run::run(&args),

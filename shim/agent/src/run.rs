@@ -23,18 +23,19 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::host;
-use crate::http::{self, BoundSocket, Served};
 use crate::idle_memory::IdleMemory;
-use crate::journal::{JournalReader, JournalWriter, follow_journal};
-use crate::kubediag::{Kubediag, PodReader};
-use crate::kubernetes;
-use crate::metrics::Metrics;
-use crate::nri;
 use crate::pods;
-use crate::roots::KubeletRoots;
-use crate::status::StatusSource;
-use crate::survey::Surveyor;
+use crate::sinks::journal::JournalWriter;
+use crate::sinks::kubernetes;
+use crate::sinks::metrics::Metrics;
+use crate::sinks::status::StatusSource;
+use crate::sources::http::{self, BoundSocket, Served};
+use crate::sources::journal::{JournalReader, follow_journal};
+use crate::sources::kubediag::{Kubediag, PodReader};
+use crate::sources::nri;
+use crate::sources::roots::KubeletRoots;
 use crate::threads::spawn;
+use crate::work::survey::Surveyor;
 use bindguard_kubernetes::{Access, AccessError, ServiceAccount, node_name};
 
 /// Runs the agent until a signal ends it.

@@ -1,0 +1,246 @@
+//! The task that turns occurrences into requests, within the node's bound.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bindguard_core::error_chain;
+use bindguard_core::identity::PodName;
+use bindguard_operator::cri::Cri;
+use lru::LruCache;
+use tokio::sync::mpsc::Receiver;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+use super::objects::{Event, EventKey, EventObjects};
+use super::occurrence::{Moment, Occurrence};
+use super::pace::Pace;
+use crate::pods;
+use crate::sinks::metrics::{EventResult, Metrics};
+use crate::wall_clock::since_epoch;
+
+/// Time limit of one request, its connection included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time without an event after which the connection is closed: an idle agent shall be small.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The limit of pods whose names are remembered.
+const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
+/// Writes events. The agent writes to the API server, tests count.
+pub trait EventApi {
+    /// Creates the event's object, or updates it if it exists.
+    fn write(&mut self, event: &Event) -> impl Future<Output = Result<(), WriteError>> + Send;
+
+    /// Closes the connection. The next request connects again.
+    fn disconnect(&mut self);
+}
+
+/// Why an event was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// It was to be updated, and there is no such object any more.
+    #[error("there is no such event")]
+    Gone,
+    /// It was to be created, and the object is there: the answer to an earlier request was lost.
+    #[error("the event is there already")]
+    Exists,
+    /// The API server refuses this event.
+    #[error("the API server refuses it: {0}")]
+    Refused(String),
+    /// The API server refuses every event, or this one's namespace is full.
+    #[error("not allowed: {0}; apply the Role for events, or set [agent.events] mode = \"off\"")]
+    Forbidden(String),
+    /// The API server does not answer, or demands a pause.
+    #[error("no answer from the API server: {why}")]
+    Unavailable {
+        /// Why.
+        why: String,
+        /// The pause that it demands.
+        pause: Option<Duration>,
+    },
+}
+
+/// Records occurrences.
+pub struct Recorder<A> {
+    api: A,
+    cri: Cri,
+    metrics: Arc<Metrics>,
+    objects: EventObjects,
+    pace: Pace,
+    names: LruCache<String, (String, String)>,
+    started: Instant,
+    is_connected: bool,
+    /// The failure that was logged last.
+    failing: Option<String>,
+    /// The refusals that were logged.
+    refused: HashSet<String>,
+}
+
+impl<A: EventApi> Recorder<A> {
+    /// A recorder that sends this number of requests in a minute, in the long run.
+    pub fn new(api: A, cri: Cri, per_minute: u32, metrics: Arc<Metrics>) -> Self {
+        Self {
+            api,
+            cri,
+            metrics,
+            objects: EventObjects::default(),
+            pace: Pace::new(per_minute),
+            names: LruCache::new(MAX_NAMES),
+            started: Instant::now(),
+            is_connected: false,
+            failing: None,
+            refused: HashSet::new(),
+        }
+    }
+
+    /// Records until no occurrence can come any more.
+    pub async fn run(mut self, mut occurrences: Receiver<Occurrence>) {
+        loop {
+            // Without an event and a connection there is nothing to wait for, and no wake-up.
+            let pause = self
+                .objects
+                .is_any_waiting()
+                .then(|| self.pace.wait(self.now().uptime));
+            tokio::select! {
+                biased;
+                () = sleep(pause.unwrap_or_default()), if pause.is_some() => self.request().await,
+                () = sleep(IDLE_TIMEOUT), if pause.is_none() && self.is_connected => self.disconnect(),
+                occurrence = occurrences.recv() => match occurrence {
+                    Some(occurrence) => self.take(occurrence).await,
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.is_connected = false;
+        self.api.disconnect();
+    }
+
+    fn now(&self) -> Moment {
+        Moment {
+            since_epoch: since_epoch(),
+            uptime: self.started.elapsed(),
+        }
+    }
+
+    async fn take(&mut self, occurrence: Occurrence) {
+        let Some((namespace, pod)) = self.names_of(&occurrence.pod).await else {
+            return self.metrics.events.count(EventResult::no_pod, 1);
+        };
+        let key = EventKey {
+            namespace,
+            pod,
+            pod_uid: occurrence.pod.uid.unwrap_or_default(),
+            container: occurrence.container,
+            reason: occurrence.reason,
+        };
+        let now = self.now();
+        if !self.objects.is_any_waiting() {
+            self.pace.begin(now.uptime, fastrand::f64());
+        }
+        if self.objects.add(key, &occurrence.message, now) {
+            self.metrics.events.count(EventResult::queue_full, 1);
+        }
+    }
+
+    /// The namespace and the name of a pod. `None` if it has no sandbox any more, or the CRI does
+    /// not answer.
+    async fn names_of(&mut self, pod: &PodName) -> Option<(String, String)> {
+        if let Some((namespace, name)) = pod.names() {
+            return Some((namespace.to_owned(), name.to_owned()));
+        }
+        let uid = pod.uid.as_ref()?;
+        if let Some(names) = self.names.get(uid) {
+            return Some(names.clone());
+        }
+        let found = pods::pod(&self.cri, uid)
+            .await
+            .inspect_err(|error| warn!("name a pod: {}", error_chain(error)))
+            .ok()??;
+        let names = (found.namespace, found.name);
+        self.names.push(uid.clone(), names.clone());
+        Some(names)
+    }
+
+    /// Sends one request.
+    async fn request(&mut self) {
+        let now = self.now().uptime;
+        self.metrics
+            .events
+            .count(EventResult::expired, self.objects.expire(now));
+        let Some(event) = self.objects.next() else {
+            return;
+        };
+        self.pace.requested(now);
+        self.is_connected = true;
+        let written = timeout(REQUEST_TIMEOUT, self.api.write(&event))
+            .await
+            .unwrap_or_else(|_| {
+                Err(WriteError::Unavailable {
+                    why: format!("nothing within {REQUEST_TIMEOUT:?}"),
+                    pause: None,
+                })
+            });
+        match written {
+            Ok(()) => self.written(&event),
+            Err(error) => self.not_written(&event, &error),
+        }
+    }
+
+    fn written(&mut self, event: &Event) {
+        self.pace.answered();
+        self.objects.settle(&event.key);
+        self.objects.set_exists(&event.key, true);
+        self.metrics.events.count(EventResult::written, 1);
+        if self.failing.take().is_some() {
+            info!("events are written again");
+        }
+    }
+
+    fn not_written(&mut self, event: &Event, error: &WriteError) {
+        match error {
+            WriteError::Gone | WriteError::Exists => {
+                self.pace.answered();
+                let exists = matches!(error, WriteError::Exists);
+                self.objects.set_exists(&event.key, exists);
+            }
+            WriteError::Refused(why) => {
+                self.pace.answered();
+                self.objects.settle(&event.key);
+                self.metrics.events.count(EventResult::refused, 1);
+                // Each reason once, and a bounded number of them.
+                if self.refused.len() < 16 && self.refused.insert(why.clone()) {
+                    warn!(
+                        "an event on pod {}/{} is lost: {error}",
+                        event.key.namespace, event.key.pod
+                    );
+                }
+            }
+            WriteError::Forbidden(_) => {
+                self.objects.settle(&event.key);
+                self.metrics.events.count(EventResult::refused, 1);
+                self.failed(None, error);
+            }
+            WriteError::Unavailable { pause, .. } => self.failed(*pause, error),
+        }
+    }
+
+    fn failed(&mut self, pause: Option<Duration>, error: &WriteError) {
+        self.metrics.events.failures.inc();
+        self.pace.failed(self.now().uptime, pause, fastrand::f64());
+        let text = error.to_string();
+        if self.failing.as_ref() != Some(&text) {
+            warn!("write an event: {text}; trying again, with pauses of up to 5 minutes");
+            self.failing = Some(text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

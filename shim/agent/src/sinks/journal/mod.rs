@@ -1,0 +1,9 @@
+//! Writes the agent's own lines of the journal.
+
+mod pod_names;
+mod share;
+mod token_bucket;
+mod writer;
+
+pub use self::pod_names::PodNames;
+pub use self::writer::JournalWriter;

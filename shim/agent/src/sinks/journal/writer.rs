@@ -1,0 +1,206 @@
+//! Writes the agent's own lines of the journal, in a thread of its own: a repair does not wait for
+//! the journal's disk.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
+
+use bindguard_core::error_chain;
+use bindguard_core::report::{RebindLine, RefreshLine, Report};
+use bindguard_guard::{
+    JournalEntry, RecordError, record_nri_create, record_rebind, record_refresh,
+};
+use tracing::warn;
+
+use super::pod_names::PodNames;
+use super::share::Shares;
+use crate::pods::PodLookup;
+use crate::sinks::metrics::Metrics;
+use crate::threads::spawn;
+
+/// Limit of lines that wait for the disk. Further ones are counted and dropped.
+const WAITING: usize = 1024;
+
+/// Takes lines from any thread, without waiting.
+#[derive(Debug, Clone)]
+pub struct JournalWriter {
+    /// `None` if there is no journal. Boxed: the channel reserves memory for all lines that may
+    /// wait.
+    lines: Option<SyncSender<Box<AgentLine>>>,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+enum AgentLine {
+    NriCreate(String, Report),
+    Rebind(RebindLine),
+    Refresh(RefreshLine),
+}
+
+impl AgentLine {
+    /// The container or the volume whose share it takes.
+    fn about(&self) -> String {
+        match self {
+            Self::NriCreate(id, _) => id.clone(),
+            Self::Rebind(line) => line.about(),
+            Self::Refresh(line) => line.id.clone(),
+        }
+    }
+
+    fn add_problem(&mut self, problem: String) {
+        match self {
+            Self::NriCreate(_, report) => report.problems.push(problem),
+            Self::Rebind(line) => line.problems.push(problem),
+            Self::Refresh(line) => line.problems.push(problem),
+        }
+    }
+}
+
+impl JournalWriter {
+    /// Takes lines and drops them: there is no journal.
+    pub fn off(metrics: Arc<Metrics>) -> Self {
+        Self {
+            lines: None,
+            metrics,
+        }
+    }
+
+    /// Starts the thread.
+    pub fn start(journal: &Path, pods: PodLookup, metrics: Arc<Metrics>) -> Self {
+        let (lines, waiting) = sync_channel(WAITING);
+        let journal = journal.to_owned();
+        let counted = Arc::clone(&metrics);
+        match spawn("journal", move || {
+            write_lines(&journal, &waiting, PodNames::new(pods), &counted)
+        }) {
+            Ok(()) => Self {
+                lines: Some(lines),
+                metrics,
+            },
+            Err(error) => {
+                warn!("the agent's repairs are not journaled: {error:#}");
+                Self::off(metrics)
+            }
+        }
+    }
+
+    /// The plugin's report on the create of a container.
+    pub fn nri_create(&self, id: &str, report: Report) {
+        self.write(AgentLine::NriCreate(id.to_owned(), report));
+    }
+
+    /// The subpaths of a volume that are not healthy, or were not.
+    pub fn rebound(&self, line: RebindLine) {
+        self.write(AgentLine::Rebind(line));
+    }
+
+    /// The refresh of a container.
+    pub fn refreshed(&self, line: RefreshLine) {
+        self.write(AgentLine::Refresh(line));
+    }
+
+    fn write(&self, line: AgentLine) {
+        if self
+            .lines
+            .as_ref()
+            .is_some_and(|lines| lines.try_send(Box::new(line)).is_err())
+        {
+            self.metrics.unwritten_lines.inc();
+        }
+    }
+}
+
+fn write_lines(
+    journal: &Path,
+    waiting: &Receiver<Box<AgentLine>>,
+    mut pods: PodNames,
+    metrics: &Metrics,
+) {
+    let mut failed: Option<String> = None;
+    let (mut shares, start) = (Shares::default(), Instant::now());
+    for mut line in waiting {
+        match shares.admit(&line.about(), start.elapsed()) {
+            Some(0) => {}
+            Some(left_out) => line.add_problem(format!(
+                "{left_out} earlier lines about it were left out: its files change too often"
+            )),
+            None => {
+                metrics.unwritten_lines.inc();
+                continue;
+            }
+        }
+        let error = write_line(journal, *line, &mut pods)
+            .err()
+            .map(|error| error_chain(&error));
+        // One warning for a disk that is full, not one for each line.
+        if let Some(error) = error
+            .as_ref()
+            .filter(|error| failed.as_ref() != Some(error))
+        {
+            warn!("journal a repair of the agent: {error}");
+        }
+        failed = error;
+    }
+}
+
+fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<(), RecordError> {
+    match line {
+        AgentLine::NriCreate(id, report) => record_nri_create(
+            journal,
+            &JournalEntry {
+                refused: None,
+                unchecked: None,
+                id: Some(&id),
+                attempt: 0,
+                pid: None,
+                report: &report,
+            },
+        ),
+        AgentLine::Rebind(mut line) => {
+            let pod = &mut line.container.pod;
+            if let Some(named) = pod.uid.as_deref().and_then(|uid| pods.of(uid)) {
+                *pod = named;
+            }
+            record_rebind(journal, line)
+        }
+        AgentLine::Refresh(line) => record_refresh(journal, line),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+
+    use bindguard_config::RefreshMode;
+    use bindguard_core::identity::Identity;
+    use bindguard_core::report::Actor;
+
+    use super::*;
+    use crate::pods;
+
+    #[test]
+    fn a_container_that_changes_all_the_time_leaves_room_for_the_lines_of_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let (journal, metrics) = (folder.path().join("journal.jsonl"), Metrics::new());
+        let (lines, waiting) = sync_channel(WAITING);
+        for id in [["loud"; 500].as_slice(), &["quiet"]].concat() {
+            let line = RefreshLine::new(Actor::Agent, id, Identity::default());
+            lines.send(Box::new(AgentLine::Refresh(line))).unwrap();
+        }
+        drop(lines);
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.unwrap();
+        let _entered = runtime.enter();
+        let (pods, _) = pods::pods(Path::new("/nowhere"), RefreshMode::Off);
+        write_lines(&journal, &waiting, PodNames::new(pods), &metrics);
+        let written = fs::read_to_string(&journal).unwrap();
+        let about = |id: &str| written.matches(&format!(r#""id":"{id}""#)).count();
+        assert_eq!(about("quiet"), 1);
+        let left_out = metrics.unwritten_lines.get();
+        assert!(left_out > 400, "{left_out}");
+        assert_eq!(about("loud") as u64 + left_out, 500);
+    }
+}

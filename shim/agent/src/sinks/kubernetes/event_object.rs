@@ -1,0 +1,127 @@
+//! Events as objects of the API: created once, then patched (`core/v1`, as the kubelet's recorder
+//! does).
+
+use std::time::Duration;
+
+use bindguard_kubernetes::{ApiClient, ApiError, Status};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::idle_memory::IdleMemory;
+use crate::sinks::events::{Event, EventApi, WriteError};
+
+const COMPONENT: &str = "bindguard-agent";
+
+/// Writes events to the API server.
+pub struct ApiEvents {
+    client: ApiClient,
+    node: String,
+    memory: IdleMemory,
+}
+
+impl ApiEvents {
+    /// A writer of this node's events.
+    pub fn new(client: ApiClient, node: String, memory: IdleMemory) -> Self {
+        Self {
+            client,
+            node,
+            memory,
+        }
+    }
+
+    async fn request(&mut self, event: &Event) -> Result<(), ApiError> {
+        let events = format!("/api/v1/namespaces/{}/events", event.key.namespace);
+        if event.exists {
+            let patch = json!({ "count": event.count, "lastTimestamp": time(event.last), "message": event.message });
+            self.client
+                .patch(&format!("{events}/{}", event.name), &patch)
+                .await?;
+        } else {
+            self.client
+                .create(&events, &object(event, &self.node))
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+impl EventApi for ApiEvents {
+    async fn write(&mut self, event: &Event) -> Result<(), WriteError> {
+        self.request(event)
+            .await
+            .map_err(|error| failure(&error, event.exists))
+    }
+
+    fn disconnect(&mut self) {
+        self.client.disconnect();
+        self.memory.worked();
+    }
+}
+
+fn object(event: &Event, node: &str) -> Value {
+    let reason = event.key.reason;
+    let mut object = json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": { "name": event.name, "namespace": event.key.namespace },
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": event.key.namespace,
+            "name": event.key.pod,
+            "uid": event.key.pod_uid,
+        },
+        "type": reason.event_type().as_str(),
+        "reason": reason.as_str(),
+        "message": event.message,
+        "count": event.count,
+        "firstTimestamp": time(event.first),
+        "lastTimestamp": time(event.last),
+        "source": { "component": COMPONENT, "host": node },
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+    });
+    if let Some(container) = &event.key.container {
+        object["involvedObject"]["fieldPath"] = format!("spec.containers{{{container}}}").into();
+    }
+    object
+}
+
+/// The API's times have whole seconds.
+fn time(since_epoch: Duration) -> Option<String> {
+    let seconds = i64::try_from(since_epoch.as_secs()).ok()?;
+    OffsetDateTime::from_unix_timestamp(seconds)
+        .ok()?
+        .format(&Rfc3339)
+        .ok()
+}
+
+fn failure(error: &ApiError, was_patch: bool) -> WriteError {
+    let why = error.reason();
+    let ApiError::Status(status) = error else {
+        return WriteError::Unavailable { why, pause: None };
+    };
+    match status.code {
+        404 if was_patch => WriteError::Gone,
+        409 if !was_patch => WriteError::Exists,
+        403 if has_cause(status, "NamespaceTerminating") => WriteError::Refused(why),
+        401 | 403 => WriteError::Forbidden(why),
+        400..=428 | 430..=499 => WriteError::Refused(why),
+        _ => {
+            let seconds = status.details.retry_after_seconds;
+            WriteError::Unavailable {
+                why,
+                pause: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
+            }
+        }
+    }
+}
+
+fn has_cause(status: &Status, reason: &str) -> bool {
+    status
+        .details
+        .causes
+        .iter()
+        .any(|cause| cause.reason == reason)
+}

@@ -1,0 +1,453 @@
+//! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
+
+mod admissions;
+mod binds;
+mod events;
+mod nri;
+mod outcomes;
+mod plain_text;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use bindguard_core::report::{Actor, JournalLine, Outcome, RebindLine, UnreadLine};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use self::admissions::AdmissionMetrics;
+use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel};
+
+pub use self::events::{EventMetrics, EventResult};
+pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
+pub use self::outcomes::RefreshResult;
+pub use self::plain_text::plain_text;
+
+/// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
+const BUCKETS: [f64; 10] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
+];
+
+/// All figures of the agent. Shared by all threads that count.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Updates of kubelet-written volumes with subpaths.
+    pub volume_updates: Counter,
+    /// Watched volumes of each kubelet root; roots are few.
+    pub watched_volumes: Family<RootLabel, Gauge>,
+    /// Surveys because events were lost, or the folder of the pods came or went.
+    pub interruptions: Counter,
+    /// Directories that could not be watched.
+    pub watch_errors: Counter,
+    /// Surveys.
+    pub surveys: Counter,
+    /// The time of the last survey, in seconds since 1970.
+    pub last_survey: Gauge<f64, AtomicU64>,
+    /// Restarts of a thread that failed.
+    pub restarts: Counter,
+    /// Kubelet roots that do not answer.
+    pub silent_roots: Gauge,
+    rebinds: Family<OutcomeLabel, Counter>,
+    rebind_seconds: Histogram,
+    refreshes: Family<RefreshLabel, Counter>,
+    /// The time to refresh one container.
+    pub refresh_seconds: Histogram,
+    admissions: AdmissionMetrics,
+    /// Kubernetes events.
+    pub events: EventMetrics,
+    /// The NRI plugin.
+    pub nri: NriMetrics,
+    /// Lines that the agent left out of the journal.
+    pub unwritten_lines: Counter,
+    /// Subpaths, volumes and host-root binds of the last survey.
+    pub sources: Family<SourceLabels, Gauge>,
+    /// Mounts that the host has unmounted and containers keep.
+    pub pinned_mounts: Gauge,
+    /// Pods whose annotations for live refresh have no effect, in the last survey.
+    pub ignored_requests: Gauge,
+    /// Pods for which an uninstall left the handler.
+    pub handler_kept: Gauge,
+    /// Pods for which an uninstall left the programs.
+    pub programs_kept: Gauge,
+}
+
+/// The label of a kubelet root.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RootLabel {
+    /// Its path.
+    pub root: String,
+}
+
+/// The labels of a bind source in a survey.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SourceLabels {
+    /// `subpath`, `volume` or `host-root`.
+    pub kind: String,
+    /// The verdict's name.
+    pub verdict: String,
+}
+
+impl Metrics {
+    /// Registers every figure.
+    pub fn new() -> Arc<Self> {
+        let mut registry = Registry::with_prefix("bindguard");
+        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The running agent", build);
+        let mut metrics = Self {
+            registry,
+            volume_updates: Counter::default(),
+            watched_volumes: Family::default(),
+            interruptions: Counter::default(),
+            watch_errors: Counter::default(),
+            surveys: Counter::default(),
+            last_survey: Gauge::default(),
+            restarts: Counter::default(),
+            silent_roots: Gauge::default(),
+            rebinds: Family::default(),
+            rebind_seconds: Histogram::new(BUCKETS),
+            refreshes: Family::default(),
+            refresh_seconds: Histogram::new(BUCKETS),
+            admissions: AdmissionMetrics::default(),
+            events: EventMetrics::default(),
+            nri: NriMetrics::default(),
+            unwritten_lines: Counter::default(),
+            sources: Family::default(),
+            pinned_mounts: Gauge::default(),
+            ignored_requests: Gauge::default(),
+            handler_kept: Gauge::default(),
+            programs_kept: Gauge::default(),
+        };
+        metrics.register();
+        metrics.begin_at_zero();
+        Arc::new(metrics)
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register(
+            "agent_volume_updates",
+            "Updates of volumes with subpaths",
+            self.volume_updates.clone(),
+        );
+        registry.register(
+            "agent_watched_volumes",
+            "Volumes with a watch",
+            self.watched_volumes.clone(),
+        );
+        registry.register(
+            "agent_watch_interruptions",
+            "Surveys because events were lost",
+            self.interruptions.clone(),
+        );
+        registry.register(
+            "agent_watch_errors",
+            "Directories that could not be watched",
+            self.watch_errors.clone(),
+        );
+        registry.register("agent_surveys", "Surveys of the node", self.surveys.clone());
+        let last = self.last_survey.clone();
+        registry.register_with_unit(
+            "agent_last_survey_timestamp",
+            "Time of the last survey",
+            Unit::Seconds,
+            last,
+        );
+        registry.register(
+            "agent_thread_restarts",
+            "Restarts of a thread that failed",
+            self.restarts.clone(),
+        );
+        registry.register(
+            "agent_silent_roots",
+            "Kubelet roots that do not answer",
+            self.silent_roots.clone(),
+        );
+        registry.register(
+            "subpath_rebinds",
+            "Stale subpaths on the host, by outcome",
+            self.rebinds.clone(),
+        );
+        let seconds = self.rebind_seconds.clone();
+        registry.register_with_unit(
+            "subpath_rebind",
+            "Time to re-bind a volume's subpaths",
+            Unit::Seconds,
+            seconds,
+        );
+        registry.register(
+            "refreshes",
+            "Stale mounts of running containers, by outcome",
+            self.refreshes.clone(),
+        );
+        let seconds = self.refresh_seconds.clone();
+        registry.register_with_unit(
+            "refresh",
+            "Time to refresh a running container",
+            Unit::Seconds,
+            seconds,
+        );
+        self.admissions.register(registry);
+        self.events.register(registry);
+        self.nri.register(registry);
+        registry.register(
+            "journal_unwritten_lines",
+            "Lines of the agent that were dropped",
+            self.unwritten_lines.clone(),
+        );
+        registry.register(
+            "sources",
+            "Sources of binds in the last survey, by verdict",
+            self.sources.clone(),
+        );
+        let pinned = self.pinned_mounts.clone();
+        registry.register(
+            "pinned_mounts",
+            "Mounts that the host has unmounted and containers keep",
+            pinned,
+        );
+        let ignored = self.ignored_requests.clone();
+        registry.register(
+            "refresh_requests_ignored",
+            "Pods whose annotations for refreshes have no effect",
+            ignored,
+        );
+        registry.register(
+            "handler_kept_for_pods",
+            "Pods for which an uninstall left the handler",
+            self.handler_kept.clone(),
+        );
+        registry.register(
+            "programs_kept_for_pods",
+            "Pods for which an uninstall left the programs",
+            self.programs_kept.clone(),
+        );
+    }
+
+    /// An alert on an increase needs the zero before the first event.
+    fn begin_at_zero(&self) {
+        for outcome in RebindOutcome::ALL {
+            drop(self.rebinds.get_or_create(&OutcomeLabel { outcome }));
+        }
+        for outcome in RefreshResult::ALL {
+            drop(self.refreshes.get_or_create(&RefreshLabel { outcome }));
+        }
+        self.nri.begin_at_zero();
+    }
+
+    /// Counts the outcomes of a volume's re-bind.
+    pub fn rebound(&self, line: &RebindLine) {
+        let outcomes = line.binds.iter().filter_map(|bind| bind.outcome.as_deref());
+        if outcomes
+            .filter(|outcome| self.count_rebind(outcome))
+            .count()
+            > 0
+        {
+            let took = Duration::from_micros(line.duration_us);
+            self.rebind_seconds.observe(took.as_secs_f64());
+        }
+    }
+
+    /// Returns false for an outcome of another repair.
+    fn count_rebind(&self, outcome: &Outcome) -> bool {
+        let label = RebindOutcome::of(outcome).map(|outcome| OutcomeLabel { outcome });
+        label
+            .map(|label| self.rebinds.get_or_create(&label).inc())
+            .is_some()
+    }
+
+    /// Counts the outcome of one mount of a running container.
+    pub fn refreshed(&self, outcome: RefreshResult) {
+        self.refreshes
+            .get_or_create(&RefreshLabel { outcome })
+            .inc();
+    }
+
+    /// Counts a line of the journal. The agent counted its own repairs, and its plugin's creates,
+    /// when they happened.
+    pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
+        match line {
+            Ok(JournalLine::Create(line)) => self.admissions.count(line),
+            Ok(JournalLine::NriCreate(_)) => {}
+            Ok(JournalLine::Rebind(line)) if line.by == Actor::Operator => {
+                for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_deref()) {
+                    self.count_rebind(outcome);
+                }
+            }
+            Ok(JournalLine::Refresh(line)) if line.by == Actor::Operator => {
+                line.mounts
+                    .iter()
+                    .for_each(|mount| self.refreshed(RefreshResult::of(&mount.outcome)));
+            }
+            Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
+            Err(unread) => self.admissions.count_unread(*unread),
+        }
+    }
+
+    /// The text of `/metrics`.
+    ///
+    /// # Errors
+    /// If a figure cannot be encoded.
+    pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use bindguard_core::judge::{Finding, Verdict};
+    use bindguard_core::report::{BindReport, Report};
+    use bindguard_core::source::SourceKind;
+
+    use super::*;
+
+    /// A report on one bind.
+    fn reported(outcome: Outcome) -> Report {
+        let finding = Finding {
+            bind: None,
+            source: "/s".into(),
+            destination: None,
+            kind: SourceKind::HostRoot,
+            verdict: Verdict::Dead("why".to_owned()),
+        };
+        Report {
+            binds: vec![BindReport {
+                finding,
+                outcome: Some(outcome),
+            }],
+            ..Report::default()
+        }
+    }
+
+    fn is_counted(metrics: &Metrics, line: &str) -> bool {
+        metrics
+            .text()
+            .unwrap()
+            .lines()
+            .any(|counted| counted == line)
+    }
+
+    /// The journal has the agent's own repairs, and a create that plugin and shim both checked,
+    /// twice.
+    #[test]
+    fn a_line_is_counted_only_if_the_agent_did_not_count_it_before() {
+        let metrics = Metrics::new();
+        let binds = r#""binds":[{"source":"/s","kind":"subpath","verdict":"stale","reason":"r","outcome":{"result":"rebound","tries":1}}]"#;
+        let create = |head: &str| {
+            format!(r#"{{{head}"time":null,"attempt":0,{binds},"foreign":0,"duration_us":1}}"#)
+        };
+        let repair = |kind: &str, by: &str, more: &str| {
+            format!(
+                r#"{{"version":2,"kind":"{kind}","time":null,"by":"{by}",{more},"duration_us":1}}"#
+            )
+        };
+        let rebind = format!(r#""container":{{"uid":"u"}},"volume":"conf",{binds}"#);
+        let refresh = r#""id":"c","mounts":[{"destination":"/d","source":"/s","outcome":{"result":"replaced","method":"beneath"}}]"#;
+        for line in [
+            create(r#""version":1,"#),
+            create(r#""version":2,"kind":"nri-create","#),
+            repair("rebind", "agent", &rebind),
+            repair("rebind", "operator", &rebind),
+            repair("refresh", "agent", refresh),
+            repair("refresh", "operator", refresh),
+        ] {
+            metrics.journaled(&Ok(JournalLine::parse(&line).unwrap()));
+        }
+        for line in [
+            "bindguard_admission_binds_total{verdict=\"stale\",outcome=\"rebound\"} 1",
+            "bindguard_admission_seconds_count 1",
+            "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",
+            "bindguard_refreshes_total{outcome=\"replaced\"} 1",
+        ] {
+            assert!(
+                is_counted(&metrics, line),
+                "{line} is not in\n{}",
+                metrics.text().unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn a_rebind_is_counted_once_by_its_outcome() {
+        let metrics = Metrics::new();
+        let mut report = reported(Outcome::Rebound { tries: 1 });
+        report.binds.push(BindReport {
+            outcome: None,
+            ..report.binds[0].clone()
+        });
+        for report in [report, Report::default()] {
+            metrics.rebound(&RebindLine::new(Actor::Agent, "u", "conf", &report));
+        }
+        let text = metrics.text().unwrap();
+        for line in [
+            "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",
+            "bindguard_subpath_rebind_seconds_count 1",
+            "bindguard_build_info{version=\"0.1.0\"} 1",
+            "# EOF",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    /// Rules, dashboard and document name figures that the agent has.
+    #[test]
+    fn every_figure_that_is_named_is_there() {
+        let metrics = Metrics::new();
+        metrics
+            .watched_volumes
+            .get_or_create(&RootLabel {
+                root: "/k".to_owned(),
+            })
+            .set(1);
+        metrics
+            .sources
+            .get_or_create(&SourceLabels {
+                kind: "subpath".to_owned(),
+                verdict: "stale".to_owned(),
+            })
+            .set(1);
+        let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
+        metrics.journaled(&JournalLine::parse(line));
+        metrics.journaled(&JournalLine::parse("nonsense"));
+        metrics.nri.checked(&reported(Outcome::MadeRslave));
+        let text = metrics.text().unwrap();
+        let is_there = |name: &str| {
+            text.lines()
+                .any(|line| line.split(['{', ' ']).next() == Some(name))
+        };
+        for (file, named) in [
+            (
+                "rules.yaml",
+                include_str!("../../../../../config/prometheus/rules.yaml"),
+            ),
+            (
+                "rules_test.yaml",
+                include_str!("../../../../../config/prometheus/rules_test.yaml"),
+            ),
+            (
+                "dashboard.json",
+                include_str!("../../../../../config/prometheus/dashboard.json"),
+            ),
+            ("agent.md", include_str!("../../../../../docs/agent.md")),
+        ] {
+            let words = named.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let mut found = 0;
+            for name in words.filter(|word| word.starts_with("bindguard_")) {
+                found += 1;
+                let is_histogram = || is_there(&format!("{name}_count"));
+                assert!(is_there(name) || is_histogram(), "{file} names {name}");
+            }
+            assert!(found > 5, "{file} names only {found} figures");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Hands the repairs of the agent and the guard to those who record them: the journal, and
+//! events on pods.
+//!
+//! It never waits. Without an API server the events cost nothing.
+
+use std::collections::HashSet;
+use std::mem;
+
+use bindguard_core::error_chain;
+use bindguard_core::report::{Actor, JournalLine, RebindLine, RefreshLine};
+use bindguard_operator::container_mounts::ContainerMounts;
+use bindguard_operator::ignored_requests::IgnoredRequest;
+use bindguard_operator::node_report::NodeReport;
+use tracing::warn;
+
+use crate::idle_memory::IdleMemory;
+use crate::sinks::events::{
+    Events, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
+    from_survey,
+};
+use crate::sinks::journal::JournalWriter;
+
+/// The findings of the last survey: only a new one is an event.
+#[derive(Debug, Default)]
+pub struct SurveyEvents {
+    sources: Standing<()>,
+    /// The ids of the containers that keep mounts of the host.
+    keepers: HashSet<String>,
+    /// The ids of the containers whose mounts are unknown.
+    unread: HashSet<String>,
+    /// The pods whose annotations have no effect, and the events about them.
+    ignored: Vec<IgnoredRequest>,
+    ignored_events: Standing<()>,
+}
+
+/// Takes reports, from any thread.
+#[derive(Debug, Clone)]
+pub struct Reporting {
+    /// Events on pods.
+    pub events: Events,
+    /// The agent's own lines of the journal.
+    pub journal: JournalWriter,
+    /// Freed after each piece of work.
+    pub memory: IdleMemory,
+}
+
+impl Reporting {
+    /// True if it reads the journal.
+    pub fn is_on(&self) -> bool {
+        self.events.are_on()
+    }
+
+    /// A line of the journal. The agent reported its own repairs when they happened.
+    pub fn journaled(&self, line: &JournalLine) {
+        match line {
+            JournalLine::Rebind(line) if line.by == Actor::Agent => return,
+            JournalLine::Refresh(line) if line.by == Actor::Agent => return,
+            JournalLine::Create(_) | JournalLine::NriCreate(_) => {}
+            JournalLine::Rebind(_) | JournalLine::Refresh(_) => {}
+        }
+        self.memory.worked();
+        if self.events.are_on() {
+            self.events.record(from_journal(line));
+        }
+    }
+
+    /// A survey of the node.
+    pub fn surveyed(&self, report: &NodeReport, known: &mut SurveyEvents) {
+        self.memory.worked();
+        if self.events.are_on() {
+            self.events
+                .record(known.sources.changed((), from_survey(report)));
+        }
+    }
+
+    /// The mounts of running containers. A container that keeps mounts is one event, whatever it
+    /// keeps later.
+    pub fn surveyed_containers(&self, found: &ContainerMounts, known: &mut SurveyEvents) {
+        let ids = found
+            .keepers
+            .iter()
+            .map(|keeper| keeper.container.id.clone())
+            .collect();
+        let before = mem::replace(&mut known.keepers, ids);
+        for keeper in found
+            .keepers
+            .iter()
+            .filter(|keeper| !before.contains(&keeper.container.id))
+        {
+            let container = &keeper.container;
+            let places: Vec<String> = keeper
+                .places
+                .iter()
+                .map(|place| place.display().to_string())
+                .collect();
+            let pod = container.pod.display_name().unwrap_or_default();
+            let name = container.name.as_deref().unwrap_or(&container.id);
+            warn!(
+                "{pod} container {name} keeps mounts that the host has unmounted: {}",
+                places.join(", ")
+            );
+            self.events.record(from_keeper(keeper));
+        }
+        let ids = found
+            .unread
+            .iter()
+            .map(|unread| unread.container.id.clone())
+            .collect();
+        let before = mem::replace(&mut known.unread, ids);
+        for unread in found
+            .unread
+            .iter()
+            .filter(|unread| !before.contains(&unread.container.id))
+        {
+            let container = &unread.container;
+            let pod = container.pod.display_name().unwrap_or_default();
+            let name = container.name.as_deref().unwrap_or(&container.id);
+            warn!(
+                "the mounts of {pod} container {name} are unknown: {}",
+                error_chain(&unread.why)
+            );
+        }
+    }
+
+    /// The annotations for live refresh that have no effect. Returns the number of their pods.
+    pub fn ignored_requests(&self, found: Vec<IgnoredRequest>, known: &mut SurveyEvents) -> usize {
+        let before = mem::replace(&mut known.ignored, found);
+        let mut occurrences = Vec::new();
+        for request in &known.ignored {
+            let problems = request.confirmed_by(&before);
+            if !problems.is_empty() {
+                occurrences.extend(from_ignored_request(&request.pod, &problems));
+            }
+        }
+        let count = occurrences.len();
+        let new = known.ignored_events.changed((), occurrences);
+        for occurrence in &new {
+            let pod = occurrence.pod.display_name().unwrap_or_default();
+            warn!("pod {pod}: {}", occurrence.message);
+        }
+        if self.events.are_on() {
+            self.events.record(new);
+        }
+        count
+    }
+
+    /// A re-bind by the agent. A survey finds the same again: the journal gets what is new.
+    pub fn rebound(&self, line: RebindLine, is_new: bool, standing: &mut Standing<String>) {
+        self.memory.worked();
+        if self.events.are_on() {
+            self.events
+                .record(standing.changed(line.about(), from_rebind(&line)));
+        }
+        if is_new {
+            self.journal.rebound(line);
+        }
+    }
+
+    /// A refresh by the agent. A survey finds the same again: the journal gets what is new.
+    pub fn refreshed(&self, line: RefreshLine, is_new: bool, standing: &mut Standing<String>) {
+        self.memory.worked();
+        if self.events.are_on() {
+            self.events
+                .record(standing.changed(line.id.clone(), from_refresh(&line)));
+        }
+        if is_new {
+            self.journal.refreshed(line);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The containers that opted in, and their refresh.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bindguard_config::RefreshMode;
+use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
+use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
+use bindguard_core::spec::{SpecUsers, SpecView};
+use bindguard_guard::refresh::{BoundFiles, FileBind};
+use bindguard_operator::engines::{
+    ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
+};
+use bindguard_sys::bundle::read_spec;
+
+use super::labels::{Labelled, annotated, labelled};
+use super::watches::Watches;
+use crate::container::Container;
+use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
+
+/// The time that the refresh of a container may take at first, and the time that it may take after
+/// the others.
+const FIRST_TURN: Duration = Duration::from_millis(300);
+const LAST_TURN: Duration = Duration::from_secs(2);
+
+/// A container that opted in.
+#[derive(Debug)]
+struct FollowedContainer {
+    container: Container,
+    binds: Vec<FileBind>,
+    notify: Notify,
+    problems: Vec<String>,
+}
+
+/// The containers of the engines.
+#[derive(Debug)]
+pub struct Followed {
+    root: PathBuf,
+    running: ContainersOfNode,
+    mode: RefreshMode,
+    containers: HashMap<String, FollowedContainer>,
+    /// The containers that needed more time than their first turn.
+    late: VecDeque<String>,
+    /// The last answers of the engines. While an engine does not answer, its containers keep their
+    /// requests.
+    labels: HashMap<Engine, HashMap<String, Labelled>>,
+}
+
+impl Followed {
+    /// The containers on a node whose `/` is at `root`. A survey finds them.
+    pub fn new(root: &Path, mode: RefreshMode) -> Self {
+        let running = ContainersOfNode::at(root);
+        let (containers, late, labels) = Default::default();
+        Self {
+            root: root.to_owned(),
+            running,
+            mode,
+            containers,
+            late,
+            labels,
+        }
+    }
+
+    /// Finds the containers that opted in, watches the directories of their files, and refreshes
+    /// each.
+    pub fn survey(&mut self, watches: &mut Watches, refresher: &Refresher<'_>) {
+        let mut warnings = Vec::new();
+        let folders = state_folders(&self.root);
+        let before = watches.begin();
+        // Watched first: a container that starts meanwhile is found, or reported by an event.
+        for (_, folder) in &folders {
+            warnings.extend(
+                watches
+                    .watch_state(folder)
+                    .err()
+                    .map(|error| error_chain(&error)),
+            );
+        }
+        let running = engine_containers(&folders);
+        self.read_labels(&running, &mut warnings);
+        let opted_in = running
+            .iter()
+            .filter_map(|container| self.opted_in(container));
+        self.containers = opted_in
+            .map(|opted_in| (opted_in.container.id.clone(), opted_in))
+            .collect();
+        for opted_in in self.containers.values_mut() {
+            opted_in.watch(watches);
+        }
+        watches.remove_unused(&before);
+        refresher.warn(OF_NODE, warnings);
+        refresher.forget_others(|id| self.containers.contains_key(id));
+        let ids: Vec<String> = self.containers.keys().cloned().collect();
+        ids.iter().for_each(|id| self.refresh(id, refresher));
+    }
+
+    /// Refreshes a container, if it still runs. A container that needs more time gets a second turn
+    /// after all others.
+    pub fn refresh(&mut self, id: &str, refresher: &Refresher<'_>) {
+        let begin = |container: &Container, files: &BoundFiles, notify| {
+            refresher.begin(FIRST_TURN, container, files, notify)
+        };
+        if self.refresh_by(id, refresher, begin) && !self.late.iter().any(|late| late == id) {
+            self.late.push_back(id.to_owned());
+        }
+    }
+
+    /// True if a container waits for its last turn.
+    pub fn is_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// Refreshes one of the containers that needed more time.
+    pub fn refresh_late(&mut self, refresher: &Refresher<'_>) {
+        let Some(id) = self.late.pop_front() else {
+            return;
+        };
+        let finish = |container: &Container, files: &BoundFiles, notify| {
+            refresher.finish(LAST_TURN, container, files, notify)
+        };
+        self.refresh_by(&id, refresher, finish);
+    }
+
+    /// Returns true if the time was over.
+    fn refresh_by(
+        &self,
+        id: &str,
+        refresher: &Refresher<'_>,
+        refresh: impl Fn(&Container, &BoundFiles<'_>, Notify) -> RefreshedContainer,
+    ) -> bool {
+        let Some(opted_in) = self.containers.get(id) else {
+            return false;
+        };
+        let (files, errors) = BoundFiles::open(
+            opted_in.binds.clone(),
+            opted_in.container.pid,
+            &self.running,
+        );
+        let mut warnings = opted_in.problems.clone();
+        warnings.extend(
+            errors
+                .iter()
+                .map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))),
+        );
+        let done = refresh(&opted_in.container, &files, opted_in.notify);
+        warnings.extend(done.warnings);
+        refresher.warn(id, warnings);
+        done.is_out_of_time
+    }
+
+    fn read_labels(&mut self, running: &[EngineContainer], warnings: &mut Vec<String>) {
+        for engine in [Engine::Docker, Engine::Podman] {
+            if !running.iter().any(|container| container.engine == engine) {
+                self.labels.remove(&engine);
+                continue;
+            }
+            match labelled(&self.root, engine) {
+                Ok(labelled) => drop(self.labels.insert(engine, labelled)),
+                Err(error) => {
+                    warnings.push(format!(
+                        "labels of {} are not known: {}",
+                        engine.name(),
+                        error_chain(&error)
+                    ));
+                }
+            }
+        }
+    }
+
+    /// The container with its binds, if it opted in and has some.
+    fn opted_in(&self, container: &EngineContainer) -> Option<FollowedContainer> {
+        let bytes = read_spec(&container.bundle).ok()?;
+        let spec = SpecView::from_bytes(&bytes).ok()?;
+        let label = self
+            .labels
+            .get(&container.engine)
+            .and_then(|labels| labels.get(&container.id));
+        let request = annotated(&spec).or_else(|| label.map(|label| label.request.clone()));
+        let RefreshRequest {
+            containers,
+            volumes: _,
+            notify,
+            mut problems,
+        } = request.unwrap_or_default();
+        if self.mode != RefreshMode::All && containers == OptIn::None && problems.is_empty() {
+            return None;
+        }
+        // As the engines print it.
+        let short = || container.id.get(..12).unwrap_or(&container.id).to_owned();
+        let name = label
+            .and_then(|label| label.name.clone())
+            .unwrap_or_else(short);
+        let name = format!("{} container {name}", container.engine.name());
+        problems
+            .iter_mut()
+            .for_each(|problem| *problem = format!("{name}: {problem}"));
+        let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
+        // Directories need no watch: a container sees their new files by itself.
+        let mut binds = if is_in {
+            FileBind::of_spec(&spec)
+        } else {
+            Vec::new()
+        };
+        binds.retain(|bind| !bind.is_of_directory());
+        let users = SpecUsers::from_spec(&bytes).ok().map(Arc::new);
+        let container = Container {
+            identity: Identity::without_pod(&name),
+            id: container.id.clone(),
+            name,
+            pid: container.pid,
+            spec: users,
+        };
+        Some(FollowedContainer {
+            container,
+            binds,
+            notify,
+            problems,
+        })
+    }
+}
+
+impl FollowedContainer {
+    fn watch(&mut self, watches: &mut Watches) {
+        for bind in &self.binds {
+            if let Err(error) = watches.watch_file(&self.container.id, &bind.directory, &bind.name)
+            {
+                self.problems
+                    .push(format!("{}: {}", self.container.name, error_chain(&error)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use bindguard_core::policy::Policy;
+    use bindguard_testing::helper;
+
+    use super::*;
+    use crate::idle_memory::IdleMemory;
+    use crate::sinks::events::Events;
+    use crate::sinks::journal::JournalWriter;
+    use crate::sinks::metrics::Metrics;
+    use crate::sinks::reporting::Reporting;
+    use crate::sources::watch::Inotify;
+
+    #[test]
+    fn a_survey_forgets_the_warnings_about_containers_that_are_gone() {
+        let (root, metrics, policy) = (
+            tempfile::tempdir().unwrap(),
+            Metrics::new(),
+            Policy::default(),
+        );
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(&metrics)),
+            journal: JournalWriter::off(Arc::clone(&metrics)),
+            memory: IdleMemory::default(),
+        };
+        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
+        refresher.warn("gone", vec!["why".to_owned()]);
+        let mut followed = Followed::new(root.path(), RefreshMode::All);
+        followed.survey(&mut Watches::new(Inotify::new().unwrap()), &refresher);
+        assert!(!refresher.has_warned("gone"));
+    }
+}

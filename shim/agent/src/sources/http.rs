@@ -1,0 +1,296 @@
+//! `/metrics`, `/healthz` and `/readyz` on an address; these, the reports and kubediag's processors
+//! on the unix socket. The processors can have an address of their own.
+
+mod connections;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bindguard_core::report::{JournalLine, UnreadLine};
+use bindguard_operator::agent_status::STATUS_PATH;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::time::Duration;
+
+use self::connections::accept;
+use crate::sinks::metrics::{Metrics, plain_text};
+use crate::sinks::reporting::Reporting;
+use crate::sinks::status::StatusSource;
+use crate::sources::journal::JournalReader;
+use crate::sources::kubediag::{self, Kubediag};
+use crate::work::survey::Surveyor;
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Prometheus' own format, which is older than OpenMetrics.
+const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+const NO_SUCH_PATH: &str = "no such path\n";
+
+/// Time limit for the head of a request.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time limit for the journal.
+const JOURNAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The state that requests read.
+#[derive(Debug)]
+pub struct Served {
+    /// The figures.
+    pub metrics: Arc<Metrics>,
+    /// The journal, if the agent reads a journal.
+    pub journal: Option<Arc<JournalReader>>,
+    /// Takes what is for the API server.
+    pub reporting: Reporting,
+    /// The node's report.
+    pub surveyor: Arc<Surveyor>,
+    /// The agent's own facts.
+    pub status: StatusSource,
+    /// kubediag's processors.
+    pub kubediag: Arc<Kubediag>,
+    /// True once every kubelet root that answers is watched.
+    pub ready: AtomicBool,
+}
+
+impl Served {
+    /// Counts a line of the journal, and hands it to the events.
+    pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
+        self.metrics.journaled(line);
+        if let Ok(line) = line {
+            self.reporting.journaled(line);
+        }
+    }
+}
+
+/// The paths that a listener serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Audience {
+    /// Figures and health, for anyone who reaches the address.
+    Public,
+    /// Everything, for root.
+    Local,
+    /// kubediag's processors and health.
+    Kubediag,
+}
+
+/// Serves figures and health on an address.
+///
+/// # Errors
+/// If it cannot be bound.
+pub async fn serve_address(address: SocketAddr, served: Arc<Served>) -> io::Result<()> {
+    listen(address, served, Audience::Public).await
+}
+
+/// Serves kubediag's processors and health on an address.
+///
+/// # Errors
+/// If it cannot be bound.
+pub async fn serve_kubediag(address: SocketAddr, served: Arc<Served>) -> io::Result<()> {
+    listen(address, served, Audience::Kubediag).await
+}
+
+async fn listen(address: SocketAddr, served: Arc<Served>, audience: Audience) -> io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    tokio::spawn(accept(listener, move |stream| {
+        converse(stream, Arc::clone(&served), audience)
+    }));
+    Ok(())
+}
+
+/// The unix socket of this agent. A newer agent may have replaced it.
+#[derive(Debug)]
+pub struct BoundSocket {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl BoundSocket {
+    /// Removes the socket, unless another agent has bound the path by now. A socket that stays
+    /// would make an agent that ended look silent instead of absent.
+    pub fn remove(&self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode)
+        {
+            // A socket that stays costs a wrong report, and the next agent replaces it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Serves everything on a unix socket that only root may open.
+///
+/// # Errors
+/// If it cannot be bound.
+pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<BoundSocket> {
+    if let Some(folder) = socket.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
+    let bound = BoundSocket {
+        path: socket.to_owned(),
+        inode: std::fs::symlink_metadata(socket)?.ino(),
+    };
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(tokio::spawn(converse(
+                    stream,
+                    Arc::clone(&served),
+                    Audience::Local,
+                ))),
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    });
+    Ok(bound)
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    served: Arc<Served>,
+    scope: Audience,
+) {
+    let service = service_fn(move |request| {
+        let served = Arc::clone(&served);
+        async move { Ok::<_, Infallible>(answer(request, &served, scope).await) }
+    });
+    // A client that goes away is no event of the agent's.
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(CLIENT_TIMEOUT)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    served: &Arc<Served>,
+    scope: Audience,
+) -> Response<Full<Bytes>> {
+    if scope != Audience::Public && request.uri().path().starts_with(kubediag::FOLDER) {
+        return processed(request, served).await;
+    }
+    // hyper sends no body in answer to HEAD.
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return response(
+            StatusCode::METHOD_NOT_ALLOWED,
+            TEXT,
+            "only GET and HEAD are supported\n",
+        );
+    }
+    match (request.uri().path(), scope) {
+        ("/healthz", _) => response(StatusCode::OK, TEXT, "OK\n"),
+        (_, Audience::Kubediag) => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
+        ("/readyz", _) if served.ready.load(Ordering::Relaxed) => {
+            response(StatusCode::OK, TEXT, "OK\n")
+        }
+        ("/readyz", _) => response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            TEXT,
+            "the first survey is not done\n",
+        ),
+        ("/metrics", _) => {
+            read_journal(served).await;
+            match served.metrics.text() {
+                Ok(text) if wants_plain_text(request.headers()) => {
+                    response(StatusCode::OK, PLAIN_METRICS, plain_text(&text))
+                }
+                Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+                Err(error) => response(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    TEXT,
+                    format!("{error}\n"),
+                ),
+            }
+        }
+        (STATUS_PATH, Audience::Local) => {
+            let status = served
+                .status
+                .status(&served.metrics, served.ready.load(Ordering::Relaxed));
+            match serde_json::to_string(&status) {
+                Ok(json) => response(StatusCode::OK, JSON, json),
+                Err(error) => response(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    TEXT,
+                    format!("{error}\n"),
+                ),
+            }
+        }
+        ("/v1/report", Audience::Local) => {
+            let surveyor = Arc::clone(&served.surveyor);
+            match tokio::task::spawn_blocking(move || surveyor.json()).await {
+                Ok(json) => response(StatusCode::OK, JSON, json.to_string()),
+                Err(error) => response(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    TEXT,
+                    format!("survey the node: {error}\n"),
+                ),
+            }
+        }
+        _ => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
+    }
+}
+
+/// True if a client takes plain text and no OpenMetrics.
+fn wants_plain_text(headers: &HeaderMap) -> bool {
+    let accepted: Vec<&str> = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|kind| kind.split(';').next())
+        .map(str::trim)
+        .collect();
+    let takes = |kind: &str| accepted.iter().any(|it| it.eq_ignore_ascii_case(kind));
+    takes("text/plain") && !takes("application/openmetrics-text")
+}
+
+async fn processed(request: Request<Incoming>, served: &Arc<Served>) -> Response<Full<Bytes>> {
+    match served.kubediag.answer(request).await {
+        Some((StatusCode::OK, json)) => response(StatusCode::OK, JSON, json),
+        Some((status, text)) => response(status, TEXT, text),
+        None => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
+    }
+}
+
+/// Counts the new lines of the journal. If the journal's filesystem hangs, only the figures of the
+/// journal are late.
+async fn read_journal(served: &Arc<Served>) {
+    if let Some(journal) = served.journal.clone() {
+        let served = Arc::clone(served);
+        let reading = tokio::task::spawn_blocking(move || {
+            journal.read_new(|line| served.journaled(line));
+        });
+        let _ = tokio::time::timeout(JOURNAL_READ_TIMEOUT, reading).await;
+    }
+}
+
+fn response(
+    status: StatusCode,
+    kind: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,325 @@
+//! Reads the lines that other programs write into the journal.
+//!
+//! The journal is read when figures are requested, and after each change if events are written. The
+//! position is kept in a file: after a restart the agent counts what was written meanwhile, and
+//! nothing twice.
+
+mod follow;
+mod position;
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, TryLockError};
+
+use bindguard_core::error_chain;
+use bindguard_core::report::{JournalLine, UnreadLine};
+use tracing::warn;
+
+pub use self::follow::follow_journal;
+use self::position::Position;
+
+/// Limit of one read. A journal and the one before it have 4 MiB each.
+const MAX_READ: u64 = 16 << 20;
+
+/// Reads a journal from where it stopped.
+#[derive(Debug)]
+pub struct JournalReader {
+    journal: PathBuf,
+    record: PathBuf,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    position: Option<Position>,
+    /// The position in the record, which may be older: the disk was full.
+    recorded: Option<Position>,
+    is_record_failing: bool,
+}
+
+impl JournalReader {
+    /// A reader that goes on at the recorded position; without one, at the journal's end.
+    pub fn new(journal: PathBuf, record: PathBuf) -> Self {
+        let recorded = Position::read(&record);
+        let position = recorded.or_else(|| Position::end_of(&journal));
+        let progress = Progress {
+            position,
+            recorded,
+            is_record_failing: false,
+        };
+        Self {
+            journal,
+            record,
+            progress: Mutex::new(progress),
+        }
+    }
+
+    /// Hands over the lines since the last call. It blocks for as long as the journal's filesystem;
+    /// a second call does not.
+    pub fn read_new(&self, mut take: impl FnMut(&Result<JournalLine, UnreadLine>)) {
+        let mut progress = match self.progress.try_lock() {
+            Ok(progress) => progress,
+            Err(TryLockError::Poisoned(progress)) => progress.into_inner(),
+            // An earlier call waits for the journal's filesystem.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        match self.read(&mut progress.position) {
+            Ok(text) => text
+                .lines()
+                .map(JournalLine::parse)
+                .for_each(|line| take(&line)),
+            Err(error) => warn!("read {}: {error}", self.journal.display()),
+        }
+        progress.write(&self.record);
+    }
+
+    /// The whole lines since the position, also those of a journal that was renamed meanwhile.
+    fn read(&self, position: &mut Option<Position>) -> io::Result<String> {
+        let mut text = String::new();
+        let mut journal = match File::open(&self.journal) {
+            Ok(journal) => journal,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(text),
+            Err(error) => return Err(error),
+        };
+        let inode = journal.metadata()?.ino();
+        if let Some(old) = position.filter(|old| old.inode != inode) {
+            text += &rest_of_renamed(&self.journal, old)?;
+        }
+        let offset = position
+            .filter(|now| now.inode == inode)
+            .map_or(0, |now| now.offset);
+        let (lines, offset) = whole_lines(&mut journal, offset)?;
+        *position = Some(Position { inode, offset });
+        Ok(text + &lines)
+    }
+}
+
+impl Progress {
+    /// Writes the record, if it is older than the position. What failed is tried again at the next
+    /// call.
+    fn write(&mut self, record: &Path) {
+        let Some(now) = self.position.filter(|now| Some(*now) != self.recorded) else {
+            return;
+        };
+        match now.write(record) {
+            Ok(()) => (self.recorded, self.is_record_failing) = (Some(now), false),
+            // One warning for a disk that is full, not one for each line.
+            Err(error) if !self.is_record_failing => {
+                self.is_record_failing = true;
+                warn!(
+                    "a restart may count admissions twice: write {}: {}",
+                    record.display(),
+                    error_chain(&error)
+                );
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// The lines of the renamed journal that were not read before it was renamed.
+fn rest_of_renamed(journal: &Path, position: Position) -> io::Result<String> {
+    let renamed = PathBuf::from(format!("{}.1", journal.display()));
+    match File::open(&renamed) {
+        Ok(mut file) if file.metadata()?.ino() == position.inode => {
+            whole_lines(&mut file, position.offset).map(|(lines, _)| lines)
+        }
+        // It was renamed twice since, and its last lines are gone.
+        Ok(_) => Ok(String::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The lines from an offset on, without one that is still being written, and the offset after them.
+fn whole_lines(file: &mut File, offset: u64) -> io::Result<(String, u64)> {
+    // A journal that is shorter was emptied in place.
+    let offset = if file.metadata()?.len() < offset {
+        0
+    } else {
+        offset
+    };
+    file.seek(SeekFrom::Start(offset))?;
+    let mut bytes = Vec::new();
+    file.take(MAX_READ).read_to_end(&mut bytes)?;
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |last| last + 1);
+    Ok((
+        String::from_utf8_lossy(&bytes[..end]).into_owned(),
+        offset + end as u64,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::io::Write;
+
+    use super::*;
+    use crate::sinks::metrics::Metrics;
+
+    struct Scene {
+        folder: tempfile::TempDir,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let scene = Self {
+                folder: tempfile::tempdir().unwrap(),
+            };
+            fs::write(scene.journal(), "").unwrap();
+            scene
+        }
+
+        fn journal(&self) -> PathBuf {
+            self.folder.path().join("journal.jsonl")
+        }
+
+        fn append(&self, text: &str) {
+            let mut file = File::options()
+                .append(true)
+                .create(true)
+                .open(self.journal())
+                .unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        }
+
+        fn rotate(&self) {
+            fs::rename(self.journal(), self.folder.path().join("journal.jsonl.1")).unwrap();
+        }
+
+        fn reader(&self) -> JournalReader {
+            JournalReader::new(self.journal(), self.folder.path().join("position"))
+        }
+    }
+
+    const LINE: &str = "{\"version\":1,\"time\":null,\"attempt\":0,\"binds\":[],\"foreign\":0,\"duration_us\":400}\n";
+
+    fn count(reader: &JournalReader, metrics: &Metrics) {
+        reader.read_new(|line| metrics.journaled(line));
+    }
+
+    fn admissions(metrics: &Metrics) -> String {
+        let text = metrics.text().unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("bindguard_admission_seconds_count "));
+        line.unwrap_or("none").to_owned()
+    }
+
+    #[test]
+    fn every_line_is_counted_once_across_rotation_and_restart() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        scene.append(LINE);
+        let reader = scene.reader();
+        count(&reader, &metrics);
+        assert_eq!(
+            admissions(&metrics),
+            "0",
+            "what was there before the first start is not counted"
+        );
+        scene.append(LINE);
+        count(&reader, &metrics);
+        scene.append(LINE);
+        scene.rotate();
+        scene.append(LINE);
+        count(&reader, &metrics);
+        count(&reader, &metrics);
+        assert_eq!(admissions(&metrics), "3");
+        drop(reader);
+        scene.append(LINE);
+        let reader = scene.reader();
+        count(&reader, &metrics);
+        count(&reader, &metrics);
+        assert_eq!(admissions(&metrics), "4");
+    }
+
+    /// The disk of the record was full, and has room again before the next line comes.
+    #[test]
+    fn a_position_that_could_not_be_written_is_written_later() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let [folder, away] = ["disk", "away"].map(|name| scene.folder.path().join(name));
+        fs::create_dir(&folder).unwrap();
+        let reader = || JournalReader::new(scene.journal(), folder.join("position"));
+        let first = reader();
+        scene.append(LINE);
+        count(&first, &metrics);
+        fs::rename(&folder, &away).unwrap();
+        scene.append(LINE);
+        count(&first, &metrics);
+        fs::rename(&away, &folder).unwrap();
+        count(&first, &metrics);
+        count(&reader(), &metrics);
+        assert_eq!(
+            admissions(&metrics),
+            "2",
+            "the next agent counts a line again"
+        );
+    }
+
+    /// The wall clock stepped while guards wrote: the position counts, and no line's time.
+    #[test]
+    fn lines_whose_times_step_are_counted_once_each() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let reader = scene.reader();
+        for (before, time) in ["12:00:00", "13:00:01", "11:00:02", "12:00:00", "12:00:00"]
+            .into_iter()
+            .enumerate()
+        {
+            scene.append(&LINE.replace("null", &format!("\"2026-11-23T{time}Z\"")));
+            count(&reader, &metrics);
+            assert_eq!(admissions(&metrics), (before + 1).to_string(), "{time}");
+        }
+        count(&scene.reader(), &metrics);
+        assert_eq!(admissions(&metrics), "5");
+    }
+
+    #[test]
+    fn half_a_line_waits_for_its_rest() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let reader = scene.reader();
+        scene.append(&LINE[..20]);
+        count(&reader, &metrics);
+        assert_eq!(admissions(&metrics), "0");
+        scene.append(&LINE[20..]);
+        count(&reader, &metrics);
+        assert_eq!(admissions(&metrics), "1");
+    }
+
+    #[test]
+    fn a_journal_that_comes_later_or_is_emptied_is_read_from_its_beginning() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        fs::remove_file(scene.journal()).unwrap();
+        let reader = scene.reader();
+        count(&reader, &metrics);
+        scene.append(LINE);
+        scene.append(LINE);
+        count(&reader, &metrics);
+        assert_eq!(admissions(&metrics), "2");
+        fs::write(scene.journal(), LINE).unwrap();
+        count(&reader, &metrics);
+        assert_eq!(admissions(&metrics), "3");
+    }
+
+    #[test]
+    fn lines_that_cannot_be_read_are_counted_as_such() {
+        let (scene, metrics) = (Scene::new(), Metrics::new());
+        let reader = scene.reader();
+        scene.append("nonsense\n");
+        scene.append(&LINE.replace("\"version\":1", "\"version\":99"));
+        count(&reader, &metrics);
+        let text = metrics.text().unwrap();
+        for line in ["{reason=\"foreign\"} 1", "{reason=\"newer\"} 1"] {
+            assert!(
+                text.contains(&format!("bindguard_journal_unread_lines_total{line}")),
+                "{text}"
+            );
+        }
+    }
+}

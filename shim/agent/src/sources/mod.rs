@@ -1,0 +1,11 @@
+//! Where work comes from: the kubelet's updates, the mounts of drivers, container engines, NRI,
+//! requests over HTTP, and what other programs write into the journal.
+
+pub mod engines;
+pub mod http;
+pub mod journal;
+pub mod kubediag;
+pub mod nri;
+pub mod roots;
+pub mod volumes;
+pub mod watch;

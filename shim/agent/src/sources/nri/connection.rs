@@ -1,0 +1,264 @@
+//! One connection to the runtime, from the registration to its end.
+
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use prost::Message as _;
+use tracing::{info, warn};
+
+use super::Calls;
+use super::create::{Creates, Refused};
+use super::messages::{
+    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
+    CreateContainerRequest, CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest,
+    START_CONTAINER, START_CONTAINER_EVENT, StartContainerRequest, StateChangeEvent,
+    SynchronizeRequest, SynchronizeResponse,
+};
+use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
+use super::start::Starts;
+use super::ttrpc::{Incoming, Message, Request, Response, Status, TtrpcError};
+use crate::sinks::metrics::NriAnswer;
+
+const NAME: &str = "bindguard";
+/// Plugins are called in the order of these digits. Mounts that other plugins add are checked too.
+const INDEX: &str = "90";
+
+/// The version of NRI with all the calls that the plugin serves.
+const NRI_VERSION: &str = "v0.12.0";
+
+/// A runtime that reads nothing for this long is not served any more.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The runtime does not listen.
+    #[error("connect")]
+    Connect(#[source] io::Error),
+    /// The socket failed.
+    #[error("read or write")]
+    Socket(#[from] io::Error),
+    /// The bytes are no messages.
+    #[error("read a message of the runtime")]
+    Ttrpc(#[from] TtrpcError),
+    /// The runtime does not accept the plugin.
+    #[error("register: {0}")]
+    Refused(String),
+}
+
+/// A registered plugin.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    requests: Incoming,
+    answers: Incoming,
+    /// The containers in the parts of a list so far.
+    listed: usize,
+}
+
+impl Connection {
+    /// Connects and registers.
+    ///
+    /// # Errors
+    /// If the runtime does not listen.
+    pub fn register(socket: &Path) -> Result<Self, ConnectionError> {
+        let stream = UnixStream::connect(socket).map_err(ConnectionError::Connect)?;
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        let plugin = RegisterPluginRequest {
+            plugin_name: NAME.to_owned(),
+            plugin_idx: INDEX.to_owned(),
+            nri_version: NRI_VERSION.to_owned(),
+        };
+        let call = Request {
+            service: RUNTIME.to_owned(),
+            method: "RegisterPlugin".to_owned(),
+            payload: plugin.encode_to_vec(),
+        };
+        // PROTOCOL.md of ttrpc: a client's streams have odd numbers.
+        write_frames(
+            &mut &stream,
+            TO_RUNTIME,
+            &Message::Request(1, call).to_bytes(),
+        )?;
+        Ok(Self {
+            stream,
+            requests: Incoming::default(),
+            answers: Incoming::default(),
+            listed: 0,
+        })
+    }
+
+    /// Serves until the runtime closes the connection.
+    ///
+    /// # Errors
+    /// If the socket fails, the runtime refuses the plugin, or it sends something else than
+    /// messages.
+    pub fn serve(self, calls: &Calls) -> Result<(), ConnectionError> {
+        match self.serve_frames(calls) {
+            // The runtime closed it while an answer was on its way.
+            Err(ConnectionError::Socket(error)) if is_closed(&error) => Ok(()),
+            ended => ended,
+        }
+    }
+
+    fn serve_frames(mut self, calls: &Calls) -> Result<(), ConnectionError> {
+        let mut reader = BufReader::new(self.stream.try_clone()?);
+        while let Some(frame) = read_frame(&mut reader)? {
+            match frame.connection {
+                TO_PLUGIN => {
+                    self.requests.push(&frame.payload);
+                    self.answer(calls)?;
+                }
+                TO_RUNTIME => {
+                    self.answers.push(&frame.payload);
+                    self.check_registration()?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_registration(&mut self) -> Result<(), ConnectionError> {
+        while let Some(message) = self.answers.next_message()? {
+            if let Message::Response(
+                _,
+                Response {
+                    status: Some(status),
+                    ..
+                },
+            ) = message
+                && status.code != 0
+            {
+                return Err(ConnectionError::Refused(status.message));
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, calls: &Calls) -> Result<(), ConnectionError> {
+        while let Some(message) = self.requests.next_message()? {
+            let Message::Request(stream, request) = message else {
+                continue;
+            };
+            let response = match self.call(&request, calls) {
+                Ok(payload) => Response {
+                    status: None,
+                    payload,
+                },
+                Err(status) => Response {
+                    status: Some(status),
+                    payload: Vec::new(),
+                },
+            };
+            write_frames(
+                &mut &self.stream,
+                TO_PLUGIN,
+                &Message::Response(stream, response).to_bytes(),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, request: &Request, calls: &Calls) -> Result<Vec<u8>, Status> {
+        let payload = request.payload.as_slice();
+        match (request.service.as_str(), request.method.as_str()) {
+            (PLUGIN, "Configure") => Ok(configure(payload)),
+            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, &calls.creates)),
+            (PLUGIN, "CreateContainer") => create_container(payload, &calls.creates),
+            (PLUGIN, "StartContainer") => {
+                start_container(payload, &calls.starts);
+                Ok(Vec::new())
+            }
+            (PLUGIN, "StateChange") => {
+                change_state(payload, &calls.starts);
+                Ok(Vec::new())
+            }
+            // Empty answers. The plugin subscribes to no other event.
+            (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
+            (service, method) => Err(Status {
+                code: Status::UNIMPLEMENTED,
+                message: format!("{service}/{method} is not served"),
+            }),
+        }
+    }
+
+    /// The survey and the kubelet's events already lead to the running containers; the list only
+    /// shows that the runtime accepts the plugin.
+    fn synchronize(&mut self, payload: &[u8], creates: &Creates) -> Vec<u8> {
+        let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
+            warn!("read the runtime's list of containers: {error}");
+            SynchronizeRequest::default()
+        });
+        self.listed += part.containers.len();
+        if !part.more {
+            info!("NRI plugin registered; {} containers exist", self.listed);
+            creates.metrics().nri.connected.set(1);
+            creates.metrics().nri.registrations.inc();
+            self.listed = 0;
+        }
+        SynchronizeResponse { more: part.more }.encode_to_vec()
+    }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
+}
+
+fn configure(payload: &[u8]) -> Vec<u8> {
+    if let Ok(ConfigureRequest {
+        runtime_name,
+        runtime_version,
+    }) = ConfigureRequest::decode(payload)
+    {
+        info!("NRI plugin of {runtime_name} {runtime_version}");
+    }
+    ConfigureResponse {
+        events: CREATE_CONTAINER | START_CONTAINER,
+    }
+    .encode_to_vec()
+}
+
+/// An empty answer changes nothing.
+fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status> {
+    let request = match CreateContainerRequest::decode(payload) {
+        Ok(request) => request,
+        Err(error) => {
+            warn!("a container is created as it is: read the runtime's request: {error}");
+            creates.metrics().nri.answered(NriAnswer::failed);
+            return Ok(Vec::new());
+        }
+    };
+    let refused = |refusal: Refused| Status {
+        code: Status::FAILED_PRECONDITION,
+        message: refusal.to_string(),
+    };
+    let mounts = creates.adjust(request).map_err(refused)?;
+    let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
+    Ok(CreateContainerResponse { adjust }.encode_to_vec())
+}
+
+fn start_container(payload: &[u8], starts: &Starts) {
+    match StartContainerRequest::decode(payload) {
+        Ok(request) => starts.refresh(request.container.unwrap_or_default()),
+        Err(error) => starts.unreadable(&error),
+    }
+}
+
+fn change_state(payload: &[u8], starts: &Starts) {
+    match StateChangeEvent::decode(payload) {
+        Ok(change) if change.event == START_CONTAINER_EVENT => {
+            starts.refresh(change.container.unwrap_or_default());
+        }
+        Ok(_) => {}
+        Err(error) => starts.unreadable(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! A plugin beside a runtime that sends valid and invalid messages.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::thread;
+
+use bindguard_config::Config;
+
+use super::*;
+use crate::sinks::journal::JournalWriter;
+use crate::sinks::metrics::Metrics;
+use crate::sources::nri::Calls;
+use crate::sources::nri::messages::{Container, Listed};
+
+/// The runtime's end of a connection.
+struct FakeRuntime {
+    stream: UnixStream,
+    /// The plugin's.
+    metrics: Arc<Metrics>,
+}
+
+impl FakeRuntime {
+    fn send(&mut self, connection: u32, message: &Message) {
+        write_frames(&mut self.stream, connection, &message.to_bytes()).unwrap();
+    }
+
+    fn receive(&mut self, connection: u32) -> Message {
+        let mut incoming = Incoming::default();
+        loop {
+            let frame = read_frame(&mut self.stream).unwrap().unwrap();
+            assert_eq!(frame.connection, connection);
+            incoming.push(&frame.payload);
+            if let Some(message) = incoming.next_message().unwrap() {
+                return message;
+            }
+        }
+    }
+
+    fn call(&mut self, method: &str, payload: Vec<u8>) -> Response {
+        let call = Request {
+            service: PLUGIN.to_owned(),
+            method: method.to_owned(),
+            payload,
+        };
+        self.send(TO_PLUGIN, &Message::Request(5, call));
+        let Message::Response(5, response) = self.receive(TO_PLUGIN) else {
+            panic!("no answer to {method}")
+        };
+        response
+    }
+}
+
+/// Runs a plugin beside a runtime that does this after the registration.
+fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError> {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nri.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let metrics = Metrics::new();
+    let calls = Calls::new(
+        &Config::default(),
+        &metrics,
+        JournalWriter::off(Arc::clone(&metrics)),
+        None,
+    );
+    let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&calls));
+    let mut fake = FakeRuntime {
+        stream: listener.accept().unwrap().0,
+        metrics,
+    };
+    let Message::Request(1, call) = fake.receive(TO_RUNTIME) else {
+        panic!("no registration")
+    };
+    assert_eq!(
+        (call.service.as_str(), call.method.as_str()),
+        (RUNTIME, "RegisterPlugin")
+    );
+    let plugin_of = RegisterPluginRequest::decode(call.payload.as_slice()).unwrap();
+    assert_eq!(plugin_of.nri_version, "v0.12.0");
+    runtime(&mut fake);
+    drop(fake);
+    plugin.join().unwrap()
+}
+
+#[test]
+fn a_list_in_parts_is_acknowledged_part_by_part() {
+    let ended = beside(|runtime| {
+        runtime.send(TO_RUNTIME, &Message::Response(1, Response::default()));
+        let configured = runtime.call("Configure", Vec::new()).payload;
+        assert_eq!(
+            ConfigureResponse::decode(configured.as_slice())
+                .unwrap()
+                .events,
+            CREATE_CONTAINER | START_CONTAINER
+        );
+        for more in [true, true, false] {
+            let part = SynchronizeRequest {
+                containers: vec![Listed::default(); 3],
+                more,
+            };
+            let answer = runtime.call("Synchronize", part.encode_to_vec()).payload;
+            assert_eq!(
+                SynchronizeResponse::decode(answer.as_slice()).unwrap().more,
+                more
+            );
+            assert_eq!(
+                runtime.metrics.nri.connected.get(),
+                i64::from(!more),
+                "a part of the list is not the end"
+            );
+        }
+    });
+    assert!(ended.is_ok(), "{ended:?}");
+}
+
+#[test]
+fn a_request_that_cannot_be_read_changes_nothing_and_the_next_one_is_answered() {
+    let ended = beside(|runtime| {
+        assert_eq!(
+            runtime.call("CreateContainer", vec![0xff; 20]),
+            Response::default()
+        );
+        assert_eq!(
+            runtime.call("StopContainer", Vec::new()),
+            Response::default()
+        );
+        assert_eq!(
+            runtime.call("Unheard", Vec::new()).status.unwrap().code,
+            Status::UNIMPLEMENTED
+        );
+        assert_eq!(
+            runtime.call("CreateContainer", Vec::new()),
+            Response::default()
+        );
+        let figures = runtime.metrics.text().unwrap();
+        for line in [
+            "{answer=\"failed\"} 1",
+            "{answer=\"unchanged\"} 1",
+            "{answer=\"timed_out\"} 0",
+        ] {
+            assert!(
+                figures.contains(&format!("bindguard_nri_creates_total{line}")),
+                "{line} is not in\n{figures}"
+            );
+        }
+    });
+    assert!(ended.is_ok(), "{ended:?}");
+}
+
+/// An error, or a late answer, would keep the container from its start.
+#[test]
+fn a_start_is_always_answered() {
+    let ended = beside(|runtime| {
+        let created = StateChangeEvent {
+            event: 5,
+            container: None,
+        };
+        let started = StateChangeEvent {
+            event: START_CONTAINER_EVENT,
+            container: Some(Container {
+                id: "no-such-container".to_owned(),
+                ..Container::default()
+            }),
+        };
+        let dedicated = StartContainerRequest {
+            container: started.container.clone(),
+        };
+        for (method, payload) in [
+            ("StateChange", vec![0xff; 20]),
+            ("StateChange", created.encode_to_vec()),
+            ("StateChange", started.encode_to_vec()),
+            ("StartContainer", vec![0xff; 20]),
+            ("StartContainer", dedicated.encode_to_vec()),
+        ] {
+            assert_eq!(runtime.call(method, payload), Response::default());
+        }
+        let figures = runtime.metrics.text().unwrap();
+        for line in ["{answer=\"failed\"} 2", "{answer=\"current\"} 2"] {
+            assert!(
+                figures.contains(&format!("bindguard_nri_starts_total{line}")),
+                "{line} is not in\n{figures}"
+            );
+        }
+    });
+    assert!(ended.is_ok(), "{ended:?}");
+}
+
+#[test]
+fn a_refused_registration_and_bytes_that_are_no_message_end_the_connection() {
+    let refused = beside(|runtime| {
+        let status = Some(Status {
+            code: 2,
+            message: "no such index".to_owned(),
+        });
+        runtime.send(
+            TO_RUNTIME,
+            &Message::Response(
+                1,
+                Response {
+                    status,
+                    ..Response::default()
+                },
+            ),
+        );
+    });
+    assert!(matches!(refused, Err(ConnectionError::Refused(why)) if why == "no such index"));
+    let garbage =
+        beside(|runtime| write_frames(&mut runtime.stream, TO_PLUGIN, &[0xff; 20]).unwrap());
+    assert!(matches!(garbage, Err(ConnectionError::Ttrpc(_))));
+}

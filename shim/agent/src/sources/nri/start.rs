@@ -1,0 +1,308 @@
+//! Checks the subPath files of a new container again, right before its start.
+//!
+//! The runtime calls the plugin after it created the container and before it starts the process
+//! (`StartContainer`; `StateChange` before NRI 0.11). A volume may have changed since the runtime
+//! mounted it (kubernetes#127602). So stale mounts are replaced in the new container, by the refresh
+//! of running containers. The process has not run yet: no opt-in is needed, and nothing in the
+//! container can see two contents. Where the pod's policy repairs no subpaths, nothing is done.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use bindguard_config::Config;
+use bindguard_core::annotations::policy_of_pod;
+use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
+use bindguard_core::kubelet::PodPath;
+use bindguard_core::policy::Mode;
+use bindguard_core::refresh::SpecBind;
+use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::{Actor, RefreshLine, RefreshedMount};
+use bindguard_core::spec::{SpecUsers, SpecView};
+use bindguard_guard::refresh::{
+    HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
+    refresh_container_within,
+};
+use bindguard_operator::engines::spec_of_container;
+use bindguard_operator::node::{hold_init, recorded_init_of};
+use tracing::{info, warn};
+
+use super::deadline::{Deadline, NoResult};
+use super::messages::Container;
+use crate::sinks::journal::JournalWriter;
+use crate::sinks::metrics::{Metrics, RefreshResult, StartAnswer};
+use crate::threads::spawn;
+
+/// The runtime waits 2 s for a plugin by default, then closes its connection and starts the
+/// container.
+const START_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The time limit of the refresh, which ends before the answer is due.
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
+
+/// Answers the starts.
+#[derive(Debug)]
+pub struct Starts {
+    config: Arc<Config>,
+    deadline: Deadline,
+    lines: Sender<RefreshLine>,
+    metrics: Arc<Metrics>,
+    /// `None` in tests only.
+    helper: Option<Arc<HelperProcess>>,
+}
+
+/// Why a container is started as it is.
+#[derive(Debug, thiserror::Error)]
+enum NotChecked {
+    /// Its volumes could not be opened.
+    #[error(transparent)]
+    Volumes(#[from] VolumesError),
+    /// No process could enter the container.
+    #[error("the agent has no helper process")]
+    NoHelper,
+    /// The container starts, or has started: a container that did not opt in is not entered then.
+    #[error("its volumes were open too late")]
+    TooLate,
+    /// Nothing names its init.
+    #[error("the runtime reports no process")]
+    NoInit,
+    /// Its init, or the refresh.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Starts {
+    /// Starts the thread that writes reports: a start waits neither for the log nor for the
+    /// journal.
+    pub fn new(
+        config: &Config,
+        metrics: Arc<Metrics>,
+        journal: JournalWriter,
+        helper: Option<Arc<HelperProcess>>,
+    ) -> Self {
+        let (lines, received) = channel();
+        if let Err(error) = spawn("nri-starts", move || write_lines(&received, &journal)) {
+            warn!("starts through NRI are not reported: {error:#}");
+        }
+        Self {
+            config: Arc::new(config.clone()),
+            deadline: Deadline::default(),
+            lines,
+            metrics,
+            helper,
+        }
+    }
+
+    /// Replaces the stale mounts of a container, within the time limit. It never fails: a container
+    /// that could not be checked starts as it is.
+    pub fn refresh(&self, container: Container) {
+        let helper = self.helper.clone();
+        let (id, config, start) = (
+            container.id.clone(),
+            Arc::clone(&self.config),
+            Instant::now(),
+        );
+        let until = start + REFRESH_TIMEOUT;
+        let work = move || refreshed(helper.as_deref(), &container, &config, until);
+        let answer = match self.deadline.within(START_TIMEOUT, work) {
+            Ok(Ok(None)) => StartAnswer::current,
+            Ok(Ok(Some((names, refreshed)))) => {
+                self.report(&id, names, &refreshed, start.elapsed())
+            }
+            Ok(Err(error)) => {
+                warn!(
+                    "container {id} starts as it is: check its mounts: {}",
+                    error_chain(&error)
+                );
+                StartAnswer::failed
+            }
+            Err(no_result) => {
+                warn!("container {id} starts as it is: check its mounts: {no_result}");
+                match no_result {
+                    NoResult::Late(_) | NoResult::Busy(_) => StartAnswer::timed_out,
+                    NoResult::Panicked | NoResult::NoThread => StartAnswer::failed,
+                }
+            }
+        };
+        self.metrics.nri.started(answer);
+    }
+
+    /// Counts a request that could not be read.
+    pub fn unreadable(&self, error: &prost::DecodeError) {
+        warn!("a container starts as it is: read the runtime's request: {error}");
+        self.metrics.nri.started(StartAnswer::failed);
+    }
+
+    fn report(
+        &self,
+        id: &str,
+        names: Identity,
+        refreshed: &Refreshed,
+        took: Duration,
+    ) -> StartAnswer {
+        let mounts: Vec<RefreshedMount> = refreshed.mounts.iter().map(Into::into).collect();
+        let (replaced, all) = (refreshed.replaced(), mounts.len());
+        mounts
+            .iter()
+            .for_each(|mount| self.metrics.refreshed(RefreshResult::of(&mount.outcome)));
+        if all > 0 {
+            let mut line = RefreshLine::new(Actor::Agent, id, names);
+            line.mounts = mounts;
+            line.set_duration(took);
+            // Without the thread there is no journal; its failure was reported.
+            let _ = self.lines.send(line);
+        }
+        match (all, refreshed.is_out_of_time) {
+            (_, true) => StartAnswer::timed_out,
+            (0, false) => StartAnswer::current,
+            (_, false) if replaced == all => StartAnswer::refreshed,
+            (_, false) => StartAnswer::failed,
+        }
+    }
+}
+
+/// `None` if the container has no subPath file, or policy repairs none.
+fn refreshed(
+    helper: Option<&HelperProcess>,
+    container: &Container,
+    config: &Config,
+    until: Instant,
+) -> Result<Option<(Identity, Refreshed)>, NotChecked> {
+    let failed = |error: &dyn std::error::Error| NotChecked::Failed(error_chain(error));
+    let Some(bytes) = spec_of_container(Path::new("/"), &container.id) else {
+        return Ok(None);
+    };
+    let spec = SpecView::from_bytes(&bytes).map_err(|error| failed(&error))?;
+    let (policy, _) = policy_of_pod(config.policy(), |name| spec.annotation(name));
+    let Some(pod) = pod_directory(&spec, config).filter(|_| policy.stale_subpaths == Mode::Repair)
+    else {
+        return Ok(None);
+    };
+    let volumes = PodVolumes::open(&pod)?;
+    let volumes = volumes.for_container(SpecBind::of_spec(&spec));
+    let users = SpecUsers::from_spec(&bytes).map_err(|error| failed(&error))?;
+    let pid = Some(container.pid).filter(|pid| *pid > 0);
+    let pid = pid.or_else(|| recorded_init_of(&container.id));
+    let init = hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?);
+    let refreshed = refresh_container_within(
+        helper.ok_or(NotChecked::NoHelper)?,
+        time_until(until)?,
+        &init.map_err(|error| failed(&error))?,
+        Some(&users),
+        &volumes,
+        RefreshAct::Replace(Notify::None),
+        &TuckRecords::default(),
+    );
+    let refreshed = refreshed.map_err(|error| failed(&error))?;
+    Ok(Some((Identity::from_spec(&spec), refreshed)))
+}
+
+/// The folder of the pod whose subpaths or volumes the container binds. `None` if it binds none.
+fn pod_directory(spec: &SpecView<'_>, config: &Config) -> Option<PathBuf> {
+    let of_source = |source: &Path| {
+        let path = PodPath::from_path(source, config.places().kubelet_roots())?;
+        Some(path.kubelet_root().join("pods").join(path.pod_uid()))
+    };
+    spec.binds()
+        .iter()
+        .find_map(|bind| of_source(bind.source()))
+}
+
+/// The time that is left.
+fn time_until(until: Instant) -> Result<Duration, NotChecked> {
+    let left = until.checked_duration_since(Instant::now());
+    left.filter(|left| !left.is_zero())
+        .ok_or(NotChecked::TooLate)
+}
+
+fn write_lines(received: &Receiver<RefreshLine>, journal: &JournalWriter) {
+    for line in received {
+        for mount in &line.mounts {
+            let (place, id) = (&mount.destination, &line.id);
+            match mount.outcome.is_replaced() {
+                true => info!("container {id}: {place} shows the current file before it starts"),
+                false => warn!("container {id} starts with an old file at {place}"),
+            }
+        }
+        journal.refreshed(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+
+    use bindguard_testing::live::{self, Container as Running, Inside};
+    use bindguard_testing::{Pod, helper, own_namespace, skipped};
+
+    use super::*;
+
+    /// A cgroup with the name of a container.
+    struct Cgroup(PathBuf);
+
+    impl Cgroup {
+        /// `None` without the right to make cgroups.
+        fn with(id: &str, pid: u32) -> Option<Self> {
+            let hierarchies =
+                ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
+            let has_processes =
+                |folder: &&PathBuf| fs::exists(folder.join("cgroup.procs")).unwrap();
+            let cgroup = hierarchies.iter().find(has_processes)?.join(id);
+            if fs::create_dir(&cgroup).is_err() {
+                skipped("no right to make a cgroup");
+                return None;
+            }
+            fs::write(cgroup.join("cgroup.procs"), pid.to_string()).unwrap();
+            Some(Self(cgroup))
+        }
+    }
+
+    impl Drop for Cgroup {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir(&self.0);
+        }
+    }
+
+    /// A disk that answers late: by then the container runs, and did not opt in.
+    #[test]
+    fn a_container_that_has_started_meanwhile_is_not_entered() {
+        if live::has_mount_setattr().map_err(skipped).is_err() || !own_namespace() {
+            return;
+        }
+        let pod = Pod::with_keys(1);
+        let root = tempfile::tempdir().unwrap();
+        let running = Running::start(root.path(), &[Inside::of(pod.subpath(0), "etc/app/0")]);
+        let id = format!("bindguard-nri-{}", std::process::id());
+        let Some(_cgroup) = Cgroup::with(&id, running.process.pid()) else {
+            return;
+        };
+        let none = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", "/run", "tmpfs", none, None).unwrap();
+        let task = Path::new("/run/containerd/io.containerd.runtime.v2.task/k8s.io").join(&id);
+        fs::create_dir_all(&task).unwrap();
+        fs::copy(pod.config(), task.join("config.json")).unwrap();
+        fs::write(task.join("init.pid"), running.process.pid().to_string()).unwrap();
+        let config = format!("kubelet.roots = [{:?}]", pod.places().kubelet_roots[0]);
+        let config = Config::from_toml(&config).unwrap();
+        pod.update_keeping_old(1);
+        let container = Container {
+            id,
+            ..Container::default()
+        };
+        let now = Instant::now();
+        let late = refreshed(Some(helper()), &container, &config, now);
+        assert!(matches!(late, Err(NotChecked::TooLate)), "{late:?}");
+        assert_eq!(running.read("etc/app/0").as_deref(), Some("0"));
+        let in_time = now + Duration::from_secs(60);
+        let (_, done) = refreshed(Some(helper()), &container, &config, in_time)
+            .unwrap()
+            .unwrap();
+        assert_eq!(done.replaced(), 1, "{done:?}");
+        assert_eq!(running.read("etc/app/0").as_deref(), Some("1"));
+        drop(running);
+    }
+}

@@ -1,0 +1,317 @@
+//! Follows the mounts of drivers: once the host mounts a volume anew, the containers of its pod are
+//! refreshed, if the pod opted in.
+//!
+//! ```text
+//! a container starts ─► pods that opted in ─ none? ─► wait for the next container
+//!                          │
+//!                          ▼
+//!       the mount table changes ─► new mounts ─ of such a pod? ─► re-bind subpaths ─► refresh the pod
+//! ```
+//!
+//! The mount table is watched only while a pod has opted in. A pod's containers start after its
+//! sandbox, which has the annotations: so each folder of a container is a reason to list the pods.
+
+mod settling;
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bindguard_core::error_chain;
+use bindguard_core::kubelet::{Plugin, Writer};
+use bindguard_guard::refresh::VolumeOfPod;
+use bindguard_operator::engines::pod_state_folders;
+use bindguard_sys::{MountWatch, MountWatchError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tracing::warn;
+
+use self::settling::Settling;
+use crate::pods::PodLookup;
+use crate::sources::engines::Watches;
+use crate::sources::watch::{Inotify, Rechecks};
+use crate::work::pod_refreshes::Refreshes;
+use crate::work::refresh_queue::PodOfRoot;
+use crate::work::updates::Updates;
+
+/// The pause between the start of a container and the list of pods. Containers that start meanwhile
+/// are one reason. By then the sandbox is ready.
+const LIST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The times after a new mount at which its pod is refreshed again. A FUSE mount is in the mount
+/// table before its daemon answers, and no event reports the first answer.
+const AFTER_MOUNT: [Duration; 4] = [
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(20),
+    Duration::from_secs(60),
+];
+
+/// The volumes of the pods that opted in, below one kubelet root.
+#[derive(Debug)]
+pub struct FollowedVolumes<'a> {
+    root: &'a Path,
+    pods: &'a PodLookup,
+    refreshes: &'a Refreshes,
+    updates: Updates<'a>,
+    /// The uids of the pods that opted in.
+    opted_in: HashSet<String>,
+    /// `None` while no pod has opted in.
+    mounts: Option<MountWatch>,
+    settling: Settling,
+    rechecks: Rechecks<PodOfRoot>,
+}
+
+/// The reasons for which a wait ended.
+#[derive(Debug, Default)]
+struct Woken {
+    by_state: bool,
+    by_mounts: bool,
+}
+
+impl<'a> FollowedVolumes<'a> {
+    /// No pod is known yet.
+    pub fn new(
+        root: &'a Path,
+        pods: &'a PodLookup,
+        refreshes: &'a Refreshes,
+        updates: Updates<'a>,
+    ) -> Self {
+        Self {
+            root,
+            pods,
+            refreshes,
+            updates,
+            opted_in: HashSet::new(),
+            mounts: None,
+            settling: Settling::default(),
+            rechecks: Rechecks::new(&AFTER_MOUNT),
+        }
+    }
+
+    /// Follows them for ever. All pods that opted in are refreshed at this interval: a mount that
+    /// was moved, or came while the agent did not run, is no event.
+    ///
+    /// # Errors
+    /// If the folders of containers, or the mounts of the host, cannot be watched.
+    pub fn follow(&mut self, interval: Duration) -> io::Result<()> {
+        let mut watches = Watches::new(Inotify::new()?);
+        let (mut next_list, mut next_survey) = (None, Instant::now());
+        loop {
+            let now = Instant::now();
+            if now >= next_survey {
+                watch_states(&mut watches);
+                self.list_pods(true).map_err(other)?;
+                (next_list, next_survey) = (None, now + interval);
+            } else if next_list.is_some_and(|next| now >= next) {
+                watch_states(&mut watches);
+                self.list_pods(false).map_err(other)?;
+                next_list = None;
+            }
+            if self.settling.due().is_some_and(|due| now >= due) {
+                self.list_mounts().map_err(other)?;
+            }
+            let due = self.rechecks.due(now);
+            self.refresh(due);
+            let next = [next_list, self.settling.due(), self.rechecks.next()];
+            let until = next.into_iter().flatten().fold(next_survey, Instant::min);
+            let woken = self.wait(&watches, until)?;
+            if woken.by_mounts {
+                self.settling.changed(Instant::now());
+            }
+            if woken.by_state && watches.wait(Duration::ZERO)?.survey {
+                next_list.get_or_insert(Instant::now() + LIST_INTERVAL);
+            }
+        }
+    }
+
+    /// Lists the pods that opted in, and refreshes the new ones, or all.
+    fn list_pods(&mut self, all: bool) -> Result<(), MountWatchError> {
+        // A runtime that does not answer still has its pods.
+        let Ok(opted_in) = self.pods.with_volumes() else {
+            return Ok(());
+        };
+        let before = std::mem::replace(&mut self.opted_in, opted_in);
+        if self.opted_in.is_empty() {
+            (self.mounts, self.settling) = (None, Settling::default());
+        } else if self.mounts.is_none() {
+            // Before the refresh: a mount that comes meanwhile is an event.
+            self.mounts = Some(MountWatch::open()?);
+        }
+        for uid in self.opted_in.difference(&before) {
+            // The watch reports no mount that came before it.
+            self.rechecks.plan(&self.pod(uid), Instant::now());
+        }
+        let uids = self.opted_in.iter();
+        let due = uids.filter(|uid| all || !before.contains(*uid));
+        let due = due.map(|uid| self.pod(uid)).collect();
+        self.refresh(due);
+        Ok(())
+    }
+
+    /// Refreshes the pods that have a new mount.
+    fn list_mounts(&mut self) -> Result<(), MountWatchError> {
+        let Some(mounts) = &mut self.mounts else {
+            return Ok(());
+        };
+        let began = Instant::now();
+        let appeared = mounts.appeared()?;
+        self.settling.listed(began, Instant::now());
+        let uids: HashSet<&str> = appeared
+            .iter()
+            .filter_map(|place| pod_with_volume_at(place, self.root))
+            .filter(|uid| self.opted_in.contains(*uid))
+            .collect();
+        let due: Vec<PodOfRoot> = uids.into_iter().map(|uid| self.pod(uid)).collect();
+        for pod in &due {
+            self.rechecks.plan(pod, Instant::now());
+        }
+        self.refresh(due);
+        Ok(())
+    }
+
+    /// Refreshes pods, the subpaths on the host first, as after an update of the kubelet.
+    fn refresh(&mut self, pods: Vec<PodOfRoot>) {
+        let mut with_subpaths = Vec::new();
+        for pod in pods {
+            let volumes = volumes_with_subpaths(&pod);
+            match volumes.is_empty() {
+                true => self.refreshes.plan(pod),
+                false => with_subpaths.extend(volumes),
+            }
+        }
+        if !with_subpaths.is_empty() {
+            // This plans the refresh.
+            self.updates.follow(&with_subpaths);
+        }
+    }
+
+    fn pod(&self, uid: &str) -> PodOfRoot {
+        PodOfRoot {
+            kubelet_root: self.root.to_owned(),
+            uid: uid.to_owned(),
+        }
+    }
+
+    /// Waits for a container or a change of the mounts.
+    fn wait(&self, watches: &Watches, until: Instant) -> io::Result<Woken> {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let state = watches.descriptor();
+        let mut polled = vec![PollFd::from_borrowed_fd(state, PollFlags::IN)];
+        // While a list is planned, further changes need no wake-up.
+        let mounts = self.mounts.as_ref();
+        let mounts = mounts.filter(|_| self.settling.due().is_none());
+        polled.extend(mounts.map(|mounts| PollFd::new(mounts, PollFlags::PRI)));
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Woken::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let is_woken = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        Ok(Woken {
+            by_state: polled.first().is_some_and(is_woken),
+            by_mounts: polled.get(1).is_some_and(is_woken),
+        })
+    }
+}
+
+/// The uid of the pod with a volume mounted at this place, `<root>/pods/<uid>/volumes/...`.
+fn pod_with_volume_at<'p>(place: &'p Path, root: &Path) -> Option<&'p str> {
+    let below = place.strip_prefix(root.join("pods")).ok()?;
+    let mut names = below.iter().map(|name| name.to_str());
+    let (uid, folder) = (names.next()??, names.next()??);
+    (folder == "volumes").then_some(uid)
+}
+
+/// The volumes of a pod with subpaths, without those that only the kubelet writes: another thread
+/// follows these.
+fn volumes_with_subpaths(pod: &PodOfRoot) -> Vec<VolumeOfPod> {
+    let directory = pod.directory();
+    let is_written_by_kubelet = |volume: &str| {
+        let mut written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
+        written.any(|plugin| {
+            let folder = directory.join("volumes").join(plugin.folder());
+            folder.join(volume).symlink_metadata().is_ok()
+        })
+    };
+    let entries = fs::read_dir(directory.join("volume-subpaths"));
+    let entries = entries.into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let others = names.filter(|volume| !is_written_by_kubelet(volume));
+    let volumes = others.map(|volume| VolumeOfPod {
+        kubelet_root: pod.kubelet_root.clone(),
+        pod_uid: pod.uid.clone(),
+        volume,
+    });
+    volumes.collect()
+}
+
+/// Watches the folders in which containers appear. A folder that is not there may come later.
+fn watch_states(watches: &mut Watches) {
+    let before = watches.begin();
+    for folder in pod_state_folders(Path::new("/")) {
+        if let Err(error) = watches.watch_state(&folder) {
+            warn!("{}", error_chain(&error));
+        }
+    }
+    watches.remove_unused(&before);
+}
+
+fn other(error: MountWatchError) -> io::Error {
+    io::Error::other(error_chain(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn a_mount_belongs_to_a_volume_of_a_pod() {
+        let found = |place| pod_with_volume_at(Path::new(place), Path::new("/k"));
+        for place in [
+            "/k/pods/u-1/volumes/kubernetes.io~csi/pv/mount",
+            "/k/pods/u-1/volumes/kubernetes.io~nfs/data",
+        ] {
+            assert_eq!(found(place), Some("u-1"), "{place}");
+        }
+        for place in [
+            "/k/pods/u-1/volume-subpaths/pv/app/0",
+            "/k/pods/u-1",
+            "/k/plugins/kubernetes.io/csi/pv/globalmount",
+            "/other/pods/u-1/volumes/kubernetes.io~csi/pv/mount",
+            "/",
+        ] {
+            assert_eq!(found(place), None, "{place}");
+        }
+    }
+
+    #[test]
+    fn subpaths_of_kubelet_written_volumes_are_followed_elsewhere() {
+        let root = tempfile::tempdir().unwrap();
+        let pod = PodOfRoot {
+            kubelet_root: root.path().to_owned(),
+            uid: "u-1".to_owned(),
+        };
+        assert_eq!(volumes_with_subpaths(&pod), []);
+        for folder in [
+            "volume-subpaths/conf",
+            "volumes/kubernetes.io~configmap/conf",
+            "volume-subpaths/pv",
+            "volumes/kubernetes.io~csi/pv",
+            "volumes/kubernetes.io~csi/whole",
+        ] {
+            fs::create_dir_all(pod.directory().join(folder)).unwrap();
+        }
+        let found = volumes_with_subpaths(&pod);
+        let names: Vec<_> = found.iter().map(|it| it.volume.as_str()).collect();
+        assert_eq!(names, ["pv"]);
+    }
+}

@@ -1,0 +1,9 @@
+//! What is done: re-binds on the host, refreshes of containers with a queue and a time limit each,
+//! and surveys.
+
+pub mod pod_refreshes;
+pub mod refresh_queue;
+pub mod refresher;
+mod removal;
+pub mod survey;
+pub mod updates;

@@ -1,0 +1,250 @@
+//! Refreshes the running containers of pods that opted in, after the host's subpaths of a volume
+//! became current, or the host mounted a volume anew.
+//!
+//! Several pods at a time: most of a refresh is a wait, for the kernel's RCU grace period after
+//! each detach and for a processor. Workers start when there is work, and end when there is none:
+//! an idle agent keeps no stacks for them.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
+
+use bindguard_core::error_chain;
+use bindguard_core::identity::{Identity, PodName};
+use bindguard_guard::refresh::{BoundMounts, CurrentFiles, PodVolumes};
+use bindguard_operator::engines::{binds_of_container, bundle_of_container};
+use tracing::error;
+
+use crate::container::Container;
+use crate::pods::{OptedIn, PodLookup};
+use crate::work::refresh_queue::{Planned, PodOfRoot, RefreshQueue, Turn};
+use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
+
+/// Workers that begin at once: eight took more processor time for each file (docs/decisions/0014).
+const SIDE_BY_SIDE: usize = 2;
+
+/// Limit of workers. A worker may wait for a container, and must not delay the other pods.
+const MAX_WORKERS: usize = 32;
+
+/// The interval at which a further worker starts while plans wait.
+const WORKER_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The time that the refresh of a container may take while others wait, and the time that it may
+/// take after them.
+const FIRST_TURN: Duration = Duration::from_millis(300);
+const LAST_TURN: Duration = Duration::from_secs(20);
+
+/// The interval at which findings about pods that are gone are forgotten.
+const FORGET_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The pods whose containers are to be refreshed.
+#[derive(Debug, Clone)]
+pub struct Refreshes(Sender<Planned>);
+
+impl Refreshes {
+    /// Plans the refresh of a pod's containers.
+    pub fn plan(&self, pod: PodOfRoot) {
+        // Without the thread there is no refresh; its panic was reported.
+        let _ = self.0.send(Planned {
+            pod,
+            at: Instant::now(),
+            turn: Turn::First,
+        });
+    }
+}
+
+/// Both ends of the plan.
+pub fn refreshes() -> (Refreshes, Receiver<Planned>) {
+    let (plan, planned) = channel();
+    (Refreshes(plan), planned)
+}
+
+/// Starts the workers, from a thread of its own.
+#[derive(Debug)]
+pub struct PodRefreshes<'a> {
+    pods: &'a PodLookup,
+    refresher: Refresher<'a>,
+    queue: Mutex<RefreshQueue>,
+    /// The last time that findings about pods which are gone were forgotten.
+    forgot: Mutex<Instant>,
+}
+
+impl<'a> PodRefreshes<'a> {
+    /// Refreshes with this refresher the containers of these pods.
+    pub fn new(pods: &'a PodLookup, refresher: Refresher<'a>) -> Self {
+        Self {
+            pods,
+            refresher,
+            queue: Mutex::default(),
+            forgot: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Refreshes what is planned, until no plan can come any more.
+    pub fn run(&self, planned: &Receiver<Planned>) {
+        thread::scope(|scope| {
+            while let Some(planned) = self.next(planned) {
+                let needs_worker = match planned {
+                    Some(planned) => self.queue().add(planned, SIDE_BY_SIDE),
+                    None => self.queue().needs_worker(MAX_WORKERS),
+                };
+                if needs_worker {
+                    self.start_worker(scope);
+                }
+            }
+        });
+    }
+
+    /// The next plan; `Some(None)` if plans wait for a worker and none comes for a moment. `None`
+    /// if no plan can come any more.
+    fn next(&self, planned: &Receiver<Planned>) -> Option<Option<Planned>> {
+        if !self.queue().others_wait() {
+            return planned.recv().ok().map(Some);
+        }
+        match planned.recv_timeout(WORKER_INTERVAL) {
+            Ok(planned) => Some(Some(planned)),
+            Err(RecvTimeoutError::Timeout) => Some(None),
+            Err(RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    fn start_worker<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let worker = thread::Builder::new().name("refresh-pod".to_owned());
+        if worker.spawn_scoped(scope, || self.work()).is_err() {
+            // The limit of threads is reached: later, and one after the other.
+            self.work();
+        }
+    }
+
+    fn work(&self) {
+        let mut next = self.queue().next(None);
+        while let Some(planned) = next {
+            if catch_unwind(AssertUnwindSafe(|| self.refresh_pod(&planned))).is_err() {
+                error!(
+                    "refresh the containers of pod {}: the thread panicked",
+                    planned.pod.uid
+                );
+                self.refresher.count_restart();
+            }
+            next = self.queue().next(Some(&planned));
+        }
+        if self.forgets_now() {
+            self.forget_others();
+        }
+    }
+
+    /// True once in each interval.
+    fn forgets_now(&self) -> bool {
+        let mut last = self.forgot.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.elapsed() >= FORGET_INTERVAL;
+        if is_due {
+            *last = Instant::now();
+        }
+        is_due
+    }
+
+    /// Findings come with refreshes, so their number grows only while workers end. A CRI that does
+    /// not answer still has its containers.
+    fn forget_others(&self) {
+        let Ok(pods) = self.pods.all() else { return };
+        let here: HashSet<&str> = pods
+            .containers
+            .iter()
+            .flat_map(|container| [Some(container.id.as_str()), container.pod.uid.as_deref()])
+            .flatten()
+            .collect();
+        self.refresher.forget_others(|about| here.contains(about));
+    }
+
+    fn queue(&self) -> MutexGuard<'_, RefreshQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refresh_pod(&self, planned: &Planned) {
+        let Planned { pod, at, turn } = planned;
+        let others_wait = self.queue().others_wait();
+        let opted_in = match self.pods.opted_in(&pod.uid, *at, others_wait) {
+            Ok(Some(opted_in)) => opted_in,
+            Ok(None) => return,
+            // One warning for the node, not one for each pod.
+            Err(error) => return self.refresher.warn(OF_NODE, vec![error_chain(&error)]),
+        };
+        let mut warnings = opted_in.request.problems.clone();
+        let mut is_out_of_time = false;
+        match PodVolumes::open(&pod.directory()) {
+            Ok(volumes) => {
+                for container in &opted_in.containers {
+                    let done = self.refresh(pod, &opted_in, container, &volumes, *turn);
+                    warnings.extend(done.warnings);
+                    is_out_of_time |= done.is_out_of_time;
+                }
+            }
+            Err(error) => warnings.push(error_chain(&error)),
+        }
+        if is_out_of_time && *turn == Turn::First {
+            self.queue().add_last(planned);
+        }
+        self.refresher.warn(&pod.uid, warnings);
+    }
+
+    fn refresh(
+        &self,
+        pod: &PodOfRoot,
+        opted_in: &OptedIn,
+        container: &Container,
+        volumes: &PodVolumes,
+        turn: Turn,
+    ) -> RefreshedContainer {
+        let identity = Identity {
+            container: Some(container.name.clone()),
+            pod: PodName {
+                namespace: Some(opted_in.pod.namespace.clone()),
+                name: Some(opted_in.pod.name.clone()),
+                uid: Some(pod.uid.clone()),
+            },
+        };
+        let name = format!(
+            "{}/{} container {}",
+            opted_in.pod.namespace, opted_in.pod.name, container.name
+        );
+        let (root, request) = (Path::new("/"), &opted_in.request);
+        let gets_files = request.containers.includes(&container.name);
+        let files = gets_files.then(|| {
+            let binds = binds_of_container(root, &container.id);
+            volumes.for_container(binds)
+        });
+        let bundle = request
+            .volumes
+            .then(|| bundle_of_container(root, &container.id))
+            .flatten();
+        let mounts = bundle.and_then(|bundle| BoundMounts::open(&bundle, &pod.directory()));
+        // Without a bundle the container ended, or bindguard does not know its runtime's folders.
+        let is_unknown = request.volumes && mounts.is_none();
+        let unknown = is_unknown
+            .then(|| format!("the volumes of {name} are not refreshed: its bundle is not found"));
+        let kinds: [Option<&dyn CurrentFiles>; 2] = [
+            files.as_ref().map(|files| files as &dyn CurrentFiles),
+            mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles),
+        ];
+        let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
+        let container = Container {
+            name,
+            identity,
+            ..container.clone()
+        };
+        let mut done = match turn {
+            Turn::First => self
+                .refresher
+                .begin(FIRST_TURN, &container, &kinds, request.notify),
+            Turn::Last => self
+                .refresher
+                .finish(LAST_TURN, &container, &kinds, request.notify),
+        };
+        done.warnings.extend(unknown);
+        done
+    }
+}

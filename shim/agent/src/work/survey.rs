@@ -1,0 +1,182 @@
+//! The survey of the node: every subpath and volume with its verdict, as `bindguard diagnose`
+//! prints it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bindguard_config::Config;
+use bindguard_core::error_chain;
+use bindguard_core::judge::VerdictName;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Policy;
+use bindguard_core::source::KindName;
+use bindguard_operator::container_mounts::{ContainerMounts, container_mounts};
+use bindguard_operator::ignored_requests::ignored_requests;
+use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::pods::Pods;
+use bindguard_operator::survey_node;
+use tracing::warn;
+
+use crate::pods::PodLookup;
+use crate::sinks::metrics::{Metrics, SourceLabels};
+use crate::sinks::reporting::{Reporting, SurveyEvents};
+use crate::wall_clock::since_epoch;
+use crate::work::removal;
+
+/// The time for which a survey's text is served again: a survey reads every mount, and requests are
+/// free.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// Surveys the node on request, and keeps the last report.
+#[derive(Debug)]
+pub struct Surveyor {
+    policy: Policy,
+    places: Places,
+    metrics: Arc<Metrics>,
+    reporting: Reporting,
+    pods: PodLookup,
+    last: Mutex<Last>,
+}
+
+#[derive(Debug, Default)]
+struct Last {
+    report: Option<(Instant, Arc<str>)>,
+    events: SurveyEvents,
+    failure: Option<String>,
+}
+
+impl Surveyor {
+    /// A surveyor without a report.
+    pub fn new(
+        config: &Config,
+        metrics: Arc<Metrics>,
+        reporting: Reporting,
+        pods: PodLookup,
+    ) -> Self {
+        let (policy, places) = (*config.policy(), config.places().clone());
+        Self {
+            policy,
+            places,
+            metrics,
+            reporting,
+            pods,
+            last: Mutex::default(),
+        }
+    }
+
+    /// Surveys the node for figures and events. It blocks: call it from a thread that may wait for
+    /// a server.
+    pub fn survey(&self) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        // An idle agent keeps no text that was requested once.
+        last.report = None;
+        self.report(&mut last);
+    }
+
+    /// The report as JSON, at most some seconds old. It blocks, as [`Surveyor::survey`].
+    pub fn json(&self) -> Arc<str> {
+        // Held during the survey: of several requests at once, one surveys and the others get its
+        // report.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, text)) = last
+            .report
+            .as_ref()
+            .filter(|(when, _)| when.elapsed() < FRESH)
+        {
+            return Arc::clone(text);
+        }
+        let report = self.report(&mut last);
+        let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();
+        last.report = Some((Instant::now(), Arc::clone(&text)));
+        text
+    }
+
+    fn report(&self, last: &mut Last) -> NodeReport {
+        let pods = self.pods.all();
+        // A runtime that does not answer still has containers: what is known about them stays.
+        let mounts = pods
+            .as_ref()
+            .ok()
+            .and_then(|pods| self.container_mounts(pods, last));
+        if let Ok(pods) = &pods {
+            let ignored = self
+                .reporting
+                .ignored_requests(ignored_requests(pods), &mut last.events);
+            self.metrics.ignored_requests.set(ignored as i64);
+        }
+        // Names are a convenience: a runtime that does not answer costs them, and no finding.
+        let report = survey_node(
+            &self.policy,
+            &self.places,
+            &pods.unwrap_or_default(),
+            |_| true,
+        );
+        self.count(&report);
+        removal::count(&self.metrics);
+        self.reporting.surveyed(&report, &mut last.events);
+        if let Some(mounts) = mounts {
+            self.count_mounts(&mounts);
+            self.reporting
+                .surveyed_containers(&mounts, &mut last.events);
+        }
+        report
+    }
+
+    /// Not a part of the report: `diagnose` reports sources, and the doctor every mount namespace.
+    fn container_mounts(&self, pods: &Pods, last: &mut Last) -> Option<ContainerMounts> {
+        let found = container_mounts(pods, &self.places, self.policy.host_root_scope);
+        let failure = found.as_ref().err().map(|error| error_chain(error));
+        if let Some(failure) = failure
+            .as_ref()
+            .filter(|failure| last.failure.as_ref() != Some(failure))
+        {
+            warn!("survey the mounts of containers: {failure}");
+        }
+        last.failure = failure;
+        found.ok()
+    }
+
+    fn count_mounts(&self, found: &ContainerMounts) {
+        for (verdict, count) in [
+            (VerdictName::Current, found.following_host),
+            (VerdictName::Pinning, found.private),
+        ] {
+            let labels = SourceLabels {
+                kind: KindName::HostRoot.as_str().to_owned(),
+                verdict: verdict.as_str().to_owned(),
+            };
+            self.metrics
+                .sources
+                .get_or_create(&labels)
+                .set(count as i64);
+        }
+        let places: BTreeSet<_> = found
+            .keepers
+            .iter()
+            .flat_map(|keeper| &keeper.places)
+            .collect();
+        self.metrics.pinned_mounts.set(places.len() as i64);
+    }
+
+    fn count(&self, report: &NodeReport) {
+        let mut found = BTreeMap::<_, i64>::new();
+        for bind in &report.binds {
+            *found
+                .entry((
+                    bind.bind.kind().as_str().to_owned(),
+                    bind.bind.verdict().to_string(),
+                ))
+                .or_default() += 1;
+        }
+        self.metrics.sources.clear();
+        for ((kind, verdict), count) in found {
+            self.metrics
+                .sources
+                .get_or_create(&SourceLabels { kind, verdict })
+                .set(count);
+        }
+        self.metrics.surveys.inc();
+        self.metrics.last_survey.set(since_epoch().as_secs_f64());
+    }
+}
