@@ -1,4 +1,5 @@
-//! The way to the API server: the service account of the agent's pod, or a kubeconfig.
+//! The way to the API server: the service account of the agent's pod, or a kubeconfig; and the way to
+//! a kubelet.
 
 use std::env::{self, VarError};
 use std::fs::File;
@@ -11,7 +12,6 @@ use hyper::Uri;
 
 use super::credentials::{Credentials, ReadError, Token, bytes, certificates};
 use super::kubeconfig::{KubeconfigError, read_kubeconfig};
-use super::node_pods::Kubelet;
 
 /// The directory in which the kubelet mounts the service account's files.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -94,6 +94,44 @@ impl ServiceAccount {
             identity: None,
             token: Some(Token::File(files.join("token"))),
         })
+    }
+}
+
+/// A kubelet's port, and the files that its clients need.
+#[derive(Debug, Clone)]
+pub struct Kubelet {
+    /// `https://127.0.0.1:10250`, or the read-only port with `http`.
+    pub server: Uri,
+    /// The name in its certificate.
+    pub node: String,
+    /// A client's credentials. Never sent to a server without TLS.
+    pub kubeconfig: Option<PathBuf>,
+    /// The certificates that a kubelet makes for itself, beside the cluster's authority: `pki/kubelet.crt`
+    /// of its root.
+    pub certificates: Vec<PathBuf>,
+}
+
+impl Kubelet {
+    fn credentials(&self) -> Result<Credentials, AccessError> {
+        let is_plain = self.server.scheme_str() == Some("http");
+        let kubeconfig = self.kubeconfig.as_ref().filter(|_| !is_plain);
+        let mut credentials = match kubeconfig {
+            Some(path) => read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig {
+                path: path.clone(),
+                source,
+            })?,
+            None => Credentials::none(),
+        };
+        for path in &self.certificates {
+            if let Ok(pem) = bytes(path) {
+                let own =
+                    certificates(&pem, "kubelet's certificate").map_err(AccessError::Kubelet)?;
+                credentials.authorities.extend(own);
+            }
+        }
+        credentials.server = self.server.clone();
+        credentials.server_name = Some(self.node.clone()).filter(|_| !is_plain);
+        Ok(credentials)
     }
 }
 

@@ -15,11 +15,11 @@ mod node_pods;
 use std::env;
 use std::fs;
 
-pub use self::access::{Access, AccessError, ServiceAccount};
+pub use self::access::{Access, AccessError, Kubelet, ServiceAccount};
 pub use self::client::{ApiClient, ApiError, Status, StatusCause, StatusDetails};
 pub use self::credentials::ReadError;
 pub use self::kubeconfig::{KUBECONFIGS, KubeconfigError, kubeconfig_here};
-pub use self::node_pods::{Kubelet, NoPods, pods_of_api_server, pods_of_kubelet};
+pub use self::node_pods::{NoPods, pods_of_api_server, pods_of_kubelet};
 
 /// The node's name in Kubernetes: the config's, the environment's, or the kernel's.
 pub fn node_name(configured: Option<&str>) -> String {

@@ -10,13 +10,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bindguard_core::error_chain;
-use hyper::Uri;
 use serde_json::Value;
 
-use crate::access::{Access, AccessError};
+use crate::access::{Access, Kubelet};
 use crate::client::{ApiClient, ApiError};
-use crate::credentials::{Credentials, bytes, certificates};
-use crate::kubeconfig::read_kubeconfig;
 
 /// The annotations of a static pod's mirror.
 const STATIC_POD_UIDS: [&str; 2] = ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"];
@@ -44,20 +41,6 @@ pub enum NoPods {
     /// The node of this name is another machine, or this machine before it booted.
     #[error("the API server's node {0} has another boot id than this machine")]
     OtherMachine(String),
-}
-
-/// A kubelet's port, and the files that its clients need.
-#[derive(Debug, Clone)]
-pub struct Kubelet {
-    /// `https://127.0.0.1:10250`, or the read-only port with `http`.
-    pub server: Uri,
-    /// The name in its certificate.
-    pub node: String,
-    /// A client's credentials. Never sent to a server without TLS.
-    pub kubeconfig: Option<PathBuf>,
-    /// The certificates that a kubelet makes for itself, beside the cluster's authority: `pki/kubelet.crt`
-    /// of its root.
-    pub certificates: Vec<PathBuf>,
 }
 
 /// The uids of the pods that the kubelet has, static pods included.
@@ -92,30 +75,6 @@ impl NoPods {
     /// The reason in one line.
     pub fn reason(&self) -> String {
         error_chain(self)
-    }
-}
-
-impl Kubelet {
-    pub(crate) fn credentials(&self) -> Result<Credentials, AccessError> {
-        let is_plain = self.server.scheme_str() == Some("http");
-        let kubeconfig = self.kubeconfig.as_ref().filter(|_| !is_plain);
-        let mut credentials = match kubeconfig {
-            Some(path) => read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig {
-                path: path.clone(),
-                source,
-            })?,
-            None => Credentials::none(),
-        };
-        for path in &self.certificates {
-            if let Ok(pem) = bytes(path) {
-                let own =
-                    certificates(&pem, "kubelet's certificate").map_err(AccessError::Kubelet)?;
-                credentials.authorities.extend(own);
-            }
-        }
-        credentials.server = self.server.clone();
-        credentials.server_name = Some(self.node.clone()).filter(|_| !is_plain);
-        Ok(credentials)
     }
 }
 
