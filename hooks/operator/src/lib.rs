@@ -28,6 +28,8 @@ pub mod node_report;
 pub mod old_files;
 pub mod pods;
 pub mod survey;
+pub mod terminal;
+pub mod unix_http;
 
 mod block_device;
 mod host_mounts;

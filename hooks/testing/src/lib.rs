@@ -10,6 +10,7 @@
     reason = "a test says what it expects by unwrapping it"
 )]
 
+mod documented;
 mod exiting;
 mod folder;
 mod fuse;
@@ -22,6 +23,7 @@ mod pod;
 pub mod readers;
 pub mod scene;
 
+pub use documented::documented;
 pub use exiting::Exiting;
 pub use folder::Folder;
 pub use fuse::Fuse;

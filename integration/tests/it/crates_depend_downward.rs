@@ -98,6 +98,7 @@ fn a_crate_depends_only_on_the_crates_below_it() -> Result<()> {
     )?;
     // It has the client of the CRI, so that tokio is in the agent and the command line alone.
     ensure_without("bindguard-operator", &["bindguard-config"])?;
+    ensure_without("bindguard-installer", &["bindguard-kubernetes"])?;
     ensure_without(
         "bindguard-kubernetes",
         &["bindguard-sys", "bindguard-guard", "bindguard-config"],
@@ -156,15 +157,17 @@ fn a_circle_of_modules_is_found() -> Result<()> {
     Ok(())
 }
 
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 13] = [
     "hooks/core",
     "hooks/sys",
     "hooks/guard",
+    "hooks/kubernetes",
     "hooks/operator",
     "hooks/testing",
     "shim/containerd",
     "shim/runtime",
     "shim/cli",
+    "shim/cli/installer",
     "shim/agent",
     "config",
     "integration",

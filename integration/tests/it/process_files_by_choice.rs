@@ -100,27 +100,27 @@ const ALLOWED: [(&str, &str, &str); 22] = [
         "of the runtime that serves the socket of the CRI",
     ),
     (
-        "shim/cli/src/install/program_users.rs",
+        "shim/cli/installer/src/program_users.rs",
         "exe",
         "a separate process reads it",
     ),
     (
-        "shim/cli/src/install/root.rs",
+        "shim/cli/installer/src/root.rs",
         "ns",
         "of the node's first process",
     ),
     (
-        "shim/cli/src/install/running/daemon.rs",
+        "shim/cli/installer/src/running/daemon.rs",
         "stat",
         "a separate process reads it; of process 1 only its presence",
     ),
     (
-        "shim/cli/src/install/running/daemon.rs",
+        "shim/cli/installer/src/running/daemon.rs",
         "exe",
         "a separate process reads it",
     ),
     (
-        "shim/cli/src/install/running/daemon.rs",
+        "shim/cli/installer/src/running/daemon.rs",
         "ns",
         "a separate process reads it",
     ),

@@ -7,7 +7,7 @@ use std::path::Path;
 use bindguard_config::Config;
 use bindguard_operator::agent_status::{AgentState, STATUS_PATH};
 
-use crate::unix_http;
+use bindguard_operator::unix_http;
 
 /// The state of the agent. It is optional: without a socket it is absent.
 pub fn state(config: &Config) -> AgentState {

@@ -13,7 +13,6 @@ mod ended_pods;
 mod generate;
 mod holders;
 mod hook;
-mod install;
 mod journal;
 mod pods;
 mod refresh;
@@ -21,7 +20,6 @@ mod repair;
 mod show;
 mod status;
 mod time_limits;
-mod unix_http;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -86,10 +84,10 @@ enum Verb {
     /// Install bindguard on this node: the programs, and a runtime `bindguard` in the runtimes' own
     /// files.
     #[command(after_help = CHANGE_CODES)]
-    Install(install::Install),
+    Install(bindguard_installer::Install),
     /// Remove bindguard from this node: restore every file as it was before.
     #[command(after_help = CHANGE_CODES)]
-    Uninstall(install::Uninstall),
+    Uninstall(bindguard_installer::Uninstall),
     /// Run as an engine's hook: admit the spec that the engine passes.
     #[command(subcommand)]
     Hook(hook::HookVerb),
@@ -130,7 +128,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Doctor(doctor::Doctor { root, .. })
         | Verb::Journal(journal::Journal { root, .. })
         | Verb::Status(status::StatusVerb { root, .. }) => {
-            install::root::enter_node(root.as_deref())?;
+            bindguard_installer::root::enter_node(root.as_deref())?;
         }
         _ => {}
     }

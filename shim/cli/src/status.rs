@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use bindguard_config::Loaded;
 use bindguard_core::error_chain;
+use bindguard_installer::drift::drift;
+use bindguard_installer::running::{guarded_runtimes, is_hidden};
 use bindguard_operator::agent_status::AgentState;
 use bindguard_operator::doctor::describe_agent;
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
@@ -17,13 +19,11 @@ use serde::Serialize;
 
 use crate::agent;
 use crate::config;
-use crate::install::drift::drift;
-use crate::install::record::{Record, Removal};
-use crate::install::removal::pending;
-use crate::install::running::{guarded_runtimes, is_hidden};
 use crate::journal;
 use crate::pods::PodsFrom;
 use crate::show::{self, FAULTY, HEALTHY, Lines, counted, print_json, print_text};
+use bindguard_installer::record::{Record, Removal};
+use bindguard_installer::removal::pending;
 
 const LAST_ADMISSIONS: usize = 3;
 
@@ -356,11 +356,11 @@ impl PodCount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::show::documented;
     use bindguard_config::RefreshMode;
     use bindguard_core::identity::PodName;
     use bindguard_core::policy::Mode;
     use bindguard_operator::agent_status::{AgentStatus, NriState};
+    use bindguard_testing::documented;
 
     #[test]
     fn json_matches_the_document() {

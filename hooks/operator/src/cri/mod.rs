@@ -5,6 +5,7 @@
 mod client;
 mod info;
 mod lists;
+pub mod of_node;
 
 pub use k8s_cri::v1::{Container, PodSandbox, PodSandboxMetadata, PodSandboxState};
 

@@ -1,5 +1,5 @@
-//! Where reports go: the journal, the log, figures, events on pods, and the status. Nothing here
-//! knows who reports.
+//! The receivers of reports: the journal, the log, figures, events on pods, and the status. No
+//! module of this folder names a module of the other folders.
 
 pub mod events;
 pub mod journal;

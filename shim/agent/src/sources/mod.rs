@@ -1,4 +1,4 @@
-//! Where work comes from: the kubelet's updates, the mounts of drivers, container engines, NRI,
+//! The causes of work: the kubelet's updates, the mounts of drivers, container engines, NRI,
 //! requests over HTTP, and what other programs write into the journal.
 
 pub mod engines;

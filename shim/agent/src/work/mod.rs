@@ -1,5 +1,5 @@
-//! What is done: re-binds on the host, refreshes of containers with a queue and a time limit each,
-//! and surveys.
+//! The work: re-binds on the host, refreshes of containers with a queue and a time limit each, and
+//! surveys.
 
 pub mod pod_refreshes;
 pub mod refresh_queue;

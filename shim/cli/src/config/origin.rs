@@ -44,7 +44,7 @@ mod tests {
     use bindguard_config::Config;
 
     use super::*;
-    use crate::show::documented;
+    use bindguard_testing::documented;
 
     #[test]
     fn json_matches_the_document() {

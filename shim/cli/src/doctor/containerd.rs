@@ -5,11 +5,11 @@ use std::path::Path;
 
 use anyhow::Context;
 use bindguard_core::program_names::{SHIM, WRAPPER};
+use bindguard_installer::running::{Daemon, containerds, is_hidden};
 use bindguard_operator::doctor::{self, ContainerdSeen, Point, RunningPods, RuntimeEntry};
 use bindguard_operator::pods::{ContainerState, Pods};
 use toml::{Table, Value};
 
-use crate::install::running::{Daemon, containerds, is_hidden};
 use crate::time_limits::output_of;
 
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.

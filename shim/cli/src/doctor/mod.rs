@@ -12,6 +12,7 @@ use bindguard_config::Loaded;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
+use bindguard_installer::drift::drift;
 use bindguard_operator::doctor::{self, Daemon, DoctorReport, LinuxDistribution, Point, Status};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{Process, processes_named, setting, with_open};
@@ -21,7 +22,6 @@ use bindguard_sys::{kernel_features, read_mount_table};
 use clap::Args;
 
 use crate::agent;
-use crate::install::drift::drift;
 use crate::pods::PodsFrom;
 use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED, print_json, print_text};
 

@@ -144,7 +144,7 @@ impl Serialize for JournalContent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::show::documented;
+    use bindguard_testing::documented;
 
     #[test]
     fn json_matches_the_document() {

@@ -9,7 +9,6 @@
 //! If containerd does not answer, the bundles still have names. Without both, uids remain.
 
 mod bundles;
-pub mod cri;
 mod supervisors;
 
 use std::collections::BTreeSet;
@@ -19,6 +18,7 @@ use anyhow::{anyhow, bail};
 use bindguard_config::{Config, RefreshMode};
 use bindguard_core::identity::PodName;
 use bindguard_core::spec::SpecUsers;
+use bindguard_operator::cri::of_node;
 use bindguard_operator::pods::{PodSelector, Pods};
 use clap::Args;
 
@@ -77,13 +77,13 @@ impl PodsFrom {
         if let Some(spec) = bundles::spec_of(Path::new("/"), container) {
             return SpecUsers::from_spec(&spec).ok();
         }
-        let info = cri::info_of(self.cri.as_deref(), container).ok()?;
+        let info = of_node::info_of(self.cri.as_deref(), container).ok()?;
         SpecUsers::from_spec(info.spec()?).ok()
     }
 
     /// The pid of a container's init that the CRI reports. `None` if the CRI knows no pid.
     pub fn init_of(&self, container: &str) -> Option<u32> {
-        let info = cri::info_of(self.cri.as_deref(), container);
+        let info = of_node::info_of(self.cri.as_deref(), container);
         info.ok().and_then(|info| info.pid())
     }
 
@@ -92,11 +92,11 @@ impl PodsFrom {
     /// # Errors
     /// If there is no CRI, or if any CRI of this node does not answer.
     pub fn uids(&self) -> anyhow::Result<BTreeSet<String>> {
-        cri::uids(self.cri.as_deref())
+        of_node::uids(self.cri.as_deref())
     }
 
     fn listed_by_the_cri(&self) -> Pods {
-        cri::pods(self.cri.as_deref()).unwrap_or_else(|error| {
+        of_node::pods(self.cri.as_deref()).unwrap_or_else(|error| {
             print_remark(format_args!(
                 "pod names come from the bundles, without the CRI: {error:#}"
             ));
@@ -113,18 +113,6 @@ pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
     (!is_known).then(|| {
         anyhow!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
     })
-}
-
-/// The names of the pods of these sandboxes and containers.
-pub fn names_of(ids: &BTreeSet<&str>) -> Vec<String> {
-    let containers = PodsFrom { cri: None }.listed_by_the_cri().containers;
-    let meant = containers
-        .iter()
-        .filter(|container| ids.contains(container.id.as_str()));
-    let names: BTreeSet<String> = meant
-        .filter_map(|container| container.pod.display_name())
-        .collect();
-    names.into_iter().collect()
 }
 
 /// The pods with a bundle in a copy of a node's files.

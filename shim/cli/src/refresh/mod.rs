@@ -363,8 +363,8 @@ fn text(report: &RefreshReport) -> Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::show::documented;
     use bindguard_core::report::{AttachMethod, MountResult};
+    use bindguard_testing::documented;
 
     #[test]
     fn json_matches_the_document() {

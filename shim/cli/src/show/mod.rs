@@ -9,13 +9,9 @@ mod node;
 mod style;
 
 use std::fmt::Display;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::Context;
-use bindguard_core::text::one_line;
-use serde::Serialize;
-
+pub use bindguard_operator::terminal::{print_bytes, print_json, print_remark, print_text};
 pub use bundle::{exit_code, print, print_bind};
 pub use ended_pods::{ended_pods_exit_code, print_ended_pods};
 pub use node::{node_exit_code, print_node};
@@ -30,31 +26,6 @@ pub fn counted<N: PartialEq + From<u8> + Display>(count: N, one: &str, more: &st
 /// The exit code of an incomplete check, for scripts.
 pub const COULD_NOT_TELL: u8 = 2;
 
-/// Prints a report for programs.
-pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
-    print_text(&(serde_json::to_string_pretty(report).context("write the report as JSON")? + "\n"))
-}
-
-/// Prints text, with colours if the terminal supports them.
-pub fn print_text(text: &str) -> anyhow::Result<()> {
-    print_bytes(text.as_bytes())
-}
-
-/// Reports an error or a remark on stderr, in one line: a pod may have chosen part of the text.
-pub fn print_remark(remark: impl Display) {
-    eprintln!("bindguard: {}", one_line(&remark.to_string()));
-}
-
-/// Prints bytes that may not be text.
-pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
-    let mut out = anstream::stdout();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        // `bindguard diagnose | head`: the reader closed the pipe.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("write to stdout"),
-    }
-}
-
 /// 2 if the check is incomplete, else 1 if there are findings, else 0.
 pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
     match (is_incomplete, has_findings) {
@@ -62,21 +33,6 @@ pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,
     }
-}
-
-/// The example in docs/json.md below a heading.
-#[cfg(test)]
-pub fn documented(heading: &str) -> &'static str {
-    let document = include_str!("../../../../docs/json.md");
-    let below = document
-        .split_once(&format!("\n## {heading}\n"))
-        .map(|(_, below)| below);
-    let block = below
-        .and_then(|below| below.split_once("```json\n"))
-        .and_then(|(_, block)| block.split_once("```"));
-    block
-        .map(|(block, _)| block)
-        .unwrap_or_else(|| panic!("docs/json.md has no JSON below {heading}"))
 }
 
 #[cfg(test)]

@@ -1,0 +1,33 @@
+//! Output on an operator's terminal.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use anyhow::Context;
+use bindguard_core::text::one_line;
+use serde::Serialize;
+
+/// Prints a report for programs.
+pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
+    print_text(&(serde_json::to_string_pretty(report).context("write the report as JSON")? + "\n"))
+}
+
+/// Prints text, with colours if the terminal supports them.
+pub fn print_text(text: &str) -> anyhow::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// Reports an error or a remark on stderr, in one line: a pod may have chosen part of the text.
+pub fn print_remark(remark: impl Display) {
+    eprintln!("bindguard: {}", one_line(&remark.to_string()));
+}
+
+/// Prints bytes that may not be text.
+pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut out = anstream::stdout();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        // `bindguard diagnose | head`: the reader closed the pipe.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("write to stdout"),
+    }
+}

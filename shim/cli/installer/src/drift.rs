@@ -1,0 +1,146 @@
+//! Changes by other tools since the last installation: of a runtime's files, or of bindguard's
+//! programs.
+//!
+//! It is reported and never repaired here: that would fight with the tool that made the change.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use bindguard_config::DEFAULT_PATH;
+use bindguard_operator::terminal::print_remark;
+
+use crate::change::{self, name};
+use crate::owner::Owner;
+use crate::plan::InstallOptions;
+use crate::record::{Record, hash};
+use crate::runtimes;
+
+/// A part of an installation that is no longer as `install` left it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drift {
+    /// The changed part, and its effect.
+    pub what: String,
+    /// True if a new pod would not start.
+    pub breaks_pods: bool,
+    /// The command that installs again.
+    pub command: String,
+}
+
+/// The changed parts of the node's installation.
+///
+/// # Errors
+/// If the record or a runtime's files cannot be read.
+pub fn drift() -> Result<Vec<Drift>> {
+    let record = Record::load()?;
+    let mut found = missing_programs(&record);
+    found.extend(other_config(&record)?);
+    for installed in record.installed() {
+        let (owner, options) = (installed.owner, &installed.options);
+        if runtimes::inputs_now(owner, options, &record)?
+            .is_some_and(|inputs| inputs == installed.inputs)
+        {
+            continue;
+        }
+        let plan = runtimes::plan(owner, options, &record)?;
+        found.extend(
+            plan.changes
+                .iter()
+                .filter(|change| !change.is_none())
+                .map(|change| Drift {
+                    what: format!(
+                        "{} is not as install left it: new pods may be unguarded",
+                        name(&change.path)
+                    ),
+                    breaks_pods: false,
+                    command: command(owner, options),
+                }),
+        );
+    }
+    Ok(found)
+}
+
+/// The node's config is not the config that the installer was given.
+fn other_config(record: &Record) -> Result<Option<Drift>> {
+    let Some(wanted) = record.node_config() else {
+        return Ok(None);
+    };
+    let present = change::read(Path::new(DEFAULT_PATH))?;
+    let is_wanted = present.is_some_and(|bytes| hash(&bytes) == wanted);
+    Ok((!is_wanted).then(|| Drift {
+        what: format!("{DEFAULT_PATH} is not the config that install was given"),
+        breaks_pods: false,
+        command: "bindguard install --node-config FILE --force-node-config".to_owned(),
+    }))
+}
+
+/// Reports changes by other tools as they come and go.
+#[derive(Debug, Default)]
+pub struct DriftReporter(Vec<String>);
+
+impl DriftReporter {
+    /// Prints what is new since the last call.
+    pub fn report(&mut self) {
+        let now: Vec<String> = match drift() {
+            Ok(drift) => drift
+                .into_iter()
+                .map(|drift| format!("{}; {}", drift.what, drift.command))
+                .collect(),
+            Err(error) => vec![format!("look for changes by other tools: {error:#}")],
+        };
+        now.iter()
+            .filter(|line| !self.0.contains(line))
+            .for_each(print_remark);
+        if now.is_empty() && !self.0.is_empty() {
+            print_remark("the installation is as install left it");
+        }
+        self.0 = now;
+    }
+}
+
+/// A link to a program of a version that is gone leads nowhere.
+fn missing_programs(record: &Record) -> Vec<Drift> {
+    let of_bindguard = record
+        .files()
+        .iter()
+        .filter(|entry| entry.owner == Owner::Bindguard);
+    let gone = of_bindguard.filter(|entry| fs::metadata(&entry.path).is_err());
+    let options = record
+        .installed()
+        .first()
+        .map(|installed| (installed.owner, installed.options.clone()));
+    let command = options.map_or_else(
+        || "bindguard install".to_owned(),
+        |(owner, options)| command(owner, &options),
+    );
+    let drift = |entry: &super::record::Entry| Drift {
+        what: format!(
+            "{} is gone: a pod that needs it does not start",
+            name(&entry.path)
+        ),
+        breaks_pods: true,
+        command: command.clone(),
+    };
+    gone.map(drift).collect()
+}
+
+/// The call of `install` with these options.
+fn command(owner: Owner, options: &InstallOptions) -> String {
+    let runtime = match owner {
+        Owner::Docker => " docker",
+        Owner::Podman => " podman",
+        Owner::Crio => " crio",
+        Owner::Containerd | Owner::Agent | Owner::Bindguard => "",
+    };
+    let flags = [
+        (options.default, " --default"),
+        (options.wrapper, " --wrapper"),
+        (owner == Owner::Agent, " --agent"),
+    ];
+    let flags: String = flags
+        .iter()
+        .filter(|(is_set, _)| *is_set)
+        .map(|(_, flag)| *flag)
+        .collect();
+    format!("bindguard install{runtime}{flags} --dry-run")
+}

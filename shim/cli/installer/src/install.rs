@@ -1,0 +1,218 @@
+//! `bindguard install`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use bindguard_config::DEFAULT_PATH;
+use clap::Args;
+
+use crate::change::{Change, name};
+use crate::drift::DriftReporter;
+use crate::options::CommonOptions;
+use crate::owner::Owner;
+use crate::plan::{InstallOptions, PlannedChange};
+use crate::programs::Programs;
+use crate::put::put;
+use crate::record::{Installed, Record};
+use crate::report::{InstallReport, Progress};
+use crate::restart_slot::RestartSlot;
+use crate::settings::NodeConfig;
+use crate::stay::Stay;
+use crate::{lock, restart, root, runtimes, settings, versions};
+
+/// Arguments of `install`.
+#[derive(Debug, Args)]
+pub struct Install {
+    /// The runtimes to configure (default: containerd).
+    #[arg(value_enum, value_name = "RUNTIME")]
+    runtimes: Vec<Owner>,
+    /// Guard every container of the node, not only those that request the runtime `bindguard`.
+    #[arg(long)]
+    default: bool,
+    /// containerd: keep its own shim, and let it call bindguard-runtime.
+    #[arg(long)]
+    wrapper: bool,
+    /// Install the node agent as a service of systemd, which starts at boot.
+    #[arg(long)]
+    agent: bool,
+    /// The folder in which services find the programs (default: the folder in which a package put
+    /// them, else /usr/local/bin). The programs of each version go to `lib/bindguard` beside a
+    /// folder `bin`, or below another one.
+    #[arg(long, value_name = "DIR")]
+    prefix: Option<PathBuf>,
+    /// The containerd program that evaluates the edited files (default: the running one, or the one
+    /// on PATH).
+    #[arg(long, value_name = "PROGRAM")]
+    containerd: Option<PathBuf>,
+    /// containerd's main file (default: the one that the running containerd, its unit or its
+    /// distribution names).
+    #[arg(long, value_name = "FILE")]
+    containerd_config: Option<PathBuf>,
+    /// Make this file the node's /etc/bindguard/config.toml, if it is valid. A file that was edited
+    /// on the node stays, and the installation counts as unfinished.
+    #[arg(long, value_name = "FILE")]
+    node_config: Option<PathBuf>,
+    /// With --node-config, replace a file that was edited on the node.
+    #[arg(long, requires = "node_config")]
+    force_node_config: bool,
+    #[command(flatten)]
+    common: CommonOptions,
+}
+
+impl Install {
+    /// Runs it.
+    pub fn run(self) -> Result<ExitCode> {
+        // before signals are blocked, which a child inherits
+        let slot = self.common.start_slot()?;
+        let stay = self.common.stay.then(Stay::prepare).transpose()?;
+        let programs = Programs::beside_this_one(self.agent)?;
+        let prefix = self
+            .prefix
+            .clone()
+            .unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
+        let node_config = self
+            .node_config
+            .as_deref()
+            .map(|file| NodeConfig::read(file, self.force_node_config))
+            .transpose()?;
+        root::enter(self.common.root.as_deref())?;
+        let options = InstallOptions {
+            prefix,
+            default: self.default,
+            wrapper: self.wrapper,
+            containerd: self.containerd.clone(),
+            containerd_config: self.containerd_config.clone(),
+        };
+        let install = || self.install(&programs, &options, node_config.as_ref(), slot.as_ref());
+        let mut reporter = DriftReporter::default();
+        let progress =
+            stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))?;
+        Ok(progress.exit_code(self.common.dry_run))
+    }
+
+    fn install(
+        &self,
+        programs: &Programs,
+        options: &InstallOptions,
+        node_config: Option<&NodeConfig>,
+        slot: Option<&RestartSlot>,
+    ) -> Result<Progress> {
+        programs.check_folder(&options.prefix)?;
+        programs.check_folder(&versions::store(&options.prefix))?;
+        let owners = if self.runtimes.is_empty() {
+            &[Owner::Containerd][..]
+        } else {
+            &self.runtimes
+        };
+        let _lock = if self.common.dry_run {
+            None
+        } else {
+            Some(lock::lock()?)
+        };
+        let mut record = Record::load()?;
+        let mut report = InstallReport::default();
+        let mut work = Vec::new();
+        let mut done = Vec::new();
+        for owner in owners
+            .iter()
+            .copied()
+            .chain(self.agent.then_some(Owner::Agent))
+        {
+            let plan = runtimes::plan(owner, options, &record)?;
+            report.take(&plan);
+            done.push((owner, plan.needs_runtime.clone(), plan.notes.clone()));
+            work.extend(plan.into_steps(owner));
+        }
+        let mut needed = done.iter().filter_map(|(_, runtime, _)| runtime.as_deref());
+        let runtime = needed.next();
+        if let Some(other) = needed.find(|other| Some(*other) != runtime) {
+            let runtime = runtime.map(name).unwrap_or_default();
+            bail!(
+                "install for these runtimes: one calls {runtime} and one {}; install for one of them",
+                name(other)
+            );
+        }
+        let settings = settings::plan(runtime, node_config, &record)?;
+        settings
+            .mistakes
+            .into_iter()
+            .for_each(|mistake| report.note(mistake));
+        if let Some(kept) = settings.kept {
+            report.unfinished(kept);
+        }
+        let own = programs
+            .in_prefix(&options.prefix)?
+            .into_iter()
+            .chain(settings.change)
+            .map(PlannedChange::own);
+        let own: Vec<PlannedChange> = own.collect();
+        let has_new_programs = own
+            .iter()
+            .any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
+        if self.agent && has_new_programs {
+            report.command(Some(runtimes::agent::RESTART));
+        }
+        if report
+            .commands()
+            .iter()
+            .any(|command| command == runtimes::agent::RESTART)
+        {
+            report.command_before(runtimes::agent::RELOAD);
+        }
+        let work: Vec<PlannedChange> = own
+            .into_iter()
+            .chain(work)
+            .filter(|step| !step.change.is_none())
+            .collect();
+        if !self.common.dry_run {
+            work.iter()
+                .try_for_each(|step| step.change.check_writable())?;
+            work.iter().try_for_each(|step| put(&mut record, step))?;
+            record.set_removal(None)?;
+            versions::remove_unneeded(&mut record, &options.prefix)?;
+            settings::keep()?;
+            record.set_node_config(settings.wanted)?;
+            for (owner, needs_runtime, notes) in done {
+                let inputs = runtimes::inputs_now(owner, options, &record)?.unwrap_or_default();
+                record.verify(Installed {
+                    owner,
+                    options: options.clone(),
+                    inputs,
+                    notes,
+                    needs_runtime,
+                })?;
+            }
+        }
+        let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
+        if self.common.restart && !self.common.dry_run {
+            verify_generated_files(&mut record)?;
+        }
+        let progress = report.finish(&work, &self.common)?;
+        restarted.map(|()| progress)
+    }
+}
+
+/// k3s and its kin generate containerd's file when they start. What they made of the edited
+/// template is the next plan's input.
+fn verify_generated_files(record: &mut Record) -> Result<()> {
+    for installed in record.installed().to_vec() {
+        let Some(inputs) = runtimes::inputs_now(installed.owner, &installed.options, record)?
+        else {
+            continue;
+        };
+        let is_new = inputs != installed.inputs;
+        if is_new
+            && runtimes::plan(installed.owner, &installed.options, record)?
+                .changes
+                .iter()
+                .all(Change::is_none)
+        {
+            record.verify(Installed {
+                inputs,
+                ..installed
+            })?;
+        }
+    }
+    Ok(())
+}

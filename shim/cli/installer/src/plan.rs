@@ -1,0 +1,70 @@
+//! The operator's options, and the changes that they require.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::change::Change;
+use crate::owner::Owner;
+
+/// The options of the command line, with their defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstallOptions {
+    /// The folder in which services find the programs.
+    pub prefix: PathBuf,
+    /// Guard every container, not only containers that request the handler.
+    pub default: bool,
+    /// Keep containerd's own shim.
+    pub wrapper: bool,
+    /// The containerd program.
+    pub containerd: Option<PathBuf>,
+    /// containerd's main file, if the operator names it.
+    pub containerd_config: Option<PathBuf>,
+}
+
+/// The changes to the files of one runtime.
+#[derive(Debug, Default)]
+pub struct TargetPlan {
+    /// A change for each file; a change may be empty.
+    pub changes: Vec<Change>,
+    /// Notes for the operator.
+    pub notes: Vec<String>,
+    /// The OCI runtime that bindguard's own config must name.
+    pub needs_runtime: Option<PathBuf>,
+    /// The command that activates the changes.
+    pub command: Option<String>,
+}
+
+/// One planned change.
+#[derive(Debug)]
+pub struct PlannedChange {
+    /// The file's owner.
+    pub owner: Owner,
+    /// The change.
+    pub change: Change,
+    /// The command that activates it.
+    pub command: Option<String>,
+}
+
+impl TargetPlan {
+    /// The plan's steps for a runtime.
+    pub fn into_steps(self, owner: Owner) -> impl Iterator<Item = PlannedChange> {
+        let command = self.command;
+        self.changes.into_iter().map(move |change| PlannedChange {
+            owner,
+            change,
+            command: command.clone(),
+        })
+    }
+}
+
+impl PlannedChange {
+    /// A change of bindguard's own files, which no service reads.
+    pub fn own(change: Change) -> Self {
+        Self {
+            owner: Owner::Bindguard,
+            change,
+            command: None,
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The users of a program: containers that were created through the program, and processes that run
+//! or name it.
+//!
+//! A program is removed only when it has no users: a container that was created through bindguard's
+//! shim, or through bindguard-runtime, is also killed and deleted through it.
+//!
+//! Processes of containers are checked, too. So nothing is read that such a process can block: no
+//! file of the process's root directory, and the command line of no process but a conmon, with a
+//! time limit.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::mount_table::{Device, MountTable};
+use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
+use bindguard_sys::read_mount_table;
+
+use crate::running::option;
+
+/// The supervisor of Podman and CRI-O. A conmon's arguments contain its runtime's path.
+const CONMON: &str = "conmon";
+
+/// The folders of running containers' bundles: containerd's, those of Docker's containerd, k3s',
+/// k0s' and MicroK8s'.
+const TASKS: [&str; 5] = [
+    "/run/containerd/io.containerd.runtime.v2.task",
+    "/run/docker/containerd/daemon/io.containerd.runtime.v2.task",
+    "/run/k3s/containerd/io.containerd.runtime.v2.task",
+    "/run/k0s/containerd/io.containerd.runtime.v2.task",
+    "/var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
+];
+
+/// A user of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProgramUser {
+    /// A container, by its bundle.
+    Container(PathBuf),
+    /// A process, and the id of the sandbox or container that its arguments name.
+    Process(u32, Option<String>),
+}
+
+impl ProgramUser {
+    /// The id of the container, or of the pod's sandbox.
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Self::Container(bundle) => bundle.file_name()?.to_str(),
+            Self::Process(_, id) => id.as_deref(),
+        }
+    }
+}
+
+impl fmt::Display for ProgramUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Container(bundle) => write!(f, "the container of {}", bundle.display()),
+            Self::Process(pid, _) => write!(f, "process {pid}"),
+        }
+    }
+}
+
+/// The users of the program at `path`; empty if there are none.
+pub fn users_of(path: &Path) -> Vec<ProgramUser> {
+    // /proc/PID/exe has no links, arguments may have links
+    let resolved = resolved(path);
+    let mut users = users_by_name(path);
+    if resolved != path {
+        users.extend(users_by_name(&resolved));
+    }
+    users
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a program, not the source of a container's bind"
+)]
+fn resolved(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+fn users_by_name(path: &Path) -> Vec<ProgramUser> {
+    let bundles = TASKS
+        .iter()
+        .flat_map(|tasks| folders(Path::new(tasks)))
+        .flat_map(|namespace| folders(&namespace));
+    let of_bundle = |bundle: PathBuf| {
+        // containerd's shim records its runtime's path in the bundle, and calls it until the
+        // container is deleted
+        let runtime = fs::read(bundle.join("runtime")).unwrap_or_default();
+        (runtime == path.as_os_str().as_bytes()).then_some(ProgramUser::Container(bundle))
+    };
+    let table = read_mount_table().ok();
+    let is_conmon = |pid: &u32| {
+        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == CONMON)
+    };
+    let pids = pids();
+    let programs = links(
+        &pids
+            .iter()
+            .map(|pid| ProcessFile::of(*pid, "exe"))
+            .collect::<Vec<_>>(),
+    );
+    // The kernel marks the link of a process whose program an upgrade replaced.
+    let mut replaced = path.as_os_str().to_owned();
+    replaced.push(" (deleted)");
+    let runs = |program: io::Result<PathBuf>| {
+        program.is_ok_and(|program| program == path || program.as_os_str() == replaced)
+    };
+    let mut found: Vec<u32> = pids
+        .iter()
+        .zip(programs)
+        .filter_map(|(pid, program)| runs(program).then_some(*pid))
+        .collect();
+    let conmons = pids
+        .iter()
+        .copied()
+        .filter(is_conmon)
+        .filter(|pid| !found.contains(pid))
+        .collect();
+    found.extend(that_name(path, conmons));
+    found.retain(|pid| has_this_program(*pid, path, table.as_ref()));
+    let ids = arguments_of(&found)
+        .into_iter()
+        .map(|words| option(&words.ok()?, &["id", "c", "cid"]));
+    let processes = found
+        .iter()
+        .zip(ids)
+        .map(|(pid, id)| ProgramUser::Process(*pid, id));
+    bundles.filter_map(of_bundle).chain(processes).collect()
+}
+
+/// The processes with this path among their arguments, and the processes that do not answer.
+fn that_name(path: &Path, pids: Vec<u32>) -> Vec<u32> {
+    let names = |words: Vec<String>| {
+        words
+            .iter()
+            .any(|word| word.as_bytes() == path.as_os_str().as_bytes())
+    };
+    let read = arguments_of(&pids)
+        .into_iter()
+        .map(|words| words.map_or(true, names));
+    pids.into_iter()
+        .zip(read)
+        .filter_map(|(pid, names)| names.then_some(pid))
+        .collect()
+}
+
+/// A container's mount namespace may have a different program at `path`. The mount tables show
+/// whether both paths are the same place of the same filesystem. If a table is unreadable, a living
+/// process counts as a user.
+fn has_this_program(pid: u32, path: &Path, own: Option<&MountTable>) -> bool {
+    let Ok(process) = HeldProcess::open(pid) else {
+        return false;
+    };
+    let theirs = process.mounts().ok();
+    let place = |table: Option<&MountTable>| place_of(path, table?);
+    match (place(own), place(theirs.as_ref())) {
+        (Some(own), Some(theirs)) => own == theirs,
+        (_, None) => process.is_alive(),
+        (None, Some(_)) => true,
+    }
+}
+
+fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
+    let mount = table.mount_over(path)?;
+    Some((mount.device, mount.place_in_filesystem(path)?))
+}
+
+/// All processes but this one.
+fn pids() -> Vec<u32> {
+    let names = folders(Path::new("/proc")).into_iter();
+    let pids = names.filter_map(|folder| folder.file_name()?.to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id()).collect()
+}
+
+fn file(pid: u32, name: &str) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join(name)
+}
+
+fn folders(path: &Path) -> Vec<PathBuf> {
+    path.read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use bindguard_testing::held_memory::{Holder, blocks_readers};
+
+    /// A conmon that prints a line when it runs, and stays until its stdin ends.
+    fn with_argument(before: &str, program: &Path) -> Option<Child> {
+        let script = format!("{before} echo there && read end");
+        let bin = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/bin/sh", bin.path().join(CONMON)).unwrap();
+        let mut command = Command::new("unshare");
+        command
+            .arg("--mount")
+            .arg(bin.path().join(CONMON))
+            .args(["-c", &script, "sh"])
+            .arg(program);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        if said.is_empty() {
+            child.wait().unwrap();
+            return None;
+        }
+        Some(child)
+    }
+
+    fn needed_beside(before: &str, program: &Path) -> Option<bool> {
+        let mut child = with_argument(before, program)?;
+        let needed = !users_of(program).is_empty();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        Some(needed)
+    }
+
+    #[test]
+    fn a_program_of_that_name_in_another_mount_namespace_is_another_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bindguard-runtime");
+        fs::write(&program, "").unwrap();
+        let Some(same) = needed_beside("", &program) else {
+            eprintln!("SKIPPED: no mount namespace of its own: this needs CAP_SYS_ADMIN");
+            return;
+        };
+        assert!(same);
+        let cover = format!("mount -t tmpfs cover {} &&", folder.path().display());
+        assert_eq!(
+            needed_beside(&cover, &program),
+            Some(false),
+            "nothing is there"
+        );
+        let another = format!("{cover} touch {} &&", program.display());
+        assert_eq!(
+            needed_beside(&another, &program),
+            Some(false),
+            "another one is there"
+        );
+    }
+
+    /// Its owner keeps it: the program stays, and the command ends.
+    #[test]
+    fn a_conmon_that_holds_its_memory_keeps_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bindguard-runtime");
+        fs::write(&program, "").unwrap();
+        let Some(holder) = Holder::start(c"conmon", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
+        assert!(is_user(&program, &holder));
+    }
+
+    fn is_user(program: &Path, holder: &Holder) -> bool {
+        let users = users_of(program);
+        users.contains(&ProgramUser::Process(holder.pid(), None))
+    }
+
+    #[test]
+    fn a_process_that_holds_its_memory_is_no_user() {
+        let Some(holder) = Holder::start(c"app", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
+        assert!(!is_user(Path::new("/no/such/program"), &holder));
+    }
+}

@@ -1,0 +1,33 @@
+//! One change of a file: recorded first, then made.
+
+use anyhow::Result;
+
+use crate::change::Content;
+use crate::plan::PlannedChange;
+use crate::record::Record;
+use crate::runtimes;
+
+/// Records a change, then makes it. Uninstall restores the content from before the *first* install.
+/// If the file was edited since then, uninstall restores the edited file without bindguard in it.
+pub fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
+    let (owner, change) = (step.owner, &step.change);
+    let original = match (record.entry(&change.path), &change.before) {
+        (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,
+        (Some(entry), Some(Content::File(before))) => {
+            let original = entry.original()?;
+            let bytes =
+                runtimes::cleaned(owner, before, original.as_ref().and_then(Content::bytes))?;
+            Some(Content::File(bytes))
+        }
+        (_, before) => before.clone(),
+    };
+    let is_new = record.entry(&change.path).is_none();
+    record.note(step, original.as_ref())?;
+    record.owe(owner, step.command.as_deref())?;
+    let applied = change.apply();
+    let is_gone = applied.is_ok() && change.after.is_none();
+    if is_gone || applied.is_err() && is_new {
+        record.forget(&change.path)?;
+    }
+    applied
+}

@@ -1,0 +1,456 @@
+//! The record of the original files, kept on the node so that uninstall restores the exact bytes.
+//!
+//! `/var/lib/bindguard/install.json` lists every file that an install changed; `originals/` beside
+//! it has their former content, named by SHA-256. The record is written before a file is changed:
+//! an install that was killed half-way can be undone like any other.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bindguard_config::KEPT_PATH;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::attributes::Attributes;
+use crate::change::{self, Content, Wanted};
+use crate::owner::Owner;
+use crate::plan::{InstallOptions, PlannedChange};
+use crate::running::{self, Daemon};
+use crate::scratch;
+
+/// The folder of a node's record.
+pub const FOLDER: &str = "/var/lib/bindguard";
+
+/// One file that was changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The file's owner.
+    pub owner: Owner,
+    /// The file's path.
+    pub path: PathBuf,
+    /// SHA-256 of the former bytes; none if there was no file.
+    pub original: Option<String>,
+    /// The former target, if there was a link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original_link: Option<PathBuf>,
+    /// The attributes of the former file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<Attributes>,
+    /// SHA-256 of the content that was written.
+    pub written: String,
+    /// The command that activates a change of this file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}
+
+/// All changes that installs made to this node and no uninstall has undone. An older version, after
+/// a rollback, ignores keys that it does not know.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Record {
+    version: u32,
+    files: Vec<Entry>,
+    /// Folders that installs made; parents come first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    folders: Vec<PathBuf>,
+    /// Restarts that were not done yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    owed: Vec<OwedRestart>,
+    /// The last installation of each runtime.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    installed: Vec<Installed>,
+    /// An uninstall that is not complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    removal: Option<PendingRemoval>,
+    /// SHA-256 of the config that the last install was to put on this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node_config: Option<String>,
+}
+
+/// An uninstall that is not complete. The node agent reads the counts, too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingRemoval {
+    /// The runtimes to remove bindguard from; empty for all of them and the programs.
+    #[serde(default)]
+    pub runtimes: Vec<Owner>,
+    /// The pods that need the kept files.
+    #[serde(flatten)]
+    pub kept: Removal,
+}
+
+impl PendingRemoval {
+    /// True if it concerns all runtimes, and an uninstall for these does not.
+    pub fn is_wider(&self, runtimes: &[Owner]) -> bool {
+        self.runtimes.is_empty() && !runtimes.is_empty()
+    }
+}
+
+/// The number of pods for which an uninstall keeps files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal {
+    /// Pods that select the handler.
+    pub handler_kept_for_pods: usize,
+    /// Pods that run under the programs.
+    pub programs_kept_for_pods: usize,
+}
+
+/// A finished installation: its options and its inputs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Installed {
+    /// The runtime.
+    pub owner: Owner,
+    /// The options.
+    pub options: InstallOptions,
+    /// A hash of the files and programs on which the plan depended.
+    pub inputs: String,
+    /// The notes of the plan.
+    pub notes: Vec<String>,
+    /// The OCI runtime that bindguard's own config must name.
+    pub needs_runtime: Option<PathBuf>,
+}
+
+/// A daemon that still uses what was in its file before a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwedRestart {
+    /// The file's owner.
+    pub owner: Owner,
+    /// The command that activates the change.
+    pub command: String,
+    /// The process that ran when the file was changed.
+    daemon: Daemon,
+}
+
+impl OwedRestart {
+    fn is_done(&self) -> bool {
+        !self.daemon.still_runs() || running::is_reloaded(self.owner, &self.command)
+    }
+}
+
+const VERSION: u32 = 1;
+
+impl Record {
+    /// The node's record; empty if nothing is installed.
+    pub fn load() -> Result<Self> {
+        let path = file();
+        let Some(bytes) = change::read(&path)? else {
+            return Ok(Self {
+                version: VERSION,
+                ..Self::default()
+            });
+        };
+        let record: Self =
+            serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))?;
+        anyhow::ensure!(
+            record.version == VERSION,
+            "{} is of version {}, this program knows {VERSION}",
+            path.display(),
+            record.version
+        );
+        Ok(record)
+    }
+
+    /// The restarts that were not done yet.
+    pub fn owed(&self) -> Vec<OwedRestart> {
+        self.owed
+            .iter()
+            .filter(|owed| !owed.is_done())
+            .cloned()
+            .collect()
+    }
+
+    /// Records, before a file is changed, that the daemon that runs now has to be restarted.
+    /// Without a daemon, the next one reads the changed file.
+    pub fn owe(&mut self, owner: Owner, command: Option<&str>) -> Result<()> {
+        let (Some(command), Some(daemon)) = (command, running::daemon_of(owner)) else {
+            return Ok(());
+        };
+        self.owed
+            .retain(|owed| owed.owner != owner || owed.daemon == daemon && owed.command != command);
+        self.owed.push(OwedRestart {
+            owner,
+            command: command.to_owned(),
+            daemon,
+        });
+        self.save()
+    }
+
+    /// Forgets a restart that was done.
+    pub fn restarted(&mut self, command: &str) -> Result<()> {
+        self.owed
+            .retain(|owed| owed.command != command && !owed.is_done());
+        self.save_or_remove()
+    }
+
+    /// The last installation of a runtime.
+    pub fn verified(&self, owner: Owner) -> Option<&Installed> {
+        self.installed
+            .iter()
+            .find(|installed| installed.owner == owner)
+    }
+
+    /// The last installation of each runtime.
+    pub fn installed(&self) -> &[Installed] {
+        &self.installed
+    }
+
+    /// An uninstall that is not complete.
+    pub fn removal(&self) -> Option<&PendingRemoval> {
+        self.removal.as_ref()
+    }
+
+    /// Remembers, or forgets, an uninstall that is not complete. The programs of a package can be
+    /// all that is left: then the record has no files.
+    pub fn set_removal(&mut self, removal: Option<PendingRemoval>) -> Result<()> {
+        if self.removal == removal {
+            return Ok(());
+        }
+        self.removal = removal;
+        self.save()
+    }
+
+    /// The hash of the config that the last install was to put on this node.
+    pub fn node_config(&self) -> Option<&str> {
+        self.node_config.as_deref()
+    }
+
+    /// Remembers that hash, or that the node has a config of its own.
+    pub fn set_node_config(&mut self, hash: Option<String>) -> Result<()> {
+        if self.node_config == hash {
+            return Ok(());
+        }
+        self.node_config = hash;
+        self.save()
+    }
+
+    /// Records an installation. A later installation with equal inputs has nothing to do.
+    pub fn verify(&mut self, installed: Installed) -> Result<()> {
+        if self.installed.contains(&installed) {
+            return Ok(());
+        }
+        self.installed.retain(|old| old.owner != installed.owner);
+        self.installed.push(installed);
+        self.save()
+    }
+
+    /// The files, in the order in which they were changed.
+    pub fn files(&self) -> &[Entry] {
+        &self.files
+    }
+
+    /// The entry of a file.
+    pub fn entry(&self, path: &Path) -> Option<&Entry> {
+        self.files.iter().find(|entry| entry.path == path)
+    }
+
+    /// Records a planned change. `original` is the content that an uninstall restores.
+    pub fn note(&mut self, step: &PlannedChange, original: Option<&Content>) -> Result<()> {
+        let PlannedChange {
+            owner,
+            change,
+            command,
+        } = step;
+        let Some(after) = &change.after else {
+            return Ok(());
+        };
+        let bytes = original.and_then(Content::bytes);
+        if let Some(bytes) = bytes {
+            let place = originals().join(hash(bytes));
+            if change::read(&place)?.is_none() {
+                change::write(&place, bytes, &Wanted::Present(0o600))?;
+            }
+        }
+        let former = self
+            .entry(&change.path)
+            .map(|entry| entry.attributes.clone());
+        let entry = Entry {
+            attributes: match former {
+                Some(former) => former,
+                None => Attributes::of(&change.path)
+                    .with_context(|| format!("read the attributes of {}", change.path.display()))?,
+            },
+            owner: *owner,
+            path: change.path.clone(),
+            original: bytes.map(hash),
+            original_link: original.and_then(|content| {
+                if let Content::Link(to) = content {
+                    Some(to.clone())
+                } else {
+                    None
+                }
+            }),
+            written: hash_of(after),
+            command: command.clone(),
+        };
+        match self.files.iter_mut().find(|old| old.path == entry.path) {
+            Some(old) => *old = entry,
+            None => self.files.push(entry),
+        }
+        self.folders.extend(missing_above(&change.path));
+        self.save()
+    }
+
+    /// Forgets a file that was restored. Without files and owed restarts, the folder is removed as
+    /// well.
+    pub fn forget(&mut self, path: &Path) -> Result<()> {
+        self.files.retain(|entry| entry.path != path);
+        let files = &self.files;
+        self.installed
+            .retain(|installed| files.iter().any(|entry| entry.owner == installed.owner));
+        self.remove_empty_folders();
+        self.save_or_remove()
+    }
+
+    fn save_or_remove(&mut self) -> Result<()> {
+        self.owed = self.owed();
+        self.save()?;
+        self.remove_if_empty()
+    }
+
+    /// True if nothing of an installation is left.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.owed().is_empty() && self.removal.is_none()
+    }
+
+    /// Removes the record if it has nothing to remember; also one that an earlier process began to
+    /// remove.
+    pub fn remove_if_empty(&self) -> Result<()> {
+        if self.is_empty() {
+            scratch::sweep(Path::new(FOLDER));
+            there_or_not(fs::remove_dir_all(originals()))
+                .with_context(|| format!("remove {}", originals().display()))?;
+            there_or_not(fs::remove_file(KEPT_PATH))
+                .with_context(|| format!("remove {KEPT_PATH}"))?;
+            there_or_not(fs::remove_file(file()))
+                .with_context(|| format!("remove {}", file().display()))?;
+            // the folder may contain files that this record does not list
+            let _ = fs::remove_dir(FOLDER);
+        }
+        Ok(())
+    }
+
+    /// Removes the folders that an install made and that are empty now. A folder with another file
+    /// is in use, and stays.
+    fn remove_empty_folders(&mut self) {
+        let mut stay: Vec<PathBuf> = self
+            .folders
+            .iter()
+            .rev()
+            .filter(|folder| there_or_not(fs::remove_dir(folder)).is_err())
+            .cloned()
+            .collect();
+        stay.reverse();
+        self.folders = stay;
+    }
+
+    fn save(&self) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        change::write(&file(), text.as_bytes(), &Wanted::Present(0o600))
+    }
+}
+
+impl Entry {
+    /// The content that an uninstall restores.
+    pub fn original(&self) -> Result<Option<Content>> {
+        if let Some(target) = &self.original_link {
+            return Ok(Some(Content::Link(target.clone())));
+        }
+        let Some(name) = &self.original else {
+            return Ok(None);
+        };
+        let place = originals().join(name);
+        let bytes = fs::read(&place).with_context(|| {
+            format!(
+                "read {}, which {} was",
+                place.display(),
+                self.path.display()
+            )
+        })?;
+        anyhow::ensure!(
+            hash(&bytes) == *name,
+            "{} is not what was kept there: {} stays as it is",
+            place.display(),
+            self.path.display()
+        );
+        Ok(Some(Content::File(bytes)))
+    }
+
+    /// True if a path still has the content that install wrote.
+    pub fn is_as_written(&self, content: &Content) -> bool {
+        hash_of(content) == self.written
+    }
+}
+
+/// The missing folders above a file, the uppermost first.
+fn missing_above(path: &Path) -> Vec<PathBuf> {
+    let is_missing = |folder: &&Path| {
+        folder
+            .symlink_metadata()
+            .is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
+    let missing = path.ancestors().skip(1).take_while(is_missing);
+    let mut missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+    missing.reverse();
+    missing
+}
+
+fn file() -> PathBuf {
+    Path::new(FOLDER).join("install.json")
+}
+
+fn originals() -> PathBuf {
+    Path::new(FOLDER).join("originals")
+}
+
+fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|error| {
+        if error.kind() == ErrorKind::NotFound {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
+}
+
+fn hash_of(content: &Content) -> String {
+    match content {
+        Content::File(bytes) => hash(bytes),
+        Content::Link(target) => format!("link to {}", target.display()),
+    }
+}
+
+/// SHA-256, as text.
+pub fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_folders_that_an_install_made_and_that_are_empty_go() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("etc/bindguard/config.toml");
+        let made = missing_above(&file);
+        assert_eq!(
+            made,
+            [place.path().join("etc"), place.path().join("etc/bindguard")]
+        );
+        fs::create_dir_all(place.path().join("etc/bindguard")).unwrap();
+        assert_eq!(missing_above(&file), Vec::<PathBuf>::new());
+        let mut record = Record {
+            folders: made.clone(),
+            ..Record::default()
+        };
+        fs::write(place.path().join("etc/another"), "").unwrap();
+        record.remove_empty_folders();
+        assert_eq!(record.folders, made[..1]);
+        fs::remove_file(place.path().join("etc/another")).unwrap();
+        record.remove_empty_folders();
+        assert!(record.folders.is_empty() && place.path().read_dir().unwrap().next().is_none());
+    }
+}

@@ -1,0 +1,85 @@
+//! The commands that activate changed files. A restart is owed, in the record, until its command
+//! succeeds or the daemon that read the former files has ended.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::options::CommonOptions;
+use crate::record::Record;
+use crate::report::InstallReport;
+use crate::restart_slot::RestartSlot;
+use crate::running::wait_until_healthy;
+use crate::search_path;
+
+/// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set. With
+/// `--restart-slot` it runs them only with a slot, which a healthy runtime frees.
+///
+/// # Errors
+/// If a command fails. It stays owed, so print the report before the error.
+pub fn restart(
+    record: &mut Record,
+    report: &mut InstallReport,
+    common: &CommonOptions,
+    slot: Option<&RestartSlot>,
+) -> Result<()> {
+    record
+        .owed()
+        .iter()
+        .for_each(|owed| report.command(Some(&owed.command)));
+    if !common.restart || common.dry_run {
+        return Ok(());
+    }
+    let Some(slot) = slot else {
+        return run_all(record, report);
+    };
+    if report.commands().is_empty() {
+        // an earlier process of this node may have left the slot
+        return after_restart(slot, report);
+    }
+    if let Some(reason) = slot.take()? {
+        report.unfinished(format!("the restart waits for a slot: {reason}"));
+        return Ok(());
+    }
+    if let Err(error) = run_all(record, report).and_then(|()| wait_until_healthy()) {
+        return match slot.fail() {
+            Ok(()) => Err(error),
+            Err(unmarked) => Err(error.context(unmarked)),
+        };
+    }
+    after_restart(slot, report)
+}
+
+fn after_restart(slot: &RestartSlot, report: &mut InstallReport) -> Result<()> {
+    wait_until_healthy()?;
+    if let Some(reason) = slot.free()? {
+        report.unfinished(format!("the slot of this node is not free yet: {reason}"));
+    }
+    Ok(())
+}
+
+fn run_all(record: &mut Record, report: &mut InstallReport) -> Result<()> {
+    for command in report.commands().to_vec() {
+        run(&command).with_context(|| {
+            format!("activate the changes: {command}; run it, or this command again")
+        })?;
+        record.restarted(&command)?;
+    }
+    report.ran_commands();
+    Ok(())
+}
+
+fn run(line: &str) -> Result<()> {
+    let mut words = line.split(' ');
+    let name = words.next().unwrap_or_default();
+    // a pod's PATH is that of its image, and the program is the node's
+    let mut command = Command::new(search_path::find(name).unwrap_or_else(|| name.into()));
+    // an image or a pod may have no /dev/null
+    let status = command
+        .args(words)
+        .stdin(Stdio::inherit())
+        .status()
+        .context("start it")?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! The runtimes that run now, and whether their active configuration names a program.
+//!
+//! A daemon uses the files that it read at its start. So an edited file does not show whether a
+//! program can be removed: the running daemon is queried. Without one, in the root file system of
+//! an image, the files alone decide.
+//!
+//! | daemon | query |
+//! |---|---|
+//! | containerd | `Status` with `verbose` of the CRI: `containerd config dump` would read the files |
+//! | dockerd | `GET /info` |
+//! | CRI-O | `GET /config` on its own socket |
+
+mod cri_status;
+mod daemon;
+mod guarded;
+mod names;
+mod sandboxes;
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bindguard_core::program_names::{AGENT, RUNTIME};
+use bindguard_operator::unix_http;
+
+use super::owner::Owner;
+
+pub use self::daemon::{Daemon, option, sees_processes};
+pub use self::guarded::guarded_runtimes;
+pub use self::sandboxes::{leave_own_sandbox, pods_with_handler};
+
+/// The time in which a restarted runtime has to answer. k3s also starts the kubelet.
+const HEALTHY_TIMEOUT: Duration = Duration::from_secs(120);
+const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(500);
+const DOCKER_SOCKET: &str = "/run/docker.sock";
+const CRIO_SOCKET: &str = "/run/crio/crio.sock";
+
+/// The running daemon that reads the files of a runtime.
+pub fn daemon_of(owner: Owner) -> Option<Daemon> {
+    match owner {
+        Owner::Containerd => containerds().into_iter().next(),
+        Owner::Docker => Daemon::named("dockerd").into_iter().next(),
+        Owner::Crio => Daemon::named("crio").into_iter().next(),
+        Owner::Agent => Daemon::named(AGENT).into_iter().next(),
+        Owner::Podman | Owner::Bindguard => None,
+    }
+}
+
+/// The containerds that serve pods. dockerd starts one for itself, with a file that dockerd writes.
+pub fn containerds() -> Vec<Daemon> {
+    let is_dockers = |daemon: &Daemon| {
+        daemon
+            .config()
+            .is_some_and(|config| config.to_string_lossy().contains("/docker/"))
+    };
+    Daemon::named("containerd")
+        .into_iter()
+        .filter(|daemon| !is_dockers(daemon))
+        .collect()
+}
+
+/// Waits until each containerd, or CRI-O, answers.
+///
+/// # Errors
+/// If that does not happen within the time limit, or none of them runs.
+pub fn wait_until_healthy() -> Result<()> {
+    let start = Instant::now();
+    while let Err(error) = check_health() {
+        if start.elapsed() > HEALTHY_TIMEOUT {
+            return Err(error.context("wait for the runtime after its restart"));
+        }
+        thread::sleep(HEALTH_POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+fn check_health() -> Result<()> {
+    let containerds = containerds();
+    for containerd in &containerds {
+        cri_status::active_config(containerd)?;
+    }
+    match Daemon::named("crio").is_empty() {
+        false => crio_config().map(drop),
+        true if containerds.is_empty() => bail!("neither containerd nor CRI-O runs"),
+        true => Ok(()),
+    }
+}
+
+/// True if a daemon runs that only root can inspect.
+pub fn is_hidden(name: &str) -> bool {
+    Daemon::is_hidden(name)
+}
+
+/// The running daemons whose active configuration names this program.
+///
+/// # Errors
+/// If a daemon runs and does not report its configuration.
+pub fn daemons_that_name(program: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for containerd in containerds() {
+        let config = cri_status::active_config(&containerd).with_context(|| {
+            format!(
+                "read the active configuration of containerd, process {}",
+                containerd.pid
+            )
+        })?;
+        found.extend(
+            config
+                .filter(|config| names::json_names(config, program))
+                .map(|_| "containerd".to_owned()),
+        );
+    }
+    for dockerd in Daemon::named("dockerd") {
+        let info = docker_info().with_context(|| {
+            format!(
+                "read the active configuration of dockerd, process {}",
+                dockerd.pid
+            )
+        })?;
+        found.extend(names::json_names(&info, program).then(|| "dockerd".to_owned()));
+    }
+    for crio in Daemon::named("crio") {
+        let config = crio_config().with_context(|| {
+            format!(
+                "read the active configuration of CRI-O, process {}",
+                crio.pid
+            )
+        })?;
+        found.extend(
+            names::toml_names(&toml::Value::Table(config), program).then(|| "crio".to_owned()),
+        );
+    }
+    Ok(found)
+}
+
+/// The command with which dockerd reads its file again.
+pub const DOCKER_RELOAD: &str = "systemctl reload docker";
+
+/// True if the running daemon uses its file as it is now, without a restart: dockerd was reloaded.
+pub fn is_reloaded(owner: Owner, command: &str) -> bool {
+    owner == Owner::Docker && command == DOCKER_RELOAD && knows_bindguard().unwrap_or_default()
+}
+
+/// True if the running dockerd has a runtime of bindguard's name.
+fn knows_bindguard() -> Result<bool> {
+    let info = docker_info()?;
+    let runtimes = info.get("Runtimes").and_then(serde_json::Value::as_object);
+    Ok(runtimes.is_some_and(|runtimes| runtimes.contains_key(RUNTIME)))
+}
+
+fn crio_config() -> Result<toml::Table> {
+    let socket = socket_option("crio", &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
+    let text = unix_http::get(&socket, "/config")?;
+    toml::from_str(&text).context("read CRI-O's answer as TOML")
+}
+
+fn docker_info() -> Result<serde_json::Value> {
+    let named = socket_option("dockerd", &["host", "H"]);
+    let usual = [
+        PathBuf::from(DOCKER_SOCKET),
+        Path::new("/var").join(&DOCKER_SOCKET[1..]),
+    ];
+    let present = || {
+        usual
+            .iter()
+            .find(|socket| socket.symlink_metadata().is_ok())
+            .cloned()
+    };
+    let socket = named
+        .or_else(present)
+        .unwrap_or_else(|| DOCKER_SOCKET.into());
+    serde_json::from_str(&unix_http::get(&socket, "/info")?)
+        .context("read dockerd's answer as JSON")
+}
+
+/// The unix socket that an option of a running daemon names, as a path or as a URL.
+fn socket_option(daemon: &str, names: &[&str]) -> Option<PathBuf> {
+    let daemon = Daemon::named(daemon).into_iter().next()?;
+    let value = option(&daemon.arguments(), names)?;
+    let path = value.strip_prefix("unix://").unwrap_or(&value);
+    path.starts_with('/').then(|| PathBuf::from(path))
+}

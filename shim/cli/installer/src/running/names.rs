@@ -1,0 +1,110 @@
+//! Finds a program's name anywhere in a configuration.
+//!
+//! Each runtime has its own keys for paths, and versions add more. A value is enough: the path
+//! itself, another path to the same file, or the `runtime_type` by which containerd finds the shim.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
+
+use crate::search_path;
+
+/// True if a string in this JSON names the program.
+pub fn json_names(value: &serde_json::Value, program: &Path) -> bool {
+    match value {
+        serde_json::Value::String(text) => is_named(text, program),
+        serde_json::Value::Array(items) => items.iter().any(|item| json_names(item, program)),
+        serde_json::Value::Object(members) => {
+            members.values().any(|member| json_names(member, program))
+        }
+        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {
+            false
+        }
+    }
+}
+
+/// True if a string in this TOML names the program.
+pub fn toml_names(value: &toml::Value, program: &Path) -> bool {
+    match value {
+        toml::Value::String(text) => is_named(text, program),
+        toml::Value::Array(items) => items.iter().any(|item| toml_names(item, program)),
+        toml::Value::Table(table) => table.iter().any(|(_, item)| toml_names(item, program)),
+        toml::Value::Integer(_)
+        | toml::Value::Float(_)
+        | toml::Value::Boolean(_)
+        | toml::Value::Datetime(_) => false,
+    }
+}
+
+fn is_named(text: &str, program: &Path) -> bool {
+    let named = Path::new(text);
+    named == program
+        || text == SHIM_RUNTIME_TYPE
+            && is_found_by_type(program, search_path::find(SHIM).as_deref())
+        || named.is_absolute()
+            && named.file_name() == program.file_name()
+            && is_same_file(named, program)
+}
+
+/// True if containerd may find this program by the shim's type. containerd searches its own `PATH`;
+/// where that search cannot be repeated, every installed shim counts as found.
+fn is_found_by_type(program: &Path, found: Option<&Path>) -> bool {
+    program.file_name().is_some_and(|name| name == SHIM)
+        && found.is_none_or(|found| is_same_file(found, program))
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        fs::metadata(path)
+            .ok()
+            .map(|found| (found.dev(), found.ino()))
+    };
+    identity(one).is_some_and(|found| identity(other) == Some(found))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn a_path_another_path_to_it_and_the_type_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join(SHIM), folder.path().join("link"));
+        fs::write(&real, "").unwrap();
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        let in_link = link.join(SHIM);
+        for text in [real.to_str().unwrap(), in_link.to_str().unwrap()] {
+            assert!(
+                json_names(
+                    &serde_json::json!({ "runtimes": [{ "x": { "runtimePath": text } }] }),
+                    &real
+                ),
+                "{text}"
+            );
+            assert!(
+                toml_names(&toml::Value::Array(vec![text.into()]), &real),
+                "{text}"
+            );
+        }
+        for text in [
+            "/usr/bin/runc",
+            "/elsewhere/containerd-shim-bindguard-v2",
+            "containerd-shim-runc-v2",
+            "",
+        ] {
+            assert!(!json_names(&serde_json::json!([text]), &real), "{text}");
+        }
+        let other = folder.path().join("other");
+        fs::write(&other, "").unwrap();
+        assert!(is_found_by_type(&real, None) && is_found_by_type(&real, Some(&in_link)));
+        assert!(!is_found_by_type(&real, Some(&other)), "another version");
+        assert!(!is_found_by_type(
+            Path::new("/usr/local/bin/bindguard-runtime"),
+            None
+        ));
+    }
+}

@@ -1,0 +1,63 @@
+//! The node agent as a service of systemd: the unit, and the link that starts the service at boot.
+//!
+//! `systemctl enable` would make the same link. It is made here, so that it also works in the root
+//! of an image, and so that `uninstall` knows it.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::change::Change;
+use crate::plan::{InstallOptions, TargetPlan};
+
+const UNIT: &str = include_str!("../../../../../config/systemd/bindguard-agent.service");
+const OWN_UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
+const ENABLED: &str = "/etc/systemd/system/multi-user.target.wants/bindguard-agent.service";
+/// The units of a package.
+const PACKAGED: [&str; 2] = [
+    "/usr/lib/systemd/system/bindguard-agent.service",
+    "/lib/systemd/system/bindguard-agent.service",
+];
+/// The folder of the program in the unit as it is shipped.
+const SHIPPED_PREFIX: &str = "/usr/local/bin/";
+
+/// Makes systemd read a new unit.
+pub const RELOAD: &str = "systemctl daemon-reload";
+/// The command after which the agent runs with its unit and its program of now.
+pub const RESTART: &str = "systemctl restart bindguard-agent";
+/// The command after which no process runs the agent's program.
+pub const STOP: &str = "systemctl stop bindguard-agent";
+
+/// Plans the unit, unless a package has one, and the link.
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
+    let packaged = PACKAGED
+        .iter()
+        .map(Path::new)
+        .find(|unit| unit.symlink_metadata().is_ok());
+    let mut changes = Vec::new();
+    if packaged.is_none() {
+        let text = UNIT.replace(SHIPPED_PREFIX, &format!("{}/", options.prefix.display()));
+        let text = text
+            .lines()
+            .filter(|line| !line.starts_with("# The node agent"))
+            .map(|line| format!("{line}\n"));
+        let text = format!(
+            "# The node agent of bindguard, written by `bindguard install --agent`\n{}",
+            text.collect::<String>()
+        );
+        changes.push(Change::of(
+            Path::new(OWN_UNIT),
+            Some(text.into_bytes()),
+            0o644,
+        )?);
+    }
+    changes.push(Change::link(
+        Path::new(ENABLED),
+        packaged.unwrap_or(Path::new(OWN_UNIT)),
+    )?);
+    Ok(TargetPlan {
+        changes,
+        command: Some(RESTART.to_owned()),
+        ..TargetPlan::default()
+    })
+}

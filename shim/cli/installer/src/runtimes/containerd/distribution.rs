@@ -1,0 +1,289 @@
+//! The Kubernetes distribution of a node: who writes containerd's files there, and what that means
+//! for an installation.
+//!
+//! docs/distributions.md is the operator's table of this.
+
+use std::fs;
+use std::path::Path;
+
+use bindguard_core::program_names::{RUNTIME, SHIM};
+
+/// A distribution that keeps containerd's files in its own way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Distribution {
+    /// containerd's own layout: Debian, Ubuntu, kubeadm, AKS, kind.
+    Plain,
+    /// k3s: generates config.toml from a template at each start.
+    K3s,
+    /// RKE2: as k3s.
+    Rke2,
+    /// MicroK8s: generates containerd.toml from a template at each start.
+    Microk8s,
+    /// k0s: merges the files of a folder at each start.
+    K0s,
+    /// Talos: read-only, configured by its machine config.
+    Talos,
+    /// Bottlerocket: read-only, configured by its settings.
+    Bottlerocket,
+    /// Flatcar: a read-only default file.
+    Flatcar,
+    /// Amazon Linux 2023 for EKS: nodeadm writes config.toml at each boot.
+    EksAl2023,
+    /// Google's Container-Optimized OS.
+    GkeCos,
+}
+
+impl Distribution {
+    /// The distribution of the node, by the file that its containerd reads, and by os-release(5).
+    pub fn of(root: &Path, config: &Path) -> Self {
+        let text = config.to_string_lossy();
+        let release = OsRelease::read(root);
+        match release.id.as_str() {
+            _ if text.contains("/k3s/agent/etc/containerd/") => Self::K3s,
+            _ if text.contains("/rke2/agent/etc/containerd/") => Self::Rke2,
+            _ if text.starts_with("/var/snap/microk8s/") => Self::Microk8s,
+            _ if text.starts_with("/etc/k0s/") || text.starts_with("/run/k0s/") => Self::K0s,
+            "talos" => Self::Talos,
+            "bottlerocket" => Self::Bottlerocket,
+            "flatcar" if text.starts_with("/usr/share/") => Self::Flatcar,
+            "amzn"
+                if release.version == "2023" && root.join("etc/eks").symlink_metadata().is_ok() =>
+            {
+                Self::EksAl2023
+            }
+            "cos" => Self::GkeCos,
+            _ => Self::Plain,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain containerd",
+            Self::K3s => "k3s",
+            Self::Rke2 => "RKE2",
+            Self::Microk8s => "MicroK8s",
+            Self::K0s => "k0s",
+            Self::Talos => "Talos",
+            Self::Bottlerocket => "Bottlerocket",
+            Self::Flatcar => "Flatcar",
+            Self::EksAl2023 => "EKS on Amazon Linux 2023",
+            Self::GkeCos => "GKE on Container-Optimized OS",
+        }
+    }
+
+    /// The services that may start the distribution's containerd, the most likely first.
+    pub fn services(self) -> &'static [&'static str] {
+        match self {
+            Self::K3s => &["k3s-agent", "k3s"],
+            Self::Rke2 => &["rke2-agent", "rke2-server"],
+            Self::Microk8s => &["snap.microk8s.daemon-containerd"],
+            Self::K0s => &["k0sworker", "k0scontroller"],
+            Self::Plain
+            | Self::Talos
+            | Self::Bottlerocket
+            | Self::Flatcar
+            | Self::EksAl2023
+            | Self::GkeCos => &["containerd"],
+        }
+    }
+
+    /// Why an edit of its files would not last, and what to do instead. `None` if `install` can do
+    /// it.
+    pub fn instruction(self) -> Option<Instruction> {
+        let (why, advice) = match self {
+            Self::Talos => (
+                "it has a read-only root and configures containerd from its machine config",
+                TALOS,
+            ),
+            Self::Bottlerocket => (
+                "it has a read-only root, and mounts /etc/containerd noexec from memory",
+                BOTTLEROCKET,
+            ),
+            Self::Flatcar => ("its containerd reads a file on the read-only /usr", FLATCAR),
+            Self::GkeCos => ("GKE creates the node's files and recreates its nodes", COS),
+            // the instruction depends on the file that nodeadm wrote: `node_config`
+            Self::EksAl2023 => return None,
+            Self::Plain | Self::K3s | Self::Rke2 | Self::Microk8s | Self::K0s => return None,
+        };
+        let fill = |text: &str| text.replace("RUNTIME", RUNTIME).replace("SHIM", SHIM);
+        Some(Instruction {
+            why,
+            advice: fill(advice),
+        })
+    }
+}
+
+/// The instruction for EKS, whose nodeadm merges a fragment of the user data into containerd's
+/// file. The fragment has the plugin's name of that file's version, and every option of the runtime
+/// that nodeadm chose for the node.
+pub fn node_config(fragment: &str, prefix: &Path, file: &Path) -> Instruction {
+    let lines = fragment.trim().lines().map(|line| {
+        if line.is_empty() {
+            String::new()
+        } else {
+            format!("      {line}")
+        }
+    });
+    let lines: Vec<String> = lines.collect();
+    let advice = EKS
+        .replace("PREFIX", &prefix.display().to_string())
+        .replace("FILE", &file.display().to_string());
+    Instruction {
+        why: "nodeadm writes containerd's file at each boot",
+        advice: advice.replace("FRAGMENT", &lines.join("\n")),
+    }
+}
+
+/// The operator's own steps where `install` edits no file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instruction {
+    /// Why `install` does not.
+    pub why: &'static str,
+    /// The fragment, or the steps.
+    pub advice: String,
+}
+
+const TALOS: &str = r#"# Build a system extension with the programs in /usr/local/bin, and apply this patch of the machine config:
+machine:
+  files:
+    - path: /etc/cri/conf.d/20-customization.part
+      op: create
+      content: |
+        [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.RUNTIME]
+          runtime_type = "io.containerd.runc.v2"
+          runtime_path = "/usr/local/bin/SHIM"
+          [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.RUNTIME.options]
+            SystemdCgroup = true
+"#;
+
+const BOTTLEROCKET: &str = r#"# Build the node image with the programs in /usr/bin, and with this in its template of containerd's config:
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.RUNTIME]
+  runtime_type = "io.containerd.runc.v2"
+  runtime_path = "/usr/bin/SHIM"
+  base_runtime_spec = "/etc/containerd/cri-base.json"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.RUNTIME.options]
+    SystemdCgroup = true
+"#;
+
+const FLATCAR: &str = r#"# Give containerd a file that can be edited, then run `bindguard install` again:
+mkdir -p /etc/containerd /etc/systemd/system/containerd.service.d
+cp /usr/share/containerd/config.toml /etc/containerd/config.toml
+printf '[Service]\nEnvironment=CONTAINERD_CONFIG=/etc/containerd/config.toml\nExecStart=\nExecStart=/usr/bin/containerd --config /etc/containerd/config.toml\n' > /etc/systemd/system/containerd.service.d/10-config.conf
+systemctl daemon-reload
+systemctl restart containerd
+"#;
+
+const EKS: &str = r#"# Add this to the node's user data, with the programs in PREFIX of the node image:
+apiVersion: node.eks.aws/v1alpha1
+kind: NodeConfig
+spec:
+  containerd:
+    config: |
+FRAGMENT
+# To edit the file until the next boot: bindguard install --containerd-config FILE
+"#;
+
+const COS: &str = r#"# GKE supports no further runtime on these nodes. Use a node pool with Ubuntu nodes (`--image-type UBUNTU_CONTAINERD`).
+"#;
+
+/// Two values of os-release(5).
+struct OsRelease {
+    id: String,
+    version: String,
+}
+
+impl OsRelease {
+    fn read(root: &Path) -> Self {
+        let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+        let text = read("etc/os-release")
+            .or_else(|| read("usr/lib/os-release"))
+            .unwrap_or_default();
+        let value = |key: &str| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+            line.unwrap_or_default()
+                .trim_matches(['"', '\''])
+                .to_owned()
+        };
+        Self {
+            id: value("ID"),
+            version: value("VERSION_ID"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    fn with(release: &str, config: &str) -> Distribution {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("etc/eks")).unwrap();
+        fs::write(root.path().join("etc/os-release"), release).unwrap();
+        Distribution::of(root.path(), Path::new(config))
+    }
+
+    #[test]
+    fn each_distribution_is_detected() {
+        let usual = "/etc/containerd/config.toml";
+        for (release, config, expected) in [
+            ("ID=debian\n", usual, Distribution::Plain),
+            (
+                "ID=ubuntu\n",
+                "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+                Distribution::K3s,
+            ),
+            (
+                "ID=ubuntu\n",
+                "/data/rke2/agent/etc/containerd/config.toml",
+                Distribution::Rke2,
+            ),
+            (
+                "ID=ubuntu\n",
+                "/var/snap/microk8s/6641/args/containerd.toml",
+                Distribution::Microk8s,
+            ),
+            ("ID=debian\n", "/etc/k0s/containerd.toml", Distribution::K0s),
+            ("NAME=\"Talos\"\nID=talos\n", usual, Distribution::Talos),
+            ("ID=bottlerocket\n", usual, Distribution::Bottlerocket),
+            (
+                "ID=flatcar\n",
+                "/usr/share/containerd/config.toml",
+                Distribution::Flatcar,
+            ),
+            ("ID=flatcar\n", usual, Distribution::Plain),
+            (
+                "ID=\"amzn\"\nVERSION_ID=\"2023\"\n",
+                usual,
+                Distribution::EksAl2023,
+            ),
+            (
+                "ID=\"amzn\"\nVERSION_ID=\"2\"\n",
+                usual,
+                Distribution::Plain,
+            ),
+            ("ID=cos\n", usual, Distribution::GkeCos),
+        ] {
+            assert_eq!(with(release, config), expected, "{release} with {config}");
+        }
+    }
+
+    #[test]
+    fn every_fragment_names_the_runtime_and_the_shim() {
+        for distribution in [Distribution::Talos, Distribution::Bottlerocket] {
+            let advice = distribution.instruction().unwrap().advice;
+            assert!(
+                advice.contains("containerd.runtimes.bindguard]"),
+                "{advice}"
+            );
+            assert!(
+                advice.contains("/containerd-shim-bindguard-v2\""),
+                "{advice}"
+            );
+        }
+    }
+}

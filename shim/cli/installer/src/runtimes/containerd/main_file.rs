@@ -1,0 +1,244 @@
+//! containerd's main file without bindguard, read and parsed, and the files that it imports.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use toml_edit::{Array, Document, Item};
+
+use super::effective::Effective;
+use super::former::{FormerTexts, Import};
+use super::places;
+use super::program::Containerd;
+use crate::toml_text::{Place, parse, with_root_value};
+
+/// The main file.
+pub struct MainFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its text without bindguard; at least a version.
+    pub text: String,
+    /// The place of runtimes in this version of the file.
+    pub place: Place,
+    /// The CRI plugin's section in this version.
+    pub plugin: &'static str,
+    /// 2, 3 or 4.
+    pub version: i64,
+    /// The files that it imports, in order, without bindguard.
+    pub imports: Vec<Import>,
+}
+
+impl MainFile {
+    /// Reads the main file. An empty or missing one gets the newest version that every containerd
+    /// of its generation reads.
+    pub fn read(path: &Path, containerd: &Containerd, former: &FormerTexts<'_>) -> Result<Self> {
+        let newest = if containerd.version() < (2, 0) { 2 } else { 3 };
+        let mut text = former.of(path)?.unwrap_or_default();
+        if parse(&text)
+            .with_context(|| format!("parse {}", path.display()))?
+            .is_empty()
+        {
+            text = format!("{text}version = {newest}\n");
+        }
+        let document = parse(&text)?;
+        ensure!(
+            !names_in(&document, "disabled_plugins")
+                .iter()
+                .any(|plugin| plugin == "cri" || plugin.contains(".cri")),
+            "{} disables the CRI plugin: no pods run on this containerd",
+            path.display()
+        );
+        let version = document
+            .get("version")
+            .and_then(Item::as_integer)
+            .unwrap_or_default();
+        let Some((place, plugin)) = section_of(version) else {
+            bail!(
+                "{} is not of version 2, 3 or 4: move it there first, containerd config migrate shows how",
+                path.display()
+            );
+        };
+        let mut main = Self {
+            path: path.to_owned(),
+            text,
+            place,
+            plugin,
+            version,
+            imports: Vec::new(),
+        };
+        main.imports = main.imports_without_bindguard(containerd, former)?;
+        Ok(main)
+    }
+
+    /// The files that a main file's text imports, as they are now.
+    pub fn imports_of(path: &Path, text: &str) -> Result<Vec<PathBuf>> {
+        let files = patterns(path, text)?
+            .into_iter()
+            .flat_map(|pattern| expanded(&pattern));
+        Ok(files.filter(|file| file != path).collect())
+    }
+
+    /// The folders of the imports of the form `FOLDER/*.toml`.
+    pub fn drop_in_folders(&self) -> Result<Vec<PathBuf>> {
+        let is_folder =
+            |pattern: &PathBuf| pattern.file_name().is_some_and(|name| name == "*.toml");
+        let folders = patterns(&self.path, &self.text)?
+            .into_iter()
+            .filter(is_folder);
+        Ok(folders
+            .filter_map(|pattern| pattern.parent().map(Path::to_owned))
+            .collect())
+    }
+
+    /// The effective configuration with another main text.
+    pub fn effective_with(&self, containerd: &Containerd, text: &str) -> Result<Effective> {
+        let read: Vec<PathBuf> = self
+            .imports
+            .iter()
+            .map(|import| import.read.clone())
+            .collect();
+        containerd.effective(&self.path, &with_imports(text, &read)?)
+    }
+
+    /// The effective configuration with `copy` in the place of an import, which may be a new file.
+    pub fn effective_with_import(
+        &self,
+        containerd: &Containerd,
+        path: &Path,
+        copy: PathBuf,
+    ) -> Result<Effective> {
+        let mut imports = self.imports.clone();
+        let is_before =
+            |import: &Import| import.path.parent() == path.parent() && import.path.as_path() < path;
+        match imports.iter_mut().find(|import| import.path == path) {
+            Some(import) => import.read = copy,
+            None => {
+                let at = imports
+                    .iter()
+                    .rposition(is_before)
+                    .map_or(imports.len(), |at| at + 1);
+                imports.insert(
+                    at,
+                    Import {
+                        path: path.to_owned(),
+                        read: copy,
+                    },
+                );
+            }
+        }
+        let read: Vec<PathBuf> = imports.into_iter().map(|import| import.read).collect();
+        containerd.effective(&self.path, &with_imports(&self.text, &read)?)
+    }
+
+    fn imports_without_bindguard(
+        &self,
+        containerd: &Containerd,
+        former: &FormerTexts<'_>,
+    ) -> Result<Vec<Import>> {
+        let mut imports = Vec::new();
+        for path in Self::imports_of(&self.path, &self.text)? {
+            if !former.is_changed(&path)? {
+                imports.push(Import {
+                    read: path.clone(),
+                    path,
+                });
+            } else if let Some(text) = former.of(&path)? {
+                imports.push(Import {
+                    read: containerd.trial_file(&text)?,
+                    path,
+                });
+            }
+        }
+        Ok(imports)
+    }
+}
+
+/// The place of runtimes and the CRI plugin's name in a version of the file.
+fn section_of(version: i64) -> Option<(Place, &'static str)> {
+    let [v2, v3] = places();
+    match version {
+        2 => Some((v2, "io.containerd.grpc.v1.cri")),
+        // version 4, of containerd 2.3 and newer, moves the sections of servers, and not those of
+        // the CRI
+        3 | 4 => Some((v3, "io.containerd.cri.v1.runtime")),
+        _ => None,
+    }
+}
+
+/// The text with these imports, if it has imports. A trial lies in another folder, so none is
+/// relative.
+pub fn with_imports(text: &str, imports: &[PathBuf]) -> Result<String> {
+    if imports.is_empty() && parse(text)?.get("imports").is_none() {
+        return Ok(text.to_owned());
+    }
+    let list = imports
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Array>();
+    Ok(with_root_value(
+        text,
+        "imports",
+        toml_edit::Value::from(list).to_string().trim(),
+    )?)
+}
+
+fn patterns(path: &Path, text: &str) -> Result<Vec<PathBuf>> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let document = parse(text).with_context(|| format!("parse {}", path.display()))?;
+    Ok(names_in(&document, "imports")
+        .iter()
+        .map(|pattern| folder.join(pattern))
+        .collect())
+}
+
+fn names_in(document: &Document<&str>, key: &str) -> Vec<String> {
+    let array = document.get(key).and_then(Item::as_array);
+    array
+        .into_iter()
+        .flatten()
+        .filter_map(|name| name.as_str().map(str::to_owned))
+        .collect()
+}
+
+/// A path, or the files that match the `*` in its last part.
+fn expanded(pattern: &Path) -> Vec<PathBuf> {
+    let name = pattern
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let Some((start, end)) = name.split_once('*') else {
+        return vec![pattern.to_owned()];
+    };
+    let entries = pattern
+        .parent()
+        .and_then(|folder| folder.read_dir().ok())
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.retain(|path| {
+        path.file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| {
+                !name.starts_with('.') && name.starts_with(start) && name.ends_with(end)
+            })
+    });
+    files.sort();
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `cmd/containerd/server/config/config.go` of containerd v2.3.4.
+    #[test]
+    fn version_4_has_the_runtimes_of_version_3() {
+        assert_eq!(section_of(4), section_of(3));
+        assert!(section_of(2).is_some() && section_of(2) != section_of(3));
+        assert_eq!(
+            (section_of(0), section_of(1), section_of(5)),
+            (None, None, None)
+        );
+    }
+}

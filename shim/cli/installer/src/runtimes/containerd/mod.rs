@@ -1,0 +1,371 @@
+//! containerd's configuration: a runtime handler `bindguard`, and on request the default one.
+//!
+//! ```text
+//! layout ──► distribution ──► the file to change ──► trial with `containerd config dump` ──► changes
+//! ```
+//!
+//! The file to edit is found by trial ([`edit`]): an edit is right if `containerd config dump`
+//! shows the intended change and nothing else ([`effective`]). This module writes no permanent
+//! file.
+
+mod distribution;
+mod edit;
+mod effective;
+mod former;
+mod handler;
+mod layout;
+mod main_file;
+mod program;
+mod template;
+mod unit;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use bindguard_core::program_names::RUNTIME;
+use bindguard_operator::terminal::print_text;
+
+use self::distribution::{Distribution, Instruction, node_config};
+use self::edit::{DROP_IN, Edited, Trial};
+use self::effective::{Effective, Meant};
+use self::former::FormerTexts;
+use self::handler::{Handler, HandlerKind, as_item};
+use self::layout::Layout;
+use self::main_file::{MainFile, with_imports};
+use self::program::Containerd;
+use crate::change::{self, Change};
+use crate::owner::Owner;
+use crate::plan::{InstallOptions, TargetPlan};
+use crate::record::{self, Record};
+use crate::search_path;
+use crate::toml_text::Place;
+
+/// k0s merges this folder's files into a file that k0s' containerd imports.
+const K0S_FOLDER: &str = "/etc/k0s/containerd.d";
+/// The line by which k0s recognizes a main file of its own.
+const K0S_MANAGED: &str = "k0s_managed=true";
+
+/// Plans the changes to containerd's files, from any state in which an earlier install left them.
+pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
+    let layout = Layout::detect(options.containerd_config.as_deref())?;
+    let inputs = inputs(&layout, options, record)?;
+    if let Some(verified) = record
+        .verified(Owner::Containerd)
+        .filter(|verified| verified.inputs == inputs)
+    {
+        return Ok(TargetPlan {
+            command: Some(layout.restart),
+            notes: verified.notes.clone(),
+            needs_runtime: verified.needs_runtime.clone(),
+            ..TargetPlan::default()
+        });
+    }
+    let mut plan = TargetPlan {
+        command: Some(layout.restart.clone()),
+        ..TargetPlan::default()
+    };
+    if options.containerd_config.is_none() {
+        refuse_foreign_files(&layout)?;
+    }
+    if let Some(read) = &layout.unread {
+        let (named, read) = (layout.config.display(), read.display());
+        plan.notes
+            .push(format!("the running containerd reads {read}, not {named}"));
+    }
+    let containerd = Containerd::locate(options.containerd.as_deref(), layout.program.as_deref())?;
+    let former = FormerTexts(record);
+    let main = MainFile::read(&layout.config, &containerd, &former)?;
+    let before = main.effective_with(&containerd, &main.text)?;
+    let (base, handler) = wanted(&before, &containerd, options)?;
+    let meant = Meant {
+        handler: handler.table.clone(),
+        default: options.default.then(|| RUNTIME.to_owned()),
+    };
+    let trial = Trial {
+        containerd: &containerd,
+        main: &main,
+        former: &former,
+        before: &before,
+        meant: &meant,
+    };
+    if !trial.is_done(&effective_now(&layout, &containerd, &main, &before)?) {
+        if layout.distribution == Distribution::EksAl2023 && options.containerd_config.is_none() {
+            refuse(
+                Distribution::EksAl2023,
+                &instruction_for_eks(&trial, options)?,
+            )?;
+        }
+        plan.changes = changes(layout.distribution, &trial, record)?;
+    }
+    plan.needs_runtime = handler.needs_runtime;
+    if !handler.lost.is_empty() {
+        let lost = handler.lost.join(", ");
+        plan.notes.push(format!(
+            "containerd 1.6 does not hand these options of {base} to another shim: {lost}; with --wrapper they stay"
+        ));
+    }
+    Ok(plan)
+}
+
+/// All inputs of a plan. If they equal the recorded inputs of the last finished plan, nothing is to
+/// do, and containerd need not run.
+pub fn inputs(layout: &Layout, options: &InstallOptions, record: &Record) -> Result<String> {
+    let program = options
+        .containerd
+        .as_deref()
+        .or(layout.program.as_deref())
+        .map(Path::to_owned);
+    let program = program.or_else(|| search_path::find("containerd"));
+    let identity = program
+        .as_deref()
+        .and_then(|program| fs::metadata(program).ok());
+    let identity = identity.map(|found| {
+        (
+            found.dev(),
+            found.ino(),
+            found.size(),
+            found.mtime(),
+            found.mtime_nsec(),
+        )
+    });
+    let main = change::read(&layout.config)?.unwrap_or_default();
+    let imports = String::from_utf8(main).map_or(Ok(Vec::new()), |text| {
+        MainFile::imports_of(&layout.config, &text)
+    });
+    let edited = record
+        .files()
+        .iter()
+        .filter(|entry| entry.owner == Owner::Containerd)
+        .map(|entry| entry.path.clone());
+    let files = [layout.config.clone()]
+        .into_iter()
+        .chain(imports.unwrap_or_default())
+        .chain(edited);
+    let mut texts = vec![format!(
+        "{} {options:?} {layout:?} {program:?} {identity:?}",
+        env!("CARGO_PKG_VERSION")
+    )];
+    for file in files {
+        texts.push(format!(
+            "{} {:?}",
+            file.display(),
+            change::read(&file)?.as_deref().map(record::hash)
+        ));
+    }
+    Ok(record::hash(texts.join("\n").as_bytes()))
+}
+
+/// The inputs of the next plan, if nothing changes until then.
+pub fn inputs_now(options: &InstallOptions, record: &Record) -> Result<String> {
+    inputs(
+        &Layout::detect(options.containerd_config.as_deref())?,
+        options,
+        record,
+    )
+}
+
+/// The effect of the files as they are, bindguard in them included.
+fn effective_now(
+    layout: &Layout,
+    containerd: &Containerd,
+    main: &MainFile,
+    before: &Effective,
+) -> Result<Effective> {
+    let Some(bytes) = change::read(&layout.config)?.filter(|bytes| !bytes.is_empty()) else {
+        return Ok(before.clone());
+    };
+    let text =
+        String::from_utf8(bytes).with_context(|| format!("read {}", layout.config.display()))?;
+    let imports: Vec<PathBuf> = MainFile::imports_of(&layout.config, &text)?;
+    let is_same = text == main.text
+        && main
+            .imports
+            .iter()
+            .map(|import| &import.read)
+            .eq(imports.iter());
+    if is_same {
+        Ok(before.clone())
+    } else {
+        containerd.effective(&layout.config, &with_imports(&text, &imports)?)
+    }
+}
+
+/// The changes: the file to edit, and the files of earlier installs that become what they were.
+fn changes(distribution: Distribution, trial: &Trial<'_>, record: &Record) -> Result<Vec<Change>> {
+    let (path, text) = edited(distribution, trial)?;
+    let mut changes = vec![Change::of(&path, Some(text.into_bytes()), 0o644)?];
+    for entry in record
+        .files()
+        .iter()
+        .filter(|entry| entry.owner == Owner::Containerd)
+    {
+        if entry.path != changes[0].path && change::content(&entry.path)?.is_some() {
+            changes.push(Change::of(
+                &entry.path,
+                trial.former.of(&entry.path)?.map(String::into_bytes),
+                0o644,
+            )?);
+        }
+    }
+    Ok(changes)
+}
+
+/// Every file in which an installation may have put an entry.
+pub fn files() -> Vec<PathBuf> {
+    let Ok(layout) = Layout::detect(None) else {
+        return Vec::new();
+    };
+    let text = fs::read_to_string(&layout.config).unwrap_or_default();
+    let imports = MainFile::imports_of(&layout.config, &text).unwrap_or_default();
+    let edited = match layout.distribution {
+        // the main file is generated from these
+        Distribution::K3s | Distribution::Rke2 => template::k3s_templates(&layout.config).to_vec(),
+        Distribution::Microk8s => vec![PathBuf::from(template::MICROK8S)],
+        Distribution::K0s => vec![Path::new(K0S_FOLDER).join(DROP_IN)],
+        _ => vec![layout.config],
+    };
+    let mut files: Vec<PathBuf> = edited.into_iter().chain(imports).collect();
+    files.sort();
+    files.dedup();
+    files
+}
+
+/// The command after which containerd reads its files again.
+pub fn restart_command() -> Option<String> {
+    Layout::detect(None).ok().map(|layout| layout.restart)
+}
+
+/// The folder of the file that containerd reads.
+pub fn folder() -> Option<PathBuf> {
+    Layout::detect(None)
+        .ok()?
+        .config
+        .parent()
+        .map(Path::to_owned)
+}
+
+/// The text without the handler; `original` has the earlier default.
+pub fn cleaned(text: &str, original: &str) -> Result<String> {
+    if let Some(text) = template::without_block(text) {
+        return Ok(text);
+    }
+    let without = |text: String, place: &Place| place.without_runtime(&text, RUNTIME, original);
+    Ok(places().iter().try_fold(text.to_owned(), without)?)
+}
+
+/// The tables of runtimes in version 2 and version 3 of the file. Cleaning a text uses both.
+fn places() -> [Place; 2] {
+    ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"].map(|plugin| {
+        let at = |key| ["plugins", plugin, "containerd", key];
+        Place::new(&at("runtimes"), &at("default_runtime_name"))
+    })
+}
+
+/// Prints the operator's own steps and fails if an edit would not last.
+fn refuse_foreign_files(layout: &Layout) -> Result<()> {
+    layout
+        .distribution
+        .instruction()
+        .map_or(Ok(()), |instruction| {
+            refuse(layout.distribution, &instruction)
+        })
+}
+
+fn refuse(distribution: Distribution, instruction: &Instruction) -> Result<()> {
+    print_text(&instruction.advice)?;
+    bail!(
+        "edit containerd's files on {}: {}; see the lines above",
+        distribution.name(),
+        instruction.why
+    )
+}
+
+fn instruction_for_eks(trial: &Trial<'_>, options: &InstallOptions) -> Result<Instruction> {
+    let mut fragment =
+        trial
+            .main
+            .place
+            .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
+    if let Some(default) = &trial.meant.default {
+        fragment = trial.main.place.with_default(&fragment, default)?;
+    }
+    Ok(node_config(&fragment, &options.prefix, &trial.main.path))
+}
+
+/// The file to change and its new text: the first candidate with which containerd reads what is
+/// meant.
+fn edited(distribution: Distribution, trial: &Trial<'_>) -> Result<Edited> {
+    match distribution {
+        Distribution::K3s | Distribution::Rke2 => match trial.drop_in()? {
+            Some(edited) => Ok(edited),
+            None => template::of_k3s(trial),
+        },
+        Distribution::Microk8s => template::of_microk8s(trial),
+        Distribution::K0s if trial.main.text.contains(K0S_MANAGED) => of_k0s(trial),
+        _ => match trial.drop_in()? {
+            Some(edited) => Ok(edited),
+            None => trial
+                .main()?
+                .or(trial.import()?)
+                .map_or_else(|| trial.refused(), Ok),
+        },
+    }
+}
+
+/// k0s' drop-in. k0s 1.36.1 and newer import the folder; older ones merge it into a file, which the
+/// trial uses.
+fn of_k0s(trial: &Trial<'_>) -> Result<Edited> {
+    if let Some(edited) = trial.drop_in()? {
+        return Ok(edited);
+    }
+    ensure!(
+        trial.import()?.is_some(),
+        "k0s' containerd would not read a runtime {RUNTIME:?}: nothing was changed"
+    );
+    let path = Path::new(K0S_FOLDER).join(DROP_IN);
+    let text = trial.drop_in_text(&path)?;
+    Ok((path, text))
+}
+
+/// The runtime that the handler guards, and the handler.
+fn wanted(
+    before: &Effective,
+    containerd: &Containerd,
+    options: &InstallOptions,
+) -> Result<(String, Handler)> {
+    let base = base_of(before, options);
+    let table = before.runtime(base).with_context(|| {
+        format!(
+            "find the runtime {base:?} in containerd's effective configuration: {}",
+            before.names().join(", ")
+        )
+    })?;
+    let kind = HandlerKind::on(
+        containerd.version(),
+        options.wrapper,
+        options.default,
+        &table,
+    );
+    let handler = kind
+        .handler(&table, &options.prefix)
+        .with_context(|| format!("guard the runtime {base:?}"))?;
+    Ok((base.to_owned(), handler))
+}
+
+/// The runtime to guard: the node's default, whatever its name, because pods need its options. If
+/// the default calls no runc, as kata does, pods that request bindguard get runc.
+fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
+    let default = before.default();
+    let is_guarded = |name: &str| {
+        before
+            .runtime(name)
+            .is_some_and(|table| handler::is_guarded(&table))
+    };
+    if options.default || is_guarded(default) || !is_guarded("runc") {
+        default
+    } else {
+        "runc"
+    }
+}

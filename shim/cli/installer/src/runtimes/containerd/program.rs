@@ -1,0 +1,168 @@
+//! The containerd program: its version, and its effective configuration.
+
+use std::cell::{Cell, OnceCell};
+use std::env;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+use tempfile::TempDir;
+
+use super::effective::Effective;
+use crate::search_path;
+
+/// Major and minor.
+pub type Version = (u32, u32);
+
+/// A containerd program and its version.
+#[derive(Debug)]
+pub struct Containerd {
+    program: PathBuf,
+    version: Version,
+    /// The folder in which files are tried out. No runtime watches it, and no monitor of a runtime's folder sees
+    /// them.
+    folder: OnceCell<TempDir>,
+    files: Cell<u32>,
+}
+
+impl Containerd {
+    /// The named program, the running one, or the one on `PATH`.
+    pub fn locate(named: Option<&Path>, running: Option<&Path>) -> Result<Self> {
+        let program = match named.or(running) {
+            Some(program) => program.to_owned(),
+            None => search_path::find("containerd")
+                .context("find containerd: it is not on PATH, name it with --containerd PROGRAM")?,
+        };
+        let said = run(called_containerd(&program).arg("--version"))?;
+        let version = version_in(&said).with_context(|| {
+            let said = said.lines().next().unwrap_or_default();
+            format!(
+                "find a version in what {} says: {said:?}: is it containerd?",
+                program.display()
+            )
+        })?;
+        Ok(Self {
+            program,
+            version,
+            folder: OnceCell::new(),
+            files: Cell::new(0),
+        })
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The effective configuration with this text in place of the main file `path`.
+    pub fn effective(&self, path: &Path, text: &str) -> Result<Effective> {
+        let trial = self.trial_file(text)?;
+        let mut command = called_containerd(&self.program);
+        command.arg("--config").arg(&trial).args(["config", "dump"]);
+        let named = |path: &Path| path.display().to_string();
+        let about_file = |error: anyhow::Error| {
+            anyhow!(format!("{error:#}").replace(&named(&trial), &named(path)))
+        };
+        let dump = run(&mut command)
+            .map_err(about_file)
+            .with_context(|| format!("run containerd config dump for {}", path.display()))?;
+        Effective::from_dump(&dump)
+            .with_context(|| format!("read what {} config dump says", self.program.display()))
+    }
+
+    /// A file to try out, in a folder of this process's own.
+    pub fn trial_file(&self, text: &str) -> Result<PathBuf> {
+        let folder = match self.folder.get() {
+            Some(folder) => folder,
+            None => {
+                let folder = private_folder().context("create a folder for files to try out")?;
+                self.folder.get_or_init(|| folder)
+            }
+        };
+        let number = self.files.replace(self.files.get() + 1);
+        let path = folder.path().join(format!("{number}.toml"));
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+/// An image may have no folder for temporary files, and a node may have one that is read-only.
+fn private_folder() -> std::io::Result<TempDir> {
+    let make = |folder: &Path| {
+        tempfile::Builder::new()
+            .prefix("bindguard-")
+            .tempdir_in(folder)
+    };
+    let others = ["/run", "/dev/shm", "/var/tmp"];
+    make(&env::temp_dir()).or_else(|error| {
+        others
+            .iter()
+            .find_map(|folder| make(Path::new(folder)).ok())
+            .ok_or(error)
+    })
+}
+
+/// k3s is one program with many names.
+fn called_containerd(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if program.file_name().is_some_and(|name| name == "k3s") {
+        command.arg0("containerd");
+    }
+    command
+}
+
+fn run(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    // `output` alone would open /dev/null, which the root of an image may lack
+    let output = command
+        .stdin(Stdio::piped())
+        .output()
+        .with_context(|| format!("run {program}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "{program} says: {}",
+            said.trim().lines().last().unwrap_or("nothing")
+        );
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("read what {program} says"))
+}
+
+/// The first word that looks like a version: `1.6.20~ds1`, `v1.7.24`, `2.1.9+unknown`.
+fn version_in(said: &str) -> Option<Version> {
+    let words = said.split_whitespace();
+    words
+        .skip_while(|word| *word != "containerd")
+        .find_map(|word| {
+            let mut parts = word.strip_prefix('v').unwrap_or(word).split('.');
+            Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_packagers_and_upstream() {
+        for (said, version) in [
+            (
+                "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3\n",
+                (1, 6),
+            ),
+            (
+                "containerd github.com/containerd/containerd v1.7.24 88bf19b2105c8b17560993bee28a01ddc2f97182",
+                (1, 7),
+            ),
+            (
+                "containerd github.com/containerd/containerd/v2 2.1.9+unknown \n",
+                (2, 1),
+            ),
+        ] {
+            assert_eq!(version_in(said), Some(version));
+        }
+        assert_eq!(version_in("containerd, of no version"), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! CRI-O's drop-in: a runtime with every setting of the current default runtime.
+//!
+//! CRI-O's own packages keep conmon and the OCI runtimes in a folder of their own, which a drop-in
+//! names. CRI-O searches PATH for the monitor of a runtime that names none, and does not start
+//! without it: see crio.conf(5).
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use toml_edit::{Item, Table, value};
+
+use super::runtime_drop_in::{crun_instead_of_runc, plan_drop_in};
+use crate::plan::{InstallOptions, TargetPlan};
+use crate::search_path;
+use crate::toml_text::{self, Place};
+
+/// Its drop-in.
+pub const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
+
+const MAIN: &str = "/etc/crio/crio.conf";
+const FOLDER: &str = "/etc/crio/crio.conf.d";
+/// The default of CRI-O 1.31 and newer, and that of older ones.
+const BUILT_IN: [&str; 2] = ["crun", "runc"];
+
+/// The command after which CRI-O reads its files again.
+pub const RESTART: &str = "systemctl restart crio";
+
+/// Plans the changes for CRI-O.
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
+    let former = Former::of(&texts()?)?;
+    let wrapper = options.prefix.join(WRAPPER).display().to_string();
+    let change = plan_drop_in(
+        Path::new(DROP_IN),
+        &place(),
+        &Item::Table(former.with_path(&wrapper)),
+        options,
+    )?;
+    Ok(TargetPlan {
+        changes: vec![change],
+        needs_runtime: former.runtime(),
+        command: Some(RESTART.to_owned()),
+        ..TargetPlan::default()
+    })
+}
+
+/// The text without bindguard's runtime; `original` has the earlier default.
+pub fn cleaned(text: &str, original: &str) -> Result<String> {
+    Ok(place().without_runtime(text, RUNTIME, original)?)
+}
+
+fn place() -> Place {
+    Place::new(
+        &["crio", "runtime", "runtimes"],
+        &["crio", "runtime", "default_runtime"],
+    )
+}
+
+/// CRI-O's files in the order in which it reads them, without bindguard's own.
+fn texts() -> Result<Vec<String>> {
+    let mut files = vec![PathBuf::from(MAIN)];
+    let mut drop_ins: Vec<PathBuf> = fs::read_dir(FOLDER)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    drop_ins.sort();
+    files.extend(
+        drop_ins
+            .into_iter()
+            .filter(|file| file != Path::new(DROP_IN)),
+    );
+    let read = files.iter().map(|file| match fs::read_to_string(file) {
+        Ok(text) => Ok(text),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => {
+            Ok(String::new())
+        }
+        Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
+    });
+    read.collect()
+}
+
+/// The runtime that is the default without bindguard.
+#[derive(Debug, Default)]
+struct Former {
+    name: Option<String>,
+    settings: Table,
+}
+
+impl Former {
+    /// The default runtime of CRI-O's files; the last file wins. A built-in runtime has no settings
+    /// to copy.
+    fn of(texts: &[String]) -> Result<Self> {
+        let (mut name, mut runtimes) = (None, Table::new());
+        for text in texts {
+            let document = toml_text::parse(text).context("parse CRI-O's files")?;
+            let Some(runtime) = document.get("crio").and_then(|crio| crio.get("runtime")) else {
+                continue;
+            };
+            let named = runtime
+                .get("default_runtime")
+                .and_then(Item::as_str)
+                .filter(|name| !name.is_empty());
+            name = named.map(str::to_owned).or(name);
+            let more = runtime.get("runtimes").and_then(Item::as_table_like);
+            more.into_iter()
+                .flat_map(|more| more.iter())
+                .for_each(|(name, entry)| {
+                    runtimes.insert(name, entry.clone());
+                });
+        }
+        let built_in = || {
+            BUILT_IN
+                .into_iter()
+                .find(|name| runtimes.contains_key(name))
+                .map(str::to_owned)
+        };
+        let name = name.or_else(built_in);
+        let entry = name
+            .as_deref()
+            .and_then(|name| runtimes.get(name))
+            .and_then(Item::as_table_like);
+        let mut settings = Table::new();
+        for (key, setting) in entry.into_iter().flat_map(|entry| entry.iter()) {
+            // without the comments around it
+            settings.insert(
+                key,
+                setting.as_value().map_or(Item::None, |setting| {
+                    value(setting.clone().decorated(" ", ""))
+                }),
+            );
+        }
+        let kind = settings
+            .get("runtime_type")
+            .and_then(Item::as_str)
+            .unwrap_or_default();
+        if !matches!(kind, "" | "oci" | "pod") {
+            let name = name.unwrap_or_default();
+            bail!(
+                "CRI-O's default runtime {name:?} is of the type {kind:?}, which calls no OCI runtime: name another as its default_runtime"
+            );
+        }
+        Ok(Self { name, settings })
+    }
+
+    /// The runtime's settings, with another path.
+    fn with_path(&self, path: &str) -> Table {
+        let mut table = Table::new();
+        table["runtime_path"] = value(path);
+        table["runtime_type"] = value("oci");
+        let copied = self
+            .settings
+            .iter()
+            .filter(|(key, _)| !matches!(*key, "runtime_path" | "platform_runtime_paths"));
+        copied.for_each(|(key, setting)| table[key] = setting.clone());
+        table
+    }
+
+    /// The program of the runtime, unless bindguard-runtime's own search finds the program.
+    fn runtime(&self) -> Option<PathBuf> {
+        let named = self
+            .settings
+            .get("runtime_path")
+            .and_then(Item::as_str)
+            .filter(|path| !path.is_empty());
+        let found = named
+            .map(PathBuf::from)
+            .or_else(|| search_path::find(self.name.as_deref()?));
+        match found {
+            Some(runtime) if search_path::find("runc").as_ref() == Some(&runtime) => None,
+            Some(runtime) => Some(runtime),
+            None => crun_instead_of_runc(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `10-crio.conf` of the packages of CRI-O's own repository.
+    const PACKAGED: &str = r#"
+[crio.image]
+signature_policy = "/etc/crio/policy.json"
+
+[crio.runtime]
+default_runtime = "crun"
+
+[crio.runtime.runtimes.crun]
+runtime_path = "/usr/libexec/crio/crun" # its own
+runtime_root = "/run/crun"
+monitor_path = "/usr/libexec/crio/conmon"
+allowed_annotations = [
+    "io.containers.trace-syscall",
+]
+
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/libexec/crio/runc"
+runtime_root = "/run/runc"
+monitor_path = "/usr/libexec/crio/conmon"
+"#;
+
+    #[test]
+    fn the_monitor_and_the_rest_are_those_of_the_default() {
+        let former = Former::of(&[PACKAGED.to_owned()]).unwrap();
+        let text = place()
+            .with_runtime(
+                "",
+                RUNTIME,
+                &Item::Table(former.with_path("/x/bindguard-runtime")),
+            )
+            .unwrap();
+        for line in [
+            "[crio.runtime.runtimes.bindguard]",
+            "runtime_path = \"/x/bindguard-runtime\"",
+            "runtime_type = \"oci\"",
+            "runtime_root = \"/run/crun\"",
+            "monitor_path = \"/usr/libexec/crio/conmon\"",
+        ] {
+            assert!(text.lines().any(|it| it == line), "no {line} in {text}");
+        }
+        assert!(
+            text.contains("io.containers.trace-syscall") && !text.contains("libexec/crio/crun"),
+            "{text}"
+        );
+        assert_eq!(former.runtime(), Some("/usr/libexec/crio/crun".into()));
+    }
+
+    #[test]
+    fn the_last_file_counts_and_a_machine_is_no_runtime() {
+        let later = |text: &str| Former::of(&[PACKAGED.to_owned(), text.to_owned()]);
+        let former = later("[crio.runtime]\ndefault_runtime = \"runc\"\n").unwrap();
+        assert_eq!(former.runtime(), Some("/usr/libexec/crio/runc".into()));
+        let kata = "[crio.runtime]\ndefault_runtime = \"kata\"\n[crio.runtime.runtimes.kata]\nruntime_type = \"vm\"\n";
+        assert!(
+            later(kata)
+                .unwrap_err()
+                .to_string()
+                .contains("calls no OCI runtime")
+        );
+        assert!(Former::of(&[]).unwrap().settings.is_empty());
+    }
+}

@@ -1,0 +1,158 @@
+//! Docker's daemon.json: a runtime `bindguard`, and on request the default one.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use serde_json::{Value, json};
+
+use crate::change::{self, Change, Content};
+use crate::json_text;
+use crate::plan::{InstallOptions, TargetPlan};
+use crate::record::{Entry, Record};
+use crate::running::DOCKER_RELOAD;
+
+/// The file that dockerd reads.
+pub const CONFIG: &str = "/etc/docker/daemon.json";
+const ENTRY: [&str; 2] = ["runtimes", RUNTIME];
+const DEFAULT: [&str; 1] = ["default-runtime"];
+
+/// Plans the change to it.
+pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
+    let text = |bytes: &[u8]| {
+        String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("{CONFIG} is not text"))
+    };
+    let before = text(&change::read(Path::new(CONFIG))?.unwrap_or_default())?;
+    let entry = record.entry(&change::resolved(Path::new(CONFIG)));
+    let original = entry.map(Entry::original).transpose()?.flatten();
+    let original = text(
+        original
+            .as_ref()
+            .and_then(Content::bytes)
+            .unwrap_or_default(),
+    )?;
+    let mut plan = TargetPlan {
+        command: Some(DOCKER_RELOAD.to_owned()),
+        ..TargetPlan::default()
+    };
+    let doing = || format!("edit {CONFIG}");
+    let mut former = before.clone();
+    if is_default(&before).with_context(doing)? {
+        former = with_former_default(&before, &original).with_context(doing)?;
+        if !options.default {
+            // a reload keeps a default runtime that the file no longer names
+            plan.command = Some(RESTART.to_owned());
+        }
+    }
+    let after = if options.default { &before } else { &former };
+    let after =
+        edited(after, &options.prefix.join(WRAPPER), options.default).with_context(doing)?;
+    if options.default {
+        plan.needs_runtime = former_default(&former).with_context(|| format!("parse {CONFIG}"))?;
+    }
+    plan.changes.push(Change::of(
+        Path::new(CONFIG),
+        Some(after.into_bytes()),
+        0o644,
+    )?);
+    Ok(plan)
+}
+
+/// The command after which dockerd forgets what is no longer in its file. When it reloads a file
+/// without `runtimes`, it keeps the former ones, and a default runtime that the file no longer
+/// names (seen with Docker 20.10).
+pub const RESTART: &str = "systemctl restart docker";
+
+/// The text without install's additions; `original` has the earlier default.
+pub fn cleaned(text: &str, original: &str) -> Result<String> {
+    let mut text = json_text::without(text, &ENTRY)?;
+    if json_text::at(&text, &ENTRY[..1])? == Some(json!({}))
+        && json_text::at(original, &ENTRY[..1])?.is_none()
+    {
+        text = json_text::without(&text, &ENTRY[..1])?;
+    }
+    if is_default(&text)? {
+        with_former_default(&text, original)
+    } else {
+        Ok(text)
+    }
+}
+
+fn is_default(text: &str) -> Result<bool> {
+    Ok(!text.trim().is_empty() && json_text::at(text, &DEFAULT)? == Some(json!(RUNTIME)))
+}
+
+fn with_former_default(text: &str, original: &str) -> Result<String> {
+    let former = if original.trim().is_empty() {
+        None
+    } else {
+        json_text::at(original, &DEFAULT)?
+    };
+    Ok(match former.filter(|former| *former != json!(RUNTIME)) {
+        Some(former) => json_text::with(text, &DEFAULT, &former)?,
+        None => json_text::without(text, &DEFAULT)?,
+    })
+}
+
+fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
+    let runtime = json!({ "path": guard });
+    let mut text = text.to_owned();
+    if json_text::at(&text, &ENTRY)?.as_ref() != Some(&runtime) {
+        text = json_text::with(&text, &ENTRY, &runtime)?;
+    }
+    if default && json_text::at(&text, &DEFAULT)? != Some(json!(RUNTIME)) {
+        text = json_text::with(&text, &DEFAULT, &json!(RUNTIME))?;
+    }
+    Ok(text)
+}
+
+/// The path of the runtime that was the default, unless it is Docker's own runc.
+fn former_default(text: &str) -> Result<Option<PathBuf>> {
+    let Some(name) = json_text::at(text, &DEFAULT)?
+        .as_ref()
+        .and_then(Value::as_str)
+        .map(str::to_owned)
+    else {
+        return Ok(None);
+    };
+    if name == RUNTIME || name == "runc" || name.starts_with("io.containerd.runc") {
+        return Ok(None);
+    }
+    let path = json_text::at(text, &["runtimes", &name, "path"])?;
+    let path = path
+        .as_ref()
+        .and_then(Value::as_str)
+        .with_context(|| format!("find the path of the default runtime {name:?}"))?;
+    Ok(Some(path.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINE: &str = "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": { \"nvidia\": { \"path\": \"/usr/bin/nv\" } },\n    \"mtu\": 1450.0\n}\n";
+
+    #[test]
+    fn the_runtime_and_the_default_come_and_go() {
+        let text = edited(MINE, Path::new("/b/bindguard-runtime"), true).unwrap();
+        let added =
+            "{ \"path\": \"/usr/bin/nv\" }, \"bindguard\": {\"path\":\"/b/bindguard-runtime\"} }";
+        assert!(
+            text.contains("\"default-runtime\": \"bindguard\"") && text.contains(added),
+            "{text}"
+        );
+        assert_eq!(
+            edited(&text, Path::new("/b/bindguard-runtime"), true).unwrap(),
+            text
+        );
+        assert_eq!(former_default(MINE).unwrap(), Some("/usr/bin/nv".into()));
+        let back = cleaned(&text.replace("1450", "9000"), MINE).unwrap();
+        assert_eq!(back, MINE.replace("1450", "9000"));
+    }
+
+    #[test]
+    fn a_file_that_was_empty_is_empty_again() {
+        let text = edited("", Path::new("/b"), true).unwrap();
+        assert_eq!(cleaned(&text, "").unwrap().trim(), "{}");
+    }
+}

@@ -1,0 +1,207 @@
+//! bindguard's own config on the node: installs the commented default if there is none, and keeps a
+//! copy of a valid one.
+//!
+//! Some runtimes cannot pass on the OCI runtime that their own options name. Then `runtime.path`
+//! must name it, or another runtime than before would create the containers.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED, keep_valid};
+use bindguard_core::error_chain;
+
+use crate::change::{self, Change, Content};
+use crate::record::{self, Record};
+
+/// The config that every node of a fleet gets.
+#[derive(Debug)]
+pub struct NodeConfig {
+    text: String,
+    /// Replaces a file that was edited on the node.
+    is_forced: bool,
+}
+
+impl NodeConfig {
+    /// Reads and checks it, before the root is changed.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is not TOML.
+    pub fn read(file: &Path, is_forced: bool) -> Result<Self> {
+        let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        Config::parse(&text).map_err(|mistake| {
+            anyhow::anyhow!(
+                "parse {}, line {}: {mistake}; nothing was changed",
+                file.display(),
+                mistake.line
+            )
+        })?;
+        Ok(Self { text, is_forced })
+    }
+}
+
+/// The planned change of the config, and the mistakes that it has.
+#[derive(Debug, Default)]
+pub struct SettingsPlan {
+    /// The change of the config file, if its content differs.
+    pub change: Option<Change>,
+    /// A line for each mistake.
+    pub mistakes: Vec<String>,
+    /// The hash of the config that the node is to have.
+    pub wanted: Option<String>,
+    /// Why the node keeps another config.
+    pub kept: Option<String>,
+}
+
+/// Plans the change that gives the node a config, with `runtime` named in it where a runtime's
+/// options need that.
+///
+/// # Errors
+/// If the present file is not TOML: bindguard would not use it.
+pub fn plan(
+    runtime: Option<&Path>,
+    node_config: Option<&NodeConfig>,
+    record: &Record,
+) -> Result<SettingsPlan> {
+    let path = Path::new(DEFAULT_PATH);
+    let present = change::read(path)?;
+    match (node_config, present) {
+        (Some(config), present) => of_the_fleet(config, present, runtime, record),
+        (None, None) => Ok(SettingsPlan {
+            change: Some(written(with_runtime(SHIPPED, runtime)?)?),
+            ..SettingsPlan::default()
+        }),
+        (None, Some(present)) => of_the_node(present, runtime),
+    }
+}
+
+/// The config of the fleet. A file that was edited on this node is replaced only on request.
+fn of_the_fleet(
+    config: &NodeConfig,
+    present: Option<Vec<u8>>,
+    runtime: Option<&Path>,
+    record: &Record,
+) -> Result<SettingsPlan> {
+    let (parsed, warnings) = Config::parse(&config.text)?;
+    let names_another = runtime.filter(|runtime| parsed.runtime() != *runtime);
+    let text = with_runtime(&config.text, names_another)
+        .context("the config of the fleet names another runtime than creates containers now")?;
+    let mut plan = SettingsPlan {
+        mistakes: warnings
+            .iter()
+            .map(|warning| format!("the config of the fleet, {warning}"))
+            .collect(),
+        wanted: Some(record::hash(text.as_bytes())),
+        ..SettingsPlan::default()
+    };
+    let is_own = |present: &Vec<u8>| {
+        let entry = record.entry(&change::resolved(Path::new(DEFAULT_PATH)));
+        present == SHIPPED.as_bytes()
+            || entry.is_some_and(|entry| entry.is_as_written(&Content::File(present.clone())))
+    };
+    match present {
+        Some(present) if present == text.as_bytes() => {}
+        Some(present) if !config.is_forced && !is_own(&present) => {
+            plan.kept = Some(format!(
+                "{DEFAULT_PATH} was edited on this node and stays; to replace the file, use --force-node-config"
+            ));
+        }
+        _ => plan.change = Some(written(text)?),
+    }
+    Ok(plan)
+}
+
+fn of_the_node(present: Vec<u8>, runtime: Option<&Path>) -> Result<SettingsPlan> {
+    let loaded = Loaded::from_file(Path::new(DEFAULT_PATH)).map_err(|error| {
+        anyhow::anyhow!("{}; correct it, then run this again", error_chain(&error))
+    })?;
+    let mut plan = SettingsPlan {
+        mistakes: loaded.warnings.iter().map(ToString::to_string).collect(),
+        ..SettingsPlan::default()
+    };
+    if let Some(runtime) = runtime.filter(|runtime| loaded.config.runtime() != *runtime) {
+        ensure!(
+            !loaded.set.contains(&RUNTIME_KEY),
+            "{DEFAULT_PATH} has to say [runtime] path = \"{}\", because that is what creates containers now: nothing was changed",
+            runtime.display()
+        );
+        let text = String::from_utf8(present).with_context(|| format!("read {DEFAULT_PATH}"))?;
+        plan.change = Some(written(with_runtime(&text, Some(runtime))?)?);
+    }
+    Ok(plan)
+}
+
+fn written(text: String) -> Result<Change> {
+    Change::of(Path::new(DEFAULT_PATH), Some(text.into_bytes()), 0o644)
+}
+
+/// Keeps the config for a time in which an edit has broken it.
+pub fn keep() -> Result<()> {
+    keep_valid().map_err(|error| anyhow::anyhow!(error_chain(&error)))
+}
+
+const RUNTIME_KEY: &str = "runtime.path";
+
+/// The text with the runtime's path: before the first table, so that a table can be appended to the
+/// file.
+fn with_runtime(text: &str, runtime: Option<&Path>) -> Result<String> {
+    let Some(runtime) = runtime else {
+        return Ok(text.to_owned());
+    };
+    let line = format!(
+        "{RUNTIME_KEY} = {}\n",
+        toml::Value::String(runtime.display().to_string())
+    );
+    let header = text
+        .lines()
+        .position(|line| line.trim_start().starts_with("[runtime]"));
+    let (at, line) = match header {
+        Some(header) => (header + 1, line.replacen("runtime.", "", 1)),
+        None => (
+            text.lines()
+                .take_while(|line| line.starts_with('#'))
+                .count(),
+            format!("\n{line}"),
+        ),
+    };
+    let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
+    lines.insert(at.min(lines.len()), &line);
+    let text = lines.concat();
+    let config = Config::from_toml(&text).context("parse the config to write")?;
+    ensure!(
+        config.runtime() == runtime,
+        "the config has no place for the runtime's path"
+    );
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn a_table_can_be_appended_to_a_file_with_the_runtime() {
+        for text in [
+            SHIPPED,
+            "",
+            "[checks]\nhost-root = \"off\"\n",
+            "[runtime]\n# mine\n",
+            "# a",
+        ] {
+            let with = with_runtime(text, Some(Path::new("/usr/bin/crun"))).unwrap();
+            let appended = format!("{with}\n[journal]\nenabled = false\n");
+            let config = Config::from_toml(&appended).unwrap();
+            assert!(
+                config.runtime() == Path::new("/usr/bin/crun") && config.journal().is_none(),
+                "{appended}"
+            );
+            assert!(
+                text.lines()
+                    .all(|line| with.lines().any(|kept| kept == line)),
+                "{with}"
+            );
+        }
+    }
+}

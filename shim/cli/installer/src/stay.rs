@@ -1,0 +1,92 @@
+//! `--stay`: the process of a DaemonSet's pod. It does its work, then waits for SIGTERM and ends
+//! without another change.
+//!
+//! A DaemonSet's pod must not end by itself. Its end means nothing for the node: pods are evicted,
+//! upgraded and replaced.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bindguard_operator::terminal::print_remark;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::report::Progress;
+
+/// The first pause before unfinished work is tried again: a runtime restarts. It doubles up to
+/// [`CHECK_INTERVAL`], because an operator may be needed.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The interval between two looks for changes by other tools.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// SIGTERM and SIGINT, from the first moment on: one that arrives in the middle of the work takes
+/// effect after it.
+#[derive(Debug)]
+pub struct Stay(SignalFd);
+
+impl Stay {
+    /// Blocks the signals.
+    pub fn prepare() -> Result<Self> {
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        signals.thread_block().context("block SIGTERM")?;
+        Ok(Self(
+            SignalFd::new(&signals).context("create a descriptor for SIGTERM")?,
+        ))
+    }
+
+    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes. Work
+    /// that waits for pods is tried again once a minute.
+    ///
+    /// # Errors
+    /// If the work fails. The kubelet then starts the container again.
+    pub fn after(
+        &self,
+        mut work: impl FnMut() -> Result<Progress>,
+        mut check: impl FnMut(),
+    ) -> Result<Progress> {
+        let mut last = None;
+        let mut retry = RETRY;
+        loop {
+            let progress = work()?;
+            let is_new = last.replace(progress) != Some(progress);
+            let pause = match progress {
+                Progress::Done => {
+                    print_remark("done; waiting for SIGTERM, which changes nothing on this node");
+                    while !self.signal_within(CHECK_INTERVAL)? {
+                        check();
+                    }
+                    return Ok(progress);
+                }
+                Progress::KeptForPods => {
+                    if is_new {
+                        print_remark(
+                            "done but for what running pods need; waiting for SIGTERM or their end",
+                        );
+                    }
+                    CHECK_INTERVAL
+                }
+                Progress::Unfinished => retry,
+            };
+            retry = CHECK_INTERVAL.min(retry * 2);
+            if self.signal_within(pause)? {
+                return Ok(progress);
+            }
+        }
+    }
+
+    fn signal_within(&self, limit: Duration) -> Result<bool> {
+        let limit = Timespec::try_from(limit).context("wait for SIGTERM")?;
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
+            match poll(&mut fds, Some(&limit)) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).context("wait for SIGTERM"),
+            }
+        }
+    }
+}
