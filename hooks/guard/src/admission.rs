@@ -9,7 +9,7 @@ use bindguard_core::identity::Identity;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::Report;
 use bindguard_core::spec::{SpecError, SpecView};
-use bindguard_sys::bundle::{self, BundleError};
+use bindguard_sys::bundle::BundleError;
 
 /// Why a bundle could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -34,34 +34,22 @@ pub(crate) struct OpenBundle<'b> {
     not_followed: Vec<String>,
 }
 
-/// Opens a bundle and runs `work` on it.
-pub(crate) fn with_bundle<T>(
-    path: &Path,
-    node: &Policy,
-    work: impl FnOnce(OpenBundle<'_>) -> T,
-) -> Result<T, OpenError> {
-    let bytes = bundle::read_spec(path)?;
-    Ok(with_spec(&bytes, path, node, work)?)
-}
+impl<'b> OpenBundle<'b> {
+    /// The bundle at `path`, whose spec has these bytes. Relative sources are relative to `path`.
+    ///
+    /// # Errors
+    /// If the bytes are no spec.
+    pub fn parse(bytes: &'b [u8], path: &'b Path, node: &'b Policy) -> Result<Self, SpecError> {
+        let spec = SpecView::from_bytes(bytes)?;
+        let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
+        Ok(Self {
+            path,
+            spec,
+            policy,
+            not_followed,
+        })
+    }
 
-/// Runs `work` on a spec that no bundle has yet. Relative sources are relative to `path`.
-pub(crate) fn with_spec<T>(
-    bytes: &[u8],
-    path: &Path,
-    node: &Policy,
-    work: impl FnOnce(OpenBundle<'_>) -> T,
-) -> Result<T, SpecError> {
-    let spec = SpecView::from_bytes(bytes)?;
-    let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
-    Ok(work(OpenBundle {
-        path,
-        spec,
-        policy,
-        not_followed,
-    }))
-}
-
-impl OpenBundle<'_> {
     /// Adds the container's names, the parts that are not checked, and the annotations that are not
     /// followed.
     pub fn describe(&self, report: &mut Report) {

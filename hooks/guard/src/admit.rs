@@ -17,7 +17,7 @@ use bindguard_core::spec::{EditError, SpecEdit, SpecView};
 use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::fault::{self, FaultPoint};
 
-use crate::admission::{OpenBundle, with_bundle, with_spec};
+use crate::admission::{OpenBundle, OpenError};
 use crate::expect::record_expected_binds;
 use crate::inspect::inspect;
 use crate::probes::{ProbeLimits, Probes};
@@ -56,6 +56,13 @@ pub struct Admission {
 /// Outcomes by position in the spec's `mounts`.
 type Outcomes = BTreeMap<usize, Outcome>;
 
+/// The findings in a bundle whose stale subpaths were re-bound, and the edits that its spec needs.
+struct Repaired {
+    findings: Vec<Finding>,
+    outcomes: Outcomes,
+    edits: Vec<SpecEdit>,
+}
+
 /// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's
 /// documentation.
 pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) -> Admission {
@@ -70,13 +77,7 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
         // nothing to write.
         bundle::clear_leavings(bundle);
     }
-    if let Err(error) = with_bundle(bundle, policy, |bundle| {
-        let limits = ProbeLimits::of_create(start);
-        let placed = admission.run(&bundle, places, attempt, (start, limits), write_edits);
-        if admission.refusal.is_none() {
-            admission.expect_binds(&bundle, &placed);
-        }
-    }) {
+    if let Err(error) = admission.admit_bundle(bundle, policy, places, attempt, start) {
         admission.skip(error_chain(&error), policy);
     }
     admission.report.set_duration(start.elapsed());
@@ -95,28 +96,54 @@ pub fn admit_spec(
 ) -> Admission {
     let start = Instant::now();
     let mut admission = Admission::default();
-    let place = |bundle: &OpenBundle<'_>, edits: &[SpecEdit]| Ok(adjust(&bundle.spec, edits));
-    let limits = ProbeLimits::of_deadline(start, deadline);
-    let run = |bundle: OpenBundle<'_>| {
-        admission.run(&bundle, places, Attempt::First, (start, limits), place);
-    };
-    if let Err(error) = with_spec(spec, Path::new("/"), policy, run) {
-        admission.skip(error_chain(&error), policy);
+    match OpenBundle::parse(spec, Path::new("/"), policy) {
+        Ok(bundle) => {
+            let limits = ProbeLimits::of_deadline(start, deadline);
+            if let Some(repaired) =
+                admission.repair(&bundle, places, Attempt::First, start, &limits)
+            {
+                let placed = adjust(&bundle.spec, &repaired.edits);
+                admission.finish(repaired, Ok(placed), &bundle.policy);
+            }
+        }
+        Err(error) => admission.skip(error_chain(&error), policy),
     }
     admission.report.set_duration(start.elapsed());
     admission
 }
 
 impl Admission {
-    /// Inspects and repairs the binds of an open bundle.
-    fn run(
+    fn admit_bundle(
+        &mut self,
+        path: &Path,
+        policy: &Policy,
+        places: &Places,
+        attempt: Attempt,
+        start: Instant,
+    ) -> Result<(), OpenError> {
+        let bytes = bundle::read_spec(path)?;
+        let bundle = OpenBundle::parse(&bytes, path, policy)?;
+        let limits = ProbeLimits::of_create(start);
+        if let Some(repaired) = self.repair(&bundle, places, attempt, start, &limits) {
+            let placed = write_edits(&bundle, &repaired.edits);
+            let placed = self.finish(repaired, placed, &bundle.policy);
+            if self.refusal.is_none() {
+                self.expect_binds(&bundle, &placed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Inspects the binds of a bundle, and re-binds the stale subpaths. `None` if policy refuses the
+    /// container.
+    fn repair(
         &mut self,
         bundle: &OpenBundle<'_>,
         places: &Places,
         attempt: Attempt,
-        (start, limits): (Instant, ProbeLimits),
-        place: impl PlaceEdits,
-    ) -> Vec<SpecEdit> {
+        start: Instant,
+        limits: &ProbeLimits,
+    ) -> Option<Repaired> {
         let (spec, policy, report) = (&bundle.spec, &*bundle.policy, &mut self.report);
         bundle.describe(report);
         fault::reach(FaultPoint::SpecRead);
@@ -125,15 +152,46 @@ impl Admission {
         fault::reach(FaultPoint::Judged);
         let plan = Plan::from_findings(&findings, policy);
         let unseen = || refusal_of_unseen(&spec.overlooked()?, policy);
-        if let Some(reason) = plan.refusal.clone().or_else(unseen) {
+        self.refusal = plan.refusal.clone().or_else(unseen);
+        if self.refusal.is_some() {
             report.add(findings, |finding| {
                 refusal_of(finding, policy).map(|_| Outcome::Refused)
             });
-            self.refusal = Some(reason);
-            return Vec::new();
+            return None;
         }
-        let (outcomes, placed) =
-            carry_out(&plan, bundle, &findings, attempt, &limits.repairs(), place);
+        let (mut outcomes, mut edits) = (Outcomes::new(), plan.edits);
+        let probes = limits.repairs();
+        for order in &plan.rebinds {
+            edits.extend(repair(order, attempt, &probes, &mut outcomes));
+        }
+        Some(Repaired {
+            findings,
+            outcomes,
+            edits,
+        })
+    }
+
+    /// Reports the findings, after the edits were placed in the spec. Returns those that were.
+    fn finish(
+        &mut self,
+        repaired: Repaired,
+        placed: Result<Vec<SpecEdit>, WriteError>,
+        policy: &Policy,
+    ) -> Vec<SpecEdit> {
+        let Repaired {
+            findings,
+            mut outcomes,
+            edits,
+        } = repaired;
+        let placed = placed.unwrap_or_else(|error| {
+            for bind in edits.iter().filter_map(edited_bind) {
+                let error = error_chain(&error);
+                outcomes.insert(bind, Outcome::Failed { error });
+            }
+            Vec::new()
+        });
+        note_edits(&placed, &findings, &mut outcomes);
+        let report = &mut self.report;
         report.add(findings, |finding| outcome_of(finding, &outcomes));
         self.refusal = report
             .binds
@@ -172,35 +230,6 @@ impl Admission {
     }
 }
 
-/// Takes the planned actions.
-fn carry_out(
-    plan: &Plan,
-    bundle: &OpenBundle<'_>,
-    findings: &[Finding],
-    attempt: Attempt,
-    probes: &Probes,
-    place: impl PlaceEdits,
-) -> (Outcomes, Vec<SpecEdit>) {
-    let (mut outcomes, mut edits) = (Outcomes::new(), plan.edits.clone());
-    for order in &plan.rebinds {
-        edits.extend(repair(order, attempt, probes, &mut outcomes));
-    }
-    let placed = match place(bundle, &edits) {
-        Ok(placed) => {
-            note_edits(&placed, findings, &mut outcomes);
-            placed
-        }
-        Err(error) => {
-            for bind in edits.iter().filter_map(edited_bind) {
-                let error = error_chain(&error);
-                outcomes.insert(bind, Outcome::Failed { error });
-            }
-            Vec::new()
-        }
-    };
-    (outcomes, placed)
-}
-
 /// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition
 /// if it did not help before.
 fn repair(
@@ -231,14 +260,6 @@ fn repair(
     };
     outcomes.insert(bind, outcome);
     edit.flatten()
-}
-
-/// Places the edits in the spec, and returns those that it placed.
-trait PlaceEdits: FnOnce(&OpenBundle<'_>, &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError> {}
-
-impl<F: FnOnce(&OpenBundle<'_>, &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError>> PlaceEdits
-    for F
-{
 }
 
 /// Why the edited spec was not written.

@@ -11,8 +11,9 @@ use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
+use bindguard_sys::bundle::read_spec;
 
-use crate::admission::{OpenBundle, with_bundle};
+use crate::admission::{OpenBundle, OpenError};
 use crate::inspect::inspect;
 use crate::probes::Probes;
 
@@ -20,23 +21,31 @@ use crate::probes::Probes;
 pub fn check_bundle(bundle: &Path, policy: &Policy, places: &Places) -> Report {
     let start = Instant::now();
     let mut report = Report::about_bundle(bundle);
-    if let Err(error) = with_bundle(bundle, policy, |bundle| check(&bundle, places, &mut report)) {
+    if let Err(error) = check(bundle, policy, places, &mut report) {
         report.problems.push(error_chain(&error));
     }
     report.set_duration(start.elapsed());
     report
 }
 
-fn check(bundle: &OpenBundle<'_>, places: &Places, report: &mut Report) {
+fn check(
+    path: &Path,
+    node: &Policy,
+    places: &Places,
+    report: &mut Report,
+) -> Result<(), OpenError> {
+    let bytes = read_spec(path)?;
+    let bundle = OpenBundle::parse(&bytes, path, node)?;
     let policy = &*bundle.policy;
     bundle.describe(report);
     let probes = Probes::for_create();
-    let findings = inspect(&bundle.spec, bundle.path, policy, places, &probes);
+    let findings = inspect(&bundle.spec, path, policy, places, &probes);
     let mut plan = Plan::from_findings(&findings, policy);
     plan.refusal = plan
         .refusal
         .or_else(|| refusal_of_unseen(&bundle.spec.overlooked()?, policy));
     report.add(findings, |finding| planned_outcome(finding, &plan, policy));
+    Ok(())
 }
 
 /// The outcome that a plan would have for a finding. In a refused container nothing else is done.

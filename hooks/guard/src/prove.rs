@@ -17,7 +17,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 
-use crate::admission::{OpenBundle, OpenError, with_bundle};
+use crate::admission::{OpenBundle, OpenError};
 use crate::expect::expect_again;
 use crate::refresh::{RefreshError, refuse_sandbox};
 
@@ -78,14 +78,14 @@ impl Proved {
             Some(found) if !found.is_empty() && is_sandbox(&process)? => None,
             found => found,
         };
-        with_bundle(path, policy, |bundle| {
-            // The admission reported the problems of the spec.
-            self.report.container = Identity::from_spec(&bundle.spec);
-            match found {
-                Some(found) => self.add(&bundle, &table, &found, places),
-                None => self.report.unproven = expected.binds.len(),
-            }
-        })?;
+        let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
+        let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
+        // The admission reported the problems of the spec.
+        self.report.container = Identity::from_spec(&bundle.spec);
+        match found {
+            Some(found) => self.add(&bundle, &table, &found, places),
+            None => self.report.unproven = expected.binds.len(),
+        }
         Ok(())
     }
 

@@ -2,14 +2,12 @@
 
 use std::path::Path;
 
-use bindguard_core::identity::{Identity, PodName};
-use bindguard_core::policy::Policy;
-use bindguard_core::report::{BindReport, CreateLine, Report, Unchecked};
-use bindguard_sys::journal::append;
-
-use crate::admission::with_bundle;
-
 use super::{MAX_LINE, RecordError, cut, cut_all, fitting, now};
+use bindguard_core::identity::{Identity, PodName};
+use bindguard_core::report::{BindReport, CreateLine, Report, Unchecked};
+use bindguard_core::spec::SpecView;
+use bindguard_sys::bundle::read_spec;
+use bindguard_sys::journal::append;
 
 /// One entry of the journal.
 #[derive(Debug, Clone, Copy)]
@@ -58,9 +56,11 @@ pub fn record_unchecked(
 ) -> Result<(), RecordError> {
     let mut report = Report::about_bundle(bundle);
     // A bundle that cannot be read is one without names: the runtime reports the bundle.
-    let _ = with_bundle(bundle, &Policy::default(), |open| {
-        report.container = Identity::from_spec(&open.spec);
-    });
+    if let Ok(bytes) = read_spec(bundle)
+        && let Ok(spec) = SpecView::from_bytes(&bytes)
+    {
+        report.container = Identity::from_spec(&spec);
+    }
     report
         .problems
         .push(format!("no guard checked this create: {why}"));
