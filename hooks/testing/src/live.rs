@@ -20,6 +20,7 @@ pub struct Inside {
     destination: &'static str,
     is_folder: bool,
     is_writable: bool,
+    has_mounts_below: bool,
 }
 
 impl Inside {
@@ -30,6 +31,15 @@ impl Inside {
             destination,
             is_folder,
             is_writable: false,
+            has_mounts_below: false,
+        }
+    }
+
+    /// A writable folder with the mounts below: `rbind,rprivate`.
+    pub fn tree(source: PathBuf, destination: &'static str) -> Self {
+        Self {
+            has_mounts_below: true,
+            ..Self::writable(source, destination)
         }
     }
 
@@ -298,11 +308,15 @@ pub fn enter_root(root: &Path, binds: &[Inside]) {
     .unwrap();
     for bind in binds {
         let place = root.join(bind.destination);
+        let below = match bind.has_mounts_below {
+            true => MsFlags::MS_REC,
+            false => MsFlags::empty(),
+        };
         mount(
             Some(&bind.source),
             &place,
             None::<&str>,
-            MsFlags::MS_BIND,
+            MsFlags::MS_BIND | below,
             None::<&str>,
         )
         .unwrap();
@@ -313,7 +327,7 @@ pub fn enter_root(root: &Path, binds: &[Inside]) {
         };
         let attributes = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | access;
         mount(None::<&str>, &place, None::<&str>, attributes, None::<&str>).unwrap();
-        change(&place, MsFlags::MS_PRIVATE);
+        change(&place, MsFlags::MS_PRIVATE | below);
     }
     chdir(root).unwrap();
     pivot_root(".", "old").unwrap();

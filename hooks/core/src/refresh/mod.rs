@@ -2,11 +2,14 @@
 //!
 //! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Three kinds of mounts
 //! are found: [`volumes`], the subpaths of kubelet-written volumes; [`files`], the single files that
-//! a container engine bound; and [`mounts`], volumes that were mounted anew. All compare devices and
-//! roots of mount tables, and open nothing.
+//! a container engine bound; and [`mounts`], volumes that were mounted anew. [`host_roots`] finds the
+//! private binds that keep mounts of the host. All compare devices and roots of mount tables, and
+//! open nothing.
 
 mod files;
+mod host_roots;
 mod interrupted;
+mod kept_mounts;
 mod mounts;
 mod nested;
 mod volumes;
@@ -21,7 +24,9 @@ use crate::judge::{Expected, OnIt, Shown, Verdict, judge};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
+pub use host_roots::{HostRootBind, host_roots_in_container};
 pub use interrupted::{changed_by_tuck, left_shared};
+pub use kept_mounts::{KeptMounts, MountsBelow, NotOfHost, Restriction};
 pub use mounts::{BoundMount, mounts_in_container};
 pub use nested::{SpecBind, missing_binds};
 pub use volumes::{PodVolume, subpaths_in_container};
@@ -52,11 +57,11 @@ impl SubpathInContainer {
     pub fn is_due(&self) -> bool {
         match &self.verdict {
             Verdict::Stale { remedy: Ok(_), .. } => true,
+            Verdict::Pinning(_) => true,
             Verdict::Current => self.covers_its_equal,
             Verdict::Stale { remedy: Err(_), .. }
             | Verdict::Orphaned { .. }
             | Verdict::Unmounted(_)
-            | Verdict::Pinning(_)
             | Verdict::Wrong(_)
             | Verdict::Dead(_)
             | Verdict::NotProbed

@@ -13,6 +13,7 @@
 mod access;
 mod bind;
 mod edit;
+mod mount_makers;
 mod object;
 mod propagation;
 mod read;
@@ -22,6 +23,7 @@ mod view;
 pub use access::RequestedAccess;
 pub use bind::Bind;
 pub use edit::{EditError, SpecEdit};
+pub use mount_makers::{MountMakers, SpecMount};
 pub use object::{RawObject, Text};
 pub use propagation::{RequestedPropagation, RootfsPropagation};
 pub use users::{BindIds, IdMap, IdMaps, RequestedUserNamespace, SpecUsers};

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::FileKind;
 use bindguard_core::judge::Verdict;
-use bindguard_core::refresh::{SpecBind, SubpathInContainer};
+use bindguard_core::refresh::{KeptMounts, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
@@ -29,7 +29,7 @@ use bindguard_sys::enter::{
     Replacement,
 };
 use bindguard_sys::has_mount_setattr;
-use bindguard_sys::replace::{CloneError, NewMount, clone_like};
+use bindguard_sys::replace::{CloneError, NewMount, clone_like, restrict_below};
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
@@ -135,8 +135,11 @@ pub fn refresh_container_within(
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
-            refresh.look_for_keys(&subpaths);
-            return Ok(refresh.into_report(subpaths, |_| RefreshOutcome::Stale));
+            refresh.look_for_obstacles(&subpaths);
+            let stale_unless = |why: Option<NotReplaced>| {
+                why.map_or(RefreshOutcome::Stale, RefreshOutcome::NotReplaced)
+            };
+            return Ok(refresh.into_report(subpaths, stale_unless));
         }
         RefreshAct::Replace(_) if !has_mount_setattr() => return Err(RefreshError::OldKernel),
         RefreshAct::Replace(notify) => notify,
@@ -211,6 +214,13 @@ fn wait_for_lock(
     }
 }
 
+/// The mounts to replace, the mounts below each, and the new mounts.
+type Prepared<'s> = (
+    Vec<&'s SubpathInContainer>,
+    Vec<Option<KeptMounts>>,
+    Vec<Replacement<'s>>,
+);
+
 impl ContainerRefresh<'_> {
     /// One signal for one update, after all files are new.
     fn signal(&mut self) {
@@ -229,16 +239,27 @@ impl ContainerRefresh<'_> {
         let (subpaths, overlooked) =
             limited(self.shown_in(&table), |place| self.spec.has_mount_at(place));
         self.overlooked = overlooked;
+        self.table = table;
         Ok(subpaths)
     }
 
-    /// Records the stale mounts whose key is gone: no refresh can help them.
-    fn look_for_keys(&mut self, subpaths: &[SubpathInContainer]) {
+    /// Records the stale mounts whose key is gone, and the host-root binds that must stay: no refresh
+    /// can help them.
+    fn look_for_obstacles(&mut self, subpaths: &[SubpathInContainer]) {
         for subpath in self.due(subpaths) {
             if is_key_gone(self.volumes, subpath) {
                 self.fail(subpath, Failure::KeyGone);
+            } else if let Some(why) = self.must_stay(subpath) {
+                self.fail(subpath, Failure::NotReplaced(why));
             }
         }
+    }
+
+    fn must_stay(&self, subpath: &SubpathInContainer) -> Option<NotReplaced> {
+        let opened = self.volumes.open_current(subpath)?;
+        let below = || self.volumes.mounts_below(subpath, &self.table);
+        let why = opened.and_then(|_| below()).err()?;
+        matches!(why, NotReplaced::HostRoot(_) | NotReplaced::ParentIsShared).then_some(why)
     }
 
     /// The stale mounts that are worth another round.
@@ -258,7 +279,7 @@ impl ContainerRefresh<'_> {
     }
 
     fn replace(&mut self, due: &[&SubpathInContainer]) -> Result<(), RefreshError> {
-        let (subpaths, replacements) = self.prepared(due);
+        let (subpaths, below, replacements) = self.prepared(due);
         if subpaths.is_empty() {
             return Ok(());
         }
@@ -282,6 +303,7 @@ impl ContainerRefresh<'_> {
         let mut round = Round {
             refresh: self,
             subpaths: &subpaths,
+            below: &below,
             entered: &entered,
         };
         let is_silent = round.run()?;
@@ -293,15 +315,19 @@ impl ContainerRefresh<'_> {
 
     /// A new mount for each of these, but for those whose key is gone. Directories come first: the
     /// old ones are empty.
-    fn prepared<'s>(
-        &mut self,
-        due: &[&'s SubpathInContainer],
-    ) -> (Vec<&'s SubpathInContainer>, Vec<Replacement<'s>>) {
+    fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> Prepared<'s> {
         let mut prepared = Vec::new();
         for subpath in due {
+            let below = match self.volumes.mounts_below(subpath, &self.table) {
+                Ok(below) => below,
+                Err(why) => {
+                    self.fail(subpath, Failure::NotReplaced(why));
+                    continue;
+                }
+            };
             let new = match subpath.covers_its_equal {
                 true => None,
-                false => match self.new_mount(subpath) {
+                false => match self.new_mount(subpath, below.as_ref()) {
                     Ok(Some(new)) => Some(new),
                     // The volume changed: judge again.
                     Ok(None) => continue,
@@ -318,19 +344,20 @@ impl ContainerRefresh<'_> {
                 parent: subpath.parent.as_ref(),
                 new,
             };
-            prepared.push((is_directory, *subpath, replacement));
+            prepared.push((is_directory, (*subpath, (below, replacement))));
         }
         prepared.sort_by_key(|(is_directory, ..)| !is_directory);
-        prepared
-            .into_iter()
-            .map(|(_, subpath, replacement)| (subpath, replacement))
-            .unzip()
+        let prepared = prepared.into_iter().map(|(_, prepared)| prepared);
+        let (subpaths, others): (Vec<_>, Vec<_>) = prepared.unzip();
+        let (below, replacements) = others.into_iter().unzip();
+        (subpaths, below, replacements)
     }
 
     /// A mount of the current file, and its kind; `None` if the volume changed meanwhile.
     fn new_mount(
         &self,
         subpath: &SubpathInContainer,
+        below: Option<&KeptMounts>,
     ) -> Result<Option<(NewMount, FileKind)>, Failure> {
         let opened = self.volumes.open_current(subpath);
         let opened = opened
@@ -345,7 +372,9 @@ impl ContainerRefresh<'_> {
         let settings = self.volumes.clone_settings(subpath);
         self.volumes.note_replacement(subpath, &file);
         let users = users.as_ref().map(Users::file);
-        match clone_like(&file, &subpath.mount, users, settings) {
+        let restrictions = below.map(KeptMounts::attributes).unwrap_or_default();
+        let new = clone_like(&file, &subpath.mount, users, settings);
+        match new.and_then(|new| restrict_below(new, &restrictions)) {
             Ok(new) => Ok(Some((new, kind))),
             Err(CloneError::TargetGone) => Ok(None),
             Err(error) => Err(Failure::NotReplaced(error.into())),

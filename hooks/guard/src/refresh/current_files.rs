@@ -1,8 +1,8 @@
 //! The files on the host that the mounts of a container should show: those of a pod's volumes,
-//! volumes that were mounted anew, or single files that a container engine bound.
+//! volumes that were mounted anew, host-root binds, or single files that a container engine bound.
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{SpecBind, SubpathInContainer};
+use bindguard_core::refresh::{KeptMounts, SpecBind, SubpathInContainer};
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, OpenedTarget};
 
@@ -24,6 +24,19 @@ pub trait CurrentFiles {
     /// The settings of the new mount in place of a stale one.
     fn clone_settings(&self, _stale: &SubpathInContainer) -> CloneSettings {
         CloneSettings::default()
+    }
+
+    /// The mounts below a stale mount that go with that mount, by the container's table; `None` if
+    /// a mount is replaced only without mounts below.
+    ///
+    /// # Errors
+    /// If a mount below must not be lost.
+    fn mounts_below(
+        &self,
+        _stale: &SubpathInContainer,
+        _table: &MountTable,
+    ) -> Result<Option<KeptMounts>, NotReplaced> {
+        Ok(None)
     }
 
     /// Opens the file or directory that a stale mount should show now. `None` for a directory or
@@ -49,6 +62,16 @@ impl CurrentFiles for Vec<&dyn CurrentFiles> {
         settings
             .find(|settings| *settings != CloneSettings::default())
             .unwrap_or_default()
+    }
+
+    fn mounts_below(
+        &self,
+        stale: &SubpathInContainer,
+        table: &MountTable,
+    ) -> Result<Option<KeptMounts>, NotReplaced> {
+        let below = self.iter().map(|kind| kind.mounts_below(stale, table));
+        let mut known = below.filter(|below| !matches!(below, Ok(None)));
+        known.next().unwrap_or(Ok(None))
     }
 
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {

@@ -1,5 +1,6 @@
 //! Refreshes running containers: a container that uses a `subPath` gets the current file of its
-//! volume, and one that a container engine gave a single file gets the file that now has its name.
+//! volume, and one that a container engine gave a single file gets the file that now has its name. A
+//! container that keeps mounts of the host alive releases them.
 //!
 //! In pods the host's subpaths are re-bound first: from then on every restart finds the current
 //! file, whatever shim starts it. Then the running containers of the pod follow, those that opted
@@ -10,6 +11,7 @@ mod container;
 mod current_files;
 mod files;
 mod host;
+mod host_roots;
 mod ids;
 mod mounts;
 mod outcome;
@@ -29,6 +31,7 @@ pub use container::{
 pub use current_files::CurrentFiles;
 pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
+pub use host_roots::{HostRootError, HostRoots};
 pub use ids::IdsError;
 pub use mounts::BoundMounts;
 pub use outcome::{

@@ -191,6 +191,7 @@ impl CurrentFiles for BoundMounts {
 fn settings_of(bind: &Bind<'_>) -> CloneSettings {
     CloneSettings {
         below: bind.is_recursive().then(|| bind.denied_below()),
+        denied: None,
         is_slave: bind.propagation() == RequestedPropagation::RecursiveSlave,
     }
 }

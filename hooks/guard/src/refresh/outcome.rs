@@ -15,6 +15,7 @@ use bindguard_sys::replace::{CloneError, ReplaceError};
 pub use bindguard_core::report::AttachMethod;
 
 use super::bound_file_error::BoundFileError;
+use super::host_roots::HostRootError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
 
@@ -64,6 +65,9 @@ pub enum NotReplaced {
         "its bind is recursive, which requires Linux 6.5 or newer and a container without a user namespace of its own"
     )]
     NeedsBeneath,
+    /// A host-root bind must stay as it is.
+    #[error(transparent)]
+    HostRoot(#[from] HostRootError),
     /// The host's mount of now does not answer.
     #[error("the host's mount of now is dead: {0}")]
     SourceIsDead(String),

@@ -25,6 +25,8 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) spec: &'a SpecUsers,
     pub(super) volumes: &'a dyn CurrentFiles,
     pub(super) records: &'a TuckRecords,
+    /// The container's mounts when they were judged last.
+    pub(super) table: MountTable,
     /// The method that replaced the mount at each mount point.
     pub(super) methods: BTreeMap<PathBuf, AttachMethod>,
     /// The failures at each mount point, and the last reason.
@@ -62,6 +64,7 @@ impl<'a> ContainerRefresh<'a> {
             spec,
             volumes,
             records,
+            table: MountTable::default(),
             methods: BTreeMap::new(),
             failures: BTreeMap::new(),
             notify: Notify::None,

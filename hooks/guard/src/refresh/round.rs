@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::refresh::{SubpathInContainer, changed_by_tuck};
+use bindguard_core::refresh::{KeptMounts, SubpathInContainer, changed_by_tuck};
 use bindguard_core::refresh_request::Notify;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
@@ -17,6 +17,8 @@ use super::progress::{ContainerRefresh, Failure};
 pub(super) struct Round<'r, 'a, 's> {
     pub(super) refresh: &'r mut ContainerRefresh<'a>,
     pub(super) subpaths: &'r [&'s SubpathInContainer],
+    /// The mounts below each when the new mounts were made.
+    pub(super) below: &'r [Option<KeptMounts>],
     pub(super) entered: &'r Entered,
 }
 
@@ -47,9 +49,24 @@ impl Round<'_, '_, '_> {
         other
             .into_iter()
             .for_each(|index| self.fail(index, NotReplaced::Changed));
+        let same = self.without_changes_below(same, &table);
         let attached = self.attach(&same, &table)?;
         self.detach(&attached);
         Ok(false)
+    }
+
+    /// Refuses the stale mounts that have other mounts below than before: those would be lost.
+    fn without_changes_below(&mut self, indices: Vec<usize>, table: &MountTable) -> Vec<usize> {
+        let mut same = Vec::with_capacity(indices.len());
+        for index in indices {
+            let volumes = self.refresh.volumes;
+            match volumes.mounts_below(self.subpaths[index], table) {
+                Ok(below) if has_same_restrictions(&below, &self.below[index]) => same.push(index),
+                Ok(_) => self.fail(index, NotReplaced::Changed),
+                Err(why) => self.fail(index, why),
+            }
+        }
+        same
     }
 
     /// Attaches every new mount. Those of a volume that changed meanwhile are left to the next
@@ -163,6 +180,7 @@ impl Round<'_, '_, '_> {
     }
 
     fn detach(&mut self, attached: &[(usize, AttachMethod)]) {
+        let attached = self.with_private_trees(attached);
         let indices: Vec<usize> = attached.iter().map(|(index, _)| *index).collect();
         for ((index, method), detached) in attached.iter().zip(self.entered.detach_all(&indices)) {
             match detached.and_then(|()| self.keep_propagation(*index, *method)) {
@@ -175,6 +193,26 @@ impl Round<'_, '_, '_> {
                 Err(error) => self.fail(*index, error.into()),
             }
         }
+    }
+
+    /// Makes the stale mounts that have mounts below private, with these. If that fails, the stale
+    /// mount stays, and the next round goes on.
+    fn with_private_trees(
+        &mut self,
+        attached: &[(usize, AttachMethod)],
+    ) -> Vec<(usize, AttachMethod)> {
+        let mut private = Vec::with_capacity(attached.len());
+        for (index, method) in attached.iter().copied() {
+            let made = match self.below[index] {
+                Some(_) => self.entered.make_private(index),
+                None => Ok(()),
+            };
+            match made {
+                Ok(()) => private.push((index, method)),
+                Err(error) => self.fail(index, error.into()),
+            }
+        }
+        private
     }
 
     /// A mount that is attached to a shared one becomes shared.
@@ -208,6 +246,16 @@ impl Round<'_, '_, '_> {
         self.refresh
             .fail(self.subpaths[index], Failure::NotReplaced(why));
     }
+}
+
+/// True if the new mounts below got the attributes that they need now. The host may unmount others
+/// meanwhile.
+fn has_same_restrictions(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool {
+    let restrictions = |below: &Option<KeptMounts>| {
+        let below = below.as_ref();
+        below.map(|below| below.restrictions.clone())
+    };
+    restrictions(now) == restrictions(then)
 }
 
 /// True if the mount of this id still shows the same part of the same volume at the same place.

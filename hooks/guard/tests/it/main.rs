@@ -28,6 +28,7 @@ mod prove;
 mod refresh;
 mod refresh_files;
 mod refresh_files_hostile;
+mod refresh_host_roots;
 mod refresh_hostile;
 mod refresh_interrupted;
 mod refresh_mounts;

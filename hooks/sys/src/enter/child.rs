@@ -104,6 +104,7 @@ impl Child<'_> {
             Request::SetPropagation(index) => self.set_propagation(index),
             Request::Touch(index) => self.touch(index),
             Request::Restore(index) => self.restore_open(index),
+            Request::MakePrivate(index) => self.make_private(index),
         }
     }
 
@@ -220,6 +221,15 @@ impl Child<'_> {
         let mount = place.stale.as_ref();
         let mount = mount.ok_or_else(not_open(Step::SetPropagation))?;
         change(mount, place.job.propagation).map_err(at(Step::SetPropagation))
+    }
+
+    /// Takes the mounts below out of every peer group as well: their detach reaches no other
+    /// namespace then.
+    fn make_private(&self, index: u16) -> Done {
+        let stale = self.place(index)?.stale.as_ref();
+        let stale = stale.ok_or_else(not_open(Step::MakeStalePrivate))?;
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        change(stale, private).map_err(at(Step::MakeStalePrivate))
     }
 
     /// A tucked mount arrives as a shared one; it gets the propagation of the mount that it

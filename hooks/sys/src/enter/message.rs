@@ -14,6 +14,7 @@ pub(super) enum Request {
     SetPropagation(u16),
     Touch(u16),
     Restore(u16),
+    MakePrivate(u16),
 }
 
 impl Request {
@@ -28,6 +29,7 @@ impl Request {
             Self::SetPropagation(index) => (4, index),
             Self::Touch(index) => (5, index),
             Self::Restore(index) => (6, index),
+            Self::MakePrivate(index) => (7, index),
         };
         let [low, high] = index.to_le_bytes();
         [code, low, high]
@@ -43,6 +45,7 @@ impl Request {
             4 => Self::SetPropagation(index),
             5 => Self::Touch(index),
             6 => Self::Restore(index),
+            7 => Self::MakePrivate(index),
             _ => return None,
         })
     }
@@ -100,6 +103,7 @@ mod tests {
             Request::SetPropagation,
             Request::Touch,
             Request::Restore,
+            Request::MakePrivate,
         ] {
             let request = request(513);
             assert_eq!(Request::from_bytes(request.to_bytes()), Some(request));

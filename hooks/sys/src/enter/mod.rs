@@ -175,6 +175,15 @@ impl Entered {
         tucked
     }
 
+    /// Makes the stale mount, and the mounts below, private: the detach of these mounts then reaches
+    /// no other namespace.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn make_private(&self, index: usize) -> Result<(), EnterError> {
+        self.call(Request::MakePrivate, index)
+    }
+
     /// Detaches the stale mount. It is no error if it was detached already.
     ///
     /// # Errors

@@ -18,12 +18,14 @@ mod attach;
 mod detach;
 mod new_mount;
 mod remount;
+mod restrict;
 mod step;
 mod tuck;
 
 pub use attach::attach_beneath;
 pub use detach::detach;
 pub use new_mount::{CloneError, CloneSettings, NewMount, clone_like, clone_mount};
+pub use restrict::restrict_below;
 pub use step::{ReplaceError, Step};
 pub use tuck::attach_tucked;
 

@@ -13,6 +13,8 @@ use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full};
 
+use super::step::ReplaceError;
+
 /// A mount that is attached nowhere.
 #[derive(Debug)]
 pub struct NewMount {
@@ -26,6 +28,8 @@ pub struct NewMount {
 pub struct CloneSettings {
     /// The mounts below the source come along, with these denials. `None` for the top mount alone.
     pub below: Option<MountAttributes>,
+    /// The denials of the spec, besides those of the stale mount.
+    pub denied: Option<MountAttributes>,
     /// The spec says rslave. The stale mount shows that no longer once its master is unmounted.
     pub is_slave: bool,
 }
@@ -61,6 +65,20 @@ pub enum CloneError {
         #[source]
         source: io::Error,
     },
+    /// A mount below cannot get the attributes of the mount that it is to replace.
+    #[error("give the new mount at {} the attributes {attributes}", path.display())]
+    Below {
+        /// The path below the new mount.
+        path: PathBuf,
+        /// The attributes.
+        attributes: MountAttributes,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+    /// The tree of new mounts could not be attached to give it attributes.
+    #[error("prepare the new mounts")]
+    Prepare(#[source] ReplaceError),
 }
 
 /// A mount of `target` with the attributes of the mount that it is opened on, or those to `keep`.
@@ -110,17 +128,18 @@ pub fn clone_like(
     };
     let propagation = u64::from(propagation.bits());
     let users = users.map(AsFd::as_fd);
-    let set = mount_setattr_in_full(&mount, stale.attributes, propagation, users);
+    let attributes = match settings.denied {
+        Some(denied) => stale.attributes.with_denied_by(denied),
+        None => stale.attributes,
+    };
+    let set = mount_setattr_in_full(&mount, attributes, propagation, users);
     let set = set.and_then(|()| match settings.below {
         Some(denied) => mount_setattr_below(&mount, denied, propagation),
         None => Ok(()),
     });
     match set {
         Ok(()) => Ok(NewMount::complete(mount)),
-        Err(source) => Err(CloneError::Attributes {
-            attributes: stale.attributes,
-            source,
-        }),
+        Err(source) => Err(CloneError::Attributes { attributes, source }),
     }
 }
 
@@ -145,6 +164,11 @@ fn cloned(target: &Handle, below: OpenTreeFlags) -> Result<OwnedFd, CloneError> 
 /// A copy of the mount of an open file, with that file as its root.
 pub(crate) fn copy_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
     copy(file, OpenTreeFlags::empty())
+}
+
+/// The same with the mounts below.
+pub(super) fn tree_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
+    copy(file, OpenTreeFlags::AT_RECURSIVE)
 }
 
 fn copy(file: impl AsFd, below: OpenTreeFlags) -> Result<OwnedFd, Errno> {

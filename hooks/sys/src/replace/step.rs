@@ -59,6 +59,8 @@ steps! {
     Return = "returning to the container's mount namespace",
     /// The parent's propagation is set as it was.
     RestoreParent = "restoring the propagation of the parent mount",
+    /// The stale mount and the mounts below leave their peer groups.
+    MakeStalePrivate = "making the stale mounts private",
     /// `umount2(2)` with `MNT_DETACH`.
     Detach = "detaching the stale mount",
     /// The new mount's propagation is set.

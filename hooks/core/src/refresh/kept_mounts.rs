@@ -1,0 +1,333 @@
+//! The mounts below a private host-root bind: copies of the host's mounts, and mounts that the
+//! container or its runtime made.
+//!
+//! A copy may be lost with the bind: the new bind shows what the host has. A mount is certainly a
+//! copy if the host has the same mount at the same place. The host may have unmounted a mount since.
+//! Then the copy is what the refresh releases. The mount is taken for such a copy only if nothing
+//! else can have made the mount: neither the container, nor the spec, nor a hook.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use super::HostRootBind;
+use crate::evidence::FilePlace;
+use crate::mount_table::{MountAttributes, MountEntry, MountId, MountIndex, MountTable};
+use crate::paths::below;
+use crate::spec::MountMakers;
+
+/// The mounts below one mount of a container.
+#[derive(Debug)]
+pub struct MountsBelow<'t> {
+    mounts: Vec<&'t MountEntry>,
+    index: MountIndex<'t>,
+}
+
+/// The attributes that the new mount at a path below the bind keeps from the old one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restriction {
+    /// The path below the bind.
+    pub path: PathBuf,
+    /// The attributes.
+    pub attributes: MountAttributes,
+}
+
+/// The mounts below a bind that are lost with the old bind, or come again with the new one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptMounts {
+    /// The old mounts that are more restricted than the host's.
+    pub restrictions: Vec<Restriction>,
+    /// The places in the container of the mounts that the host no longer has.
+    pub released: Vec<PathBuf>,
+}
+
+impl KeptMounts {
+    /// The restrictions, by path.
+    pub fn attributes(&self) -> Vec<(PathBuf, MountAttributes)> {
+        let pair = |it: &Restriction| (it.path.clone(), it.attributes);
+        self.restrictions.iter().map(pair).collect()
+    }
+}
+
+/// Why a mount below a bind must not be lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotOfHost {
+    /// The spec names a path below the bind.
+    #[error("the spec mounts or masks {} in it", .0.display())]
+    InSpec(PathBuf),
+    /// The container, its runtime or a hook may have made the mount.
+    #[error("the mount at {} in it may not be a copy of a mount of the host", .0.display())]
+    Perhaps(PathBuf),
+    /// The host has several mounts at a place where the container's mount is more restricted.
+    #[error("several mounts are at {} in it", .0.display())]
+    Stacked(PathBuf),
+}
+
+impl<'t> MountsBelow<'t> {
+    /// Finds the mounts below the mount with this id; `None` if the table lacks the mount.
+    pub fn of(table: &'t MountTable, top: MountId) -> Option<Self> {
+        let index = MountIndex::of(table);
+        let top = index.mount(top)?;
+        let mut children: HashMap<MountId, Vec<&MountEntry>> = HashMap::new();
+        for mount in table.entries().iter().filter(|it| it.id != it.parent) {
+            children.entry(mount.parent).or_default().push(mount);
+        }
+        let (mut mounts, mut next) = (Vec::new(), vec![top.id]);
+        while let Some(parent) = next.pop() {
+            // A mount has one parent: removed, a loop in a forged table ends.
+            for mount in children.remove(&parent).unwrap_or_default() {
+                next.push(mount.id);
+                mounts.push(mount);
+            }
+        }
+        Some(Self { mounts, index })
+    }
+
+    /// Compares the mounts with those of the host. `place_of` finds the place of a source of the
+    /// spec on the host, `None` if that is not known.
+    ///
+    /// # Errors
+    /// If a mount below the bind must not be lost.
+    pub fn compared(
+        &self,
+        bind: &HostRootBind,
+        host: &MountTable,
+        makers: &MountMakers,
+        place_of: &dyn Fn(&Path) -> Option<FilePlace>,
+    ) -> Result<KeptMounts, NotOfHost> {
+        if let Some(path) = makers.path_below(&bind.destination) {
+            return Err(NotOfHost::InSpec(path.to_owned()));
+        }
+        let host = HostMounts::below(host, &bind.source);
+        let mut kept = KeptMounts::default();
+        let mut gone = Vec::new();
+        for mount in &self.mounts {
+            let perhaps = || NotOfHost::Perhaps(mount.mount_point.clone());
+            let path = below(&mount.mount_point, &bind.destination).ok_or_else(perhaps)?;
+            match host.equal(path, mount) {
+                Some(equal) if is_restricted(mount, equal) => {
+                    if host.has_several(path) {
+                        return Err(NotOfHost::Stacked(mount.mount_point.clone()));
+                    }
+                    kept.restrictions.push(Restriction {
+                        path: path.to_owned(),
+                        attributes: mount.attributes,
+                    });
+                }
+                Some(_) => {}
+                None => gone.push(*mount),
+            }
+        }
+        let others = OtherMakers::of(self, bind, makers, place_of);
+        for mount in gone {
+            if !others.cannot_have_made(mount, self.index.parent(mount)) {
+                return Err(NotOfHost::Perhaps(mount.mount_point.clone()));
+            }
+            kept.released.push(mount.mount_point.clone());
+        }
+        Ok(kept)
+    }
+}
+
+/// The host's mounts below a path, by their paths below.
+struct HostMounts<'h>(BTreeMap<&'h Path, Vec<&'h MountEntry>>);
+
+impl<'h> HostMounts<'h> {
+    fn below(table: &'h MountTable, source: &Path) -> Self {
+        let mut mounts: BTreeMap<&Path, Vec<&MountEntry>> = BTreeMap::new();
+        for mount in table.entries() {
+            if let Some(path) = below(&mount.mount_point, source) {
+                mounts.entry(path).or_default().push(mount);
+            }
+        }
+        Self(mounts)
+    }
+
+    fn at(&self, path: &Path) -> &[&'h MountEntry] {
+        self.0.get(path).map_or(&[], Vec::as_slice)
+    }
+
+    fn equal(&self, path: &Path, mount: &MountEntry) -> Option<&'h MountEntry> {
+        let is_equal = |host: &&&MountEntry| {
+            // Tables of containers have no sources, which have the root of an NFS mount.
+            let is_same_root = host.root == mount.root || host.fs_type.has_root_in_source();
+            let ids = |mount: &MountEntry| mount.attributes.is_idmapped();
+            host.device == mount.device && is_same_root && ids(host) == ids(mount)
+        };
+        self.at(path).iter().find(is_equal).copied()
+    }
+
+    fn has_several(&self, path: &Path) -> bool {
+        self.at(path).len() > 1
+    }
+}
+
+/// True if the old mount denies more than the host's, or keeps access times otherwise.
+fn is_restricted(mount: &MountEntry, host: &MountEntry) -> bool {
+    let times = |mount: &MountEntry| mount.attributes.bits() & MountAttributes::ACCESS_TIMES;
+    mount.attributes.denied_beyond(host.attributes) > 0 || times(mount) != times(host)
+}
+
+/// The makers of mounts besides the recursive bind itself.
+struct OtherMakers {
+    is_unknown: bool,
+    /// The sources of binds that are not at their destinations: a symlink of the image led the
+    /// runtime elsewhere.
+    sources: Vec<FilePlace>,
+    fs_types: Vec<String>,
+}
+
+impl OtherMakers {
+    fn of(
+        below: &MountsBelow<'_>,
+        bind: &HostRootBind,
+        makers: &MountMakers,
+        place_of: &dyn Fn(&Path) -> Option<FilePlace>,
+    ) -> Self {
+        let mut others = Self {
+            is_unknown: makers.has_hooks() || makers.container_may_mount(),
+            sources: Vec::new(),
+            fs_types: Vec::new(),
+        };
+        let is_elsewhere = |place: &Path| below.index.stack_at(place).is_empty();
+        for mount in makers.mounts() {
+            if mount.destination == bind.destination || !is_elsewhere(&mount.destination) {
+                continue;
+            }
+            match &mount.source {
+                Some(source) => match place_of(source) {
+                    Some(place) => others.sources.push(place),
+                    None => others.is_unknown = true,
+                },
+                None => others.fs_types.push(mount.fs_type.clone()),
+            }
+        }
+        others
+    }
+
+    fn cannot_have_made(&self, mount: &MountEntry, parent: Option<&MountEntry>) -> bool {
+        let shows =
+            |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
+        // A file that was replaced since keeps only its device.
+        let is_replaced = |place: &FilePlace| mount.root.deleted && mount.device == place.device;
+        !self.is_unknown
+            && !self.sources.iter().any(is_replaced)
+            && !mount.attributes.is_idmapped()
+            && !parent.is_none_or(|parent| is_bound_onto_itself(mount, parent))
+            && !self.sources.iter().any(shows)
+            && !self.fs_types.contains(&mount.fs_type.0)
+    }
+}
+
+/// True for a bind of a folder onto itself, as a runtime makes it for a read-only path.
+fn is_bound_onto_itself(mount: &MountEntry, parent: &MountEntry) -> bool {
+    mount.device == parent.device
+        && parent.place_in_filesystem(&mount.mount_point).as_ref() == Some(&mount.root.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::Pinning;
+    use crate::mount_table::Device;
+
+    const HOST: &str = "1 0 8:1 / / rw,relatime shared:1 - ext4 d rw
+2 1 0:5 / /proc rw,nosuid,relatime shared:2 - proc p rw
+3 1 8:2 / /mnt/data rw,relatime shared:3 - xfs e rw
+";
+    const CONTAINER: &str = "10 9 0:40 / / rw - overlay o rw
+11 10 8:1 / /host rw,relatime - ext4 d rw
+12 11 0:5 / /host/proc rw,nosuid,relatime - proc p rw
+";
+
+    /// The comparison for a container with these mounts besides, which cannot mount itself.
+    fn compared(more: &str, spec: &str) -> Result<KeptMounts, NotOfHost> {
+        let table = |text: &str| MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        let container = table(&format!("{CONTAINER}{more}"));
+        let bind = HostRootBind {
+            source: "/".into(),
+            destination: "/host".into(),
+            current: FilePlace {
+                device: Device { major: 8, minor: 1 },
+                path: "/".into(),
+            },
+            pinning: Pinning {
+                bind: true,
+                rootfs: false,
+                private_mount: None,
+                kept: None,
+            },
+        };
+        let makers = MountMakers::from_spec(spec.as_bytes()).unwrap();
+        let place_of = |source: &Path| {
+            let device = Device { major: 8, minor: 7 };
+            let path = source.to_owned();
+            (source != Path::new("/unknown")).then_some(FilePlace { device, path })
+        };
+        let below = MountsBelow::of(&container, MountId(11)).unwrap();
+        below.compared(&bind, &table(HOST), &makers, &place_of)
+    }
+
+    const PLAIN: &str = r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/host","type":"bind","source":"/"}]}"#;
+
+    #[test]
+    fn a_mount_that_the_host_unmounted_is_released() {
+        let disk = "13 11 8:3 / /host/mnt/old rw,relatime - ext4 f rw\n";
+        let kept = compared(disk, PLAIN).unwrap();
+        assert_eq!(kept.released, [Path::new("/host/mnt/old")]);
+        assert_eq!(compared("", PLAIN), Ok(KeptMounts::default()));
+        // A network namespace, and a mount of the host's at another place.
+        for line in [
+            "13 11 0:4 net:[4026532000] /host/run/netns/a rw - nsfs n rw\n",
+            "13 11 8:2 / /host/mnt/other rw,relatime - xfs e rw\n",
+        ] {
+            assert_eq!(compared(line, PLAIN).unwrap().released.len(), 1, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_mount_that_something_else_may_have_made_is_kept() {
+        let disk = "13 11 8:3 / /host/mnt/old rw,relatime - ext4 f rw\n";
+        let perhaps = |line: &str, spec: &str| match compared(line, spec) {
+            Err(NotOfHost::Perhaps(_)) => true,
+            other => panic!("{line} {spec}: {other:?}"),
+        };
+        for spec in [
+            "{}",
+            r#"{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}}}"#,
+            r#"{"process":{"capabilities":{}},"hooks":{"createContainer":[{}]}}"#,
+            r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/var/run/x","type":"bind","source":"/unknown"}]}"#,
+            r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/link","type":"ext4","source":"/dev/sdb"}]}"#,
+        ] {
+            assert!(perhaps(disk, spec));
+        }
+        for line in [
+            "13 11 8:1 /etc /host/etc ro,relatime - ext4 d rw\n",
+            "13 11 8:3 / /host/x rw,relatime,idmapped - ext4 f rw\n",
+            "13 11 8:3 / /elsewhere rw,relatime - ext4 f rw\n",
+        ] {
+            assert!(perhaps(line, PLAIN));
+        }
+        let linked = r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/link","type":"bind","source":"/s"}]}"#;
+        for root in ["/s", "/other//deleted"] {
+            let line = format!("13 11 8:7 {root} /host/x rw - ext4 f rw\n");
+            assert!(perhaps(&line, linked));
+        }
+        // A file of a pod that is gone.
+        let deleted = "13 11 8:3 /x//deleted /host/x rw,relatime - ext4 f rw\n";
+        assert!(compared(deleted, linked).is_ok());
+        assert!(compared(disk, linked).is_ok());
+        let below = r#"{"mounts":[{"destination":"/host/etc/x","type":"bind","source":"/s"}]}"#;
+        let refused = compared("", below);
+        assert_eq!(refused, Err(NotOfHost::InSpec("/host/etc/x".into())));
+    }
+
+    #[test]
+    fn a_stricter_mount_stays_strict() {
+        let strict = "13 11 8:2 / /host/mnt/data ro,noatime - xfs e rw\n";
+        let kept = compared(strict, PLAIN).unwrap();
+        let attributes = MountAttributes::from_options("ro,noatime".as_ref());
+        let path = "mnt/data".into();
+        assert_eq!(kept.restrictions, [Restriction { path, attributes }]);
+        assert_eq!(kept.released, [] as [PathBuf; 0]);
+    }
+}

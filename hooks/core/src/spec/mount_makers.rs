@@ -1,0 +1,239 @@
+//! Everything in a spec that can put a mount into its container: its mounts, the paths that the
+//! runtime masks or makes read-only, hooks, and the right of the container itself to mount.
+//!
+//! Mirrors `mounts`, `linux.maskedPaths`, `linux.readonlyPaths`, `hooks` and
+//! `process.capabilities` of the [runtime spec][spec].
+//!
+//! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::paths::below;
+
+/// The capability of mount(2): capabilities(7).
+const CAP_SYS_ADMIN: &str = "CAP_SYS_ADMIN";
+
+/// The parts of a spec that can put a mount into its container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountMakers {
+    mounts: Vec<SpecMount>,
+    covered: Vec<PathBuf>,
+    has_hooks: bool,
+    container_may_mount: bool,
+}
+
+/// An entry of `mounts`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecMount {
+    /// The position in `mounts`.
+    pub index: usize,
+    /// The path in the container.
+    pub destination: PathBuf,
+    /// The source of a bind; `None` for other mounts.
+    pub source: Option<PathBuf>,
+    /// The filesystem type of a mount that is no bind.
+    pub fs_type: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Spec {
+    mounts: Option<Vec<Option<RawMount>>>,
+    linux: Option<Linux>,
+    hooks: Option<Hooks>,
+    process: Option<Process>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RawMount {
+    destination: Option<PathBuf>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    source: Option<PathBuf>,
+    options: Option<Vec<Option<String>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Linux {
+    masked_paths: Option<Vec<PathBuf>>,
+    readonly_paths: Option<Vec<PathBuf>>,
+}
+
+/// The hooks that run before the program of the container and can reach its mount namespace.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Hooks {
+    prestart: Option<Vec<IgnoredAny>>,
+    create_runtime: Option<Vec<IgnoredAny>>,
+    create_container: Option<Vec<IgnoredAny>>,
+    start_container: Option<Vec<IgnoredAny>>,
+    poststart: Option<Vec<IgnoredAny>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Process {
+    capabilities: Option<Capabilities>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Capabilities {
+    bounding: Option<Vec<String>>,
+    effective: Option<Vec<String>>,
+    inheritable: Option<Vec<String>>,
+    permitted: Option<Vec<String>>,
+    ambient: Option<Vec<String>>,
+}
+
+impl MountMakers {
+    /// Reads a spec.
+    ///
+    /// # Errors
+    /// If the bytes are not JSON, or if one of these values does not have the runtime spec's shape.
+    pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
+        let Spec {
+            mounts,
+            linux,
+            hooks,
+            process,
+        } = serde_json::from_slice(bytes)?;
+        let linux = linux.unwrap_or_default();
+        let mounts = mounts.unwrap_or_default().into_iter().enumerate();
+        let capabilities = process.and_then(|process| process.capabilities);
+        Ok(Self {
+            mounts: mounts
+                .filter_map(|(index, mount)| Some(mount?.at(index)))
+                .collect(),
+            covered: [linux.masked_paths, linux.readonly_paths]
+                .into_iter()
+                .flatten()
+                .flatten()
+                .collect(),
+            has_hooks: hooks.is_some_and(|hooks| hooks.has_any()),
+            // Without a list, the runtime decides.
+            container_may_mount: capabilities.is_none_or(|sets| sets.has_sys_admin()),
+        })
+    }
+
+    /// The entries of `mounts`.
+    pub fn mounts(&self) -> &[SpecMount] {
+        &self.mounts
+    }
+
+    /// True if a hook may have mounted something.
+    pub fn has_hooks(&self) -> bool {
+        self.has_hooks
+    }
+
+    /// True if a process of the container can have `CAP_SYS_ADMIN`, so that it may have mounted
+    /// something itself.
+    pub fn container_may_mount(&self) -> bool {
+        self.container_may_mount
+    }
+
+    /// A path below `place` at which the spec mounts, masks or protects something.
+    pub fn path_below(&self, place: &Path) -> Option<&Path> {
+        let destinations = self.mounts.iter().map(|mount| &mount.destination);
+        let is_below =
+            |path: &&PathBuf| below(path, place).is_some_and(|name| !name.as_os_str().is_empty());
+        let mut all = destinations.chain(&self.covered);
+        all.find(is_below).map(PathBuf::as_path)
+    }
+}
+
+impl RawMount {
+    fn at(self, index: usize) -> SpecMount {
+        let options = self.options.unwrap_or_default();
+        let is_bind_option = |option: &String| option == "bind" || option == "rbind";
+        let fs_type = self.kind.unwrap_or_default();
+        let is_bind = fs_type == "bind" || options.iter().flatten().any(is_bind_option);
+        SpecMount {
+            index,
+            destination: self.destination.unwrap_or_default(),
+            source: is_bind.then(|| self.source.unwrap_or_default()),
+            fs_type,
+        }
+    }
+}
+
+impl Hooks {
+    fn has_any(&self) -> bool {
+        let all = [
+            &self.prestart,
+            &self.create_runtime,
+            &self.create_container,
+            &self.start_container,
+            &self.poststart,
+        ];
+        let is_set = |hooks: &&Option<Vec<IgnoredAny>>| {
+            hooks.as_ref().is_some_and(|hooks| !hooks.is_empty())
+        };
+        all.iter().any(is_set)
+    }
+}
+
+impl Capabilities {
+    fn has_sys_admin(&self) -> bool {
+        let sets = [
+            &self.bounding,
+            &self.effective,
+            &self.inheritable,
+            &self.permitted,
+            &self.ambient,
+        ];
+        let mut names = sets.into_iter().flatten().flatten();
+        names.any(|name| name == CAP_SYS_ADMIN || name == "ALL")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn makers(spec: &str) -> MountMakers {
+        MountMakers::from_spec(spec.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_container_without_the_capability_cannot_mount() {
+        for (spec, may_mount) in [
+            ("{}", true),
+            (r#"{"process":{}}"#, true),
+            (r#"{"process":{"capabilities":{}}}"#, false),
+            (
+                r#"{"process":{"capabilities":{"bounding":["CAP_CHOWN"]}}}"#,
+                false,
+            ),
+            (
+                r#"{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}}}"#,
+                true,
+            ),
+            (
+                r#"{"process":{"capabilities":{"ambient":["CAP_SYS_ADMIN"]}}}"#,
+                true,
+            ),
+        ] {
+            assert_eq!(makers(spec).container_may_mount(), may_mount, "{spec}");
+        }
+        assert!(makers(r#"{"hooks":{"createContainer":[{"path":"/h"}]}}"#).has_hooks());
+        assert!(!makers(r#"{"hooks":{"createContainer":[],"poststop":[{}]}}"#).has_hooks());
+    }
+
+    #[test]
+    fn paths_below_a_bind_are_found_by_name() {
+        let spec = makers(
+            r#"{"mounts":[null,{"destination":"/host","source":"/","options":["rbind"]},
+                {"destination":"/host/proc","type":"proc","source":"proc"},{"destination":"/hosts","type":"bind"}],
+                "linux":{"maskedPaths":["/proc/kcore"],"readonlyPaths":["/data/etc"]}}"#,
+        );
+        let found = |place: &str| spec.path_below(Path::new(place)).and_then(Path::to_str);
+        assert_eq!(found("/host"), Some("/host/proc"));
+        assert_eq!(found("/hosts"), None);
+        assert_eq!(found("/data"), Some("/data/etc"));
+        let sources: Vec<_> = spec.mounts().iter().map(|it| it.source.clone()).collect();
+        assert_eq!(sources, [Some("/".into()), None, Some(PathBuf::default())]);
+        assert_eq!(spec.mounts()[0].index, 1);
+    }
+}

@@ -1,0 +1,251 @@
+//! The host-root binds of a container whose private copies keep the host's mounts alive.
+//!
+//! The new mount is the one that a create gives now: a recursive clone of the source that receives
+//! the host's mounts and umounts (rslave), with the restrictions of the old mount and of the spec.
+//! Policy decides as at a create: its scope, its rule for read-only binds, the pod's annotations.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bindguard_core::evidence::FilePlace;
+use bindguard_core::judge::{Finding, Pinning, Verdict};
+use bindguard_core::mount_table::{MountAttributes, MountTable};
+use bindguard_core::places::Places;
+use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
+use bindguard_core::refresh::{
+    HostRootBind, KeptMounts, MountsBelow, NotOfHost, SubpathInContainer, host_roots_in_container,
+};
+use bindguard_core::source::SourceKind;
+use bindguard_core::spec::{Bind, MountMakers};
+use bindguard_sys::bundle::read_spec;
+use bindguard_sys::observe::BindSource;
+use bindguard_sys::replace::CloneSettings;
+use bindguard_sys::{Handle, MountinfoError, Mounts, OpenedTarget, open_without_waiting};
+
+use super::current_files::CurrentFiles;
+use super::outcome::NotReplaced;
+use crate::admission::OpenBundle;
+use crate::inspect::inspect;
+use crate::probes::Probes;
+
+/// Why a host-root bind is not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum HostRootError {
+    /// Mounts that arrive later would be writable.
+    #[error("its bind is recursively read-only (rro), which requires a private mount")]
+    RecursivelyReadOnly,
+    /// The same, by policy.
+    #[error("its bind is read-only, and policy keeps read-only binds private")]
+    ReadOnlyKept,
+    /// Policy, or an annotation of the pod, permits no change.
+    #[error("policy only reports host-root binds")]
+    OnlyReported,
+    /// The new mount would receive no umount either.
+    #[error(
+        "{path} is private on the host, so rslave has no effect; run mount --make-rshared {path}",
+        path = .mount.display()
+    )]
+    PrivateOnHost {
+        /// The mount of the source on the host.
+        mount: PathBuf,
+    },
+    /// A mount below must not be lost.
+    #[error(transparent)]
+    Below(NotOfHost),
+    /// The spec was not understood.
+    #[error("find the mounts that the spec makes")]
+    Spec(#[source] Arc<serde_json::Error>),
+    /// The mounts of the host could not be read.
+    #[error("compare with the mounts of the host")]
+    HostMounts(#[source] MountinfoError),
+}
+
+/// The host-root binds of one container.
+#[derive(Debug)]
+pub struct HostRoots {
+    binds: Vec<RootBind>,
+    makers: Result<MountMakers, Arc<serde_json::Error>>,
+    mode: Mode,
+}
+
+#[derive(Debug)]
+struct RootBind {
+    source: PathBuf,
+    destination: PathBuf,
+    pinning: Pinning,
+    denied: MountAttributes,
+    denied_below: MountAttributes,
+}
+
+impl HostRoots {
+    /// The binds of the container with this bundle that a create under this policy would make
+    /// rslave, or would report. None if the bundle has no spec.
+    pub fn open(bundle: &Path, policy: &Policy, places: &Places) -> Option<Self> {
+        let bytes = read_spec(bundle).ok()?;
+        let bundle = OpenBundle::parse(&bytes, bundle, policy).ok()?;
+        Some(Self::of(&bundle, places))
+    }
+
+    fn of(bundle: &OpenBundle<'_>, places: &Places) -> Self {
+        // Nothing else of the spec is of interest, so no other source is probed for its own sake.
+        let policy = Policy {
+            stale_subpaths: Mode::Off,
+            unmounted_volumes: Alarm::Off,
+            dead_sources: Alarm::Off,
+            ..*bundle.policy
+        };
+        let probes = Probes::for_create();
+        let findings = inspect(&bundle.spec, bundle.path, &policy, places, &probes);
+        let binds = bundle.spec.binds();
+        let found = findings.into_iter().filter_map(|finding| {
+            let bind = binds.iter().find(|it| Some(it.index()) == finding.bind)?;
+            RootBind::of(bind, finding)
+        });
+        Self {
+            binds: found.collect(),
+            makers: MountMakers::from_spec(bundle.spec.bytes()).map_err(Arc::new),
+            mode: policy.host_root,
+        }
+    }
+
+    fn bind_of(&self, stale: &SubpathInContainer) -> Option<&RootBind> {
+        let is_of = |bind: &&RootBind| {
+            bind.source == stale.volume && bind.destination == stale.mount.mount_point
+        };
+        self.binds.iter().find(is_of)
+    }
+
+    /// The mounts below, if the old ones may go with the stale mount.
+    fn kept_mounts(
+        &self,
+        bind: &RootBind,
+        stale: &SubpathInContainer,
+        table: &MountTable,
+    ) -> Result<KeptMounts, NotReplaced> {
+        let (Some(now), Some(below)) = (
+            table.mount(stale.mount.id),
+            MountsBelow::of(table, stale.mount.id),
+        ) else {
+            return Err(NotReplaced::Changed);
+        };
+        if now.propagation.passes_umounts_on() {
+            return Err(NotReplaced::Changed);
+        }
+        let parent = table.mount(now.parent);
+        if parent.is_none_or(|parent| parent.propagation.peer_group.is_some()) {
+            return Err(NotReplaced::ParentIsShared);
+        }
+        let (_, root) = bind.open().ok_or(NotReplaced::Changed)?;
+        let makers = self.makers.as_ref();
+        let makers = makers.map_err(|error| HostRootError::Spec(Arc::clone(error)))?;
+        let host = bindguard_sys::read_mount_table().map_err(HostRootError::HostMounts)?;
+        let kept = below.compared(&root, &host, makers, &place_of);
+        Ok(kept.map_err(HostRootError::Below)?)
+    }
+}
+
+impl RootBind {
+    /// A bind without the mounts below its source keeps none of them alive.
+    fn of(bind: &Bind<'_>, finding: Finding) -> Option<Self> {
+        let Verdict::Pinning(pinning) = finding.verdict else {
+            return None;
+        };
+        let is_host_root = finding.kind == SourceKind::HostRoot && bind.is_recursive();
+        is_host_root.then(|| Self {
+            source: bind.source().to_owned(),
+            destination: bind.destination().to_owned(),
+            pinning,
+            denied: bind.denied(),
+            denied_below: bind.denied_below(),
+        })
+    }
+
+    /// The source, if no server has to answer. A link is not followed: the container could have
+    /// exchanged a folder on the way. The CRI resolves links before it writes the spec.
+    fn open(&self) -> Option<(Handle, HostRootBind)> {
+        let (handle, source) = local_source(&self.source)?;
+        if source.path != self.source {
+            return None;
+        }
+        let root = HostRootBind {
+            source: source.path.clone(),
+            destination: self.destination.clone(),
+            current: FilePlace {
+                device: source.mount.device,
+                path: source.mount.place_in_filesystem(&source.path)?,
+            },
+            pinning: self.pinning.clone(),
+        };
+        Some((handle, root))
+    }
+
+    fn refusal(&self, mode: Mode) -> Option<HostRootError> {
+        match (self.pinning.kept, &self.pinning.private_mount) {
+            (Some(Kept::RecursivelyReadOnly), _) => Some(HostRootError::RecursivelyReadOnly),
+            (Some(Kept::ReadOnly), _) => Some(HostRootError::ReadOnlyKept),
+            (None, Some(mount)) => {
+                let mount = mount.clone();
+                Some(HostRootError::PrivateOnHost { mount })
+            }
+            (None, None) => (mode != Mode::Repair).then_some(HostRootError::OnlyReported),
+        }
+    }
+}
+
+impl CurrentFiles for HostRoots {
+    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        let binds = self.binds.iter().filter_map(|bind| Some(bind.open()?.1));
+        host_roots_in_container(table, &binds.collect::<Vec<_>>())
+    }
+
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+        let bind = self.bind_of(stale)?;
+        if let Some(refusal) = bind.refusal(self.mode) {
+            return Some(Err(refusal.into()));
+        }
+        let (handle, _) = bind.open()?;
+        Some(Ok(OpenedTarget {
+            timestamp: None,
+            file: Some(handle),
+        }))
+    }
+
+    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
+        let settings = |bind: &RootBind| CloneSettings {
+            below: Some(bind.denied_below),
+            denied: Some(bind.denied),
+            is_slave: true,
+        };
+        self.bind_of(stale).map(settings).unwrap_or_default()
+    }
+
+    fn mounts_below(
+        &self,
+        stale: &SubpathInContainer,
+        table: &MountTable,
+    ) -> Result<Option<KeptMounts>, NotReplaced> {
+        let bind = self.bind_of(stale);
+        bind.map(|bind| self.kept_mounts(bind, stale, table))
+            .transpose()
+    }
+}
+
+fn local_source(path: &Path) -> Option<(Handle, BindSource)> {
+    let earlier = Mounts::default();
+    let handle = open_without_waiting(path, |handle| earlier.is_local(handle)).ok()?;
+    let handle = handle.unqueried();
+    let source = BindSource::of(&handle, &earlier.for_newly_opened())?;
+    Some((handle, source))
+}
+
+/// The place of a source of the spec. `None` if it is relative, or a server would have to answer.
+fn place_of(source: &Path) -> Option<FilePlace> {
+    let (_, found) = local_source(source).filter(|_| source.is_absolute())?;
+    Some(FilePlace {
+        device: found.mount.device,
+        path: found.mount.place_in_filesystem(&found.path)?,
+    })
+}

@@ -1,0 +1,408 @@
+//! A private host-root bind of a running container keeps each mount that the host had at its start.
+//! A refresh gives the container the mounts of now, which receive the host's umounts.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+use bindguard_core::places::Places;
+use bindguard_core::policy::{Mode, Policy, ReadOnlyBinds};
+use bindguard_core::refresh_request::Notify;
+use bindguard_guard::refresh::{
+    AttachMethod, HostRootError, HostRoots, NotReplaced, RefreshAct, RefreshOutcome, Refreshed,
+    TuckRecords, refresh_container,
+};
+use bindguard_testing::live::{self, Container, Inside};
+use bindguard_testing::{Folder, helper};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use serde_json::json;
+
+use crate::refresh_scene;
+
+/// False, with a printed reason, without privilege or `MOVE_MOUNT_BENEATH`.
+fn can_run() -> bool {
+    let has_beneath = live::kernel() >= (6, 5);
+    if !has_beneath {
+        bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
+    }
+    has_beneath && refresh_scene::can_run()
+}
+
+/// A folder of the host with a kubelet's root and a disk in it, which a container has at `/host`.
+struct Scene {
+    host: Folder,
+    root: tempfile::TempDir,
+    policy: Policy,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self {
+            host: Folder::new(),
+            root: tempfile::tempdir().unwrap(),
+            policy: Policy::default(),
+        };
+        for folder in ["kubelet/pods", "bundle", "disk", "later"] {
+            fs::create_dir_all(scene.host.path().join(folder)).unwrap();
+        }
+        scene.write_spec(&["rprivate"], &[]);
+        mount_tmpfs(&scene.disk());
+        fs::write(scene.disk().join("file"), "disk").unwrap();
+        scene
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.host.path().join("disk")
+    }
+
+    /// The spec of a container with these capabilities and these options of its bind, beside
+    /// `rbind`.
+    fn write_spec(&self, options: &[&str], capabilities: &[&str]) {
+        let options = [&["rbind"], options].concat();
+        let bind = json!({
+            "type": "bind", "source": self.host.path(), "destination": "/host",
+            "options": options,
+        });
+        let spec = json!({
+            "ociVersion": "1.2.0", "mounts": [bind],
+            "process": {"capabilities": {"bounding": capabilities}},
+            "linux": {"rootfsPropagation": "rslave"},
+        });
+        fs::write(self.bundle().join("config.json"), spec.to_string()).unwrap();
+    }
+
+    fn bundle(&self) -> PathBuf {
+        self.host.path().join("bundle")
+    }
+
+    fn start(&self) -> Container {
+        self.start_with(|| {})
+    }
+
+    fn start_with(&self, more: impl FnOnce()) -> Container {
+        Container::start_with(self.root.path(), &[self.bind()], more)
+    }
+
+    fn bind(&self) -> Inside {
+        Inside::tree(self.host.path().to_owned(), "host")
+    }
+
+    fn refresh(&self, container: &Container) -> Refreshed {
+        self.act(container, RefreshAct::Replace(Notify::None))
+    }
+
+    fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
+        let places = Places {
+            kubelet_roots: vec![self.host.path().join("kubelet")],
+            ..Places::default()
+        };
+        let roots = HostRoots::open(&self.bundle(), &self.policy, &places).unwrap();
+        refresh_container(
+            helper(),
+            &container.process,
+            Some(container.spec()),
+            &roots,
+            act,
+            &TuckRecords::at(&self.host.path().join("tucks")),
+        )
+        .unwrap()
+    }
+
+    /// Refreshes, and expects that nothing changes for this reason.
+    fn is_refused(&self, container: &Container, is_reason: impl Fn(&NotReplaced) -> bool) {
+        let (mounts, host) = (container.mounts(), mounts_of_host());
+        let refreshed = self.refresh(container);
+        let looked = self.act(container, RefreshAct::Look);
+        let reason = reason(&refreshed);
+        assert!(is_reason(reason), "{reason:?}");
+        // Only a try shows what the kernel permits.
+        if !matches!(reason, NotReplaced::NeedsBeneath) {
+            assert!(is_reason(self::reason(&looked)), "{looked:?}");
+        }
+        assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
+    }
+}
+
+/// The reason for which the only mount was not replaced.
+fn reason(refreshed: &Refreshed) -> &NotReplaced {
+    match &refreshed.mounts[..] {
+        [only] => match &only.outcome {
+            RefreshOutcome::NotReplaced(why) => why,
+            other => panic!("{other:?}"),
+        },
+        others => panic!("{others:?}"),
+    }
+}
+
+fn mount_tmpfs(place: &Path) {
+    let (kind, none) = (Some("tmpfs"), MsFlags::empty());
+    mount(kind, place, kind, none, None::<&str>).unwrap();
+}
+
+fn remount(place: &Path, flags: MsFlags) {
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags;
+    mount(None::<&str>, place, None::<&str>, flags, None::<&str>).unwrap();
+}
+
+fn mounts_of_host() -> Vec<String> {
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    table.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_private_bind_releases_what_the_host_unmounted() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    mount_tmpfs(&scene.host.path().join("later"));
+    fs::write(scene.host.path().join("later/file"), "later").unwrap();
+    assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
+    let host = mounts_of_host();
+    let looked = scene.act(&container, RefreshAct::Look);
+    assert!(
+        matches!(looked.mounts[..], [ref only] if matches!(only.outcome, RefreshOutcome::Stale)),
+        "{looked:?}"
+    );
+    let refreshed = scene.refresh(&container);
+    assert_eq!(refresh_scene::methods(&refreshed), [AttachMethod::Beneath]);
+    assert_eq!(mounts_of_host(), host);
+    assert_eq!(container.mounts_at("/host").len(), 1);
+    assert_eq!(container.propagation_at("/host"), ["master"]);
+    assert!(container.mounts_at("/host/disk").is_empty());
+    assert_eq!(container.read("host/later/file").as_deref(), Some("later"));
+    // From now on the host's mounts and umounts arrive.
+    umount2(&scene.host.path().join("later"), MntFlags::empty()).unwrap();
+    assert!(container.mounts_at("/host/later").is_empty());
+    mount_tmpfs(&scene.disk());
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+    let (mounts, host) = (container.mounts(), mounts_of_host());
+    assert!(scene.refresh(&container).mounts.is_empty(), "a second time");
+    assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
+}
+
+/// The top mount keeps what the old mount and the spec deny; so does each mount below.
+#[test]
+fn the_new_mounts_are_as_restricted_as_the_old_ones() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    // The runtime's mount is nosuid, and has lost the `ro` of the spec.
+    scene.write_spec(&["rprivate", "ro", "rnodev"], &[]);
+    let nested = scene.disk().join("nested");
+    fs::create_dir(&nested).unwrap();
+    mount_tmpfs(&nested);
+    let container = scene.start_with(|| {
+        let strict = MsFlags::MS_RDONLY | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+        remount(Path::new("/host/disk/nested"), strict);
+    });
+    let host = mounts_of_host();
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(mounts_of_host(), host);
+    for (place, options) in [
+        ("/host", "ro,nosuid,nodev,relatime"),
+        ("/host/disk", "rw,nodev,relatime"),
+        ("/host/disk/nested", "ro,nodev,noexec,noatime"),
+    ] {
+        let mounts = container.mounts_at(place);
+        assert_eq!(mounts.len(), 1, "{place}");
+        assert_eq!(mounts[0].1, options, "{place}");
+        assert_eq!(container.propagation_at(place), ["master"], "{place}");
+    }
+    umount2(&nested, MntFlags::empty()).unwrap();
+    assert!(container.mounts_at("/host/disk/nested").is_empty());
+}
+
+#[test]
+fn mounts_of_the_container_stay() {
+    if !can_run() {
+        return;
+    }
+    let of_container =
+        |why: &NotReplaced| matches!(why, NotReplaced::HostRoot(HostRootError::Below(_)));
+    for place in ["/host/later", "/host/disk"] {
+        let scene = Scene::new();
+        scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
+        let container = scene.start_with(|| mount_tmpfs(Path::new(place)));
+        scene.is_refused(&container, of_container);
+    }
+    let scene = Scene::new();
+    let container = scene.start_with(|| mount_tmpfs(Path::new("/host")));
+    let before = container.mounts_at("/host");
+    let refreshed = scene.refresh(&container);
+    assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
+    assert_eq!(container.mounts_at("/host"), before);
+}
+
+/// A process with `CAP_SYS_ADMIN` could have mounted the disk itself.
+#[test]
+fn a_copy_stays_if_the_container_may_have_mounted_it() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
+    let container = scene.start();
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    scene.is_refused(&container, |why| {
+        matches!(why, NotReplaced::HostRoot(HostRootError::Below(_)))
+    });
+    assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
+}
+
+#[test]
+fn policy_and_the_spec_decide_as_at_a_create() {
+    if !can_run() {
+        return;
+    }
+    let refused = |options: &[&str], policy: Policy| {
+        let mut scene = Scene::new();
+        scene.write_spec(options, &[]);
+        scene.policy = policy;
+        let container = scene.start();
+        scene.is_refused(&container, |why| {
+            let NotReplaced::HostRoot(why) = why else {
+                return false;
+            };
+            match why {
+                HostRootError::RecursivelyReadOnly => options.contains(&"rro"),
+                HostRootError::ReadOnlyKept => policy.read_only_binds == ReadOnlyBinds::Keep,
+                HostRootError::OnlyReported => policy.host_root == Mode::Report,
+                _ => false,
+            }
+        });
+    };
+    let policy = Policy::default();
+    refused(&["rprivate", "rro"], policy);
+    refused(
+        &["rprivate", "ro"],
+        Policy {
+            read_only_binds: ReadOnlyBinds::Keep,
+            ..policy
+        },
+    );
+    let host_root = Mode::Report;
+    refused(
+        &["rprivate"],
+        Policy {
+            host_root,
+            ..policy
+        },
+    );
+    let mut scene = Scene::new();
+    scene.policy.host_root = Mode::Off;
+    assert!(scene.refresh(&scene.start()).mounts.is_empty(), "off");
+}
+
+#[test]
+fn a_source_that_is_private_on_the_host_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    live::change(Path::new("/"), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
+    let container = scene.start();
+    scene.is_refused(&container, |why| {
+        matches!(
+            why,
+            NotReplaced::HostRoot(HostRootError::PrivateOnHost { .. })
+        )
+    });
+}
+
+#[test]
+fn a_mount_that_would_reach_the_host_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start_with(|| live::change(Path::new("/"), MsFlags::MS_SHARED));
+    scene.is_refused(&container, |why| matches!(why, NotReplaced::ParentIsShared));
+}
+
+/// The kernel locks the flags of its mounts, but not those of a mount that is attached later.
+#[test]
+fn a_container_with_a_user_namespace_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = Container::start_in_user_namespace(scene.root.path(), &[scene.plain_bind()]);
+    scene.is_refused(&container, |why| matches!(why, NotReplaced::NeedsBeneath));
+}
+
+impl Scene {
+    /// A namespace of another user may not copy the mounts below without each other.
+    fn plain_bind(&self) -> Inside {
+        umount2(&self.disk(), MntFlags::empty()).unwrap();
+        Inside::of(self.host.path().to_owned(), "host")
+    }
+}
+
+/// Without a step that makes the old mounts private, their detach unmounts the host's.
+#[test]
+fn mounts_below_that_are_peers_of_the_hosts_are_detached_alone() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let nested = scene.disk().join("nested");
+    fs::create_dir(&nested).unwrap();
+    mount_tmpfs(&nested);
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE;
+    let peers = open_tree(rustix::fs::CWD, scene.disk(), flags).unwrap();
+    let attach = || {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        move_mount(&peers, c"", rustix::fs::CWD, "/host/disk", flags).unwrap();
+    };
+    let binds = [scene.bind()];
+    let container = Container::start_keeping(scene.root.path(), &binds, &[peers.as_fd()], attach);
+    let table = fs::read_to_string(format!("/proc/{}/mountinfo", container.process.pid()));
+    let is_peer = |line: &&str| line.contains(" /host/disk/nested ") && line.contains(" shared:");
+    assert_eq!(table.unwrap().lines().filter(is_peer).count(), 1);
+    drop(peers);
+    let host = mounts_of_host();
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(mounts_of_host(), host);
+    assert_eq!(container.mounts_at("/host/disk/nested").len(), 1);
+    assert_eq!(container.propagation_at("/host/disk/nested"), ["master"]);
+}
+
+/// As after a kill between the attach and the detach.
+#[test]
+fn a_refresh_that_was_interrupted_is_finished() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE;
+    let new = open_tree(rustix::fs::CWD, scene.host.path(), flags).unwrap();
+    let namespace = container.namespace();
+    let attach = || {
+        unshare(CloneFlags::CLONE_FS).unwrap();
+        let links = fs::File::open("/proc/thread-self/fd").unwrap();
+        setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_BENEATH;
+        move_mount(&new, c"", rustix::fs::CWD, "/host", flags).unwrap();
+        rustix::process::fchdir(&links).unwrap();
+        let slave = MsFlags::MS_SLAVE | MsFlags::MS_REC;
+        live::change(Path::new(&new.as_raw_fd().to_string()), slave);
+    };
+    std::thread::scope(|scope| scope.spawn(attach).join().unwrap());
+    drop(new);
+    let host = mounts_of_host();
+    assert_eq!(container.mounts_at("/host").len(), 2);
+    let refreshed = scene.refresh(&container);
+    assert_eq!(refresh_scene::methods(&refreshed), [AttachMethod::Finished]);
+    assert_eq!(container.mounts_at("/host").len(), 1);
+    assert_eq!(container.propagation_at("/host"), ["master"]);
+    assert!(container.mounts_at("/host/disk").is_empty());
+    assert_eq!(mounts_of_host(), host);
+}
