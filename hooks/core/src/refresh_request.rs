@@ -13,11 +13,15 @@ use serde::{Deserialize, Serialize};
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
 pub const REFRESH: &str = "bindguard.io/refresh";
 
-/// The annotation that requests refreshes of other binds: [`VOLUMES`].
+/// The annotation that requests refreshes of other binds: [`VOLUMES`], [`HOST_ROOT`], separated by
+/// commas.
 pub const REFRESH_BINDS: &str = "bindguard.io/refresh-binds";
 
 /// The word for volumes that the host has mounted anew.
 pub const VOLUMES: &str = "volumes";
+
+/// The word for private binds of the host's root, which keep mounts of the host alive.
+pub const HOST_ROOT: &str = "host-root";
 
 /// The annotation that names the notification after a refresh.
 pub const NOTIFY: &str = "bindguard.io/refresh-notify";
@@ -97,13 +101,29 @@ pub enum NotifySignal {
 #[error("{0:?} names no notification, expected \"none\", \"touch\" or \"signal:NAME\"")]
 pub struct UnknownNotification(String);
 
+/// The kinds of binds, besides subPaths, that a pod requested.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestedBinds {
+    /// Volumes that the host has mounted anew.
+    pub volumes: bool,
+    /// Private binds of the host's root.
+    pub host_root: bool,
+}
+
+impl RequestedBinds {
+    /// True if the pod requested a kind.
+    pub fn any(self) -> bool {
+        self.volumes || self.host_root
+    }
+}
+
 /// The requests of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RefreshRequest {
     /// The containers that get new files.
     pub containers: OptIn,
-    /// True if all its containers get the volumes that the host has mounted anew.
-    pub volumes: bool,
+    /// The other binds that are refreshed in all its containers.
+    pub binds: RequestedBinds,
     /// Their notification.
     pub notify: Notify,
     /// Annotations whose value is not understood.
@@ -141,7 +161,7 @@ impl RefreshRequest {
 
     /// True if no container is refreshed.
     pub fn is_none(&self) -> bool {
-        self.containers == OptIn::None && !self.volumes
+        self.containers == OptIn::None && !self.binds.any()
     }
 
     /// Reads the labels of one container, or its annotations of the same names.
@@ -153,7 +173,7 @@ impl RefreshRequest {
             Some(text) => request.refuse(REFRESH_LABEL, text, "\"true\" or \"false\""),
         }
         if let Some(text) = label(REFRESH_BINDS_LABEL) {
-            let expected = "supported: only volumes of pods are attached again";
+            let expected = "supported: only binds of pods are attached again";
             request.refuse(REFRESH_BINDS_LABEL, text, expected);
         }
         request.read_notify(NOTIFY_LABEL, label(NOTIFY_LABEL));
@@ -163,8 +183,9 @@ impl RefreshRequest {
     fn read_binds(&mut self, text: Option<&str>) {
         for kind in text.into_iter().flat_map(|text| text.split(',')) {
             match kind.trim() {
-                VOLUMES => self.volumes = true,
-                other => self.refuse(REFRESH_BINDS, other, "\"volumes\""),
+                VOLUMES => self.binds.volumes = true,
+                HOST_ROOT => self.binds.host_root = true,
+                other => self.refuse(REFRESH_BINDS, other, "\"volumes\" or \"host-root\""),
             }
         }
     }
@@ -302,20 +323,21 @@ mod tests {
 
     #[test]
     fn a_pod_opts_in_to_kinds_of_binds() {
-        for (value, volumes, problems) in [
-            ("volumes", true, 0),
-            (" volumes ", true, 0),
-            ("volumes,host-root", true, 1),
-            ("host-files, host-root", false, 2),
-            ("Volumes", false, 1),
-            ("true", false, 1),
-            ("", false, 1),
+        for (value, volumes, host_root, problems) in [
+            ("volumes", true, false, 0),
+            (" volumes ", true, false, 0),
+            ("volumes,host-root", true, true, 0),
+            ("host-files, host-root", false, true, 1),
+            ("Volumes", false, false, 1),
+            ("true", false, false, 1),
+            ("", false, false, 1),
         ] {
             let binds = |name: &str| (name == REFRESH_BINDS).then_some(value);
             let request = RefreshRequest::from_annotations(binds);
+            let binds = RequestedBinds { volumes, host_root };
             assert_eq!(
-                (request.volumes, request.problems.len(), request.is_none()),
-                (volumes, problems, !volumes),
+                (request.binds, request.problems.len(), request.is_none()),
+                (binds, problems, !volumes && !host_root),
                 "{value:?}"
             );
             let label = |name: &str| (name == REFRESH_BINDS_LABEL).then_some(value);
@@ -323,7 +345,7 @@ mod tests {
             assert_eq!((request.is_none(), request.problems.len()), (true, 1));
         }
         let files = request(Some("true"), None);
-        assert!(!files.volumes && !files.is_none());
+        assert!(!files.binds.any() && !files.is_none());
     }
 
     #[test]

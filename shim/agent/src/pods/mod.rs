@@ -8,14 +8,14 @@ mod cri;
 mod inits;
 mod listing;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
 use bindguard_core::identity::PodName;
-use bindguard_core::refresh_request::{OptIn, RefreshRequest};
+use bindguard_core::refresh_request::{OptIn, RefreshRequest, RequestedBinds};
 use bindguard_operator::cri::{Cri, CriError};
 use bindguard_operator::pods::Pods as PodsOfNode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -64,11 +64,15 @@ pub struct OptedIn {
     pub pod: Pod,
     /// Its request.
     pub request: RefreshRequest,
-    /// Its running containers: all if the request has volumes, else those that the request names.
+    /// Its running containers: all if the request has other binds than subPaths, else those that the
+    /// request names.
     pub containers: Vec<Container>,
 }
 
 type Answer = Result<Option<OptedIn>, CriError>;
+
+/// The pods that requested other binds than subPaths, by their uids.
+pub type PodsWithBinds = HashMap<String, RequestedBinds>;
 
 /// Finds pods, from any thread.
 #[derive(Debug, Clone)]
@@ -86,7 +90,7 @@ enum Question {
         reply: Sender<Answer>,
     },
     All(Sender<Result<PodsOfNode, CriError>>),
-    WithVolumes(Sender<Result<HashSet<String>, CriError>>),
+    WithBinds(Sender<Result<PodsWithBinds, CriError>>),
     Name {
         uid: String,
         reply: Sender<Result<Option<Pod>, CriError>>,
@@ -110,12 +114,12 @@ impl PodLookup {
         self.query(Question::All)
     }
 
-    /// The uids of the pods that requested the volumes that the host mounts anew. Waits.
+    /// The pods that requested other binds than subPaths. Waits.
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub fn with_volumes(&self) -> Result<HashSet<String>, CriError> {
-        self.query(Question::WithVolumes)
+    pub fn with_binds(&self) -> Result<PodsWithBinds, CriError> {
+        self.query(Question::WithBinds)
     }
 
     /// The pod with this uid, if it requested refreshes, with its containers at the moment of an
@@ -206,7 +210,7 @@ impl Answering {
                     drop(reply.send(self.answer(&uid, update, others_wait).await));
                 }
                 Question::All(reply) => drop(reply.send(self.all().await)),
-                Question::WithVolumes(reply) => drop(reply.send(self.with_volumes().await)),
+                Question::WithBinds(reply) => drop(reply.send(self.with_binds().await)),
                 Question::Name { uid, reply } => self.answer_apart(uid, reply),
             }
         }
@@ -243,10 +247,10 @@ impl Answering {
         Ok(pods)
     }
 
-    async fn with_volumes(&self) -> Result<HashSet<String>, CriError> {
+    async fn with_binds(&self) -> Result<PodsWithBinds, CriError> {
         let pods = cri::running_pods(&self.cri).await?.into_iter();
-        let requested = pods.filter(|(_, pod)| pod.request().volumes);
-        Ok(requested.map(|(uid, _)| uid).collect())
+        let requested = pods.map(|(uid, pod)| (uid, pod.request().binds));
+        Ok(requested.filter(|(_, binds)| binds.any()).collect())
     }
 
     async fn answer(&mut self, uid: &str, update: Instant, others_wait: bool) -> Answer {
@@ -280,7 +284,7 @@ impl Answering {
             Some(listing) => listing.containers(&pod.sandbox).to_vec(),
             None => cri::containers(&self.cri, &pod.sandbox).await?,
         };
-        named.retain(|named| request.volumes || request.containers.includes(&named.name));
+        named.retain(|named| request.binds.any() || request.containers.includes(&named.name));
         let containers = self.inits.add(&self.cri, named).await?;
         Ok(Some(OptedIn {
             pod,

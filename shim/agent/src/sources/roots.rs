@@ -109,7 +109,8 @@ impl KubeletRoots {
                     &served.reporting,
                     refreshing.config.policy(),
                 );
-                let refreshes = PodRefreshes::new(&refreshing.pods, refresher);
+                let refreshes =
+                    PodRefreshes::new(&refreshing.pods, refreshing.config.places(), refresher);
                 refreshing.retry_with_backoff("refresh containers", || {
                     refreshes.run(&planned);
                     Ok(())

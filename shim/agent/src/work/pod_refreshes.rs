@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::identity::{Identity, PodName};
+use bindguard_core::places::Places;
 use bindguard_guard::refresh::{BoundMounts, CurrentFiles, PodVolumes};
 use bindguard_operator::engines::{binds_of_container, bundle_of_container};
 use tracing::error;
@@ -67,6 +68,7 @@ pub fn refreshes() -> (Refreshes, Receiver<Planned>) {
 #[derive(Debug)]
 pub struct PodRefreshes<'a> {
     pods: &'a PodLookup,
+    places: &'a Places,
     refresher: Refresher<'a>,
     queue: Mutex<RefreshQueue>,
     /// The last time that findings about pods which are gone were forgotten.
@@ -75,9 +77,10 @@ pub struct PodRefreshes<'a> {
 
 impl<'a> PodRefreshes<'a> {
     /// Refreshes with this refresher the containers of these pods.
-    pub fn new(pods: &'a PodLookup, refresher: Refresher<'a>) -> Self {
+    pub fn new(pods: &'a PodLookup, places: &'a Places, refresher: Refresher<'a>) -> Self {
         Self {
             pods,
+            places,
             refresher,
             queue: Mutex::default(),
             forgot: Mutex::new(Instant::now()),
@@ -217,18 +220,25 @@ impl<'a> PodRefreshes<'a> {
             let binds = binds_of_container(root, &container.id);
             volumes.for_container(binds)
         });
-        let bundle = request
-            .volumes
+        let binds = request.binds;
+        let bundle = binds
+            .any()
             .then(|| bundle_of_container(root, &container.id))
             .flatten();
-        let mounts = bundle.and_then(|bundle| BoundMounts::open(&bundle, &pod.directory()));
+        let bundle = bundle.as_deref();
+        let mounts = bundle
+            .filter(|_| binds.volumes)
+            .and_then(|bundle| BoundMounts::open(bundle, &pod.directory()));
+        let roots = bundle
+            .filter(|_| binds.host_root)
+            .and_then(|bundle| self.refresher.host_roots(bundle, self.places));
         // Without a bundle the container ended, or bindguard does not know its runtime's folders.
-        let is_unknown = request.volumes && mounts.is_none();
-        let unknown = is_unknown
-            .then(|| format!("the volumes of {name} are not refreshed: its bundle is not found"));
-        let kinds: [Option<&dyn CurrentFiles>; 2] = [
+        let unknown = (binds.any() && bundle.is_none())
+            .then(|| format!("the binds of {name} are not refreshed: its bundle is not found"));
+        let kinds: [Option<&dyn CurrentFiles>; 3] = [
             files.as_ref().map(|files| files as &dyn CurrentFiles),
             mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles),
+            roots.as_ref().map(|roots| roots as &dyn CurrentFiles),
         ];
         let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
         let container = Container {

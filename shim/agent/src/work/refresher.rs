@@ -4,16 +4,18 @@
 //! refresh wait, and must not delay the host's re-binds.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
+use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, HelperProcess, MAX_MOUNTS_OF_FILE, RefreshAct,
+    Abandoned, CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, RefreshAct,
     RefreshError, RefreshOutcome, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
@@ -94,6 +96,12 @@ impl<'a> Refresher<'a> {
             records: TuckRecords::default(),
             known: Mutex::default(),
         }
+    }
+
+    /// The host-root binds of the container with this bundle, by the node's policy. None if the
+    /// bundle has no spec.
+    pub fn host_roots(&self, bundle: &Path, places: &Places) -> Option<HostRoots> {
+        HostRoots::open(bundle, self.policy, places)
     }
 
     /// Refreshes one container for at most this time. A container that needs more is left to
@@ -376,7 +384,7 @@ fn ends(container: &Container) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
     use std::sync::Arc;
 
     use bindguard_core::identity::Identity;

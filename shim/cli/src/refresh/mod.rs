@@ -1,5 +1,6 @@
 //! `bindguard refresh`: a running container gets the current files of its subPaths, or of the
-//! single files that Docker or Podman bound, once and by hand, without the agent.
+//! single files that Docker or Podman bound, or releases mounts of the host, once and by hand,
+//! without the agent.
 
 mod engine;
 
@@ -15,8 +16,8 @@ use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    BoundMounts, CurrentFiles, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords,
-    VolumeOfPod, rebind_volume, refresh_container,
+    BoundMounts, CurrentFiles, HelperProcess, HostRoots, PodVolumes, RefreshAct, Refreshed,
+    TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::engines::{binds_of_container, bundle_of_container};
@@ -39,7 +40,8 @@ pub struct Refresh {
     /// Refresh this container of a pod, of Docker or of Podman, by its id.
     #[arg(long, value_name = "ID")]
     container: Option<String>,
-    /// Refresh subPath files, or volumes of the pod that the host has mounted anew.
+    /// Refresh subPath files, volumes of the pod that the host has mounted anew, or private host-root
+    /// binds, which keep what the host has unmounted.
     #[arg(long, value_name = "WHAT", default_value = "subpaths")]
     what: What,
     /// Notify the application afterwards: `none`, `touch` or `signal:NAME` with HUP, USR1, USR2 or
@@ -63,6 +65,9 @@ enum What {
     Subpaths,
     /// Volumes that the host has mounted anew, as a restarted CSI driver does.
     Volumes,
+    /// Private binds of the host's `/` and of runtime directories. The new mount receives the mounts
+    /// and umounts of the host; `[host-root]` of config.toml applies.
+    HostRoot,
 }
 
 /// An invalid value of `--notify`.
@@ -106,8 +111,10 @@ impl Refresh {
             .transpose()?
             .flatten()
         {
-            Some(_) if self.what == What::Volumes => {
-                bail!("refresh volumes of Docker and Podman: only volumes of pods are refreshed")
+            Some(_) if self.what != What::Subpaths => {
+                bail!(
+                    "refresh a container of Docker or Podman: only its single files are refreshed"
+                )
             }
             Some(container) => engine::refresh(&helper, &container, &self, config)?,
             None => self.refresh_pods(&helper, config)?,
@@ -231,23 +238,28 @@ impl Refresh {
             )
         };
         let journal = config.journal().filter(|_| !self.dry_run);
-        if !self.dry_run {
+        if !self.dry_run && self.what != What::HostRoot {
             rebind_host(root, uid, config.policy(), journal, report);
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
         let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
-        let mounts = match self.what {
+        let bundle = || {
+            let bundle = bundle_of_container(Path::new("/"), &container.id);
+            bundle.with_context(|| format!("refresh {name}: its bundle is not found"))
+        };
+        let no_spec = || format!("refresh {name}: read the spec in its bundle");
+        let other: Option<Box<dyn CurrentFiles>> = match self.what {
             What::Subpaths => None,
             What::Volumes => {
-                let bundle = bundle_of_container(Path::new("/"), &container.id);
-                let mounts = bundle.and_then(|bundle| BoundMounts::open(&bundle, &pod));
-                Some(mounts.with_context(|| format!("refresh {name}: its bundle is not found"))?)
+                let mounts = BoundMounts::open(&bundle()?, &pod).with_context(no_spec)?;
+                Some(Box::new(mounts))
+            }
+            What::HostRoot => {
+                let roots = HostRoots::open(&bundle()?, config.policy(), config.places());
+                Some(Box::new(roots.with_context(no_spec)?))
             }
         };
-        let files: &dyn CurrentFiles = match &mounts {
-            Some(mounts) => mounts,
-            None => &volumes,
-        };
+        let files = other.as_deref().unwrap_or(&volumes);
         let start = Instant::now();
         let spec = self.pods.spec_of(&container.id);
         let refreshed = refresh_container(

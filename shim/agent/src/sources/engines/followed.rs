@@ -181,7 +181,7 @@ impl Followed {
         let request = annotated(&spec).or_else(|| label.map(|label| label.request.clone()));
         let RefreshRequest {
             containers,
-            volumes: _,
+            binds: _,
             notify,
             mut problems,
         } = request.unwrap_or_default();

@@ -1,5 +1,6 @@
 //! Follows the mounts of drivers: once the host mounts a volume anew, the containers of its pod are
-//! refreshed, if the pod opted in.
+//! refreshed, if the pod opted in. Pods that opted in to host-root binds are refreshed when they are
+//! first seen, and at each survey.
 //!
 //! ```text
 //! a container starts ─► pods that opted in ─ none? ─► wait for the next container
@@ -8,7 +9,7 @@
 //!       the mount table changes ─► new mounts ─ of such a pod? ─► re-bind subpaths ─► refresh the pod
 //! ```
 //!
-//! The mount table is watched only while a pod has opted in. A pod's containers start after its
+//! The mount table is watched only while a pod has opted in to volumes. A pod's containers start after its
 //! sandbox, which has the annotations: so each folder of a container is a reason to list the pods.
 
 mod settling;
@@ -29,7 +30,7 @@ use rustix::io::Errno;
 use tracing::warn;
 
 use self::settling::Settling;
-use crate::pods::PodLookup;
+use crate::pods::{PodLookup, PodsWithBinds};
 use crate::sources::engines::Watches;
 use crate::sources::watch::{Inotify, Rechecks};
 use crate::work::pod_refreshes::Refreshes;
@@ -56,9 +57,9 @@ pub struct FollowedVolumes<'a> {
     pods: &'a PodLookup,
     refreshes: &'a Refreshes,
     updates: Updates<'a>,
-    /// The uids of the pods that opted in.
-    opted_in: HashSet<String>,
-    /// `None` while no pod has opted in.
+    /// The pods that opted in.
+    opted_in: PodsWithBinds,
+    /// `None` while no pod has opted in to volumes.
     mounts: Option<MountWatch>,
     settling: Settling,
     rechecks: Rechecks<PodOfRoot>,
@@ -84,7 +85,7 @@ impl<'a> FollowedVolumes<'a> {
             pods,
             refreshes,
             updates,
-            opted_in: HashSet::new(),
+            opted_in: PodsWithBinds::new(),
             mounts: None,
             settling: Settling::default(),
             rechecks: Rechecks::new(&AFTER_MOUNT),
@@ -130,22 +131,25 @@ impl<'a> FollowedVolumes<'a> {
     /// Lists the pods that opted in, and refreshes the new ones, or all.
     fn list_pods(&mut self, all: bool) -> Result<(), MountWatchError> {
         // A runtime that does not answer still has its pods.
-        let Ok(opted_in) = self.pods.with_volumes() else {
+        let Ok(opted_in) = self.pods.with_binds() else {
             return Ok(());
         };
         let before = std::mem::replace(&mut self.opted_in, opted_in);
-        if self.opted_in.is_empty() {
+        let has_volumes = self.opted_in.values().any(|binds| binds.volumes);
+        if !has_volumes {
             (self.mounts, self.settling) = (None, Settling::default());
         } else if self.mounts.is_none() {
             // Before the refresh: a mount that comes meanwhile is an event.
             self.mounts = Some(MountWatch::open()?);
         }
-        for uid in self.opted_in.difference(&before) {
+        let with_volumes = self.opted_in.iter().filter(|(_, binds)| binds.volumes);
+        let new = with_volumes.filter(|(uid, _)| !before.contains_key(*uid));
+        for (uid, _) in new {
             // The watch reports no mount that came before it.
             self.rechecks.plan(&self.pod(uid), Instant::now());
         }
-        let uids = self.opted_in.iter();
-        let due = uids.filter(|uid| all || !before.contains(*uid));
+        let uids = self.opted_in.keys();
+        let due = uids.filter(|uid| all || !before.contains_key(*uid));
         let due = due.map(|uid| self.pod(uid)).collect();
         self.refresh(due);
         Ok(())
@@ -162,7 +166,7 @@ impl<'a> FollowedVolumes<'a> {
         let uids: HashSet<&str> = appeared
             .iter()
             .filter_map(|place| pod_with_volume_at(place, self.root))
-            .filter(|uid| self.opted_in.contains(*uid))
+            .filter(|uid| self.opted_in.get(*uid).is_some_and(|binds| binds.volumes))
             .collect();
         let due: Vec<PodOfRoot> = uids.into_iter().map(|uid| self.pod(uid)).collect();
         for pod in &due {
