@@ -217,7 +217,7 @@ fuzz: setup
 soak: build matrix
 	$(STORY) soak:: --ignored --nocapture
 	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
-	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: --nocapture
+	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: losses_of_the_race_by_program:: --nocapture
 
 PICTURES := 0.5.0
 

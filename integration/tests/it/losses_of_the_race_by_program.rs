@@ -15,7 +15,14 @@ use bindguard_integration::kubelet::Behaviour;
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
-const CREATES: u32 = 20;
+/// The number of creates: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
+fn creates() -> u32 {
+    if std::env::var_os("BINDGUARD_SOAK").is_some() {
+        360
+    } else {
+        20
+    }
+}
 
 /// The programs that act, and the pods' handler.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +63,9 @@ fn story(node: &Node) -> Result<()> {
     let [stock, agent, plugin, shim] =
         [STOCK, AGENT, PLUGIN, SHIM].map(|programs| losses(node, programs));
     let (stock, agent, plugin, shim) = (stock?, agent?, plugin?, shim?);
+    let creates = creates();
     eprintln!(
-        "lost of {CREATES} creates: stock {stock}, agent {agent}, agent and plugin {plugin}, shim {shim}"
+        "lost of {creates} creates: stock {stock}, agent {agent}, agent and plugin {plugin}, shim {shim}"
     );
     ensure!(stock.lost() > 0, "no update met a create: nothing is shown");
     ensure!(agent.lost() < stock.lost(), "the agent saved no create");
@@ -111,10 +119,11 @@ fn losses(node: &Node, programs: Programs) -> Result<Losses> {
     let whole = start.elapsed();
     remove(&cri, &first)?;
     let mut losses = Losses::default();
-    for number in 1..=CREATES {
+    let creates = creates();
+    for number in 1..=creates {
         subpath.bind_again(Behaviour::Since1_19)?;
         let (created, updated) = thread::scope(|scope| {
-            let update = scope.spawn(|| update_after(whole * number / CREATES, &volume, number));
+            let update = scope.spawn(|| update_after(whole * number / creates, &volume, number));
             (
                 cri.start_container(&sandbox, "app", &words, &mounts),
                 update.join(),
