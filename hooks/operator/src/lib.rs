@@ -5,6 +5,7 @@
 //! namespaces  every mount namespace of a node ─► holders, doctor
 //! doctor      one file per point: plain evidence ─► a point with the command to run
 //! cri         the client of the node's CRI
+//! bundles     the bundles of running containers
 //! engines     the running containers of Docker and Podman
 //! ended_pods  pods that the kubelet and the CRI lack ─► their mounts and empty folders
 //! ```
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent_status;
+pub mod bundles;
 pub mod container_mounts;
 pub mod cri;
 pub mod doctor;

@@ -12,7 +12,7 @@ use bindguard_core::report::{MountResult, RefreshedMount};
 use bindguard_guard::refresh::{PodVolumes, ProcessError, RefreshError, Refreshed, find_stale};
 use serde::Serialize;
 
-use crate::engines::binds_of_container;
+use crate::bundles::binds_of_container;
 use crate::node::{NotInit, hold_init, inits_of};
 use crate::pods::{ContainerState, PodContainer, Pods};
 

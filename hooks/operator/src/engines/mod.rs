@@ -13,11 +13,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::bundle_and_pid;
 use bindguard_guard::refresh::{RunningContainer, RunningContainers};
 use bindguard_sys::bundle::read_spec;
+
+use crate::bundles::{STATES, entries, tasks};
 
 /// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own,
 /// as a snap.
@@ -25,19 +26,6 @@ const MOBY: [&str; 3] = [
     "run/containerd/io.containerd.runtime.v2.task/moby",
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
     "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
-];
-
-/// The state folders of runtimes that Podman calls as root.
-pub(crate) const STATES: [&str; 2] = ["run/crun", "run/runc"];
-
-/// containerd's task folders, one for each namespace: `moby` of dockerd, `k8s.io` of the kubelet.
-pub(crate) const TASKS: [&str; 6] = [
-    "run/containerd/io.containerd.runtime.v2.task",
-    "run/docker/containerd/daemon/io.containerd.runtime.v2.task",
-    "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task",
-    "run/k3s/containerd/io.containerd.runtime.v2.task",
-    "run/k0s/containerd/io.containerd.runtime.v2.task",
-    "var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
 ];
 
 /// The annotation with which Podman and CRI-O mark their containers.
@@ -83,14 +71,6 @@ pub fn state_folders(root: &Path) -> Vec<(Engine, PathBuf)> {
     docker.into_iter().chain(podman).collect()
 }
 
-/// The folders in which a running container of a pod has a folder, on a node whose `/` is at `root`.
-/// Not all of them exist.
-pub fn pod_state_folders(root: &Path) -> Vec<PathBuf> {
-    let tasks = TASKS.map(|folder| root.join(folder).join("k8s.io"));
-    let states = STATES.map(|folder| root.join(folder));
-    tasks.into_iter().chain(states).collect()
-}
-
 /// The running containers whose state is in these folders.
 pub fn engine_containers(folders: &[(Engine, PathBuf)]) -> Vec<EngineContainer> {
     folders
@@ -127,14 +107,6 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
     container.is_of_its_engine().then_some(container)
 }
 
-/// The bundle of a container that crun or runc started as root, of Podman or of CRI-O.
-pub fn bundle_of(root: &Path, id: &str) -> Option<PathBuf> {
-    STATES
-        .iter()
-        .find_map(|folder| bundle_and_pid(&root.join(folder).join(id)))
-        .map(|(bundle, _)| bundle)
-}
-
 /// The containers that may be able to write a folder of the host: those of Docker and Podman, and
 /// those of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,10 +125,6 @@ impl ContainersOfNode {
 
 impl RunningContainers for ContainersOfNode {
     fn running(&self) -> Vec<RunningContainer> {
-        let namespaces = TASKS
-            .iter()
-            .flat_map(|folder| entries(&self.root.join(folder)));
-        let tasks = namespaces.flat_map(|namespace| entries(&namespace));
         let of_task = |task: PathBuf| {
             let pid = fs::read_to_string(task.join("init.pid")).ok()?;
             Some((task, pid.trim().parse().ok()?))
@@ -168,7 +136,7 @@ impl RunningContainers for ContainersOfNode {
         let mut bundles = BTreeMap::new();
         for (bundle, init) in states
             .filter_map(|state| bundle_and_pid(&state))
-            .chain(tasks.filter_map(of_task))
+            .chain(tasks(&self.root).filter_map(of_task))
         {
             bundles.insert(init, bundle);
         }
@@ -180,39 +148,6 @@ impl RunningContainers for ContainersOfNode {
         };
         bundles.into_iter().map(container).collect()
     }
-}
-
-/// The spec of a container, on a node whose `/` is at `root`. `None` if its bundle is not found.
-pub fn spec_of_container(root: &Path, id: &str) -> Option<Vec<u8>> {
-    bundles_of(root, id).find_map(|bundle| read_spec(&bundle).ok())
-}
-
-/// The bundle of a container, on a node whose `/` is at `root`.
-pub fn bundle_of_container(root: &Path, id: &str) -> Option<PathBuf> {
-    bundles_of(root, id).find(|bundle| bundle.join("config.json").symlink_metadata().is_ok())
-}
-
-/// The folders that are the container's bundle, if they exist.
-fn bundles_of(root: &Path, id: &str) -> impl Iterator<Item = PathBuf> {
-    let namespaces = TASKS.iter().flat_map(|folder| entries(&root.join(folder)));
-    let bundles = namespaces.map(move |namespace| namespace.join(id));
-    bundles.chain(bundle_of(root, id))
-}
-
-/// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is
-/// not found.
-pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
-    let bytes = spec_of_container(root, id);
-    let spec = bytes
-        .as_ref()
-        .and_then(|bytes| SpecView::from_bytes(bytes).ok());
-    spec.map(|spec| SpecBind::of_spec(&spec))
-        .unwrap_or_default()
-}
-
-/// The init process that crun or runc has recorded in a state folder.
-pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
-    bundle_and_pid(state).map(|(_, pid)| pid)
 }
 
 /// The user whose rootless container this is. The host paths of such a container belong to a mount
@@ -245,20 +180,14 @@ impl EngineContainer {
     }
 }
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use bindguard_core::refresh::SpecBind;
+
     use super::*;
+    use crate::bundles;
 
     fn write(path: PathBuf, text: &str) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -326,9 +255,9 @@ mod tests {
             destination: "/d".into(),
             source: "/s".into(),
         };
-        assert_eq!(binds_of_container(root.path(), "c1"), [bind]);
-        assert_eq!(binds_of_container(root.path(), "created"), []);
-        assert_eq!(binds_of_container(root.path(), "gone"), []);
+        assert_eq!(bundles::binds_of_container(root.path(), "c1"), [bind]);
+        assert_eq!(bundles::binds_of_container(root.path(), "created"), []);
+        assert_eq!(bundles::binds_of_container(root.path(), "gone"), []);
         // Also those of pods: any container may be able to write a folder of the host.
         let running = ContainersOfNode::at(root.path()).running();
         let running: Vec<_> = running

@@ -15,7 +15,7 @@ use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::process_files::{ProcessFile, contents};
 
 use super::processes::pids;
-use crate::engines::{STATES, TASKS, recorded_init};
+use crate::bundles::{STATES, TASKS, recorded_init};
 
 /// Why a process is not taken for a container's init.
 #[derive(Debug, thiserror::Error)]

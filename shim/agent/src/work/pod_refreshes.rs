@@ -17,7 +17,7 @@ use bindguard_core::error_chain;
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::places::Places;
 use bindguard_guard::refresh::{BoundMounts, CurrentFiles, PodVolumes};
-use bindguard_operator::engines::{binds_of_container, bundle_of_container};
+use bindguard_operator::bundles::{binds_of_container, bundle_of_container};
 use tracing::error;
 
 use crate::container::Container;

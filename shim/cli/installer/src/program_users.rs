@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountTable};
+use bindguard_operator::bundles::tasks;
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
 use bindguard_sys::read_mount_table;
@@ -23,16 +24,6 @@ use crate::running::option;
 
 /// The supervisor of Podman and CRI-O. A conmon's arguments contain its runtime's path.
 const CONMON: &str = "conmon";
-
-/// The folders of running containers' bundles: containerd's, those of Docker's containerd, k3s',
-/// k0s' and MicroK8s'.
-const TASKS: [&str; 5] = [
-    "/run/containerd/io.containerd.runtime.v2.task",
-    "/run/docker/containerd/daemon/io.containerd.runtime.v2.task",
-    "/run/k3s/containerd/io.containerd.runtime.v2.task",
-    "/run/k0s/containerd/io.containerd.runtime.v2.task",
-    "/var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
-];
 
 /// A user of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,10 +73,6 @@ fn resolved(path: &Path) -> PathBuf {
 }
 
 fn users_by_name(path: &Path) -> Vec<ProgramUser> {
-    let bundles = TASKS
-        .iter()
-        .flat_map(|tasks| folders(Path::new(tasks)))
-        .flat_map(|namespace| folders(&namespace));
     let of_bundle = |bundle: PathBuf| {
         // containerd's shim records its runtime's path in the bundle, and calls it until the
         // container is deleted
@@ -129,7 +116,10 @@ fn users_by_name(path: &Path) -> Vec<ProgramUser> {
         .iter()
         .zip(ids)
         .map(|(pid, id)| ProgramUser::Process(*pid, id));
-    bundles.filter_map(of_bundle).chain(processes).collect()
+    tasks(Path::new("/"))
+        .filter_map(of_bundle)
+        .chain(processes)
+        .collect()
 }
 
 /// The processes with this path among their arguments, and the processes that do not answer.

@@ -18,6 +18,7 @@ use anyhow::{anyhow, bail};
 use bindguard_config::{Config, RefreshMode};
 use bindguard_core::identity::PodName;
 use bindguard_core::spec::SpecUsers;
+use bindguard_operator::bundles::spec_of_container;
 use bindguard_operator::cri::of_node;
 use bindguard_operator::pods::{PodSelector, Pods};
 use clap::Args;
@@ -74,7 +75,7 @@ impl PodsFrom {
     /// The user namespaces in the spec of a container: of its bundle, or of the spec that the CRI
     /// reports. `None` if neither is known.
     pub fn spec_of(&self, container: &str) -> Option<SpecUsers> {
-        if let Some(spec) = bundles::spec_of(Path::new("/"), container) {
+        if let Some(spec) = spec_of_container(Path::new("/"), container) {
             return SpecUsers::from_spec(&spec).ok();
         }
         let info = of_node::info_of(self.cri.as_deref(), container).ok()?;

@@ -20,7 +20,7 @@ use bindguard_guard::refresh::{
     TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
-use bindguard_operator::engines::{binds_of_container, bundle_of_container};
+use bindguard_operator::bundles::{binds_of_container, bundle_of_container};
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};

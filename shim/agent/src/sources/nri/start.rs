@@ -25,7 +25,7 @@ use bindguard_guard::refresh::{
     HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
     refresh_container_within,
 };
-use bindguard_operator::engines::spec_of_container;
+use bindguard_operator::bundles::spec_of_container;
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use tracing::{info, warn};
 

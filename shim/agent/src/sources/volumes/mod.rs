@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
-use bindguard_operator::engines::pod_state_folders;
+use bindguard_operator::bundles::pod_state_folders;
 use bindguard_sys::{MountWatch, MountWatchError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

@@ -1,0 +1,90 @@
+//! The bundles of running containers, which containerd, crun and runc record in folders of root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::refresh::SpecBind;
+use bindguard_core::spec::SpecView;
+use bindguard_guard::bundle_and_pid;
+use bindguard_sys::bundle::read_spec;
+
+/// The state folders of crun and runc that Podman or CRI-O calls as root.
+pub(crate) const STATES: [&str; 2] = ["run/crun", "run/runc"];
+
+/// containerd's task folders, one for each namespace: `moby` of dockerd, `k8s.io` of the kubelet.
+pub const TASKS: [&str; 6] = [
+    "run/containerd/io.containerd.runtime.v2.task",
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task",
+    "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task",
+    "run/k3s/containerd/io.containerd.runtime.v2.task",
+    "run/k0s/containerd/io.containerd.runtime.v2.task",
+    "var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task",
+];
+
+/// The folders in which a running container of a pod has a folder, on a node whose `/` is at `root`.
+/// Not all of them exist.
+pub fn pod_state_folders(root: &Path) -> Vec<PathBuf> {
+    let tasks = TASKS.map(|folder| root.join(folder).join("k8s.io"));
+    let states = STATES.map(|folder| root.join(folder));
+    tasks.into_iter().chain(states).collect()
+}
+
+/// The bundles in containerd's task folders, on a node whose `/` is at `root`.
+pub fn tasks(root: &Path) -> impl Iterator<Item = PathBuf> {
+    let namespaces = namespaces(root);
+    namespaces.flat_map(|namespace| entries(&namespace))
+}
+
+fn namespaces(root: &Path) -> impl Iterator<Item = PathBuf> {
+    TASKS.iter().flat_map(|folder| entries(&root.join(folder)))
+}
+
+/// The bundle of a container that crun or runc started as root, of Podman or of CRI-O.
+fn recorded_bundle(root: &Path, id: &str) -> Option<PathBuf> {
+    STATES
+        .iter()
+        .find_map(|folder| bundle_and_pid(&root.join(folder).join(id)))
+        .map(|(bundle, _)| bundle)
+}
+
+/// The spec of a container, on a node whose `/` is at `root`. `None` if its bundle is not found.
+pub fn spec_of_container(root: &Path, id: &str) -> Option<Vec<u8>> {
+    bundles_of(root, id).find_map(|bundle| read_spec(&bundle).ok())
+}
+
+/// The bundle of a container, on a node whose `/` is at `root`.
+pub fn bundle_of_container(root: &Path, id: &str) -> Option<PathBuf> {
+    bundles_of(root, id).find(|bundle| bundle.join("config.json").symlink_metadata().is_ok())
+}
+
+/// The folders that are the container's bundle, if they exist.
+fn bundles_of(root: &Path, id: &str) -> impl Iterator<Item = PathBuf> {
+    let bundles = namespaces(root).map(move |namespace| namespace.join(id));
+    bundles.chain(recorded_bundle(root, id))
+}
+
+/// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is
+/// not found.
+pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
+    let bytes = spec_of_container(root, id);
+    let spec = bytes
+        .as_ref()
+        .and_then(|bytes| SpecView::from_bytes(bytes).ok());
+    spec.map(|spec| SpecBind::of_spec(&spec))
+        .unwrap_or_default()
+}
+
+/// The init process that crun or runc has recorded in a state folder.
+pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
+    bundle_and_pid(state).map(|(_, pid)| pid)
+}
+
+/// The paths in a folder; none if it cannot be listed.
+pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
+}
