@@ -1,5 +1,8 @@
 //! The protocol between the shim and `bindguard-runtime`. Both are installed together, but an
-//! upgrade may combine a newer program with an older one: readers skip unknown lines.
+//! upgrade may combine a newer program with an older one: readers skip unknown lines, and unknown
+//! words at the end of a line.
+
+use crate::text::cut;
 
 /// The variable that names the real runtime: a path, or a name on `PATH`.
 pub const RUNTIME_VARIABLE: &str = "BINDGUARD_RUNTIME";
@@ -12,19 +15,8 @@ pub const ATTEMPT_VARIABLE: &str = "BINDGUARD_ATTEMPT";
 /// Operators' programs read it.
 pub const VERSION_FILE: &str = "shim.version";
 
-/// First line: the process is the runtime from here on.
-pub const HANDOVER: &str = "handover";
-/// After [`HANDOVER`] and a space: the mounts of the new container should be compared with the
-/// record in its bundle.
-pub const PROVE: &str = "prove";
-/// First line, in a retry: nothing was stale, and no runtime runs.
-pub const UNCHANGED: &str = "unchanged";
-/// First line, with a reason: policy refuses the container.
-pub const REFUSED: &str = "refused";
-/// Second line, with a reason: a bind that the guard left as it was.
-pub const UNREPAIRED: &str = "unrepaired";
-/// The longest line, in bytes.
-pub const MAX_LINE: usize = 4096;
+/// Size limit of an answer, in bytes.
+pub const MAX_ANSWER: usize = 4096;
 
 /// The verb that records a create whose guard did not come to an end.
 pub const UNCHECKED_VERB: &str = "bindguard-unchecked";
@@ -32,3 +24,110 @@ pub const UNCHECKED_VERB: &str = "bindguard-unchecked";
 /// The verb that compares the mounts of a new container with the record in its bundle. If policy
 /// refuses the container, it prints the reason.
 pub const PROVE_VERB: &str = "bindguard-prove";
+
+/// Size limit of a reason, in bytes: much less than [`MAX_ANSWER`].
+const MAX_REASON: usize = MAX_ANSWER / 2;
+
+/// The word of a second line, with the reason for a bind that the guard left as it was.
+const UNREPAIRED: &str = "unrepaired";
+
+/// The first line of the guard's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuardAnswer {
+    /// From here on the process is the runtime.
+    Handover {
+        /// True if the mounts of the new container must be compared with the record in its bundle.
+        prove: bool,
+    },
+    /// In a retry: nothing was stale, and no runtime runs.
+    Unchanged,
+    /// Policy refuses the container, for this reason.
+    Refused(String),
+}
+
+impl GuardAnswer {
+    /// The answer as text. `unrepaired`: the reason for which the runtime may fail.
+    pub fn text(&self, unrepaired: Option<&str>) -> String {
+        let first = match self {
+            Self::Handover { prove: false } => "handover".to_owned(),
+            Self::Handover { prove: true } => "handover prove".to_owned(),
+            Self::Unchanged => "unchanged".to_owned(),
+            Self::Refused(reason) => format!("refused {}", in_one_line(reason)),
+        };
+        let second = unrepaired
+            .map(|reason| format!("{UNREPAIRED} {}\n", in_one_line(reason)))
+            .unwrap_or_default();
+        format!("{first}\n{second}")
+    }
+
+    /// Parses the first line of an answer. `None` if it is no line of the protocol.
+    pub fn parse(line: &str) -> Option<Self> {
+        match line.split_once(' ').unwrap_or((line, "")) {
+            ("handover", more) => Some(Self::Handover {
+                prove: more == "prove",
+            }),
+            ("unchanged", _) => Some(Self::Unchanged),
+            ("refused", reason) => Some(Self::Refused(reason.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+/// The reason for which the runtime may have failed, in a whole answer.
+pub fn unrepaired_in(answer: &str) -> Option<&str> {
+    answer
+        .lines()
+        .skip(1)
+        .find_map(|line| line.strip_prefix(UNREPAIRED)?.strip_prefix(' '))
+}
+
+/// The pod chooses the paths in a reason.
+fn in_one_line(reason: &str) -> String {
+    cut(reason, MAX_REASON).replace(char::is_control, " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first_line(text: &str) -> &str {
+        text.lines().next().unwrap_or_default()
+    }
+
+    #[test]
+    fn an_answer_is_read_as_it_was_written() {
+        for answer in [
+            GuardAnswer::Handover { prove: false },
+            GuardAnswer::Handover { prove: true },
+            GuardAnswer::Unchanged,
+            GuardAnswer::Refused("/mnt is not mounted".to_owned()),
+        ] {
+            for unrepaired in [None, Some("app.conf is gone")] {
+                let text = answer.text(unrepaired);
+                assert_eq!(GuardAnswer::parse(first_line(&text)), Some(answer.clone()));
+                assert_eq!(unrepaired_in(&text), unrepaired, "{text:?}");
+                assert!(text.ends_with('\n'));
+            }
+        }
+    }
+
+    #[test]
+    fn words_and_lines_of_a_later_version_are_skipped() {
+        let at_once = GuardAnswer::parse("handover at once");
+        assert_eq!(at_once, Some(GuardAnswer::Handover { prove: false }));
+        assert_eq!(GuardAnswer::parse("panic at"), None);
+        assert_eq!(GuardAnswer::parse(""), None);
+        let later = "unchanged\nof a later guard\nunrepaired why\n";
+        assert_eq!(unrepaired_in(later), Some("why"));
+        assert_eq!(unrepaired_in("unrepaired is no first line\n"), None);
+    }
+
+    /// A pod chooses names of binds.
+    #[test]
+    fn a_reason_is_one_line_and_short() {
+        let reason = format!("a\nhandover\n{}", "x".repeat(2 * MAX_ANSWER));
+        let text = GuardAnswer::Refused(reason).text(None);
+        assert_eq!(text.lines().count(), 1);
+        assert!(text.len() < MAX_ANSWER && text.starts_with("refused a handover x"));
+    }
+}

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load_by};
 use bindguard_core::error_chain;
+use bindguard_core::handover::GuardAnswer;
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::Alarm;
 use bindguard_core::report::Unchecked;
@@ -69,14 +70,16 @@ fn main() -> ExitCode {
     };
     if let Some(reason) = &admission.refusal {
         messages.fatal(&format!("refused: {reason}"));
-        handover.refuse(reason);
+        handover.answer(&GuardAnswer::Refused(reason.clone()), None);
         return ExitCode::FAILURE;
     }
+    let unrepaired = admission.unrepaired.as_deref();
     if handover.attempt() > 0 && !admission.worth_another_try {
-        handover.unchanged(admission.unrepaired.as_deref());
+        handover.answer(&GuardAnswer::Unchanged, unrepaired);
         return ExitCode::SUCCESS;
     }
-    handover.hand_over(admission.is_provable, admission.unrepaired.as_deref());
+    let prove = admission.is_provable;
+    handover.answer(&GuardAnswer::Handover { prove }, unrepaired);
     exec_runtime::exec(&args, loaded.config.runtime(), &messages)
 }
 

@@ -26,7 +26,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bindguard_core::handover;
+use bindguard_core::handover::{self, GuardAnswer};
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::policy::Policy;
 use bindguard_core::program_names::WRAPPER;
@@ -34,7 +34,7 @@ use bindguard_core::report::Unchecked;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
-use super::handover::{GuardAnswer, parse_answer, read_answer, read_unrepaired};
+use super::handover::{parse_answer, read_answer, read_unrepaired};
 use super::invoke::{Call, RunStreams, Running, RuntimeError};
 use super::{Runtime, is_program, look_up};
 use crate::io::PreparedIo;

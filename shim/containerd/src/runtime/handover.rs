@@ -7,29 +7,13 @@
 
 use std::time::Duration;
 
-use bindguard_core::handover::{HANDOVER, MAX_LINE, PROVE, REFUSED, UNCHANGED, UNREPAIRED};
+use bindguard_core::handover::{GuardAnswer, MAX_ANSWER, unrepaired_in};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
 /// For the second line, which is written together with the first: the pipe closes when the runtime
 /// begins.
 const REST_LIMIT: Duration = Duration::from_millis(500);
-
-/// The guard's first line.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum GuardAnswer {
-    /// From here on the process is the runtime.
-    Handover {
-        /// True if the mounts of its container must be compared with the record.
-        prove: bool,
-    },
-    /// Refused by policy, for this reason.
-    Refused(String),
-    /// Nothing was stale, and no runtime ran.
-    Unchanged,
-    /// Not a line of the protocol.
-    Invalid,
-}
 
 /// Reads up to the end of the first line, or of the pipe.
 pub(super) async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec<u8>) {
@@ -42,12 +26,7 @@ pub(super) async fn read_unrepaired(
     received: &mut Vec<u8>,
 ) -> Option<String> {
     let _ = tokio::time::timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
-    let text = String::from_utf8_lossy(received);
-    let reason = text
-        .lines()
-        .skip(1)
-        .find_map(|line| line.strip_prefix(UNREPAIRED)?.strip_prefix(' '));
-    reason.map(str::to_owned)
+    unrepaired_in(&String::from_utf8_lossy(received)).map(str::to_owned)
 }
 
 async fn read_while(
@@ -55,7 +34,7 @@ async fn read_while(
     received: &mut Vec<u8>,
     wants_more: impl Fn(&[u8]) -> bool,
 ) {
-    while received.len() < MAX_LINE && wants_more(received) {
+    while received.len() < MAX_ANSWER && wants_more(received) {
         match answers.read_buf(received).await {
             Ok(0) => return,
             Ok(_) => {}
@@ -67,22 +46,10 @@ async fn read_while(
     }
 }
 
-/// The first line of the received bytes; None while there are none.
+/// The answer in the first line of the received bytes; `None` if there is none.
 pub(super) fn parse_answer(received: &[u8]) -> Option<GuardAnswer> {
-    let end = received
-        .iter()
-        .position(|byte| *byte == b'\n')
-        .unwrap_or(received.len());
-    let line = String::from_utf8_lossy(&received[..end]);
-    match line.split_once(' ').unwrap_or((&line, "")) {
-        ("", _) => None,
-        (HANDOVER, more) => Some(GuardAnswer::Handover {
-            prove: more == PROVE,
-        }),
-        (UNCHANGED, _) => Some(GuardAnswer::Unchanged),
-        (REFUSED, reason) => Some(GuardAnswer::Refused(reason.to_owned())),
-        _ => Some(GuardAnswer::Invalid),
-    }
+    let line = received.split(|byte| *byte == b'\n').next()?;
+    GuardAnswer::parse(&String::from_utf8_lossy(line))
 }
 
 #[cfg(test)]
@@ -90,26 +57,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_lines_of_the_protocol() {
-        assert_eq!(
-            parse_answer(b"handover\n"),
-            Some(GuardAnswer::Handover { prove: false })
-        );
-        assert_eq!(
-            parse_answer(b"handover prove\n"),
-            Some(GuardAnswer::Handover { prove: true })
-        );
-        assert_eq!(
-            parse_answer(b"handover at once\n"),
-            Some(GuardAnswer::Handover { prove: false })
-        );
-        assert_eq!(parse_answer(b"unchanged\n"), Some(GuardAnswer::Unchanged));
-        assert_eq!(
-            parse_answer(b"refused /mnt is not mounted\nmore"),
-            Some(GuardAnswer::Refused("/mnt is not mounted".into()))
-        );
+    fn the_first_line_is_the_answer() {
+        let refused = Some(GuardAnswer::Refused("/mnt is not mounted".into()));
+        assert_eq!(parse_answer(b"refused /mnt is not mounted\nmore"), refused);
+        assert_eq!(parse_answer(b"unchanged"), Some(GuardAnswer::Unchanged));
         assert_eq!(parse_answer(b""), None);
-        assert_eq!(parse_answer(b"panic at"), Some(GuardAnswer::Invalid));
+        assert_eq!(parse_answer(b"\nunchanged\n"), None);
     }
 
     #[tokio::test]
