@@ -23,6 +23,7 @@ pub mod paths;
 pub mod places;
 pub mod plan;
 pub mod policy;
+pub mod process_stat;
 pub mod program_names;
 pub mod proof;
 pub mod refresh;

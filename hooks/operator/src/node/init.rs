@@ -11,11 +11,12 @@ use std::fs;
 use std::iter;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::process_stat::{START_TIME, number};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::process_files::{ProcessFile, contents};
 
 use super::processes::pids;
-use crate::bundles::{STATES, TASKS, recorded_init};
+use crate::bundles::{STATES, TASKS, entries, recorded_init};
 
 /// Why a process is not taken for a container's init.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +160,7 @@ fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
     for ((pid, container), stat) in found.into_iter().zip(contents(&files)) {
         if let Some(started) = stat
             .ok()
-            .and_then(|stat| started(&String::from_utf8_lossy(&stat)))
+            .and_then(|stat| number(&String::from_utf8_lossy(&stat), START_TIME))
         {
             let first = oldest.entry(container).or_insert((started, pid));
             *first = (*first).min((started, pid));
@@ -168,15 +169,6 @@ fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
     oldest
         .into_iter()
         .map(|(container, (_, pid))| (container, pid))
-        .collect()
-}
-
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
         .collect()
 }
 
@@ -196,14 +188,6 @@ fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c 
                 .chain(after_dashes)
                 .find_map(|id| containers.get(id).copied())
         })
-}
-
-/// The time at which a process started, in the kernel's ticks since boot: field 22 of
-/// proc_pid_stat(5).
-fn started(stat: &str) -> Option<u64> {
-    // The name in parentheses may have spaces and parentheses itself.
-    let (_, after_name) = stat.rsplit_once(") ")?;
-    after_name.split(' ').nth(19)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -240,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_process_has_a_time_and_no_container_has_none() {
-        assert!(started(&fs::read_to_string("/proc/self/stat").unwrap()).is_some());
+        assert!(number(&fs::read_to_string("/proc/self/stat").unwrap(), START_TIME).is_some());
         assert_eq!(recorded_init_of(""), None);
         assert!(inits_of(["", "no-such-container"]).is_empty());
     }

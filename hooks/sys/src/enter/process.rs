@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::process_stat::{START_TIME, number};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -78,7 +79,7 @@ impl HeldProcess {
         Ok(link.file_name().unwrap_or_default().as_bytes().to_vec())
     }
 
-    /// The time of its start, in ticks since the boot: field 22 of proc_pid_stat(5).
+    /// The time of its start, in ticks since the boot.
     ///
     /// # Errors
     /// As [`HeldProcess::program_name`].
@@ -86,17 +87,12 @@ impl HeldProcess {
         let name = "stat";
         let text = only(process_files::contents(&[ProcessFile::of(self.pid, name)]));
         let text = String::from_utf8_lossy(&self.checked(name, text)?).into_owned();
-        // The name of the program may have spaces and parentheses.
-        let field = text
-            .rsplit(')')
-            .next()
-            .and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
         let invalid = || ProcessError::Read {
             pid: self.pid,
             name,
             source: io::ErrorKind::InvalidData.into(),
         };
-        field.ok_or_else(invalid)
+        number(&text, START_TIME).ok_or_else(invalid)
     }
 
     /// The mounts of its mount namespace, without their sources.

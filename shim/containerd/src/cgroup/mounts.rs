@@ -6,6 +6,8 @@
 
 use std::path::PathBuf;
 
+use bindguard_core::mount_table::unescape;
+
 /// A mounted cgroup hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CgroupMount {
@@ -32,10 +34,13 @@ impl CgroupMount {
             _ => return None,
         };
         let mut fields = mount.split(' ').skip(3);
-        let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
+        let mut path = || {
+            let path = unescape(fields.next()?.as_bytes());
+            Some(String::from_utf8_lossy(&path).into_owned())
+        };
         Some(Self {
-            root,
-            point: point.into(),
+            root: path()?,
+            point: path()?.into(),
             controllers,
         })
     }
@@ -58,28 +63,6 @@ impl CgroupMount {
             None => below.is_empty().then(|| self.point.clone()),
         }
     }
-}
-
-/// Decodes the `\040` that mountinfo writes for a blank, and other such escapes.
-fn unescape(field: &str) -> String {
-    let mut parts = field.split('\\');
-    let mut plain = parts.next().unwrap_or("").as_bytes().to_vec();
-    for part in parts {
-        let code = part
-            .get(..3)
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match (code, part.get(3..)) {
-            (Some(byte), Some(rest)) => {
-                plain.push(byte);
-                plain.extend_from_slice(rest.as_bytes());
-            }
-            _ => {
-                plain.push(b'\\');
-                plain.extend_from_slice(part.as_bytes());
-            }
-        }
-    }
-    String::from_utf8_lossy(&plain).into_owned()
 }
 
 #[cfg(test)]
@@ -132,7 +115,6 @@ mod tests {
             for mount in CgroupMount::parse_all(&line) {
                 let _ = mount.directory_of(&cgroup);
             }
-            let _ = unescape(&line);
         }
 
         #[test]

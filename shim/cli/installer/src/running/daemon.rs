@@ -12,6 +12,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountTable};
+use bindguard_core::process_stat::{PARENT, START_TIME, number};
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, links};
 use bindguard_sys::read_mount_table;
@@ -65,7 +66,7 @@ impl Daemon {
 
     /// The process with this pid, if the process exists.
     pub fn of(pid: u32) -> Option<Self> {
-        let started = stat_field(pid, 22)?;
+        let started = stat_field(pid, START_TIME)?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .ok()?
             .trim_end()
@@ -150,15 +151,13 @@ fn pids_named(name: &str) -> Vec<u32> {
 }
 
 fn parent_of(pid: u32) -> Option<u32> {
-    stat_field(pid, 4)?.try_into().ok()
+    stat_field(pid, PARENT)?.try_into().ok()
 }
 
 /// A number of proc_pid_stat(5), by the field's number there.
 fn stat_field(pid: u32, field: usize) -> Option<u64> {
-    let stat = String::from_utf8(contents(&[ProcessFile::of(pid, "stat")]).pop()?.ok()?).ok()?;
-    // the name may contain spaces and parentheses: field 3 follows the last one
-    let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').nth(field - 3)?.parse().ok()
+    let stat = contents(&[ProcessFile::of(pid, "stat")]).pop()?.ok()?;
+    number(&String::from_utf8_lossy(&stat), field)
 }
 
 /// The filesystem and the place in it that `/run` shows.
