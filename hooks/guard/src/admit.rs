@@ -18,7 +18,7 @@ use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::admission::{OpenBundle, OpenError};
-use crate::expect::record_expected_binds;
+use crate::expect::{ExpectedSources, record_expected_binds};
 use crate::inspect::inspect;
 use crate::probes::{ProbeLimits, Probes};
 use crate::rebind::{NotRebound, Rebound, rebind};
@@ -51,6 +51,8 @@ pub struct Admission {
     /// True if the bundle has a record of the binds that the new container must show:
     /// [`crate::prove_container`] compares its mounts with the record.
     pub is_provable: bool,
+    /// Of a spec that no bundle has yet: what [`crate::prove_new_container`] compares.
+    pub expected: ExpectedSources,
 }
 
 /// Outcomes by position in the spec's `mounts`.
@@ -103,7 +105,8 @@ pub fn admit_spec(
                 admission.repair(&bundle, places, Attempt::First, start, &limits)
             {
                 let placed = adjust(&bundle.spec, &repaired.edits);
-                admission.finish(repaired, Ok(placed), &bundle.policy);
+                let placed = admission.finish(repaired, Ok(placed), &bundle.policy);
+                admission.expected = ExpectedSources::of(&bundle, &placed);
             }
         }
         Err(error) => admission.skip(error_chain(&error), policy),

@@ -4,8 +4,9 @@
 //! The record is made after all repairs and edits, right before the runtime runs. A source is
 //! opened only if no server or daemon must answer; the other sources are counted as unproven.
 
+use std::borrow::Cow;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::policy::Alarm;
 use bindguard_core::proof::{ExpectedBind, ExpectedBinds, ExpectedPropagation};
@@ -46,13 +47,7 @@ pub(crate) fn record_expected_binds(
     if bundle.policy.proof == Alarm::Off || binds.is_empty() {
         return Expectation::default();
     }
-    let sources: Vec<_> = binds
-        .iter()
-        .map(|bind| match edited_source(bind, edits) {
-            Some(source) => source.into(),
-            None => source_of(bind, bundle.path),
-        })
-        .collect();
+    let sources = final_sources(bundle, edits);
     let wanted: Vec<_> = binds
         .iter()
         .zip(&sources)
@@ -70,6 +65,62 @@ pub(crate) fn record_expected_binds(
             problem: Some(error),
             ..Expectation::default()
         },
+    }
+}
+
+/// The sources of the binds of an admitted spec, for a container that has no bundle yet.
+#[derive(Debug, Default)]
+pub struct ExpectedSources(Vec<(PathBuf, ExpectedBind)>);
+
+impl ExpectedSources {
+    /// The sources of a spec that has these edits. None if policy wants no proof.
+    pub(crate) fn of(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Self {
+        if bundle.policy.proof == Alarm::Off {
+            return Self::default();
+        }
+        let binds = bundle.spec.binds();
+        let sources = final_sources(bundle, edits);
+        let wanted: Vec<_> = binds
+            .iter()
+            .zip(&sources)
+            .map(|(bind, source)| Wanted {
+                bind,
+                source,
+                propagation: ExpectedPropagation::Any,
+            })
+            .collect();
+        let source_at = |index| binds.iter().position(|bind| bind.index() == index);
+        let expected = expect(&wanted).expected.binds.into_iter();
+        let with_source = expected.filter_map(|expected| {
+            let source = sources[source_at(expected.bind)?].to_path_buf();
+            Some((source, expected))
+        });
+        Self(with_source.collect())
+    }
+
+    /// True if there is nothing to compare.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The expectations for a bundle, whose spec other plugins may have changed: for the binds that
+    /// still have the same source and destination.
+    pub(crate) fn in_bundle(&self, bundle: &OpenBundle<'_>) -> ExpectedBinds {
+        let binds = bundle.spec.binds().iter().filter_map(|bind| {
+            let is_same = |(source, expected): &&(PathBuf, ExpectedBind)| {
+                source == bind.source() && expected.destination == bind.destination()
+            };
+            let (_, expected) = self.0.iter().find(is_same)?;
+            Some(ExpectedBind {
+                bind: bind.index(),
+                denied: bind.denied(),
+                propagation: propagation(bundle, bind, &[], false),
+                ..expected.clone()
+            })
+        });
+        ExpectedBinds {
+            binds: binds.collect(),
+        }
     }
 }
 
@@ -125,6 +176,17 @@ fn expect(wanted: &[Wanted<'_, '_>]) -> Expectation {
         expected: ExpectedBinds { binds },
         problem: None,
     }
+}
+
+/// The source of each bind, after the edits.
+fn final_sources<'e>(bundle: &'e OpenBundle<'_>, edits: &'e [SpecEdit]) -> Vec<Cow<'e, Path>> {
+    let binds = bundle.spec.binds().iter();
+    binds
+        .map(|bind| match edited_source(bind, edits) {
+            Some(source) => source.into(),
+            None => source_of(bind, bundle.path),
+        })
+        .collect()
 }
 
 fn edited_source<'e>(bind: &Bind<'_>, edits: &'e [SpecEdit]) -> Option<&'e Path> {

@@ -27,13 +27,14 @@ mod roots_in_use;
 pub use admit::{Admission, Attempt, admit, admit_spec};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::in_real_folder;
+pub use expect::ExpectedSources;
 pub use journal::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
     record_unchecked,
 };
 pub use oci_state::bundle_and_pid;
 pub use probes::{Answers, Probes};
-pub use prove::{Proved, prove_container};
+pub use prove::{Proved, prove_container, prove_new_container};
 pub use rebind::{NotRebound, Rebound, rebind};
 
 /// Reads a small file that may lie on a server that does not answer, without waiting for that

@@ -10,7 +10,7 @@ use bindguard_core::judge::{Finding, Verdict};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_wrong};
-use bindguard_core::policy::Policy;
+use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
@@ -18,7 +18,7 @@ use bindguard_sys::bundle::{self, BundleError};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 
 use crate::admission::{OpenBundle, OpenError};
-use crate::expect::expect_again;
+use crate::expect::{ExpectedSources, expect_again};
 use crate::refresh::{RefreshError, refuse_sandbox};
 
 /// The result of a comparison.
@@ -55,12 +55,35 @@ pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places
         refusal: None,
     };
     if let Err(error) = proved.compare(bundle, pid, policy, places) {
-        let problem = error_chain(&error);
-        proved.refusal = refusal_of_uncompared(&problem, policy);
-        proved.report.problems.push(problem);
+        proved.skip(error_chain(&error), policy);
     }
     proved.report.set_duration(start.elapsed());
     proved
+}
+
+/// Compares the mounts of a new container with this init with the sources of its admission, for a
+/// shim that calls no guard. `None` if the bundle has a record: then its shim or its runtime
+/// compares.
+pub fn prove_new_container(
+    path: &Path,
+    pid: u32,
+    sources: &ExpectedSources,
+    policy: &Policy,
+    places: &Places,
+) -> Option<Proved> {
+    if sources.is_empty() || bundle::read_record(path).is_ok() {
+        return None;
+    }
+    let start = Instant::now();
+    let mut proved = Proved {
+        report: Report::about_bundle(path),
+        refusal: None,
+    };
+    if let Err(error) = proved.compare_new(path, pid, sources, policy, places) {
+        proved.skip(error_chain(&error), policy);
+    }
+    proved.report.set_duration(start.elapsed());
+    Some(proved)
 }
 
 impl Proved {
@@ -72,21 +95,56 @@ impl Proved {
         places: &Places,
     ) -> Result<(), ProveError> {
         let expected: ExpectedBinds = serde_json::from_slice(&bundle::read_record(path)?)?;
+        let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
+        let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
+        self.compare_mounts(&bundle, &expected, pid, places)
+    }
+
+    fn compare_new(
+        &mut self,
+        path: &Path,
+        pid: u32,
+        sources: &ExpectedSources,
+        policy: &Policy,
+        places: &Places,
+    ) -> Result<(), ProveError> {
+        let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
+        let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
+        if bundle.policy.proof == Alarm::Off {
+            return Ok(());
+        }
+        let expected = sources.in_bundle(&bundle);
+        self.compare_mounts(&bundle, &expected, pid, places)?;
+        self.report.unproven += bundle.spec.binds().len() - expected.binds.len();
+        Ok(())
+    }
+
+    fn compare_mounts(
+        &mut self,
+        bundle: &OpenBundle<'_>,
+        expected: &ExpectedBinds,
+        pid: u32,
+        places: &Places,
+    ) -> Result<(), ProveError> {
         let process = HeldProcess::open(pid)?;
         let table = process.mounts()?;
-        let found = match differences(&expected, &table) {
+        let found = match differences(expected, &table) {
             Some(found) if !found.is_empty() && is_sandbox(&process)? => None,
             found => found,
         };
-        let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
-        let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
         // The admission reported the problems of the spec.
         self.report.container = Identity::from_spec(&bundle.spec);
         match found {
-            Some(found) => self.add(&bundle, &table, &found, places),
+            Some(found) => self.add(bundle, &table, &found, places),
             None => self.report.unproven = expected.binds.len(),
         }
         Ok(())
+    }
+
+    /// A container that could not be compared runs, unless policy refuses it.
+    fn skip(&mut self, problem: String, policy: &Policy) {
+        self.refusal = refusal_of_uncompared(&problem, policy);
+        self.report.problems.push(problem);
     }
 
     fn add(

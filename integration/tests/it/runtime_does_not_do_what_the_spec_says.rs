@@ -10,12 +10,16 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::ctr::{Container, Ctr};
 use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::mount_calls::{private, tmpfs, unmount};
 use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Oci, Runtime, Setup, on_every_generation};
+use bindguard_integration::{
+    Agent, Bind, Generation, Node, Oci, Runtime, Setup, on_every_generation,
+};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
 
 /// The change of the runtime's spec, and the words of the report.
@@ -84,6 +88,82 @@ fn refused() {
             }
             Ok(())
         });
+}
+
+/// The stock shim calls no guard. The agent compares right before the start, as an NRI plugin, with
+/// the sources that it saw at the create.
+fn reported_by_the_plugin(generation: Generation) {
+    Setup::on(generation).nri().faulty_runtime().story(|node| {
+        two_folders()?;
+        let agent = Agent::start(node, "agent.nri.enabled = true\n")?;
+        let (cri, sandbox) = pod_beside_the_plugin(node, &agent)?;
+        let right = start_under_the_stock_shim(&cri, &sandbox, "right")?;
+        let next = ObedientRuntime::of(&node.programs());
+        next.next("create", Fault::ReadsAnotherSpec(DIFFERENCES[0].0))?;
+        let wrong = start_under_the_stock_shim(&cri, &sandbox, "wrong")?;
+        until("the difference is journaled", || {
+            Ok(!lines_with_a_pid(&wrong)?.is_empty())
+        })?;
+        let line = only_line_with_a_pid(&wrong)?;
+        let bind = &line["binds"][0];
+        ensure!(
+            line["kind"] == "nri-create" && bind["verdict"] == "wrong",
+            "{line}"
+        );
+        ensure!(bind["destination"] == "/data", "{line}");
+        ensure!(lines_with_a_pid(&right)?.is_empty(), "a false alarm");
+        let wrong = "bindguard_nri_binds_total{verdict=\"wrong\",outcome=\"none\"}";
+        ensure!(agent.figure(wrong) == 1.0, "it is not counted");
+        cri.remove_pod(&sandbox)
+    });
+}
+
+#[test]
+fn reported_by_the_plugin_of_containerd_1_7() {
+    reported_by_the_plugin(Generation::V1_7);
+}
+
+#[test]
+fn reported_by_the_plugin_of_containerd_2_1() {
+    reported_by_the_plugin(Generation::V2_1);
+}
+
+#[test]
+fn refused_by_the_plugin() {
+    Setup::on(Generation::V2_1)
+        .nri()
+        .faulty_runtime()
+        .story(|node| {
+            two_folders()?;
+            let config = "agent.nri.enabled = true\nchecks.proof = 'refuse'\n";
+            let agent = Agent::start(node, config)?;
+            let (cri, sandbox) = pod_beside_the_plugin(node, &agent)?;
+            let next = ObedientRuntime::of(&node.programs());
+            next.next("create", Fault::ReadsAnotherSpec(DIFFERENCES[0].0))?;
+            let started = start_under_the_stock_shim(&cri, &sandbox, "wrong");
+            let error = started.err().context("its program ran")?;
+            let words = format!("{error:#}");
+            ensure!(
+                words.contains("did not mount /run/right as the spec says"),
+                "{words}"
+            );
+            start_under_the_stock_shim(&cri, &sandbox, "right")?;
+            cri.remove_pod(&sandbox)
+        });
+}
+
+fn pod_beside_the_plugin(node: &Node, agent: &Agent) -> Result<(Cri, Sandbox)> {
+    until("the plugin is registered", || {
+        Ok(agent.figure("bindguard_nri_connected") == 1.0)
+    })?;
+    let cri = node.cri()?;
+    let sandbox = cri.run_pod("runc", "web", "uid-web")?;
+    Ok((cri, sandbox))
+}
+
+fn start_under_the_stock_shim(cri: &Cri, sandbox: &Sandbox, name: &str) -> Result<String> {
+    let mounts = [mount("/run/right".as_ref(), "/data", PropagationPrivate)];
+    cri.start_container(sandbox, name, &["sleep", "1000000"], &mounts)
 }
 
 /// The source of the spec leads to another folder when the runtime mounts it, as after an update:

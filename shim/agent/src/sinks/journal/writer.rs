@@ -33,7 +33,8 @@ pub struct JournalWriter {
 
 #[derive(Debug)]
 enum AgentLine {
-    NriCreate(String, Report),
+    /// With the id of the container, and its init after the create.
+    NriCreate(String, Option<u32>, Report),
     Rebind(RebindLine),
     Refresh(RefreshLine),
 }
@@ -42,7 +43,7 @@ impl AgentLine {
     /// The container or the volume whose share it takes.
     fn about(&self) -> String {
         match self {
-            Self::NriCreate(id, _) => id.clone(),
+            Self::NriCreate(id, ..) => id.clone(),
             Self::Rebind(line) => line.about(),
             Self::Refresh(line) => line.id.clone(),
         }
@@ -50,7 +51,7 @@ impl AgentLine {
 
     fn add_problem(&mut self, problem: String) {
         match self {
-            Self::NriCreate(_, report) => report.problems.push(problem),
+            Self::NriCreate(.., report) => report.problems.push(problem),
             Self::Rebind(line) => line.problems.push(problem),
             Self::Refresh(line) => line.problems.push(problem),
         }
@@ -85,9 +86,10 @@ impl JournalWriter {
         }
     }
 
-    /// The plugin's report on the create of a container.
-    pub fn nri_create(&self, id: &str, report: Report) {
-        self.write(AgentLine::NriCreate(id.to_owned(), report));
+    /// The plugin's report on the create of a container; with its init, on its mounts after the
+    /// create.
+    pub fn nri_create(&self, id: &str, init: Option<u32>, report: Report) {
+        self.write(AgentLine::NriCreate(id.to_owned(), init, report));
     }
 
     /// The subpaths of a volume that are not healthy, or were not.
@@ -146,14 +148,14 @@ fn write_lines(
 
 fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<(), RecordError> {
     match line {
-        AgentLine::NriCreate(id, report) => record_nri_create(
+        AgentLine::NriCreate(id, pid, report) => record_nri_create(
             journal,
             &JournalEntry {
                 refused: None,
                 unchecked: None,
                 id: Some(&id),
                 attempt: 0,
-                pid: None,
+                pid,
                 report: &report,
             },
         ),

@@ -118,11 +118,15 @@ impl AdmissionMetrics {
             self.seconds.observe(report.duration_us as f64 / 1e6);
             self.retries.inc_by(u64::from(line.attempt > 0));
         }
-        self.unproven.inc_by(report.unproven as u64);
+        self.count_unproven(report.unproven);
         self.problems.inc_by(report.problems.len() as u64);
         for bind in &report.binds {
             self.binds.count(bind.verdict, bind.outcome.as_deref());
         }
+    }
+
+    pub(super) fn count_unproven(&self, binds: usize) {
+        self.unproven.inc_by(binds as u64);
     }
 
     pub(super) fn count_unread(&self, line: UnreadLine) {

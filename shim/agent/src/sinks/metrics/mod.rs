@@ -262,6 +262,11 @@ impl Metrics {
             .is_some()
     }
 
+    /// Counts binds of a new container that were not compared with its spec.
+    pub fn unproven(&self, binds: usize) {
+        self.admissions.count_unproven(binds);
+    }
+
     /// Counts the outcome of one mount of a running container.
     pub fn refreshed(&self, outcome: RefreshResult) {
         self.refreshes

@@ -46,6 +46,8 @@ pub enum StartAnswer {
     current,
     /// All its old files were replaced.
     refreshed,
+    /// Policy refused the container: a mount differs from its spec.
+    refused,
     /// It starts as it is: the check took too long, or earlier checks still hang.
     timed_out,
     /// It starts as it is: an old file could not be replaced, or the check failed.
@@ -101,6 +103,7 @@ impl NriMetrics {
         for answer in [
             current,
             refreshed,
+            StartAnswer::refused,
             StartAnswer::timed_out,
             StartAnswer::failed,
         ] {

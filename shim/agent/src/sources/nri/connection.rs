@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use super::Calls;
 use super::create::{Creates, Refused};
 use super::messages::{
-    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
+    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, Container, ContainerAdjustment,
     CreateContainerRequest, CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest,
     START_CONTAINER, START_CONTAINER_EVENT, StartContainerRequest, StateChangeEvent,
     SynchronizeRequest, SynchronizeResponse,
@@ -168,14 +168,8 @@ impl Connection {
             (PLUGIN, "Configure") => Ok(configure(payload)),
             (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, &calls.creates)),
             (PLUGIN, "CreateContainer") => create_container(payload, &calls.creates),
-            (PLUGIN, "StartContainer") => {
-                start_container(payload, &calls.starts);
-                Ok(Vec::new())
-            }
-            (PLUGIN, "StateChange") => {
-                change_state(payload, &calls.starts);
-                Ok(Vec::new())
-            }
+            (PLUGIN, "StartContainer") => start_container(payload, &calls.starts),
+            (PLUGIN, "StateChange") => change_state(payload, &calls.starts),
             // Empty answers. The plugin subscribes to no other event.
             (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
             (service, method) => Err(Status {
@@ -234,29 +228,41 @@ fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status
             return Ok(Vec::new());
         }
     };
-    let refused = |refusal: Refused| Status {
-        code: Status::FAILED_PRECONDITION,
-        message: refusal.to_string(),
-    };
-    let mounts = creates.adjust(request).map_err(refused)?;
+    let mounts = creates.adjust(request).map_err(status_of)?;
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
 
-fn start_container(payload: &[u8], starts: &Starts) {
+fn start_container(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, Status> {
     match StartContainerRequest::decode(payload) {
-        Ok(request) => starts.refresh(request.container.unwrap_or_default()),
-        Err(error) => starts.unreadable(&error),
+        Ok(request) => start(request.container, starts),
+        Err(error) => {
+            starts.unreadable(&error);
+            Ok(Vec::new())
+        }
     }
 }
 
-fn change_state(payload: &[u8], starts: &Starts) {
+fn change_state(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, Status> {
     match StateChangeEvent::decode(payload) {
-        Ok(change) if change.event == START_CONTAINER_EVENT => {
-            starts.refresh(change.container.unwrap_or_default());
+        Ok(change) if change.event == START_CONTAINER_EVENT => start(change.container, starts),
+        Ok(_) => Ok(Vec::new()),
+        Err(error) => {
+            starts.unreadable(&error);
+            Ok(Vec::new())
         }
-        Ok(_) => {}
-        Err(error) => starts.unreadable(&error),
+    }
+}
+
+fn start(container: Option<Container>, starts: &Starts) -> Result<Vec<u8>, Status> {
+    let checked = starts.check(container.unwrap_or_default());
+    checked.map(|()| Vec::new()).map_err(status_of)
+}
+
+fn status_of(refused: Refused) -> Status {
+    Status {
+        code: Status::FAILED_PRECONDITION,
+        message: refused.to_string(),
     }
 }
 

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::adjustment;
 use super::deadline::{Deadline, NoResult};
+use super::expected::ExpectedOfContainers;
 use super::messages::{Container, CreateContainerRequest, Mount, PodSandbox};
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::{Metrics, NriAnswer};
@@ -32,6 +33,7 @@ pub struct Creates {
     deadline: Deadline,
     reports: Sender<CreateReport>,
     metrics: Arc<Metrics>,
+    expected: Arc<ExpectedOfContainers>,
 }
 
 /// The report on the container with this id.
@@ -44,12 +46,17 @@ struct CreateReport {
 /// Policy refuses the container, for this reason.
 #[derive(Debug, thiserror::Error)]
 #[error("bindguard refuses the container: {0}")]
-pub struct Refused(String);
+pub struct Refused(pub(super) String);
 
 impl Creates {
     /// Starts the thread that writes reports: a create waits neither for the log nor for the
     /// journal.
-    pub fn new(config: &Config, metrics: Arc<Metrics>, journal: JournalWriter) -> Self {
+    pub fn new(
+        config: &Config,
+        metrics: Arc<Metrics>,
+        journal: JournalWriter,
+        expected: Arc<ExpectedOfContainers>,
+    ) -> Self {
         let (reports, received) = channel();
         if let Err(error) = spawn("nri-reports", move || write_reports(&received, &journal)) {
             warn!("creates through NRI are not reported: {error:#}");
@@ -59,6 +66,7 @@ impl Creates {
             deadline: Deadline::default(),
             reports,
             metrics,
+            expected,
         }
     }
 
@@ -93,12 +101,14 @@ impl Creates {
                     });
                 // Without the thread there is no journal; its failure was reported.
                 let _ = self.reports.send(CreateReport {
-                    id,
+                    id: id.clone(),
                     report: admission.report,
                 });
-                admission
-                    .refusal
-                    .map_or(Ok(mounts), |reason| Err(Refused(reason)))
+                if let Some(reason) = admission.refusal {
+                    return Err(Refused(reason));
+                }
+                self.expected.keep(id, admission.expected);
+                Ok(mounts)
             }
             Err(no_result) => {
                 self.metrics.nri.answered(match no_result {
@@ -177,7 +187,7 @@ fn write_reports(received: &Receiver<CreateReport>, journal: &JournalWriter) {
             .iter()
             .any(|bind| bind.finding.verdict.is_finding());
         if has_finding || !report.problems.is_empty() {
-            journal.nri_create(&id, report);
+            journal.nri_create(&id, None, report);
         }
     }
 }

@@ -6,13 +6,15 @@
 //!
 //! The runtime calls a plugin for each new container before it is created, and again before its
 //! process starts, whatever shim does that. The plugin has a thread of its own and blocks: a runtime
-//! sends one request at a time. It never breaks a create or a start. A panic, a late admission and a lost connection all mean "no change". Messages and numbers are
-//! those of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
+//! sends one request at a time. Only policy refuses a create or a start. A panic, a late check and a
+//! lost connection all mean "no change". Messages and numbers are those of nri's `pkg/api/api.proto`
+//! and `pkg/net/multiplex`.
 
 mod adjustment;
 mod connection;
 mod create;
 mod deadline;
+mod expected;
 mod messages;
 mod multiplex;
 mod start;
@@ -60,9 +62,15 @@ impl Calls {
         journal: JournalWriter,
         helper: Option<Arc<HelperProcess>>,
     ) -> Self {
+        let expected = Arc::default();
         Self {
-            creates: Creates::new(config, Arc::clone(metrics), journal.clone()),
-            starts: Starts::new(config, Arc::clone(metrics), journal, helper),
+            creates: Creates::new(
+                config,
+                Arc::clone(metrics),
+                journal.clone(),
+                Arc::clone(&expected),
+            ),
+            starts: Starts::new(config, Arc::clone(metrics), journal, helper, expected),
         }
     }
 }

@@ -1,10 +1,12 @@
-//! Checks the subPath files of a new container again, right before its start.
+//! Checks a new container again, right before its start: its subPath files, and all of its binds.
 //!
 //! The runtime calls the plugin after it created the container and before it starts the process
 //! (`StartContainer`; `StateChange` before NRI 0.11). A volume may have changed since the runtime
 //! mounted it (kubernetes#127602). So stale mounts are replaced in the new container, by the refresh
 //! of running containers. The process has not run yet: no opt-in is needed, and nothing in the
-//! container can see two contents. Where the pod's policy repairs no subpaths, nothing is done.
+//! container can see two contents. Where the pod's policy repairs no subpaths, no file is replaced.
+//!
+//! Then the container's mounts are compared with the sources that its binds had at the create.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,20 +18,24 @@ use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::kubelet::PodPath;
+use bindguard_core::plan::refusal_of_uncompared;
 use bindguard_core::policy::Mode;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{Actor, RefreshLine, RefreshedMount};
+use bindguard_core::report::{Actor, BindReport, RefreshLine, RefreshedMount};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
+    HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
     refresh_container_within,
 };
-use bindguard_operator::bundles::spec_of_container;
+use bindguard_guard::{ExpectedSources, Proved, prove_new_container};
+use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use tracing::{info, warn};
 
+use super::create::Refused;
 use super::deadline::{Deadline, NoResult};
+use super::expected::ExpectedOfContainers;
 use super::messages::Container;
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::{Metrics, RefreshResult, StartAnswer};
@@ -39,6 +45,9 @@ use crate::threads::spawn;
 /// container.
 const START_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// The time limit of the comparison.
+const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// The time limit of the refresh, which ends before the answer is due.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
 
@@ -47,10 +56,19 @@ const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
 pub struct Starts {
     config: Arc<Config>,
     deadline: Deadline,
-    lines: Sender<RefreshLine>,
+    reports: Sender<StartReport>,
     metrics: Arc<Metrics>,
+    expected: Arc<ExpectedOfContainers>,
     /// `None` in tests only.
     helper: Option<Arc<HelperProcess>>,
+}
+
+/// A report on one container.
+#[derive(Debug)]
+enum StartReport {
+    Refresh(RefreshLine),
+    /// With the container's id and its init.
+    Proof(String, u32, Proved),
 }
 
 /// Why a container is started as it is.
@@ -68,6 +86,9 @@ enum NotChecked {
     /// Nothing names its init.
     #[error("the runtime reports no process")]
     NoInit,
+    /// Its spec is not known.
+    #[error("its bundle is not found")]
+    NoBundle,
     /// Its init, or the refresh.
     #[error("{0}")]
     Failed(String),
@@ -81,23 +102,33 @@ impl Starts {
         metrics: Arc<Metrics>,
         journal: JournalWriter,
         helper: Option<Arc<HelperProcess>>,
+        expected: Arc<ExpectedOfContainers>,
     ) -> Self {
-        let (lines, received) = channel();
-        if let Err(error) = spawn("nri-starts", move || write_lines(&received, &journal)) {
+        let (reports, received) = channel();
+        if let Err(error) = spawn("nri-starts", move || write_reports(&received, &journal)) {
             warn!("starts through NRI are not reported: {error:#}");
         }
         Self {
             config: Arc::new(config.clone()),
             deadline: Deadline::default(),
-            lines,
+            reports,
             metrics,
+            expected,
             helper,
         }
     }
 
-    /// Replaces the stale mounts of a container, within the time limit. It never fails: a container
-    /// that could not be checked starts as it is.
-    pub fn refresh(&self, container: Container) {
+    /// Replaces the stale mounts of a container, then compares all of its binds with the sources of
+    /// its create, each within a time limit. A container that could not be checked starts as it is.
+    ///
+    /// # Errors
+    /// If policy refuses the container.
+    pub fn check(&self, container: Container) -> Result<(), Refused> {
+        self.refresh(container.clone());
+        self.prove(container)
+    }
+
+    fn refresh(&self, container: Container) {
         let helper = self.helper.clone();
         let (id, config, start) = (
             container.id.clone(),
@@ -129,6 +160,40 @@ impl Starts {
         self.metrics.nri.started(answer);
     }
 
+    /// Compares the binds of a container whose shim calls no guard.
+    fn prove(&self, container: Container) -> Result<(), Refused> {
+        let sources = self.expected.take(&container.id);
+        if sources.is_empty() {
+            return Ok(());
+        }
+        let (id, config) = (container.id.clone(), Arc::clone(&self.config));
+        let work = move || proved(&container, &sources, &config);
+        let refusal = match self.deadline.within(PROOF_TIMEOUT, work) {
+            Ok(Ok(None)) => None,
+            Ok(Ok(Some((pid, proved)))) => {
+                self.metrics.nri.checked(&proved.report);
+                self.metrics.unproven(proved.report.unproven);
+                let refusal = proved.refusal.clone();
+                // Without the thread there is no journal; its failure was reported.
+                let _ = self.reports.send(StartReport::Proof(id, pid, proved));
+                refusal
+            }
+            Ok(Err(error)) => self.not_proven(&id, &error_chain(&error)),
+            Err(no_result) => self.not_proven(&id, &no_result.to_string()),
+        };
+        let Some(reason) = refusal else {
+            return Ok(());
+        };
+        self.metrics.nri.started(StartAnswer::refused);
+        Err(Refused(reason))
+    }
+
+    /// The reason for a refusal, if policy has one.
+    fn not_proven(&self, id: &str, why: &str) -> Option<String> {
+        warn!("the mounts of container {id} are not compared with its spec: {why}");
+        refusal_of_uncompared(why, self.config.policy())
+    }
+
     /// Counts a request that could not be read.
     pub fn unreadable(&self, error: &prost::DecodeError) {
         warn!("a container starts as it is: read the runtime's request: {error}");
@@ -152,7 +217,7 @@ impl Starts {
             line.mounts = mounts;
             line.set_duration(took);
             // Without the thread there is no journal; its failure was reported.
-            let _ = self.lines.send(line);
+            let _ = self.reports.send(StartReport::Refresh(line));
         }
         match (all, refreshed.is_out_of_time) {
             (_, true) => StartAnswer::timed_out,
@@ -183,13 +248,11 @@ fn refreshed(
     let volumes = PodVolumes::open(&pod)?;
     let volumes = volumes.for_container(SpecBind::of_spec(&spec));
     let users = SpecUsers::from_spec(&bytes).map_err(|error| failed(&error))?;
-    let pid = Some(container.pid).filter(|pid| *pid > 0);
-    let pid = pid.or_else(|| recorded_init_of(&container.id));
-    let init = hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?);
+    let init = init_of(container)?;
     let refreshed = refresh_container_within(
         helper.ok_or(NotChecked::NoHelper)?,
         time_until(until)?,
-        &init.map_err(|error| failed(&error))?,
+        &init,
         Some(&users),
         &volumes,
         RefreshAct::Replace(Notify::None),
@@ -197,6 +260,28 @@ fn refreshed(
     );
     let refreshed = refreshed.map_err(|error| failed(&error))?;
     Ok(Some((Identity::from_spec(&spec), refreshed)))
+}
+
+/// The comparison of a container's mounts, and its init. `None` if its shim or its runtime compares,
+/// or policy wants no comparison.
+fn proved(
+    container: &Container,
+    sources: &ExpectedSources,
+    config: &Config,
+) -> Result<Option<(u32, Proved)>, NotChecked> {
+    let bundle = bundle_of_container(Path::new("/"), &container.id).ok_or(NotChecked::NoBundle)?;
+    let init = init_of(container)?;
+    let (policy, places) = (config.policy(), config.places());
+    let proved = prove_new_container(&bundle, init.pid(), sources, policy, places);
+    Ok(proved.map(|proved| (init.pid(), proved)))
+}
+
+/// The init of a container, held so that no other process gets its pid.
+fn init_of(container: &Container) -> Result<HeldProcess, NotChecked> {
+    let pid = Some(container.pid).filter(|pid| *pid > 0);
+    let pid = pid.or_else(|| recorded_init_of(&container.id));
+    hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?)
+        .map_err(|error| NotChecked::Failed(error_chain(&error)))
 }
 
 /// The folder of the pod whose subpaths or volumes the container binds. `None` if it binds none.
@@ -217,16 +302,36 @@ fn time_until(until: Instant) -> Result<Duration, NotChecked> {
         .ok_or(NotChecked::TooLate)
 }
 
-fn write_lines(received: &Receiver<RefreshLine>, journal: &JournalWriter) {
-    for line in received {
-        for mount in &line.mounts {
-            let (place, id) = (&mount.destination, &line.id);
-            match mount.outcome.is_replaced() {
-                true => info!("container {id}: {place} shows the current file before it starts"),
-                false => warn!("container {id} starts with an old file at {place}"),
+fn write_reports(received: &Receiver<StartReport>, journal: &JournalWriter) {
+    for report in received {
+        match report {
+            StartReport::Refresh(line) => {
+                log_refresh(&line);
+                journal.refreshed(line);
+            }
+            StartReport::Proof(id, pid, proved) => {
+                let report = proved.report;
+                for problem in &report.problems {
+                    warn!("container {id}: {problem}");
+                }
+                for (_, message) in report.binds.iter().filter_map(BindReport::log_message) {
+                    warn!("container {id}: {message}");
+                }
+                if !report.binds.is_empty() || !report.problems.is_empty() {
+                    journal.nri_create(&id, Some(pid), report);
+                }
             }
         }
-        journal.refreshed(line);
+    }
+}
+
+fn log_refresh(line: &RefreshLine) {
+    for mount in &line.mounts {
+        let (place, id) = (&mount.destination, &line.id);
+        match mount.outcome.is_replaced() {
+            true => info!("container {id}: {place} shows the current file before it starts"),
+            false => warn!("container {id} starts with an old file at {place}"),
+        }
     }
 }
 

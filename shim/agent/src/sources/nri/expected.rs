@@ -1,0 +1,39 @@
+//! The sources of the binds of new containers, from the create of each until its start.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bindguard_guard::ExpectedSources;
+use lru::LruCache;
+
+/// Limit of containers between their create and their start. The oldest are forgotten: a create that
+/// failed has no start.
+const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(128).unwrap();
+
+/// The expected sources by the containers' ids.
+#[derive(Debug)]
+pub struct ExpectedOfContainers(Mutex<LruCache<String, ExpectedSources>>);
+
+impl Default for ExpectedOfContainers {
+    fn default() -> Self {
+        Self(Mutex::new(LruCache::new(MAX_CONTAINERS)))
+    }
+}
+
+impl ExpectedOfContainers {
+    /// Keeps the sources of a container that is about to be created.
+    pub fn keep(&self, id: String, sources: ExpectedSources) {
+        if !sources.is_empty() {
+            self.known().push(id, sources);
+        }
+    }
+
+    /// The sources of a container that is about to start. None if its create was not seen.
+    pub fn take(&self, id: &str) -> ExpectedSources {
+        self.known().pop(id).unwrap_or_default()
+    }
+
+    fn known(&self) -> MutexGuard<'_, LruCache<String, ExpectedSources>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
