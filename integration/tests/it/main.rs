@@ -107,6 +107,7 @@ mod orphans_while_the_runtime_works;
 mod parity_page_names_tests;
 mod pausing_and_checkpoint_by_hand;
 mod pictures_by_hand;
+mod pinned_disk_is_released;
 mod podman_and_docker;
 mod policy_refuses_unguarded_creates;
 mod prefix_that_cannot_run_programs;

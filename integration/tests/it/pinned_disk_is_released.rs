@@ -1,0 +1,246 @@
+//! A monitoring pod of a shim without a guard has the host's `/` as a private bind. So the pod keeps
+//! a disk and a network namespace that the host has given up. A refresh of the bind releases both
+//! while the pod runs on.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::mounts;
+use bindguard_integration::privilege::{has_program, skipped};
+use bindguard_integration::process::{Finished, host};
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup};
+use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::libc;
+
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+const REPLACED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
+
+fn can_run() -> bool {
+    let programs = ["losetup", "mkfs.ext4", "ip"];
+    let can = Path::new("/dev/loop-control").exists() && programs.into_iter().all(has_program);
+    if !can {
+        skipped("no loop devices, or no losetup, mkfs.ext4 or ip");
+    }
+    can
+}
+
+#[test]
+fn by_hand() {
+    if !can_run() {
+        return;
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let kept = Kept::made(node, "hand")?;
+        let running = Running::start(node, "hand", &[])?;
+        kept.is_given_up_by_the_host()?;
+        let before = mounts::table()?;
+        let looked = refresh(node, &["--dry-run"])?;
+        ensure!(
+            looked.code() == 1 && looked.stdout.contains("/host of default/exporter/app"),
+            "{looked:?}"
+        );
+        kept.is_held()?;
+        let done = refresh(node, &[])?;
+        ensure!(
+            done.code() == 0 && done.stdout.contains("replaced"),
+            "{done:?}"
+        );
+        ensure!(mounts::table()? == before, "the host's mounts have changed");
+        kept.is_released()?;
+        running.follows_the_host(node)?;
+        let again = refresh(node, &[])?;
+        ensure!(
+            again.code() == 0 && !again.stdout.contains("replaced"),
+            "{again:?}"
+        );
+        running.remove()
+    });
+}
+
+#[test]
+fn by_the_agent() {
+    if !can_run() {
+        return;
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let kept = Kept::made(node, "agent")?;
+        let opted_in = [("bindguard.io/refresh-binds", "volumes,host-root")];
+        let running = Running::start(node, "agent", &opted_in)?;
+        kept.is_given_up_by_the_host()?;
+        let before = mounts::table()?;
+        let agent = Agent::start(node, "")?;
+        kept.is_released()?;
+        ensure!(mounts::table()? == before, "the host's mounts have changed");
+        ensure!(agent.figure(REPLACED) == 1.0, "{}", agent.get("/metrics"));
+        running.follows_the_host(node)?;
+        running.remove()
+    });
+}
+
+/// The agent enters no pod that did not opt in, and no command changes what policy only reports.
+#[test]
+fn unless_policy_only_reports() {
+    if !can_run() {
+        return;
+    }
+    let only_reports = Setup::on(Generation::V2_1).policy("[checks]\nhost-root = \"report\"\n");
+    only_reports.cri().story(|node| {
+        let kept = Kept::made(node, "report")?;
+        let running = Running::start(node, "report", &[])?;
+        kept.is_given_up_by_the_host()?;
+        let reported = refresh(node, &[])?;
+        ensure!(
+            reported.code() == 1 && reported.stdout.contains("policy only reports"),
+            "{reported:?}"
+        );
+        kept.is_held()?;
+        running.remove()?;
+        kept.is_released()
+    });
+}
+
+fn refresh(node: &Node, more: &[&str]) -> Result<Finished> {
+    let words = [
+        "refresh",
+        "--pod",
+        "default/exporter",
+        "--what",
+        "host-root",
+    ];
+    node.bindguard(words.iter().chain(more))
+}
+
+/// The pod with the host's `/`.
+struct Running {
+    cri: Cri,
+    sandbox: Sandbox,
+    id: String,
+}
+
+impl Running {
+    fn start(node: &Node, name: &str, annotations: &[(&str, &str)]) -> Result<Self> {
+        let (cri, uid) = (node.cri()?, format!("uid-{name}"));
+        node.kubelet().pod(&uid)?;
+        let sandbox = cri.run_annotated_pod("runc", "exporter", &uid, annotations)?;
+        let root = [mount("/".as_ref(), "/host", PropagationPrivate)];
+        let id = cri.start_container(&sandbox, "app", &SLEEP, &root)?;
+        Ok(Self { cri, sandbox, id })
+    }
+
+    /// The host's later mounts and umounts arrive in the container, which runs on.
+    fn follows_the_host(&self, node: &Node) -> Result<()> {
+        let later = node.disk().join("later");
+        fs::create_dir(&later)?;
+        tmpfs(&later, "")?;
+        fs::write(later.join("file"), "later")?;
+        let inside = format!("/host{}/file", later.display());
+        ensure!(self.cri.read(&self.id, &inside)? == "later");
+        unmount(&later)?;
+        ensure!(self.cri.read(&self.id, &inside).is_err(), "it is kept");
+        Ok(())
+    }
+
+    fn remove(&self) -> Result<()> {
+        self.cri.remove_pod(&self.sandbox)
+    }
+}
+
+/// A disk and a network namespace that the host has mounted.
+struct Kept {
+    device: PathBuf,
+    place: PathBuf,
+    namespace: String,
+    /// The host's end of a veth whose other end is in the network namespace.
+    link: String,
+}
+
+impl Kept {
+    fn made(node: &Node, name: &str) -> Result<Self> {
+        let (image, place) = (node.disk().join("image"), node.disk().join("mnt"));
+        fs::create_dir(&place)?;
+        File::create(&image)?.set_len(8 << 20)?;
+        let image = image.to_str().context("the image's path is UTF-8")?;
+        host(["mkfs.ext4", "-q", image])?;
+        let device = host(["losetup", "--find", "--show", image])?;
+        let kept = Self {
+            device: device.trim().into(),
+            place,
+            namespace: format!("bg-{name}"),
+            link: format!("bg-{name}-0"),
+        };
+        host([
+            "mount".as_ref(),
+            kept.device.as_os_str(),
+            kept.place.as_os_str(),
+        ])?;
+        host(["ip", "netns", "add", &kept.namespace])?;
+        let peer = format!("bg-{name}-1");
+        host(
+            ["ip", "link", "add", &kept.link, "type", "veth"]
+                .into_iter()
+                .chain(["peer", "name", &peer, "netns", &kept.namespace]),
+        )?;
+        Ok(kept)
+    }
+
+    fn is_given_up_by_the_host(&self) -> Result<()> {
+        unmount(&self.place)?;
+        // `ip netns delete` also removes the file, which would detach the copy as well.
+        unmount(Path::new("/run/netns").join(&self.namespace))?;
+        self.is_held()
+    }
+
+    fn is_held(&self) -> Result<()> {
+        let opened = self.opened_alone().map_err(|error| error.raw_os_error());
+        ensure!(
+            matches!(opened, Err(Some(libc::EBUSY))),
+            "{}: {opened:?}",
+            self.device.display()
+        );
+        ensure!(self.has_link(), "the network namespace is gone");
+        Ok(())
+    }
+
+    fn is_released(&self) -> Result<()> {
+        until("the disk and the network namespace are free", || {
+            Ok(self.opened_alone().is_ok() && !self.has_link())
+        })?;
+        host([
+            "losetup".as_ref(),
+            "--detach".as_ref(),
+            self.device.as_os_str(),
+        ])?;
+        until("the loop device is free", || {
+            Ok(host(["losetup".as_ref(), self.device.as_os_str()]).is_err())
+        })
+    }
+
+    /// As mkfs(8) opens a device: a mounted device is busy.
+    fn opened_alone(&self) -> std::io::Result<File> {
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .custom_flags(libc::O_EXCL)
+            .open(&self.device)
+    }
+
+    fn has_link(&self) -> bool {
+        Path::new("/sys/class/net").join(&self.link).exists()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = host([
+            "losetup".as_ref(),
+            "--detach".as_ref(),
+            self.device.as_os_str(),
+        ]);
+        let _ = host(["ip", "link", "delete", &self.link]);
+    }
+}
