@@ -35,12 +35,13 @@ struct Wanted<'w, 'a> {
 }
 
 /// Writes the record of a bundle whose spec has these edits. `is_host_root`: true for the position
-/// of a bind that must receive the host's umounts. Returns an empty record if policy wants no proof,
+/// of a bind that must receive the host's umounts. `keeps_host_mounts`: a bind stays private. Returns an empty record if policy wants no proof,
 /// and a problem if the file cannot be written.
 pub(crate) fn record_expected_binds(
     bundle: &OpenBundle<'_>,
     edits: &[SpecEdit],
     is_host_root: impl Fn(usize) -> bool,
+    keeps_host_mounts: bool,
 ) -> Expectation {
     bundle::remove_record(bundle.path);
     let binds = bundle.spec.binds();
@@ -57,7 +58,8 @@ pub(crate) fn record_expected_binds(
             propagation: propagation(bundle, bind, edits, is_host_root(bind.index())),
         })
         .collect();
-    let expectation = expect(&wanted);
+    let mut expectation = expect(&wanted);
+    expectation.expected.keeps_host_mounts = keeps_host_mounts;
     match write(bundle.path, &expectation.expected) {
         Ok(()) => expectation,
         Err(error) => Expectation {
@@ -120,6 +122,7 @@ impl ExpectedSources {
         });
         ExpectedBinds {
             binds: binds.collect(),
+            ..ExpectedBinds::default()
         }
     }
 }
@@ -173,7 +176,10 @@ fn expect(wanted: &[Wanted<'_, '_>]) -> Expectation {
     }
     Expectation {
         unproven: wanted.len() - binds.len(),
-        expected: ExpectedBinds { binds },
+        expected: ExpectedBinds {
+            binds,
+            ..ExpectedBinds::default()
+        },
         problem: None,
     }
 }

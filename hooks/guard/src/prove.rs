@@ -94,7 +94,10 @@ impl Proved {
         policy: &Policy,
         places: &Places,
     ) -> Result<(), ProveError> {
-        let expected: ExpectedBinds = serde_json::from_slice(&bundle::read_record(path)?)?;
+        let mut expected: ExpectedBinds = serde_json::from_slice(&bundle::read_record(path)?)?;
+        if expected.keeps_host_mounts {
+            record_mount_limit(path, &mut expected);
+        }
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
         let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
         self.compare_mounts(&bundle, &expected, pid, places)
@@ -183,6 +186,14 @@ impl Proved {
         let policy = &bundle.policy;
         self.refusal = findings.iter().find_map(|it| refusal_of_wrong(it, policy));
         self.report.add(findings, |_| None);
+    }
+}
+
+/// Without the number no mount of the container is ever released.
+fn record_mount_limit(bundle: &Path, expected: &mut ExpectedBinds) {
+    expected.mounts_before = bindguard_sys::next_mount_id();
+    if let Ok(json) = serde_json::to_vec(expected) {
+        let _ = bundle::replace_record(bundle, &json);
     }
 }
 

@@ -29,6 +29,7 @@ mod host_path;
 mod inherited_state;
 mod kernel_features;
 mod links_beside;
+mod mount_ids;
 mod mount_setattr;
 mod mount_watch;
 mod mountinfo;
@@ -49,6 +50,7 @@ pub use heap::trim_heap;
 pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path};
 pub use inherited_state::{inherited_pipe, restore_inherited_state};
 pub use kernel_features::{KernelFeatures, kernel_features};
+pub use mount_ids::next_mount_id;
 pub use mount_setattr::has_mount_setattr;
 pub use mount_watch::{MountWatch, MountWatchError};
 pub use mountinfo::{

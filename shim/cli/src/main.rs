@@ -16,6 +16,7 @@ mod hook;
 mod journal;
 mod pods;
 mod refresh;
+mod release;
 mod repair;
 mod show;
 mod status;
@@ -71,6 +72,9 @@ enum Verb {
     /// nothing.
     #[command(after_help = EXIT_CODES)]
     Holders(holders::Holders),
+    /// Unmount, in running containers, copies of mounts that this node has unmounted.
+    #[command(after_help = EXIT_CODES)]
+    Release(release::ReleaseVerb),
     /// Check this node, point by point, and print a command for each problem. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
@@ -139,6 +143,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Repair(repair) => repair.run(&config_in_force(named)?),
         Verb::Refresh(refresh) => refresh.run(&config_in_force(named)?),
         Verb::Holders(holders) => holders.run(&config_in_force(named)?),
+        Verb::Release(release) => release.run(&config_in_force(named)?),
         Verb::Doctor(doctor) => doctor.run(&loaded(named)?),
         Verb::Status(status) => status.run(&loaded(named)?),
         Verb::Journal(journal) => journal.run(&config_in_force(named)?),

@@ -163,6 +163,9 @@ impl FsType {
 pub struct MountEntry {
     /// The mount's id.
     pub id: MountId,
+    /// The id that the kernel gives to no other mount; each new mount has a greater one. `None` in a
+    /// table that was read as text, and before Linux 6.8.
+    pub unique_id: Option<u64>,
     /// The id of the mount below. For the namespace's root, the table does not contain that mount.
     pub parent: MountId,
     /// Device of the mount's filesystem.

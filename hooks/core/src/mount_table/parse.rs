@@ -92,6 +92,7 @@ impl MountEntry {
         let attributes = MountAttributes::from_options(&options);
         let entry = Self {
             id,
+            unique_id: None,
             parent,
             device,
             root,

@@ -98,6 +98,7 @@ impl StatmountEntry {
         };
         let entry = MountEntry {
             id: MountId(u32_at(buffer, at::OLD_ID)?),
+            unique_id: None,
             parent: MountId(u32_at(buffer, at::OLD_PARENT)?),
             device: Device {
                 major: u32_at(buffer, at::DEV_MAJOR)?,

@@ -83,7 +83,8 @@ impl<'t> MountsBelow<'t> {
     }
 
     /// Compares the mounts with those of the host. `place_of` finds the place of a source of the
-    /// spec on the host, `None` if that is not known.
+    /// spec on the host, `None` if that is not known. `mounts_before` is that of the record of the
+    /// create.
     ///
     /// # Errors
     /// If a mount below the bind must not be lost.
@@ -92,6 +93,7 @@ impl<'t> MountsBelow<'t> {
         bind: &HostRootBind,
         host: &MountTable,
         makers: &MountMakers,
+        mounts_before: Option<u64>,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<KeptMounts, NotOfHost> {
         if let Some(path) = makers.path_below(&bind.destination) {
@@ -117,7 +119,7 @@ impl<'t> MountsBelow<'t> {
                 None => gone.push(*mount),
             }
         }
-        let others = OtherMakers::of(self, bind, makers, place_of);
+        let others = OtherMakers::of(self, bind, makers, mounts_before, place_of);
         for mount in gone {
             if !others.cannot_have_made(mount, self.index.parent(mount)) {
                 return Err(NotOfHost::Perhaps(mount.mount_point.clone()));
@@ -125,6 +127,48 @@ impl<'t> MountsBelow<'t> {
             kept.released.push(mount.mount_point.clone());
         }
         Ok(kept)
+    }
+}
+
+/// A mount below a bind that the host does not have, or no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GoneMount<'t> {
+    /// The mount.
+    pub mount: &'t MountEntry,
+    /// True if the record of the create shows that the mount is a copy of a host's mount.
+    pub is_recorded_copy: bool,
+}
+
+impl<'t> MountsBelow<'t> {
+    /// The mounts that the host does not have at their places, each after the mounts that it is on.
+    /// Parameters as in [`Self::compared`].
+    ///
+    /// # Errors
+    /// If the spec itself mounts below the bind.
+    pub fn gone(
+        &self,
+        bind: &HostRootBind,
+        host: &MountTable,
+        makers: &MountMakers,
+        mounts_before: Option<u64>,
+        place_of: &dyn Fn(&Path) -> Option<FilePlace>,
+    ) -> Result<Vec<GoneMount<'t>>, NotOfHost> {
+        if let Some(path) = makers.path_below(&bind.destination) {
+            return Err(NotOfHost::InSpec(path.to_owned()));
+        }
+        let host = HostMounts::below(host, &bind.source);
+        let others = OtherMakers::of(self, bind, makers, mounts_before, place_of);
+        let is_gone = |mount: &&&MountEntry| {
+            let path = below(&mount.mount_point, &bind.destination);
+            path.is_none_or(|path| host.equal(path, mount).is_none())
+        };
+        let gone = self.mounts.iter().filter(is_gone).map(|mount| GoneMount {
+            mount,
+            is_recorded_copy: is_made_before(mount, mounts_before)
+                && mount.mount_point.starts_with(&bind.destination)
+                && others.cannot_have_made(mount, self.index.parent(mount)),
+        });
+        Ok(gone.collect())
     }
 }
 
@@ -170,6 +214,8 @@ fn is_restricted(mount: &MountEntry, host: &MountEntry) -> bool {
 /// The makers of mounts besides the recursive bind itself.
 struct OtherMakers {
     is_unknown: bool,
+    container_may_mount: bool,
+    mounts_before: Option<u64>,
     /// The sources of binds that are not at their destinations: a symlink of the image led the
     /// runtime elsewhere.
     sources: Vec<FilePlace>,
@@ -181,10 +227,13 @@ impl OtherMakers {
         below: &MountsBelow<'_>,
         bind: &HostRootBind,
         makers: &MountMakers,
+        mounts_before: Option<u64>,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Self {
         let mut others = Self {
-            is_unknown: makers.has_hooks() || makers.container_may_mount(),
+            is_unknown: makers.has_hooks(),
+            container_may_mount: makers.container_may_mount(),
+            mounts_before,
             sources: Vec::new(),
             fs_types: Vec::new(),
         };
@@ -209,13 +258,22 @@ impl OtherMakers {
             |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
         // A file that was replaced since keeps only its device.
         let is_replaced = |place: &FilePlace| mount.root.deleted && mount.device == place.device;
+        let is_of_create = || is_made_before(mount, self.mounts_before);
         !self.is_unknown
+            && (!self.container_may_mount || is_of_create())
             && !self.sources.iter().any(is_replaced)
             && !mount.attributes.is_idmapped()
             && !parent.is_none_or(|parent| is_bound_onto_itself(mount, parent))
             && !self.sources.iter().any(shows)
             && !self.fs_types.contains(&mount.fs_type.0)
     }
+}
+
+fn is_made_before(mount: &MountEntry, limit: Option<u64>) -> bool {
+    mount
+        .unique_id
+        .zip(limit)
+        .is_some_and(|(id, limit)| id < limit)
 }
 
 /// True for a bind of a folder onto itself, as a runtime makes it for a read-only path.
@@ -264,7 +322,7 @@ mod tests {
             (source != Path::new("/unknown")).then_some(FilePlace { device, path })
         };
         let below = MountsBelow::of(&container, MountId(11)).unwrap();
-        below.compared(&bind, &table(HOST), &makers, &place_of)
+        below.compared(&bind, &table(HOST), &makers, None, &place_of)
     }
 
     const PLAIN: &str = r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/host","type":"bind","source":"/"}]}"#;

@@ -26,7 +26,7 @@ use crate::mount_table::{MountEntry, MountId, MountTable};
 pub use files::{BoundFile, files_in_container};
 pub use host_roots::{HostRootBind, host_roots_in_container};
 pub use interrupted::{changed_by_tuck, left_shared};
-pub use kept_mounts::{KeptMounts, MountsBelow, NotOfHost, Restriction};
+pub use kept_mounts::{GoneMount, KeptMounts, MountsBelow, NotOfHost, Restriction};
 pub use mounts::{BoundMount, mounts_in_container};
 pub use nested::{SpecBind, missing_binds};
 pub use volumes::{PodVolume, subpaths_in_container};

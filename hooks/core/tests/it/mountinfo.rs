@@ -40,7 +40,7 @@ prop_compose! {
                options in word(), propagation in propagation(), fs_type in "[a-z.]{1,8}", source in bytes(),
                super_options in word()) -> MountEntry {
         MountEntry {
-            id: MountId(id), parent: MountId(parent), device: Device { major, minor }, root: MountRoot { path: root, deleted },
+            id: MountId(id), unique_id: None, parent: MountId(parent), device: Device { major, minor }, root: MountRoot { path: root, deleted },
             mount_point: OsString::from_vec(mount_point).into(), attributes: MountAttributes::from_options(&options), options, propagation, fs_type: FsType(fs_type),
             source: OsString::from_vec(source), super_options,
         }

@@ -21,7 +21,10 @@ fn expected(options: &str, propagation: ExpectedPropagation) -> ExpectedBinds {
     let host = MountTable::from_mountinfo(HOST.as_bytes()).unwrap();
     let (bind, mount) = (&spec.binds()[0], &host.entries()[0]);
     let bind = ExpectedBind::new(bind, mount, Path::new("/srv/data"), propagation).unwrap();
-    ExpectedBinds { binds: vec![bind] }
+    ExpectedBinds {
+        binds: vec![bind],
+        ..ExpectedBinds::default()
+    }
 }
 
 fn compared(expected: &ExpectedBinds, table: &str) -> Option<Vec<Difference>> {

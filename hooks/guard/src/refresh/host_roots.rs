@@ -9,15 +9,16 @@ use std::sync::Arc;
 
 use bindguard_core::evidence::FilePlace;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
-use bindguard_core::mount_table::{MountAttributes, MountTable};
+use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
+use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
     HostRootBind, KeptMounts, MountsBelow, NotOfHost, SubpathInContainer, host_roots_in_container,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers};
-use bindguard_sys::bundle::read_spec;
+use bindguard_sys::bundle::{read_record, read_spec};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, MountinfoError, Mounts, OpenedTarget, open_without_waiting};
@@ -66,6 +67,8 @@ pub struct HostRoots {
     binds: Vec<RootBind>,
     makers: Result<MountMakers, Arc<serde_json::Error>>,
     mode: Mode,
+    /// From the record of the create; `None` without a record.
+    mounts_before: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -105,6 +108,7 @@ impl HostRoots {
             binds: found.collect(),
             makers: MountMakers::from_spec(bundle.spec.bytes()).map_err(Arc::new),
             mode: policy.host_root,
+            mounts_before: mounts_before(bundle.path),
         }
     }
 
@@ -139,8 +143,54 @@ impl HostRoots {
         let makers = self.makers.as_ref();
         let makers = makers.map_err(|error| HostRootError::Spec(Arc::clone(error)))?;
         let host = bindguard_sys::read_mount_table().map_err(HostRootError::HostMounts)?;
-        let kept = below.compared(&root, &host, makers, &place_of);
+        let kept = below.compared(&root, &host, makers, self.mounts_before, &place_of);
         Ok(kept.map_err(HostRootError::Below)?)
+    }
+}
+
+/// A mount that the host does not have, in the bind of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Copy {
+    pub mount: MountEntry,
+    pub parent: Option<MountEntry>,
+    pub is_recorded: bool,
+}
+
+impl HostRoots {
+    /// True if the container has none.
+    pub fn is_empty(&self) -> bool {
+        self.binds.is_empty()
+    }
+
+    /// True if the create of the container was recorded with its mounts.
+    pub(crate) fn has_record(&self) -> bool {
+        self.mounts_before.is_some()
+    }
+
+    /// The mounts that the host does not have, in the binds of the container: the innermost first.
+    pub(crate) fn copies(&self, table: &MountTable) -> Result<Vec<Copy>, HostRootError> {
+        let makers = self.makers.as_ref();
+        let makers = makers.map_err(|error| HostRootError::Spec(Arc::clone(error)))?;
+        let host = bindguard_sys::read_mount_table().map_err(HostRootError::HostMounts)?;
+        let mut copies = Vec::new();
+        for bind in &self.binds {
+            let Some((_, root)) = bind.open() else {
+                continue;
+            };
+            for shown in host_roots_in_container(table, std::slice::from_ref(&root)) {
+                let Some(below) = MountsBelow::of(table, shown.mount.id) else {
+                    continue;
+                };
+                let gone = below.gone(&root, &host, makers, self.mounts_before, &place_of);
+                let gone = gone.map_err(HostRootError::Below)?;
+                copies.extend(gone.into_iter().rev().map(|gone| Copy {
+                    mount: gone.mount.clone(),
+                    parent: table.mount(gone.mount.parent).cloned(),
+                    is_recorded: gone.is_recorded_copy,
+                }));
+            }
+        }
+        Ok(copies)
     }
 }
 
@@ -231,6 +281,11 @@ impl CurrentFiles for HostRoots {
         bind.map(|bind| self.kept_mounts(bind, stale, table))
             .transpose()
     }
+}
+
+fn mounts_before(bundle: &Path) -> Option<u64> {
+    let record: ExpectedBinds = serde_json::from_slice(&read_record(bundle).ok()?).ok()?;
+    record.mounts_before
 }
 
 fn local_source(path: &Path) -> Option<(Handle, BindSource)> {

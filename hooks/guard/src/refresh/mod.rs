@@ -17,6 +17,7 @@ mod mounts;
 mod outcome;
 mod progress;
 mod records;
+mod release;
 mod restore;
 mod round;
 mod running;
@@ -38,6 +39,7 @@ pub use outcome::{
     AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
 };
 pub use records::{TuckRecordError, TuckRecords};
+pub use release::{NotReleased, Release, ReleaseError, ReleaseOutcome, Released, release_copies};
 pub(crate) use sandbox::refuse_sandbox;
 
 pub use running::{RunningContainer, RunningContainers};

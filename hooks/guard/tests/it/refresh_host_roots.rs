@@ -9,9 +9,10 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy, ReadOnlyBinds};
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    AttachMethod, HostRootError, HostRoots, NotReplaced, RefreshAct, RefreshOutcome, Refreshed,
-    TuckRecords, refresh_container,
+    AttachMethod, HostRootError, HostRoots, NotReleased, NotReplaced, RefreshAct, RefreshOutcome,
+    Refreshed, Release, ReleaseOutcome, Released, TuckRecords, refresh_container, release_copies,
 };
+use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -89,16 +90,51 @@ impl Scene {
         Inside::tree(self.host.path().to_owned(), "host")
     }
 
+    /// A privileged container under bindguard's shim, on a node whose policy only reports.
+    fn recorded(more: impl FnOnce() + Send) -> (Self, Container) {
+        let mut scene = Self::new();
+        scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
+        scene.policy.host_root = Mode::Report;
+        let (bundle, places) = (scene.bundle(), scene.places());
+        let admission = admit(&bundle, &scene.policy, &places, Attempt::First);
+        assert!(admission.is_provable, "{admission:?}");
+        // The proof comes after the runtime's mounts, and before the container's own.
+        let container = scene.start();
+        let pid = container.process.pid();
+        let proved = prove_container(&bundle, pid, &scene.policy, &places);
+        assert!(proved.report.problems.is_empty(), "{proved:?}");
+        let namespace = container.namespace();
+        let enter = || {
+            unshare(CloneFlags::CLONE_FS).unwrap();
+            setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
+            more();
+        };
+        std::thread::scope(|scope| scope.spawn(enter).join().unwrap());
+        (scene, container)
+    }
+
+    fn places(&self) -> Places {
+        Places {
+            kubelet_roots: vec![self.host.path().join("kubelet")],
+            ..Places::default()
+        }
+    }
+
+    fn release(&self, container: &Container, extent: Release) -> Vec<Released> {
+        let roots = HostRoots::open(&self.bundle(), &self.policy, &self.places()).unwrap();
+        let (process, spec) = (&container.process, Some(container.spec()));
+        let host = mounts_of_host();
+        let released = release_copies(helper(), process, spec, &roots, |_, _| true, extent);
+        assert_eq!(mounts_of_host(), host);
+        released.unwrap()
+    }
+
     fn refresh(&self, container: &Container) -> Refreshed {
         self.act(container, RefreshAct::Replace(Notify::None))
     }
 
     fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
-        let places = Places {
-            kubelet_roots: vec![self.host.path().join("kubelet")],
-            ..Places::default()
-        };
-        let roots = HostRoots::open(&self.bundle(), &self.policy, &places).unwrap();
+        let roots = HostRoots::open(&self.bundle(), &self.policy, &self.places()).unwrap();
         refresh_container(
             helper(),
             &container.process,
@@ -405,4 +441,168 @@ fn a_refresh_that_was_interrupted_is_finished() {
     assert_eq!(container.propagation_at("/host"), ["master"]);
     assert!(container.mounts_at("/host/disk").is_empty());
     assert_eq!(mounts_of_host(), host);
+}
+
+/// False, with a printed reason, where the kernel does not list another namespace's mounts with
+/// unique ids.
+fn can_record() -> bool {
+    let has_ids = live::kernel() >= (6, 11);
+    if !has_ids {
+        bindguard_testing::skipped("no unique ids of another namespace's mounts before Linux 6.11");
+    }
+    has_ids && can_run()
+}
+
+/// The places and outcomes of copies.
+fn outcomes(released: &[Released]) -> Vec<(&Path, &ReleaseOutcome)> {
+    released
+        .iter()
+        .map(|copy| (copy.mount.mount_point.as_path(), &copy.outcome))
+        .collect()
+}
+
+#[test]
+fn recorded_copies_are_released_and_no_other_mount() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let looked = scene.release(&container, Release::Look);
+    for (place, outcome) in outcomes(&looked) {
+        match outcome {
+            ReleaseOutcome::Kept => assert_eq!(place, Path::new("/host/disk")),
+            ReleaseOutcome::NotReleased(NotReleased::NotRecorded) => {
+                assert_eq!(place, Path::new("/host/later"));
+            }
+            other => panic!("{}: {other:?}", place.display()),
+        }
+    }
+    assert_eq!(looked.len(), 2);
+    assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
+    let released = scene.release(&container, Release::Unmount);
+    let is_released = |it: &&Released| matches!(it.outcome, ReleaseOutcome::Released);
+    assert_eq!(released.iter().filter(is_released).count(), 1);
+    assert!(container.mounts_at("/host/disk").is_empty());
+    assert_eq!(container.mounts_at("/host/later").len(), 1);
+    assert_eq!(scene.release(&container, Release::Unmount).len(), 1);
+}
+
+#[test]
+fn a_copy_with_a_mount_of_the_container_on_it_is_busy() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| {
+        fs::create_dir("/host/disk/own").unwrap();
+        mount_tmpfs(Path::new("/host/disk/own"));
+    });
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    for extent in [Release::Unmount, Release::Detach] {
+        let released = scene.release(&container, extent);
+        let busy = |it: &&Released| {
+            matches!(
+                it.outcome,
+                ReleaseOutcome::NotReleased(NotReleased::Busy | NotReleased::NotRecorded)
+            )
+        };
+        assert_eq!(released.iter().filter(busy).count(), 2, "{released:?}");
+        assert_eq!(container.mounts_at("/host/disk/own").len(), 1);
+    }
+}
+
+/// A detach hides the open file: the device stays busy.
+#[test]
+fn a_copy_in_use_is_busy_unless_it_is_detached() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| {});
+    let file = fs::File::open(format!(
+        "/proc/{}/root/host/disk/file",
+        container.process.pid()
+    ));
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::Busy),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+    let released = scene.release(&container, Release::Detach);
+    assert!(
+        matches!(released[0].outcome, ReleaseOutcome::Released),
+        "{released:?}"
+    );
+    assert!(container.mounts_at("/host/disk").is_empty());
+    drop(file);
+}
+
+#[test]
+fn a_copy_on_a_shared_mount_stays() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) =
+        Scene::recorded(|| live::change(Path::new("/host"), MsFlags::MS_SHARED));
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::ParentIsShared),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+}
+
+/// As under a shim without a guard.
+#[test]
+fn without_a_record_nothing_is_released() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::NoRecord),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+}
+
+/// The record distinguishes the copies of the create from mounts that a privileged container made.
+#[test]
+fn a_privileged_container_is_refreshed_by_its_record() {
+    if !can_record() {
+        return;
+    }
+    let (mut scene, container) = Scene::recorded(|| {});
+    scene.policy.host_root = Mode::Repair;
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert!(container.mounts_at("/host/disk").is_empty());
+    let (mut scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
+    scene.policy.host_root = Mode::Repair;
+    scene.is_refused(&container, |why| {
+        matches!(why, NotReplaced::HostRoot(HostRootError::Below(_)))
+    });
 }

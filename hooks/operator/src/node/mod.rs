@@ -1,9 +1,11 @@
 //! Facts about a node, for its check-up.
 
 mod init;
+mod mount_users;
 mod processes;
 
 pub use init::{NotInit, hold_init, inits_of, recorded_init_of};
+pub use mount_users::{MountUser, users_of_mount};
 pub use processes::{Process, arguments_of_processes, processes_named, with_open};
 
 use std::fs;

@@ -24,7 +24,7 @@ impl Process {
         file(self.pid, name)
     }
 
-    fn of(pid: u32) -> Option<Self> {
+    pub(super) fn of(pid: u32) -> Option<Self> {
         let text = |name| fs::read_to_string(file(pid, name)).ok();
         Some(Self {
             pid,

@@ -15,7 +15,7 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW,
 };
 use rustix::io::Errno;
-use rustix::mount::MountPropagationFlags;
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::LinkNameSpaceType;
 
 use super::job::{Job, Parent};
@@ -105,6 +105,7 @@ impl Child<'_> {
             Request::Touch(index) => self.touch(index),
             Request::Restore(index) => self.restore_open(index),
             Request::MakePrivate(index) => self.make_private(index),
+            Request::Unmount(index) => self.unmount(index),
         }
     }
 
@@ -201,6 +202,31 @@ impl Child<'_> {
         self.set_namespace().map_err(at(Step::Return))?;
         rustix::process::fchdir(own).map_err(at(Step::Return))?;
         attached
+    }
+
+    /// Unmounts the mount by its name in the folder of its parent. No descriptor of the child may
+    /// be on the mount: the mount would be busy. So the name is compared once more before.
+    fn unmount(&mut self, index: u16) -> Done {
+        let opened = self.places.get_mut(usize::from(index));
+        let opened = opened.and_then(|place| {
+            drop((place.stale.take(), place.parent.take()));
+            let name = place.job.parent.as_ref()?.name.clone();
+            Some((place.job.stale, place.folder.take()?, name))
+        });
+        let (mount, folder, name) = opened.ok_or_else(not_open(Step::OpenFolder))?;
+        let own = rustix::fs::open(c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(at(Step::OpenProc))?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let named = rustix::fs::openat(&folder, &name, flags, Mode::empty())
+            .map_err(at(Step::OpenMountPoint))?;
+        if !is_on(&named, mount) {
+            return Err(ReplaceError::OtherMount);
+        }
+        drop(named);
+        rustix::process::fchdir(&folder).map_err(at(Step::OpenFolder))?;
+        let unmounted = rustix::mount::unmount(&name, UnmountFlags::NOFOLLOW);
+        rustix::process::fchdir(own).map_err(at(Step::OpenProc))?;
+        unmounted.map_err(at(Step::Unmount))
     }
 
     fn detach(&self, index: u16) -> Done {

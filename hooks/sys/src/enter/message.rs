@@ -15,6 +15,7 @@ pub(super) enum Request {
     Touch(u16),
     Restore(u16),
     MakePrivate(u16),
+    Unmount(u16),
 }
 
 impl Request {
@@ -30,6 +31,7 @@ impl Request {
             Self::Touch(index) => (5, index),
             Self::Restore(index) => (6, index),
             Self::MakePrivate(index) => (7, index),
+            Self::Unmount(index) => (8, index),
         };
         let [low, high] = index.to_le_bytes();
         [code, low, high]
@@ -46,6 +48,7 @@ impl Request {
             5 => Self::Touch(index),
             6 => Self::Restore(index),
             7 => Self::MakePrivate(index),
+            8 => Self::Unmount(index),
             _ => return None,
         })
     }
@@ -104,6 +107,7 @@ mod tests {
             Request::Touch,
             Request::Restore,
             Request::MakePrivate,
+            Request::Unmount,
         ] {
             let request = request(513);
             assert_eq!(Request::from_bytes(request.to_bytes()), Some(request));

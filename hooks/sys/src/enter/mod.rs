@@ -79,6 +79,11 @@ impl EnterError {
         matches!(self, Self::Step(error) if error.is_not_possible())
     }
 
+    /// True if a process uses the mount.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Step(error) if error.is_busy())
+    }
+
     /// True if the child serves no further request.
     pub fn is_over(&self) -> bool {
         matches!(self, Self::Silent(_) | Self::Ended)
@@ -182,6 +187,14 @@ impl Entered {
     /// The kernel's.
     pub fn make_private(&self, index: usize) -> Result<(), EnterError> {
         self.call(Request::MakePrivate, index)
+    }
+
+    /// Unmounts the mount of a replacement, unless it is in use: `EBUSY`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn unmount(&self, index: usize) -> Result<(), EnterError> {
+        self.call(Request::Unmount, index)
     }
 
     /// Detaches the stale mount. It is no error if it was detached already.

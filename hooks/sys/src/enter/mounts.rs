@@ -10,7 +10,8 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use bindguard_core::mount_table::{
-    Detail, ExceededLimit, MountTable, StatmountEntry, TableError, TableLimits, TableParser,
+    Detail, ExceededLimit, MountEntry, MountTable, StatmountEntry, TableError, TableLimits,
+    TableParser,
 };
 use rustix::io::Errno;
 
@@ -59,7 +60,13 @@ fn listed(namespace: &File) -> Result<MountTable, ReadTableError> {
 fn mount_in(namespace: u64, id: u64) -> Result<Option<StatmountEntry>, ReadTableError> {
     let limit = TableLimits::CONTAINER.line;
     match statmount_in(namespace, id, limit) {
-        Ok(mount) => Ok(Some(mount)),
+        Ok(mount) => Ok(Some(StatmountEntry {
+            entry: MountEntry {
+                unique_id: Some(id),
+                ..mount.entry
+            },
+            ..mount
+        })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::OVERFLOW) => {
             Err(TableError::TooLarge(ExceededLimit::Line(limit)).into())

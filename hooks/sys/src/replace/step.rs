@@ -61,6 +61,8 @@ steps! {
     RestoreParent = "restoring the propagation of the parent mount",
     /// The stale mount and the mounts below leave their peer groups.
     MakeStalePrivate = "making the stale mounts private",
+    /// `umount2(2)` of a name.
+    Unmount = "unmounting the mount",
     /// `umount2(2)` with `MNT_DETACH`.
     Detach = "detaching the stale mount",
     /// The new mount's propagation is set.
@@ -101,6 +103,11 @@ impl ReplaceError {
             errno,
             Errno::INVAL | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP
         )
+    }
+
+    /// True if a process uses the mount, or a mount is on it.
+    pub fn is_busy(self) -> bool {
+        self == Self::Failed(Step::Unmount, Errno::BUSY)
     }
 
     /// True if the new file was removed before it was attached: the volume changed again.

@@ -74,7 +74,7 @@ fn report(
 }
 
 /// The path as the kernel prints it.
-fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
     // A hung mount is opened without a request to its server. The folders above it are not.
     if let Some(folder) = std::path::absolute(path)?.parent() {
         check_answers(folder)?;
@@ -85,7 +85,7 @@ fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("resolve {}", path.display()))
 }
 
-fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<Wanted> {
+pub(crate) fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<Wanted> {
     if !is_afar && path.starts_with("/dev") {
         let device = block_device(path).with_context(|| format!("open {}", path.display()))?;
         return Ok(device.map_or_else(|| Wanted::at_or_below(path, own), Wanted::of_device));

@@ -1,0 +1,202 @@
+//! Unmounts, in a container, copies of mounts that the host has unmounted.
+//!
+//! A copy is known by the record of the create alone: its unique id is below the number that was
+//! recorded after the runtime had made its mounts. Without a record nothing is unmounted. The umount
+//! goes by the name in the folder of the parent mount, and fails with EBUSY while the mount is in
+//! use.
+
+use std::time::Instant;
+
+use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
+use bindguard_core::spec::SpecUsers;
+use bindguard_sys::enter::{
+    ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
+};
+
+use super::host_roots::{Copy, HostRootError, HostRoots};
+use super::outcome::RefreshError;
+use super::progress::STEP_TIMEOUT;
+use super::sandbox::refuse_sandbox;
+use crate::attempts::REPLACE_TIMEOUT;
+
+/// Limit of copies that one call unmounts in a container.
+const MAX_COPIES: usize = 256;
+
+/// The extent of a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// Report the copies.
+    Look,
+    /// Unmount the copies that are not in use.
+    Unmount,
+    /// Detach the copies. A file that is open keeps the device busy, and no mount table shows that.
+    Detach,
+}
+
+/// A copy of a mount of the host, and what was done about it.
+#[derive(Debug)]
+pub struct Released {
+    /// The number of the container's mount namespace.
+    pub namespace: u64,
+    /// Its line in the container's mount table.
+    pub mount: MountEntry,
+    /// The outcome.
+    pub outcome: ReleaseOutcome,
+}
+
+/// The outcome for one copy.
+#[derive(Debug)]
+pub enum ReleaseOutcome {
+    /// The container does not have it any more.
+    Released,
+    /// It can be released; this run only checks.
+    Kept,
+    /// It stays.
+    NotReleased(NotReleased),
+}
+
+/// Why a copy is not released.
+#[derive(Debug, thiserror::Error)]
+pub enum NotReleased {
+    /// Nothing says who made the mount.
+    #[error("the create of the container was not recorded, so who mounted it is not known")]
+    NoRecord,
+    /// The record does not show that it is a copy.
+    #[error("the container may have mounted it: it is not in the record of the create")]
+    NotRecorded,
+    /// The umount would reach other namespaces.
+    #[error("the mount around it is shared: an umount would reach other mount namespaces")]
+    ParentIsShared,
+    /// A process uses it, or another mount is on it.
+    #[error("it is in use")]
+    Busy,
+    /// A step in the container failed.
+    #[error(transparent)]
+    Enter(#[from] EnterError),
+    /// The umount succeeded, and the mount is still there.
+    #[error("the container mounted over it meanwhile")]
+    Covered,
+}
+
+/// Why no copy of a container can be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// The container cannot be entered.
+    #[error(transparent)]
+    Container(#[from] RefreshError),
+    /// Its mounts cannot be compared with the host's.
+    #[error(transparent)]
+    Compare(#[from] HostRootError),
+}
+
+/// Releases the copies of mounts that the host has unmounted, as far as they are wanted, from the
+/// container with this init. The innermost copy comes first.
+///
+/// # Errors
+/// If the container cannot be entered, or its mounts cannot be compared with the host's.
+pub fn release_copies(
+    helper: &HelperProcess,
+    process: &HeldProcess,
+    spec: Option<&SpecUsers>,
+    roots: &HostRoots,
+    is_wanted: impl Fn(&MountEntry, &MountIndex<'_>) -> bool,
+    extent: Release,
+) -> Result<Vec<Released>, ReleaseError> {
+    let namespace = process.mount_namespace().map_err(RefreshError::from)?;
+    refuse_sandbox(process, &namespace)?;
+    let spec = spec.ok_or(RefreshError::NoSpec)?;
+    let namespace = namespace
+        .accepted(process, spec.namespace())
+        .map_err(RefreshError::from)?;
+    let lock = namespace.try_lock().map_err(RefreshError::from)?;
+    if lock.is_none() {
+        return Err(RefreshError::Locked(STEP_TIMEOUT).into());
+    }
+    let table = namespace.mounts().map_err(RefreshError::from)?;
+    let index = MountIndex::of(&table);
+    let copies = roots.copies(&table)?.into_iter();
+    let wanted = copies.filter(|copy| is_wanted(&copy.mount, &index));
+    let number = namespace.number().unwrap_or_default();
+    let releasing = Releasing {
+        helper,
+        namespace: &namespace,
+        extent,
+        has_record: roots.has_record(),
+        until: Instant::now() + REPLACE_TIMEOUT,
+    };
+    let released = wanted.take(MAX_COPIES).map(|copy| Released {
+        namespace: number,
+        outcome: match releasing.release(&copy) {
+            Ok(outcome) => outcome,
+            Err(why) => ReleaseOutcome::NotReleased(why),
+        },
+        mount: copy.mount,
+    });
+    let released = released.collect();
+    drop(lock);
+    Ok(released)
+}
+
+/// The release of the copies of one container.
+struct Releasing<'a> {
+    helper: &'a HelperProcess,
+    namespace: &'a ContainerNamespace,
+    extent: Release,
+    has_record: bool,
+    until: Instant,
+}
+
+impl Releasing<'_> {
+    fn release(&self, copy: &Copy) -> Result<ReleaseOutcome, NotReleased> {
+        match copy {
+            _ if !self.has_record => return Err(NotReleased::NoRecord),
+            copy if !copy.is_recorded => return Err(NotReleased::NotRecorded),
+            Copy {
+                parent: Some(parent),
+                ..
+            } if parent.propagation.peer_group.is_none() => {}
+            _ => return Err(NotReleased::ParentIsShared),
+        }
+        if self.extent == Release::Look {
+            return Ok(ReleaseOutcome::Kept);
+        }
+        let mount = Replacement {
+            stale: &copy.mount,
+            parent: copy.parent.as_ref(),
+            new: None,
+        };
+        // A child for each: the folder that a child has open is in use.
+        let entered = Entered::enter(
+            self.helper,
+            self.namespace,
+            vec![mount],
+            STEP_TIMEOUT,
+            self.until,
+        )?;
+        entered.open(0)?;
+        let done = match self.extent {
+            Release::Detach if self.has_mounts_on(&copy.mount) => return Err(NotReleased::Busy),
+            Release::Detach => entered.make_private(0).and_then(|()| entered.detach(0)),
+            Release::Look | Release::Unmount => entered.unmount(0),
+        };
+        match done {
+            Ok(()) if self.has(&copy.mount) => Err(NotReleased::Covered),
+            Ok(()) => Ok(ReleaseOutcome::Released),
+            Err(error) if error.is_busy() => Err(NotReleased::Busy),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A detach would take mounts along that may be the container's own.
+    fn has_mounts_on(&self, mount: &MountEntry) -> bool {
+        let table = self.namespace.mounts();
+        table.map_or(true, |table| {
+            table.entries().iter().any(|it| it.parent == mount.id)
+        })
+    }
+
+    fn has(&self, mount: &MountEntry) -> bool {
+        let is_there = |table: MountTable| table.mount(mount.id).is_some_and(|it| it == mount);
+        self.namespace.mounts().is_ok_and(is_there)
+    }
+}
