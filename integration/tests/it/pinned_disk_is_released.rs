@@ -104,6 +104,61 @@ fn unless_policy_only_reports() {
     });
 }
 
+/// Under bindguard's shim, on a node whose policy leaves the bind private: the record of the create
+/// shows that the disk is a copy. Under the stock shim no record does.
+#[test]
+fn one_by_one_without_a_refresh() {
+    if !can_run() {
+        return;
+    }
+    let only_reports = Setup::on(Generation::V2_1).policy("[checks]\nhost-root = \"report\"\n");
+    only_reports.cri().story(|node| {
+        let kept = Kept::made(node, "release")?;
+        let stock = Running::start_with(node, "runc", "stock", &[])?;
+        let guarded = Running::start_with(node, "bindguard", "release", &[])?;
+        let user = guarded.opens(&kept.place)?;
+        kept.is_given_up_by_the_host()?;
+        let place = kept.place.to_string_lossy().into_owned();
+        let release = |more: &[&str]| {
+            let words = ["release", &place].into_iter();
+            node.bindguard(words.chain(more.iter().copied()))
+        };
+        let looked = release(&["--dry-run"])?;
+        ensure!(
+            looked.code() == 1
+                && looked.stdout.contains("kept")
+                && looked
+                    .stdout
+                    .contains("the create of the container was not recorded"),
+            "{looked:?}"
+        );
+        let busy = release(&[])?;
+        ensure!(
+            busy.code() == 1 && busy.stdout.contains(&format!("by tail ({user})")),
+            "{busy:?}"
+        );
+        stock.remove()?;
+        guarded.closes(user)?;
+        let before = mounts::table()?;
+        let released = release(&[])?;
+        ensure!(
+            released.code() == 0 && released.stdout.contains("released"),
+            "{released:?}"
+        );
+        ensure!(mounts::table()? == before, "the host's mounts have changed");
+        until("the disk is free", || Ok(kept.opened_alone().is_ok()))?;
+        guarded.cri.exec(&guarded.id, &["true"])?;
+        // `ip netns add` binds /run/netns onto itself, and a second copy is hidden below.
+        let hidden = node.bindguard(["release", "/run/netns"])?;
+        ensure!(
+            hidden.code() == 1 && hidden.stdout.contains("another mount has its place"),
+            "{hidden:?}"
+        );
+        guarded.remove()?;
+        kept.is_released()
+    });
+}
+
 fn refresh(node: &Node, more: &[&str]) -> Result<Finished> {
     let words = [
         "refresh",
@@ -124,9 +179,22 @@ struct Running {
 
 impl Running {
     fn start(node: &Node, name: &str, annotations: &[(&str, &str)]) -> Result<Self> {
+        Self::start_with(node, "runc", name, annotations)
+    }
+
+    fn start_with(
+        node: &Node,
+        runtime: &str,
+        name: &str,
+        annotations: &[(&str, &str)],
+    ) -> Result<Self> {
         let (cri, uid) = (node.cri()?, format!("uid-{name}"));
         node.kubelet().pod(&uid)?;
-        let sandbox = cri.run_annotated_pod("runc", "exporter", &uid, annotations)?;
+        let pod = match name {
+            "stock" => "stock",
+            _ => "exporter",
+        };
+        let sandbox = cri.run_annotated_pod(runtime, pod, &uid, annotations)?;
         let root = [mount("/".as_ref(), "/host", PropagationPrivate)];
         let id = cri.start_container(&sandbox, "app", &SLEEP, &root)?;
         Ok(Self { cri, sandbox, id })
@@ -145,9 +213,42 @@ impl Running {
         Ok(())
     }
 
+    /// A process of the container has a file of the disk open. Returns its pid.
+    fn opens(&self, place: &Path) -> Result<u32> {
+        let file = format!("/host{}/file", place.display());
+        let tail = format!("tail -f {file} >/dev/null 2>&1 </dev/null &");
+        self.cri.exec(&self.id, &["sh", "-c", &tail])?;
+        let mut found = None;
+        until("tail has opened the file", || {
+            found = process_with_open(&file)?;
+            Ok(found.is_some())
+        })?;
+        found.context("the pid of tail")
+    }
+
+    fn closes(&self, user: u32) -> Result<()> {
+        host(["kill", &user.to_string()])?;
+        // The container's init does not reap the process.
+        let file = Path::new("/proc").join(user.to_string()).join("fd/3");
+        until("tail has ended", || Ok(fs::read_link(&file).is_err()))
+    }
+
     fn remove(&self) -> Result<()> {
         self.cri.remove_pod(&self.sandbox)
     }
+}
+
+/// The process whose descriptor 3 is this file, by the path in its mount namespace.
+fn process_with_open(file: &str) -> Result<Option<u32>> {
+    for process in fs::read_dir("/proc")? {
+        let process = process?;
+        let links = fs::read_link(process.path().join("fd/3"));
+        if links.is_ok_and(|link| link == Path::new(file)) {
+            let name = process.file_name();
+            return Ok(name.to_str().and_then(|pid| pid.parse().ok()));
+        }
+    }
+    Ok(None)
 }
 
 /// A disk and a network namespace that the host has mounted.
@@ -178,6 +279,7 @@ impl Kept {
             kept.device.as_os_str(),
             kept.place.as_os_str(),
         ])?;
+        fs::write(kept.place.join("file"), "content")?;
         host(["ip", "netns", "add", &kept.namespace])?;
         let peer = format!("bg-{name}-1");
         host(

@@ -29,12 +29,14 @@ fn from_outside(pid: u32, mount: &MountEntry) -> String {
 }
 
 /// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must
-/// stay; `goes_with`: the mount here whose umount also unmounts it.
+/// stay; `goes_with`: the mount here whose umount also unmounts it; `is_in_bind`: the mount is below
+/// another one that is not the root of its namespace.
 pub(super) fn releases(
     held_by: &HeldBy,
     pod: Option<&PodName>,
     mount: Option<&MountEntry>,
     goes_with: Option<&MountEntry>,
+    is_in_bind: bool,
 ) -> Vec<Release> {
     let mut releases = Vec::new();
     if let Some(own) = goes_with {
@@ -47,13 +49,16 @@ pub(super) fn releases(
     }
     match held_by {
         HeldBy::Process { pid, .. } => {
+            let pod = pod.and_then(|pod| Some((pod.namespace.as_ref()?, pod.name.as_ref()?)));
+            releases.extend(pod.filter(|_| is_in_bind).map(|(namespace, name)| Release {
+                effect: "give a private bind of the host's root the mounts of now, while the pod runs on",
+                command: format!("bindguard refresh --pod {namespace}/{name} --what host-root"),
+            }));
             releases.extend(mount.map(|mount| Release {
                 effect: "unmount it in that namespace only",
                 command: from_outside(*pid, mount),
             }));
-            if let Some((namespace, name)) =
-                pod.and_then(|pod| Some((pod.namespace.as_ref()?, pod.name.as_ref()?)))
-            {
+            if let Some((namespace, name)) = pod {
                 let run = format!("kubectl -n {namespace} delete pod {name}");
                 releases.push(Release {
                     effect: "or delete the pod, so that its controller creates a new one",

@@ -251,7 +251,10 @@ fn holder(
         ..Holder::unknown()
     };
     holder.keep(&namespace.held_by, pods);
-    holder.release = releases(&namespace.held_by, holder.pod.as_ref(), first, goes_with);
+    let parent = first.and_then(|entry| index.parent(entry));
+    let is_in_bind = parent.is_some_and(|parent| parent.mount_point != Path::new("/"));
+    let pod = holder.pod.as_ref();
+    holder.release = releases(&namespace.held_by, pod, first, goes_with, is_in_bind);
     holder.mounts = found
         .iter()
         .map(|entry| HeldMount::from_entry(entry, &index, &own.spread))
