@@ -116,6 +116,7 @@ fn one_by_one_without_a_refresh() {
         let kept = Kept::made(node, "release")?;
         let stock = Running::start_with(node, "runc", "stock", &[])?;
         let guarded = Running::start_with(node, "bindguard", "release", &[])?;
+        let idle = Running::start_with(node, "bindguard", "idle", &[])?;
         let user = guarded.opens(&kept.place)?;
         kept.is_given_up_by_the_host()?;
         let place = kept.place.to_string_lossy().into_owned();
@@ -132,20 +133,25 @@ fn one_by_one_without_a_refresh() {
                     .contains("the create of the container was not recorded"),
             "{looked:?}"
         );
+        let before = mounts::table()?;
         let busy = release(&[])?;
         ensure!(
-            busy.code() == 1 && busy.stdout.contains(&format!("by tail ({user})")),
+            busy.code() == 1
+                && busy.stdout.contains(&format!("by tail ({user})"))
+                && busy.stdout.contains("released"),
             "{busy:?}"
         );
-        stock.remove()?;
-        guarded.closes(user)?;
-        let before = mounts::table()?;
-        let released = release(&[])?;
-        ensure!(
-            released.code() == 0 && released.stdout.contains("released"),
-            "{released:?}"
-        );
         ensure!(mounts::table()? == before, "the host's mounts have changed");
+        [stock, idle].iter().try_for_each(Running::remove)?;
+        let lazy = release(&["--lazy"])?;
+        ensure!(
+            lazy.code() == 0
+                && lazy.stdout.contains(&format!("by tail ({user})"))
+                && lazy.stdout.contains("the device stays busy"),
+            "{lazy:?}"
+        );
+        kept.is_held()?;
+        guarded.closes(user)?;
         until("the disk is free", || Ok(kept.opened_alone().is_ok()))?;
         guarded.cri.exec(&guarded.id, &["true"])?;
         // `ip netns add` binds /run/netns onto itself, and a second copy is hidden below.
@@ -191,7 +197,7 @@ impl Running {
         let (cri, uid) = (node.cri()?, format!("uid-{name}"));
         node.kubelet().pod(&uid)?;
         let pod = match name {
-            "stock" => "stock",
+            "stock" | "idle" => name,
             _ => "exporter",
         };
         let sandbox = cri.run_annotated_pod(runtime, pod, &uid, annotations)?;

@@ -169,7 +169,7 @@ impl ReleaseVerb {
         );
         let released = released.with_context(doing)?.into_iter();
         Ok(released
-            .map(|copy| ReleasedCopy::of(&name, &copy))
+            .map(|copy| ReleasedCopy::of(&name, &copy, self.lazy))
             .collect())
     }
 }
@@ -184,7 +184,7 @@ fn name_of(container: &PodContainer) -> String {
 }
 
 impl ReleasedCopy {
-    fn of(container: &str, copy: &Released) -> Self {
+    fn of(container: &str, copy: &Released, is_lazy: bool) -> Self {
         let (result, error) = match &copy.outcome {
             ReleaseOutcome::Released => (CopyResult::Released, None),
             ReleaseOutcome::Kept => (CopyResult::Kept, None),
@@ -201,10 +201,15 @@ impl ReleasedCopy {
             }
         };
         let mount = &copy.mount;
-        let used_by = match result {
-            CopyResult::Busy => users_of_mount(mount.id, &mount.mount_point, copy.namespace),
-            CopyResult::Released | CopyResult::Kept | CopyResult::Refused => Vec::new(),
+        // A detached mount lives on, with its id, while a file on the mount is open.
+        let may_be_used = match result {
+            CopyResult::Busy => true,
+            CopyResult::Released => is_lazy,
+            CopyResult::Kept | CopyResult::Refused => false,
         };
+        let used_by = may_be_used
+            .then(|| users_of_mount(mount.id, &mount.mount_point, copy.namespace))
+            .unwrap_or_default();
         Self {
             container: container.to_owned(),
             mount_point: mount.mount_point.clone(),
@@ -246,6 +251,9 @@ fn text(report: &ReleaseReport) -> Lines {
         );
         for user in &copy.used_by {
             lines.below(&format!("by {} ({})", user.name, user.pid));
+        }
+        if copy.result == CopyResult::Released && !copy.used_by.is_empty() {
+            lines.below("the device stays busy until they end, and no mount table shows that");
         }
     }
     if report.copies.is_empty() {
