@@ -1,7 +1,8 @@
 # bindguard: the targets.
 #
 #   make demo     the faults and their repairs, on a private containerd
-#   make test     all tests, set-up included; CI runs it
+#   make test     all tests, set-up included
+#   make lint     formatting, clippy and plain language; CI runs lint and test
 #   make story    one story of the tests, such as NAME=live_refresh::
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
@@ -190,7 +191,7 @@ lint: setup
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 test:
-	+$(SIDE_BY_SIDE) lint matrix engines helm faults
+	+$(SIDE_BY_SIDE) matrix engines helm faults
 	$(CARGO_TEST) --workspace --no-run
 	$(MAKE) --no-print-directory test-deb
 	$(MAKE) --no-print-directory stories
@@ -217,7 +218,8 @@ fuzz: setup
 soak: build matrix
 	$(STORY) soak:: --ignored --nocapture
 	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
-	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: losses_of_the_race_by_program:: --nocapture
+	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: losses_of_the_race_by_program:: \
+	  installer_killed_at_every_step:: --nocapture
 
 PICTURES := 0.5.0
 

@@ -12,6 +12,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 
@@ -210,6 +211,12 @@ pub fn binaries_under_test() -> Result<PathBuf> {
 /// The folder of a guard and a shim with the feature `fault-points`: `$BINDGUARD_FAULTS_DIR`, else
 /// the folder of the programs under test, if they have the feature.
 pub fn folder_with_fault_points() -> Option<PathBuf> {
+    // An unoptimized search of the programs takes most of a second, and hundreds of nodes need it.
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOUND.get_or_init(find_fault_points).clone()
+}
+
+fn find_fault_points() -> Option<PathBuf> {
     let separate = env::var_os("BINDGUARD_FAULTS_DIR").map(PathBuf::from);
     let has_them = |folder: &PathBuf| {
         // The agent is built with them. Its program is too large to be searched for each story.

@@ -12,6 +12,9 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// A check that starts processes is repeated less often: other stories need the processor.
+const MAX_PAUSE: Duration = Duration::from_millis(200);
+
 /// Waits until it is so, and fails where it does not become so.
 pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     until_within(LIMIT, what, is_so)
@@ -35,12 +38,15 @@ pub fn until_within(
     mut is_so: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
     let deadline = Instant::now() + limit;
-    while !is_so()? {
+    loop {
+        let start = Instant::now();
+        if is_so()? {
+            return Ok(());
+        }
         ensure!(
             Instant::now() < deadline,
             "in {limit:?} it does not become so that {what}"
         );
-        thread::sleep(PAUSE);
+        thread::sleep((2 * start.elapsed()).clamp(PAUSE, MAX_PAUSE));
     }
-    Ok(())
 }

@@ -337,7 +337,7 @@ impl Setup {
 
     fn lay_out_programs_under_test(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-        let faulty = folder_with_fault_points().filter(|_| self.fault_points);
+        let faulty = self.fault_points.then(folder_with_fault_points).flatten();
         let built = binaries_under_test()?;
         let broken = faulty.as_ref().unwrap_or(&built);
         // not a link: the shim expects the guard beside its own executable

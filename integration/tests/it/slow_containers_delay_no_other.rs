@@ -24,14 +24,15 @@ const BUDGET: Duration = Duration::from_secs(3);
 /// Binds the file a hundred times below a slow filesystem. `$1` is the descriptor of its device.
 const SLOW: &str = "mkdir /slow && mount -t fuse -o fd=$1,rootmode=40000,user_id=0,group_id=0 slow /slow && \
     i=0; while [ $i -lt 100 ]; do mount --bind /etc/app.conf /slow/$i || exit 1; i=$((i+1)); done";
-const THOUSANDS: &str = "mkdir /many && cd /many && \
-    i=0; while [ $i -lt 5000 ]; do : > $i; mount --bind /etc/app.conf $i || exit 1; i=$((i+1)); done";
+/// `$1` is the number of mounts.
+const MANY: &str = "mkdir /many && cd /many && \
+    i=0; while [ $i -lt $1 ]; do : > $i; mount --bind /etc/app.conf $i || exit 1; i=$((i+1)); done";
 
 #[test]
 fn containerd_2_1() {
     Setup::on(Generation::V2_1)
         .cri()
-        .story(|node| story(node, LIMIT));
+        .story(|node| story(node, LIMIT, 1000));
 }
 
 #[test]
@@ -39,10 +40,10 @@ fn containerd_2_1() {
 fn within_the_budget() {
     Setup::on(Generation::V2_1)
         .cri()
-        .story(|node| story(node, BUDGET));
+        .story(|node| story(node, BUDGET, 5000));
 }
 
-fn story(node: &Node, limit: Duration) -> Result<()> {
+fn story(node: &Node, limit: Duration, mounts: u32) -> Result<()> {
     let cri = node.cri()?;
     let neighbour = RunningPod::start(node, &cri, "neighbour")?;
     let mut hostile = Vec::new();
@@ -51,12 +52,11 @@ fn story(node: &Node, limit: Duration) -> Result<()> {
     }
     thread::scope(|scope| {
         let begin = |(number, pod)| {
-            let work: fn(&RunningPod) -> Result<()> = if number < 5 {
-                RunningPod::slow
-            } else {
-                RunningPod::thousands
-            };
-            scope.spawn(move || work(pod))
+            let pod: &RunningPod = pod;
+            scope.spawn(move || match number {
+                0..5 => pod.slow(),
+                _ => pod.mounts(mounts),
+            })
         };
         let all: Vec<_> = hostile.iter().enumerate().map(begin).collect();
         all.into_iter().try_for_each(|pod| {
@@ -141,8 +141,8 @@ impl RunningPod {
         Ok(())
     }
 
-    fn thousands(&self) -> Result<()> {
-        self.run(THOUSANDS, "")
+    fn mounts(&self, count: u32) -> Result<()> {
+        self.run(MANY, &count.to_string())
     }
 
     /// In the container's mount namespace, with the privileges of the node.

@@ -48,7 +48,7 @@ fn readers_never_see_anything_bad_while_the_volume_changes_at_full_speed() {
     if !can_run() {
         return;
     }
-    let updates = rounds(1500, 10_000);
+    let updates = rounds(300, 10_000);
     let scene = Scene::with_keys(3);
     let container = scene.start(3);
     let mounts = container.mounts();

@@ -344,7 +344,7 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() 
     let before = mounts();
     container.begins(FLIP);
     let (mut refreshed, mut refused) = (0, 0);
-    for version in 1..=refresh_scene::rounds(400, 10_000) {
+    for version in 1..=refresh_scene::rounds(100, 10_000) {
         scene.pod.update_keeping_old(version);
         match refresh(&scene, &container.process, &live::spec_of(None)) {
             Ok(done) => refreshed += done.replaced(),

@@ -303,6 +303,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         /// No occurrence is lost or counted twice as long as its object is remembered, and no more
         /// objects are remembered than the limit.
         #[test]
