@@ -205,7 +205,7 @@ impl Child<'_> {
     }
 
     /// Unmounts the mount by its name in the folder of its parent. No descriptor of the child may
-    /// be on the mount: the mount would be busy. So the name is compared once more before.
+    /// be on the mount: the mount would be busy. So the name is compared again before.
     fn unmount(&mut self, index: u16) -> Done {
         let opened = self.places.get_mut(usize::from(index));
         let opened = opened.and_then(|place| {
