@@ -7,11 +7,13 @@
 
 use std::path::PathBuf;
 
+use bindguard_core::identity::PodName;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_sys::enter::ProcessError;
 use bindguard_sys::{MountinfoError, read_mount_table};
+use serde::Serialize;
 
 use crate::host_mounts::HostMounts;
 use crate::node::{NotInit, hold_init, inits_of};
@@ -37,6 +39,36 @@ pub struct Keeper {
     pub container: PodContainer,
     /// The places on the host at which the mounts were, at least one.
     pub places: Vec<PathBuf>,
+}
+
+/// A container that keeps mounts of the host, for a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PinnedMounts {
+    /// The pod.
+    pub pod: PodName,
+    /// The container.
+    pub container: PodContainer,
+    /// The places on the host at which the mounts were.
+    pub places: Vec<PathBuf>,
+    /// The command that shows the container the mounts of now; none if the pod's names are not
+    /// known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}
+
+impl From<Keeper> for PinnedMounts {
+    fn from(Keeper { container, places }: Keeper) -> Self {
+        let pod = container.pod.clone();
+        let command = pod
+            .display_name()
+            .map(|pod| format!("bindguard refresh --pod {pod} --what host-root"));
+        Self {
+            pod,
+            container,
+            places,
+            command,
+        }
+    }
 }
 
 /// A container whose mount table could not be read, for example because it is too large.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::identity::PodName;
 use serde::{Serialize, Serializer};
 
+use crate::container_mounts::PinnedMounts;
 use crate::ended_pods::EndedPods;
 use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
@@ -31,6 +32,9 @@ pub struct NodeReport {
     /// Running containers that read old files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub old_files: Vec<OldFiles>,
+    /// Running containers that keep mounts which the host has unmounted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pinned: Vec<PinnedMounts>,
     /// Ended pods; `None` if nothing searched for ended pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_pods: Option<EndedPods>,
@@ -112,6 +116,7 @@ impl NodeReport {
         Self {
             binds,
             old_files: Vec::new(),
+            pinned: Vec::new(),
             ended_pods: None,
             checked,
             problems,

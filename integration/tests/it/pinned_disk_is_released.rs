@@ -2,6 +2,7 @@
 //! a disk and a network namespace that the host has given up. A refresh of the bind releases both
 //! while the pod runs on.
 
+use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,12 @@ fn by_hand() {
         let running = Running::start(node, "hand", &[])?;
         kept.is_given_up_by_the_host()?;
         let before = mounts::table()?;
+        let command = "bindguard refresh --pod default/exporter --what host-root";
+        let diagnosed = node.bindguard(["diagnose", "--pod", "default/exporter"])?;
+        ensure!(
+            diagnosed.stdout.contains("pinned") && diagnosed.stdout.contains(command),
+            "{diagnosed:?}"
+        );
         let looked = refresh(node, &["--dry-run"])?;
         ensure!(
             looked.code() == 1 && looked.stdout.contains("/host of default/exporter/app"),
@@ -260,10 +267,13 @@ fn process_with_open(file: &str) -> Result<Option<u32>> {
 /// A disk and a network namespace that the host has mounted.
 struct Kept {
     device: PathBuf,
+    image: String,
     place: PathBuf,
     namespace: String,
     /// The host's end of a veth whose other end is in the network namespace.
     link: String,
+    /// Another story may have the loop device by then.
+    is_detached: Cell<bool>,
 }
 
 impl Kept {
@@ -276,9 +286,11 @@ impl Kept {
         let device = host(["losetup", "--find", "--show", image])?;
         let kept = Self {
             device: device.trim().into(),
+            image: image.to_owned(),
             place,
             namespace: format!("bg-{name}"),
             link: format!("bg-{name}-0"),
+            is_detached: Cell::new(false),
         };
         host([
             "mount".as_ref(),
@@ -323,8 +335,12 @@ impl Kept {
             "--detach".as_ref(),
             self.device.as_os_str(),
         ])?;
+        self.is_detached.set(true);
+        // Without a file the kernel does not show the folder.
+        let file = Path::new("/sys/block").join(self.device.file_name().context("its name")?);
         until("the loop device is free", || {
-            Ok(host(["losetup".as_ref(), self.device.as_os_str()]).is_err())
+            let backing = fs::read_to_string(file.join("loop/backing_file"));
+            Ok(backing.map_or(true, |backing| !backing.starts_with(&self.image)))
         })
     }
 
@@ -344,11 +360,13 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let _ = host([
-            "losetup".as_ref(),
-            "--detach".as_ref(),
-            self.device.as_os_str(),
-        ]);
+        if !self.is_detached.get() {
+            let _ = host([
+                "losetup".as_ref(),
+                "--detach".as_ref(),
+                self.device.as_os_str(),
+            ]);
+        }
         let _ = host(["ip", "link", "delete", &self.link]);
     }
 }

@@ -105,6 +105,7 @@ fn stale() -> NodeReport {
     NodeReport {
         binds: vec![bind],
         old_files: vec![old_files()],
+        pinned: Vec::new(),
         ended_pods: Some(ended_pods()),
         checked: 12,
         problems: Vec::new(),

@@ -12,6 +12,7 @@ use bindguard_config::Config;
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
+use bindguard_operator::container_mounts::{PinnedMounts, container_mounts};
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::{PodSelector, Pods};
@@ -79,6 +80,7 @@ impl Diagnose {
             let pods = self.pods.pods_under(config);
             let wanted = self.wanted(&pods, places)?;
             let mut report = survey_node(policy, places, &pods, wanted);
+            self.add_pinned(&mut report, &pods, config)?;
             // Only root reads the files that this needs.
             if self.pod.is_none() && is_root() {
                 let ended = self.kubelet.listed(config, &self.pods);
@@ -103,9 +105,29 @@ impl Diagnose {
         )
     }
 
+    /// Adds the containers that keep mounts of the host.
+    fn add_pinned(
+        &self,
+        report: &mut NodeReport,
+        pods: &Pods,
+        config: &Config,
+    ) -> anyhow::Result<()> {
+        let mut pods = pods.clone();
+        if let Some(pod) = &self.pod {
+            let selector = PodSelector::from_argument(pod);
+            pods.containers.retain(|it| selector.is(&it.pod));
+        }
+        let scope = config.policy().host_root_scope;
+        let found = container_mounts(&pods, config.places(), scope);
+        let found = found.context("find the mounts that running containers keep")?;
+        report.pinned = found.keepers.into_iter().map(PinnedMounts::from).collect();
+        Ok(())
+    }
+
     /// An unknown pod is an error. A known pod may have nothing to check.
     fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
-        let is_empty = report.checked == 0 && report.problems.is_empty();
+        let is_empty =
+            report.checked == 0 && report.problems.is_empty() && report.pinned.is_empty();
         let pod = self.pod.as_deref().filter(|_| is_empty);
         match pod.and_then(|pod| unknown_pod(pods, pod)) {
             Some(error) => Err(error),

@@ -207,9 +207,10 @@ impl ReleasedCopy {
             CopyResult::Released => is_lazy,
             CopyResult::Kept | CopyResult::Refused => false,
         };
-        let used_by = may_be_used
-            .then(|| users_of_mount(mount.id, &mount.mount_point, copy.namespace))
-            .unwrap_or_default();
+        let used_by = match may_be_used {
+            true => users_of_mount(mount.id, &mount.mount_point, copy.namespace),
+            false => Vec::new(),
+        };
         Self {
             container: container.to_owned(),
             mount_point: mount.mount_point.clone(),

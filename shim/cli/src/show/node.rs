@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::ContainerState;
@@ -10,6 +11,9 @@ use super::bundle::print_bind;
 use super::counted;
 use super::ended_pods::write_ended_pods;
 use super::{FAULTY, Lines, UNCHECKED, code, print_json, print_text};
+
+/// Limit of places that are named for one container. `--json` names all of them.
+const MAX_PLACES: usize = 5;
 
 /// Prints a report, as text or as one JSON object.
 pub fn print_node(report: &NodeReport, json: bool) -> anyhow::Result<()> {
@@ -38,6 +42,10 @@ fn text(report: &NodeReport) -> Lines {
         .old_files
         .iter()
         .for_each(|old| print_old_files(old, &mut lines));
+    report
+        .pinned
+        .iter()
+        .for_each(|pinned| print_pinned(pinned, &mut lines));
     if let Some(ended) = &report.ended_pods {
         write_ended_pods(ended, &mut lines);
     }
@@ -98,6 +106,19 @@ fn print_old_files(old: &OldFiles, lines: &mut Lines) {
         .iter()
         .for_each(|file| lines.below(&file.to_string()));
     if let Some(command) = &old.command {
+        lines.run(command);
+    }
+}
+
+fn print_pinned(pinned: &PinnedMounts, lines: &mut Lines) {
+    let names = [pinned.pod.display_name(), pinned.container.name.clone()];
+    let names: Vec<String> = names.into_iter().flatten().collect();
+    let by = format!("by {}, unmounted here", names.join(" container "));
+    lines.headed("pinned", FAULTY, &by);
+    for place in pinned.places.iter().take(MAX_PLACES) {
+        lines.below(&place.display().to_string());
+    }
+    if let Some(command) = &pinned.command {
         lines.run(command);
     }
 }
