@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
 pub const REFRESH: &str = "bindguard.io/refresh";
 
-/// The annotation that requests refreshes of other binds: [`VOLUMES`], [`HOST_ROOT`], separated by
-/// commas.
+/// The annotation that requests refreshes of other binds: [`VOLUMES`], [`HOST_ROOT`],
+/// [`HOST_FILES`], separated by commas.
 pub const REFRESH_BINDS: &str = "bindguard.io/refresh-binds";
 
 /// The word for volumes that the host has mounted anew.
@@ -22,6 +22,9 @@ pub const VOLUMES: &str = "volumes";
 
 /// The word for private binds of the host's root, which keep mounts of the host alive.
 pub const HOST_ROOT: &str = "host-root";
+
+/// The word for single files and sockets of the host that were replaced.
+pub const HOST_FILES: &str = "host-files";
 
 /// The annotation that names the notification after a refresh.
 pub const NOTIFY: &str = "bindguard.io/refresh-notify";
@@ -108,12 +111,14 @@ pub struct RequestedBinds {
     pub volumes: bool,
     /// Private binds of the host's root.
     pub host_root: bool,
+    /// Single files and sockets of the host.
+    pub host_files: bool,
 }
 
 impl RequestedBinds {
     /// True if the pod requested a kind.
     pub fn any(self) -> bool {
-        self.volumes || self.host_root
+        self.volumes || self.host_root || self.host_files
     }
 }
 
@@ -185,7 +190,11 @@ impl RefreshRequest {
             match kind.trim() {
                 VOLUMES => self.binds.volumes = true,
                 HOST_ROOT => self.binds.host_root = true,
-                other => self.refuse(REFRESH_BINDS, other, "\"volumes\" or \"host-root\""),
+                HOST_FILES => self.binds.host_files = true,
+                other => {
+                    let expected = "\"volumes\", \"host-root\" or \"host-files\"";
+                    self.refuse(REFRESH_BINDS, other, expected);
+                }
             }
         }
     }
@@ -323,21 +332,25 @@ mod tests {
 
     #[test]
     fn a_pod_opts_in_to_kinds_of_binds() {
-        for (value, volumes, host_root, problems) in [
-            ("volumes", true, false, 0),
-            (" volumes ", true, false, 0),
-            ("volumes,host-root", true, true, 0),
-            ("host-files, host-root", false, true, 1),
-            ("Volumes", false, false, 1),
-            ("true", false, false, 1),
-            ("", false, false, 1),
+        for (value, [volumes, host_root, host_files], problems) in [
+            ("volumes", [true, false, false], 0),
+            (" volumes ", [true, false, false], 0),
+            ("volumes,host-root", [true, true, false], 0),
+            ("host-files, host-dirs", [false, false, true], 1),
+            ("Volumes", [false; 3], 1),
+            ("true", [false; 3], 1),
+            ("", [false; 3], 1),
         ] {
             let binds = |name: &str| (name == REFRESH_BINDS).then_some(value);
             let request = RefreshRequest::from_annotations(binds);
-            let binds = RequestedBinds { volumes, host_root };
+            let binds = RequestedBinds {
+                volumes,
+                host_root,
+                host_files,
+            };
             assert_eq!(
                 (request.binds, request.problems.len(), request.is_none()),
-                (binds, problems, !volumes && !host_root),
+                (binds, problems, !binds.any()),
                 "{value:?}"
             );
             let label = |name: &str| (name == REFRESH_BINDS_LABEL).then_some(value);

@@ -3,9 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::places::Places;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::bundle_and_pid;
+use bindguard_guard::refresh::FileBind;
 use bindguard_sys::bundle::read_spec;
 
 /// The state folders of crun and runc that Podman or CRI-O calls as root.
@@ -72,6 +74,15 @@ pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
         .and_then(|bytes| SpecView::from_bytes(bytes).ok());
     spec.map(|spec| SpecBind::of_spec(&spec))
         .unwrap_or_default()
+}
+
+/// The binds of a pod's container that may be single files of the host. `None` if its bundle is not
+/// found.
+pub fn host_files_of_container(root: &Path, id: &str, places: &Places) -> Option<Vec<FileBind>> {
+    let bytes = spec_of_container(root, id)?;
+    let spec = SpecView::from_bytes(&bytes).ok()?;
+    let roots: Vec<&Path> = places.kubelet_roots().collect();
+    Some(FileBind::of_pod(&spec, &roots))
 }
 
 /// The init process that crun or runc has recorded in a state folder.

@@ -116,7 +116,7 @@ impl Running {
 /// With the stock shim and with bindguard's. The host's mounts stay as the driver made them.
 fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
     // A word that is not understood takes none of the others with it, and is reported.
-    let words = [("bindguard.io/refresh-binds", "volumes,host-files")];
+    let words = [("bindguard.io/refresh-binds", "volumes,host-dirs")];
     let files = [("bindguard.io/refresh", "true")];
     let started = |name, runtime, annotations| {
         let pod = node.kubelet().pod(&format!("uid-{name}"))?;

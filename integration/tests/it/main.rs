@@ -70,6 +70,7 @@ mod guard_killed_between_attach_and_detach;
 mod guard_stopped_at_every_step;
 mod guard_stopped_past_deadline;
 mod holders;
+mod host_files_that_were_replaced;
 mod host_root_propagation;
 mod hostile_config_json;
 mod image_from_the_sources;

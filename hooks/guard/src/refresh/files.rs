@@ -1,14 +1,15 @@
-//! The single files that a container engine bound (moby#15793).
+//! The single files that a container engine bound (moby#15793), or that a pod has as hostPath.
 //!
 //! The host path is the one of the container's own spec. Every round walks the path anew, from `/`
 //! on, and keeps the folders open while the way is judged: a container may be able to write one of
 //! them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::evidence::{FileKind, FilePlace};
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::paths::lies_in;
 use bindguard_core::refresh::{
     BoundFile, Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder,
     files_in_container,
@@ -50,6 +51,18 @@ impl FileBind {
         named.collect()
     }
 
+    /// The binds of a pod's spec whose sources are not in these folders of kubelets. The kubelet and
+    /// the pod write into those, and other refreshes follow them.
+    pub fn of_pod(spec: &SpecView<'_>, kubelet_roots: &[&Path]) -> Vec<Self> {
+        let is_of_kubelet = |bind: &Self| {
+            let mut roots = kubelet_roots.iter();
+            roots.any(|root| lies_in(&bind.directory, root))
+        };
+        let mut binds = Self::of_spec(spec);
+        binds.retain(|bind| !is_of_kubelet(bind));
+        binds
+    }
+
     /// True if the source is a directory at this moment. A container sees the new files of a
     /// directory by itself.
     pub fn is_of_directory(&self) -> bool {
@@ -72,6 +85,7 @@ pub struct BoundFiles<'a> {
     /// The time since 1970 at which the container's init started; none if that is not known.
     started: Option<Duration>,
     others: &'a dyn RunningContainers,
+    may_be_on_shared: bool,
 }
 
 /// The way to a file at one moment.
@@ -105,9 +119,20 @@ impl<'a> BoundFiles<'a> {
                 binds,
                 started: super::running::started(init),
                 others,
+                may_be_on_shared: true,
             },
             errors,
         )
+    }
+
+    /// The same, without files on a mount that is shared with the host: attaching a new mount there
+    /// would reach the host and other pods.
+    #[must_use]
+    pub fn without_shared(self) -> Self {
+        Self {
+            may_be_on_shared: false,
+            ..self
+        }
     }
 
     /// The binds that are followed.
@@ -164,6 +189,13 @@ impl CurrentFiles for BoundFiles<'_> {
             .binds
             .iter()
             .find(|bind| bind.directory == stale.volume && bind.name == stale.sub_path)?;
+        let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
+        if !self.may_be_on_shared && stale.parent.as_ref().is_none_or(is_shared) {
+            return Some(Err(NotReplaced::ParentIsShared));
+        }
+        if !self.may_be_on_shared && is_shared(&stale.mount) {
+            return Some(Err(NotReplaced::IsShared));
+        }
         let walked = match WalkedWay::of(bind) {
             Ok(walked) => walked,
             Err(error) => return Some(Err(error.into())),

@@ -4,7 +4,8 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,8 +15,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, RefreshOutcome, Refreshed,
-    RunningContainer, TuckRecords, refresh_container,
+    BoundFiles, FileBind, HeldProcess, NotReplaced, RefreshAct, RefreshError, RefreshOutcome,
+    Refreshed, RunningContainer, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper, own_namespace, skipped};
@@ -57,6 +58,14 @@ impl Scene {
     }
 
     fn refresh(&self, container: &Container) -> Refreshed {
+        self.refresh_by(container, |files| files)
+    }
+
+    fn refresh_by(
+        &self,
+        container: &Container,
+        limit: impl Fn(BoundFiles<'static>) -> BoundFiles<'static>,
+    ) -> Refreshed {
         let spec = spec(&[(&self.at("app.conf"), PLACE)]);
         let (files, errors) = BoundFiles::open(
             FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
@@ -64,6 +73,7 @@ impl Scene {
             &NO_OTHERS,
         );
         assert!(errors.is_empty(), "{errors:?}");
+        let files = limit(files);
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
         refresh_container(
             helper(),
@@ -379,5 +389,71 @@ fn a_sandbox_is_never_entered() {
             gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?))
         };
         assert!(matches!(refused(gvisor), RefreshError::Sandbox(_)));
+    }
+}
+
+/// A pod has the socket of a daemon that was restarted.
+#[test]
+fn a_socket_that_was_made_anew_is_attached() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let listen = || {
+        fs::remove_file(scene.at("app.conf")).unwrap();
+        UnixListener::bind(scene.at("app.conf")).unwrap()
+    };
+    let first = listen();
+    let container = scene.start();
+    drop(first);
+    let second = listen();
+    let inside = || {
+        let path = format!("/proc/{}/root/{PLACE}", container.process.pid());
+        fs::metadata(path).map(|file| file.ino())
+    };
+    let host = fs::metadata(scene.at("app.conf")).unwrap().ino();
+    assert_ne!(inside().ok(), Some(host));
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(inside().ok(), Some(host));
+    // Another type is never attached.
+    drop(second);
+    fs::remove_file(scene.at("app.conf")).unwrap();
+    fs::write(scene.at("app.conf"), "text").unwrap();
+    assert_eq!(scene.refresh(&container).replaced(), 0);
+}
+
+/// The files of a pod that the kubelet writes have a refresh of their own.
+#[test]
+fn only_sources_outside_of_the_kubelets_folders_are_files_of_the_host() {
+    let spec = spec(&[
+        (Path::new("/run/app.sock"), "/app.sock"),
+        (Path::new("/k/pods/u/etc-hosts"), "/etc/hosts"),
+        (Path::new("/k/pods/u/volume-subpaths/c/a/0"), "/conf"),
+        (Path::new("/kubelet/app.conf"), "/app.conf"),
+    ]);
+    let binds = FileBind::of_pod(&SpecView::from_bytes(&spec).unwrap(), &[Path::new("/k")]);
+    let places: Vec<_> = binds.iter().map(|it| it.destination.to_str()).collect();
+    assert_eq!(places, [Some("/app.sock"), Some("/app.conf")]);
+}
+
+/// Attaching a mount on a shared one would reach the host, and other pods.
+#[test]
+fn a_pods_file_on_a_shared_mount_is_refused() {
+    if !can_run() {
+        return;
+    }
+    for place in ["/", PLACE] {
+        let scene = Scene::new();
+        let container = scene.start_with(|| live::change(Path::new(place), MsFlags::MS_SHARED));
+        rename_over(&scene, "1");
+        let refreshed = scene.refresh_by(&container, BoundFiles::without_shared);
+        assert!(
+            matches!(
+                refreshed.mounts[0].outcome,
+                RefreshOutcome::NotReplaced(NotReplaced::ParentIsShared | NotReplaced::IsShared)
+            ),
+            "{refreshed:?}"
+        );
+        assert_eq!(container.read(PLACE).as_deref(), Some("0"));
     }
 }

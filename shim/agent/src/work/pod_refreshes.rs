@@ -16,8 +16,11 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::places::Places;
-use bindguard_guard::refresh::{BoundMounts, CurrentFiles, PodVolumes};
-use bindguard_operator::bundles::{binds_of_container, bundle_of_container};
+use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, PodVolumes};
+use bindguard_operator::bundles::{
+    binds_of_container, bundle_of_container, host_files_of_container,
+};
+use bindguard_operator::engines::ContainersOfNode;
 use tracing::error;
 
 use crate::container::Container;
@@ -235,12 +238,25 @@ impl<'a> PodRefreshes<'a> {
         // Without a bundle the container ended, or bindguard does not know its runtime's folders.
         let unknown = (binds.any() && bundle.is_none())
             .then(|| format!("the binds of {name} are not refreshed: its bundle is not found"));
-        let kinds: [Option<&dyn CurrentFiles>; 3] = [
+        let running = ContainersOfNode::at(root);
+        let host_files = binds
+            .host_files
+            .then(|| host_files_of_container(root, &container.id, self.places))
+            .flatten()
+            .map(|binds| BoundFiles::open(binds, container.pid, &running));
+        let (host_files, errors) = host_files.unzip();
+        let host_files = host_files.map(BoundFiles::without_shared);
+        let kinds: [Option<&dyn CurrentFiles>; 4] = [
             files.as_ref().map(|files| files as &dyn CurrentFiles),
             mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles),
             roots.as_ref().map(|roots| roots as &dyn CurrentFiles),
+            host_files.as_ref().map(|files| files as &dyn CurrentFiles),
         ];
         let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
+        let errors = errors.into_iter().flatten();
+        let errors: Vec<String> = errors
+            .map(|error| format!("{name}: {}", error_chain(&error)))
+            .collect();
         let container = Container {
             name,
             identity,
@@ -255,6 +271,7 @@ impl<'a> PodRefreshes<'a> {
                 .finish(LAST_TURN, &container, &kinds, request.notify),
         };
         done.warnings.extend(unknown);
+        done.warnings.extend(errors);
         done
     }
 }

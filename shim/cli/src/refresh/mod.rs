@@ -16,11 +16,14 @@ use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    BoundMounts, CurrentFiles, HelperProcess, HostRoots, PodVolumes, RefreshAct, Refreshed,
-    TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
+    BoundFiles, BoundMounts, CurrentFiles, HelperProcess, HostRoots, PodVolumes, RefreshAct,
+    Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
-use bindguard_operator::bundles::{binds_of_container, bundle_of_container};
+use bindguard_operator::bundles::{
+    binds_of_container, bundle_of_container, host_files_of_container,
+};
+use bindguard_operator::engines::ContainersOfNode;
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
@@ -40,8 +43,8 @@ pub struct Refresh {
     /// Refresh this container of a pod, of Docker or of Podman, by its id.
     #[arg(long, value_name = "ID")]
     container: Option<String>,
-    /// Refresh subPath files, volumes of the pod that the host has mounted anew, or private host-root
-    /// binds, which keep what the host has unmounted.
+    /// Refresh subPath files, volumes of the pod that the host has mounted anew, private host-root
+    /// binds, which keep what the host has unmounted, or files of the host that were replaced.
     #[arg(long, value_name = "WHAT", default_value = "subpaths")]
     what: What,
     /// Notify the application afterwards: `none`, `touch` or `signal:NAME` with HUP, USR1, USR2 or
@@ -68,6 +71,9 @@ enum What {
     /// Private binds of the host's `/` and of runtime directories. The new mount receives the mounts
     /// and umounts of the host; `[host-root]` of config.toml applies.
     HostRoot,
+    /// Single files and sockets of the host that were replaced, such as the socket of a restarted
+    /// daemon.
+    HostFiles,
 }
 
 /// An invalid value of `--notify`.
@@ -238,7 +244,7 @@ impl Refresh {
             )
         };
         let journal = config.journal().filter(|_| !self.dry_run);
-        if !self.dry_run && self.what != What::HostRoot {
+        if !self.dry_run && !matches!(self.what, What::HostRoot | What::HostFiles) {
             rebind_host(root, uid, config.policy(), journal, report);
         }
         let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
@@ -248,7 +254,8 @@ impl Refresh {
             bundle.with_context(|| format!("refresh {name}: its bundle is not found"))
         };
         let no_spec = || format!("refresh {name}: read the spec in its bundle");
-        let other: Option<Box<dyn CurrentFiles>> = match self.what {
+        let running = ContainersOfNode::at(Path::new("/"));
+        let other: Option<Box<dyn CurrentFiles + '_>> = match self.what {
             What::Subpaths => None,
             What::Volumes => {
                 let mounts = BoundMounts::open(&bundle()?, &pod).with_context(no_spec)?;
@@ -257,6 +264,16 @@ impl Refresh {
             What::HostRoot => {
                 let roots = HostRoots::open(&bundle()?, config.policy(), config.places());
                 Some(Box::new(roots.with_context(no_spec)?))
+            }
+            What::HostFiles => {
+                let (root, id) = (Path::new("/"), &container.id);
+                let binds = host_files_of_container(root, id, config.places());
+                let binds = binds.with_context(no_spec)?;
+                let (files, errors) = BoundFiles::open(binds, pid, &running);
+                let errors = errors.iter().map(|error| error_chain(error));
+                let errors = errors.map(|error| format!("{name}: {error}"));
+                report.problems.extend(errors);
+                Some(Box::new(files.without_shared()))
             }
         };
         let files = other.as_deref().unwrap_or(&volumes);
