@@ -409,6 +409,44 @@ fn mounts_below_that_are_peers_of_the_hosts_are_detached_alone() {
     assert_eq!(container.propagation_at("/host/disk/nested"), ["master"]);
 }
 
+/// A container with `CAP_SYS_ADMIN` mounts over the bind and in the bind while refreshes run.
+#[test]
+fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
+    let mount_for_ever = || {
+        std::thread::spawn(|| {
+            let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
+            loop {
+                for place in ["/host/later", "/host", "/host/disk"].map(Path::new) {
+                    // A refresh may take the place away at any moment.
+                    let (kind, none) = (Some("tmpfs"), None::<&str>);
+                    let _ = mount(kind, place, kind, MsFlags::empty(), none);
+                    let _ = mount(none, place, none, flags, none);
+                    let _ = umount2(place, MntFlags::MNT_DETACH);
+                }
+                let (none, private) = (None::<&str>, MsFlags::MS_PRIVATE | MsFlags::MS_REC);
+                let _ = mount(none, "/host", none, private, none);
+            }
+        });
+    };
+    let host = mounts_of_host();
+    for _ in 0..refresh_scene::rounds(10, 500) {
+        // Soon the container has unmounted the bind itself.
+        let container = scene.start_with(mount_for_ever);
+        for _ in 0..4 {
+            let refreshed = scene.refresh(&container);
+            assert!(refreshed.abandoned.is_none(), "{refreshed:?}");
+            assert_eq!(mounts_of_host(), host);
+        }
+    }
+    let file = fs::read_to_string(scene.disk().join("file"));
+    assert_eq!(file.unwrap(), "disk");
+}
+
 /// As after a kill between the attach and the detach.
 #[test]
 fn a_refresh_that_was_interrupted_is_finished() {
