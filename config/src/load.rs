@@ -170,8 +170,8 @@ pub fn load_without_file(reason: io::Error) -> Loaded {
     )
 }
 
-/// `text`: that of the file, if it could be read. `read`: reads the file that was kept, if there
-/// can be one.
+/// `text` is the content of the file, if the file could be read. `read` reads the last valid file,
+/// where the node keeps one.
 fn instead(
     reason: Error,
     text: Option<&str>,

@@ -127,7 +127,7 @@ impl RequestedBinds {
 pub struct RefreshRequest {
     /// The containers that get new files.
     pub containers: OptIn,
-    /// The other binds that are refreshed in all its containers.
+    /// The kinds of binds, beside subPaths, that are refreshed in all containers of the pod.
     pub binds: RequestedBinds,
     /// Their notification.
     pub notify: Notify,

@@ -28,7 +28,7 @@ use crate::rebind::{NotRebound, Rebound, rebind};
 pub enum Attempt {
     /// The first.
     First,
-    /// Another one, because the runtime failed. A volume that changed between admission and the
+    /// A later create, because the runtime failed. A volume that changed between admission and the
     /// runtime's mount may change again. Then re-binding alone can lose that race every time, so
     /// the spec is also pointed at the volume.
     Again,
@@ -86,9 +86,9 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
     admission
 }
 
-/// Admits a spec that no bundle has yet, before its runtime gets it. The caller waits for `deadline`,
-/// and probes of servers end before. `adjust` receives the edits, and returns those that the spec
-/// will have. Never fails, as [`admit`].
+/// Admits a spec that no bundle has yet, before its runtime gets it. The caller waits for
+/// `deadline`, and probes of servers end before. `adjust` receives the edits, and returns those
+/// that the spec will have. Never fails, as [`admit`].
 pub fn admit_spec(
     spec: &[u8],
     policy: &Policy,
@@ -137,8 +137,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Inspects the binds of a bundle, and re-binds the stale subpaths. `None` if policy refuses the
-    /// container.
+    /// Inspects the binds of a bundle, and re-binds the stale subpaths. `None` if policy refuses
+    /// the container.
     fn repair(
         &mut self,
         bundle: &OpenBundle<'_>,

@@ -26,7 +26,8 @@ const OF_AN_OPERATOR: Duration = Duration::from_secs(10);
 /// A shorter silence proves nothing.
 const SHORTEST: Duration = Duration::from_millis(300);
 
-/// The time limits of one admission's probes. They follow from its caller's deadline.
+/// The time limits of one admission's probes. The limits follow from the deadline of the guard's
+/// caller.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbeLimits {
     each: Duration,
@@ -35,7 +36,7 @@ pub struct ProbeLimits {
 }
 
 impl ProbeLimits {
-    /// The limits of a create that began at `start`. Its repairs also have the time that its
+    /// The limits of a create that began at `start`. Repairs also have the time that the probes of
     /// sources left.
     pub fn of_create(start: Instant) -> Self {
         Self {

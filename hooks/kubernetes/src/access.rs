@@ -1,5 +1,5 @@
-//! The way to the API server: the service account of the agent's pod, or a kubeconfig; and the way to
-//! a kubelet.
+//! The way to the API server: the service account of the agent's pod, or a kubeconfig; and the way
+//! to a kubelet.
 
 use std::env::{self, VarError};
 use std::fs::File;
@@ -106,8 +106,8 @@ pub struct Kubelet {
     pub node: String,
     /// A client's credentials. Never sent to a server without TLS.
     pub kubeconfig: Option<PathBuf>,
-    /// The certificates that a kubelet makes for itself, beside the cluster's authority: `pki/kubelet.crt`
-    /// of its root.
+    /// The certificates that a kubelet makes for itself, beside the cluster's authority:
+    /// `pki/kubelet.crt` of its root.
     pub certificates: Vec<PathBuf>,
 }
 
@@ -135,7 +135,8 @@ impl Kubelet {
     }
 }
 
-/// The credentials to use. They are read for each new connection: their owners renew them.
+/// The credentials to use. Credentials are read for each new connection: kubelet and administrators
+/// renew the files.
 #[derive(Debug)]
 pub enum Access {
     /// Those of the pod.

@@ -44,7 +44,7 @@ pub struct PodContainer {
     /// Its name in the pod; none for the pod's sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its state; none if no source reports it.
+    /// The container's state; none if no source reports a state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<ContainerState>,
     /// The number of times the container was created again.

@@ -91,8 +91,8 @@ impl<'r> Recorded<'r> {
         }
     }
 
-    /// The volume of its name that fits best. A volume that is not in the copy is derived from the
-    /// subpath's own mount.
+    /// The volume with this name whose plugin fits best. A volume that is not in the copy is
+    /// derived from the subpath's own mount.
     fn volume(
         &self,
         subpath: &VolumeSubpath,

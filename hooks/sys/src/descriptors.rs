@@ -14,7 +14,7 @@ use rustix::io::Errno;
 /// Bytes for entries of a folder: some dozens of descriptors at a time.
 const ENTRIES: usize = 1024;
 
-/// Closes every descriptor of this process but these, which are sorted.
+/// Closes all descriptors of this process except `kept`, a sorted list.
 ///
 /// # Errors
 /// If some descriptors may still be open.

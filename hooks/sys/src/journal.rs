@@ -2,8 +2,8 @@
 //!
 //! Each line is one `write` to a file opened with `O_APPEND`, which local filesystems keep whole.
 //! If a full disk takes only a part of a line, that part is removed. A full file is renamed to
-//! `<name>.1` and replaces the one before it. So the journal is bounded to twice its size, and only
-//! its oldest lines are lost. Only a regular file is accepted: a fifo or a device would keep a
+//! `<name>.1`, and replaces the former `<name>.1`. So the journal is bounded to twice its size, and
+//! only its oldest lines are lost. Only a regular file is accepted: a fifo or a device would keep a
 //! container waiting for its reader, and a partly written line could not be removed.
 
 use std::fs::{self, File, Metadata, OpenOptions};

@@ -55,7 +55,7 @@ pub struct MountWatch {
 enum Known {
     /// Their unique ids, sorted.
     Ids(Vec<u64>),
-    /// The part of their lines that distinguishes mounts.
+    /// The part of a line that distinguishes mounts.
     Lines(HashSet<Line>),
 }
 

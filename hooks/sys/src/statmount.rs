@@ -10,7 +10,7 @@ use std::path::Path;
 use bindguard_core::mount_table::{StatmountEntry, StatmountError};
 use nix::libc;
 
-/// The same number on every architecture: it came after they were unified.
+/// The number is the same on every architecture: statmount(2) is younger than the unified table.
 const SYS_STATMOUNT: libc::c_long = 457;
 const SYS_LISTMOUNT: libc::c_long = 458;
 /// `LSMT_ROOT`: all mounts below the root of the namespace.

@@ -21,7 +21,7 @@ extern "C" fn start() {
     let _ = HelperProcess::start().map(|helper| HELPER.set(helper));
 }
 
-/// The helper process of this test program. A process that a test forks starts one of its own.
+/// The helper process of this test program. A forked test process starts its own helper process.
 pub fn helper() -> &'static HelperProcess {
     // The linker drops a section to which nothing refers.
     std::hint::black_box(START);

@@ -43,7 +43,7 @@ pub struct Args {
     /// behind the CRI's socket.
     #[arg(long, value_name = "DIRECTORY")]
     pub host: Option<PathBuf>,
-    /// Another task than that of the node agent.
+    /// A task instead of the node agent's.
     #[command(subcommand)]
     pub command: Option<Verb>,
 }

@@ -69,7 +69,7 @@ pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
 }
 
 /// Moves this process, which has one thread, to the mount namespace of the runtime. Does nothing if
-/// it is there already.
+/// the agent is in the host's namespace already.
 ///
 /// # Errors
 /// If the runtime or its namespace cannot be found or entered.

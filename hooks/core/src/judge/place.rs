@@ -64,7 +64,7 @@ pub enum OnIt {
     Nothing,
     /// Another mount covers it.
     Cover,
-    /// Other mounts are in its directory.
+    /// Other mounts are below the mount's directory.
     Inside,
 }
 
@@ -156,7 +156,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// The difference between the mount at the place and a new bind that does not depend on the file.
+    /// The difference between the mount at the place and a new bind that does not depend on the
+    /// file.
     fn difference_of_mounts(&self) -> Option<StaleCause> {
         if let Some(words) = self.shown.reach.error_of_dead_source() {
             return Some(StaleCause::DeadMount(words.to_owned()));

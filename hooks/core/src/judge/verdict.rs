@@ -75,12 +75,12 @@ pub enum StaleCause {
     /// The mount shows a payload directory that `..data` no longer names.
     #[error("it shows the payload of {shown}, and ..data is {current}")]
     OlderPayload {
-        /// The payload directory that it shows.
+        /// The payload directory that the mount shows.
         shown: TimestampDirectory,
         /// The one that `..data` names.
         current: TimestampDirectory,
     },
-    /// Another file has its name now.
+    /// The bound file's name now belongs to another file.
     #[error("another file has its name now")]
     Replaced,
     /// The volume was mounted again since.
@@ -109,7 +109,7 @@ pub enum Unmounted {
     Volume {
         /// The volume.
         volume: MountedVolume,
-        /// Another filesystem than its plugin mounts.
+        /// The volume's plugin mounts another type of filesystem.
         found: Option<FsType>,
     },
 }

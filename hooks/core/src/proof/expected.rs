@@ -35,8 +35,8 @@ pub struct ExpectedBind {
     pub root: PathBuf,
     /// The type of that filesystem.
     pub fs_type: String,
-    /// The number of the source's inode, if no server has to answer. Another number later means that
-    /// another file has the source's name.
+    /// The number of the source's inode, if no server has to answer. A different number later shows
+    /// that the source's name now belongs to another file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
     /// The sources that refreshes of the running container have attached since.
@@ -87,8 +87,8 @@ impl ExpectedBind {
         })
     }
 
-    /// The place at the create, and the places of later refreshes: a mount of this bind shows one of
-    /// these places.
+    /// The place at the create, and the places of later refreshes: a mount of this bind shows one
+    /// of these places.
     pub fn places(&self) -> Vec<FilePlace> {
         let at_create = FilePlace {
             device: self.device,
@@ -99,7 +99,8 @@ impl ExpectedBind {
             .collect()
     }
 
-    /// True if the mount shows the bind's source. A root that was deleted since is still the source.
+    /// True if the mount shows the bind's source. A root that was deleted since is still the
+    /// source.
     pub(super) fn is_shown_by(&self, mount: &MountEntry) -> bool {
         mount.device == self.device && mount.root.path == self.root && self.is_of_type(mount)
     }

@@ -1,10 +1,10 @@
 //! Finds the mounts of a running container that show a replaced file.
 //!
 //! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Three kinds of mounts
-//! are found: [`volumes`], the subpaths of kubelet-written volumes; [`files`], the single files that
-//! a container engine bound; and [`mounts`], volumes that were mounted anew. [`host_roots`] finds the
-//! private binds that keep mounts of the host. All compare devices and roots of mount tables, and
-//! open nothing.
+//! are found: [`volumes`], the subpaths of kubelet-written volumes; [`files`], the single files
+//! that a container engine bound; and [`mounts`], volumes that were mounted anew. [`host_roots`]
+//! finds the private binds that keep mounts of the host. All compare devices and roots of mount
+//! tables, and open nothing.
 
 mod files;
 mod host_roots;
@@ -39,7 +39,7 @@ pub use writers::ContainerTable;
 pub struct SubpathInContainer {
     /// Its line in the container's mount table.
     pub mount: MountEntry,
-    /// The mount that it is mounted on.
+    /// The parent mount.
     pub parent: Option<MountEntry>,
     /// The directory of its volume, or of its file on the host.
     pub volume: PathBuf,

@@ -14,7 +14,7 @@ pub enum Outcome {
         /// The number of tries; the volume changed during the earlier ones.
         tries: u32,
     },
-    /// Another repair made it current meanwhile.
+    /// Another repairer made the bind current meanwhile.
     AlreadyCurrent,
     /// The stale mount is detached; the kubelet binds again when it next starts the container.
     Detached,

@@ -10,7 +10,7 @@ use super::outcome::NotReplaced;
 
 /// Files on the host, open while containers are refreshed.
 pub trait CurrentFiles {
-    /// The mounts of a container that show them, each with its state at this moment.
+    /// The mounts of a container that show these files, each with a verdict of this moment.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer>;
 
     /// The binds of the container's spec that were mounted in one of them and are gone.

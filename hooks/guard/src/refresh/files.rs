@@ -34,7 +34,7 @@ pub struct FileBind {
 }
 
 impl FileBind {
-    /// The binds of a spec. Which of them are directories is seen when they are opened.
+    /// The binds of a spec. The open shows which sources are directories.
     pub fn of_spec(spec: &SpecView<'_>) -> Vec<Self> {
         let binds = spec
             .binds()
@@ -51,8 +51,8 @@ impl FileBind {
         named.collect()
     }
 
-    /// The binds of a pod's spec whose sources are not in these folders of kubelets. The kubelet and
-    /// the pod write into those, and other refreshes follow them.
+    /// The binds of a pod's spec whose sources are not in these folders of kubelets. The kubelet
+    /// and the pod write into those, and other refreshes follow them.
     pub fn of_pod(spec: &SpecView<'_>, kubelet_roots: &[&Path]) -> Vec<Self> {
         let is_of_kubelet = |bind: &Self| {
             let mut roots = kubelet_roots.iter();

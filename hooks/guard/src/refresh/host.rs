@@ -53,8 +53,8 @@ impl VolumeOfPod {
             .any(|path| fs::symlink_metadata(path).is_ok_and(|file| file.is_dir()))
     }
 
-    /// The subpaths that the kubelet bound, in no order. A folder that is not there has none: the
-    /// pod goes away.
+    /// The subpaths that the kubelet bound, in no order. A missing folder has no subpaths: the pod
+    /// is being removed.
     fn subpaths(&self) -> Vec<VolumeSubpath> {
         let containers = entries(&self.subpaths_directory());
         let paths = containers.iter().flat_map(|container| entries(container));

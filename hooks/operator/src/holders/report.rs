@@ -24,7 +24,7 @@ pub struct HoldersReport {
     pub path: PathBuf,
     /// The mounts there in the reader's own namespace.
     pub mounts: Vec<HeldMount>,
-    /// All other holders of these mounts.
+    /// The holders in other mount namespaces.
     pub holders: Vec<Holder>,
     /// Why no command is advised.
     #[serde(skip_serializing_if = "Option::is_none")]

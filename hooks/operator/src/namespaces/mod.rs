@@ -206,8 +206,8 @@ impl Proc {
         None
     }
 
-    /// The namespace that a process is in. Its pid may be another process's here: this `/proc` may
-    /// be that of another pid namespace.
+    /// The namespace that a process is in. This `/proc` may be of another pid namespace, where the
+    /// pid belongs to another process.
     fn mount_namespace(&self, pid: u32, id: u64) -> io::Result<OpenNamespace> {
         let by_pid = HeldProcess::open(pid).and_then(|process| process.mount_namespace());
         match by_pid {

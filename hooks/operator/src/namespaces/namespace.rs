@@ -20,7 +20,8 @@ pub struct MountNamespace {
 }
 
 impl MountNamespace {
-    /// The reason for which its mounts are unknown, with its number and its process.
+    /// The reason for unknown mounts, with the numbers of the namespace and of a process in the
+    /// namespace.
     pub(crate) fn unread(&self) -> Option<String> {
         let why = error_chain(self.table.as_ref().err()?);
         Some(match &self.held_by {

@@ -12,7 +12,7 @@ use bindguard_sys::process_files::{ProcessFile, arguments_of, inodes, links};
 pub struct Process {
     /// Its pid.
     pub pid: u32,
-    /// Its name, as the kernel cuts it.
+    /// The process's `comm`, at most 15 bytes.
     pub command: String,
     /// The text of its `/proc/PID/cgroup`.
     pub cgroup: String,

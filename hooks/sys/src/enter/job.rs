@@ -18,7 +18,7 @@ use crate::replace::{NewMount, propagation_type};
 pub struct Replacement<'a> {
     /// The stale mount.
     pub stale: &'a MountEntry,
-    /// The mount that it is mounted on.
+    /// The parent mount.
     pub parent: Option<&'a MountEntry>,
     /// The new mount, attached nowhere; `None` if it lies beneath the stale one already.
     pub new: Option<NewMount>,

@@ -28,7 +28,7 @@ use crate::mountinfo::ReadTableError;
 #[derive(Debug)]
 pub struct ContainerNamespace {
     namespace: MountNamespace,
-    /// The user namespace that owns it.
+    /// The user namespace that owns the mount namespace.
     owner: File,
     has_own_users: bool,
     /// Opened inside; it shows the mounts of this namespace whatever namespace the process enters
@@ -182,7 +182,7 @@ impl ContainerNamespace {
         })
     }
 
-    /// The user namespace that owns it.
+    /// The user namespace that owns the mount namespace.
     pub fn users(&self) -> &File {
         &self.owner
     }

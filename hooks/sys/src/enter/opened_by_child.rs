@@ -1,7 +1,7 @@
 //! Opens a file below `/proc/PID` in a child, which passes the descriptor back: unix(7).
 //!
 //! The process can hold a lock that the open needs: see [`crate::process_files`]. Then the child is
-//! killed. Its wait for the lock ends by that.
+//! killed. The kill ends the child's wait for the lock.
 
 use std::ffi::{CStr, CString};
 use std::io;

@@ -15,8 +15,8 @@ use rustix::fs::OFlags;
 use super::{Handle, HandleError};
 
 /// True if this kernel has a filesystem that [queries its
-/// server](FsType::queries_server_for_attributes) for attributes. These are modules that few nodes
-/// need. proc_filesystems(5) is far smaller than one read(2) here.
+/// server](FsType::queries_server_for_attributes) for attributes. Few nodes load these modules.
+/// proc_filesystems(5) is far smaller than one read(2) here.
 static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
     let mut known = [0; 4096];
     let length = File::open("/proc/filesystems")

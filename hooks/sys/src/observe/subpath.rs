@@ -219,7 +219,7 @@ impl HeldSubpath {
         })
     }
 
-    /// The mount at the subpath, and whether it covers another one.
+    /// The mount at the subpath, and true if that mount covers a mount.
     fn entry(&self, mounts: &Mounts) -> Observed<(Rc<MountEntry>, bool)> {
         let handle = match &self.itself {
             Ok(handle) => handle,

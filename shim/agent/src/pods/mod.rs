@@ -64,14 +64,14 @@ pub struct OptedIn {
     pub pod: Pod,
     /// Its request.
     pub request: RefreshRequest,
-    /// Its running containers: all if the request has other binds than subPaths, else those that the
-    /// request names.
+    /// Its running containers: all if the request has other binds than subPaths, else those that
+    /// the request names.
     pub containers: Vec<Container>,
 }
 
 type Answer = Result<Option<OptedIn>, CriError>;
 
-/// The pods that requested other binds than subPaths, by their uids.
+/// The pods that requested refreshes of binds other than subPaths, by uid.
 pub type PodsWithBinds = HashMap<String, RequestedBinds>;
 
 /// Finds pods, from any thread.
@@ -227,7 +227,8 @@ impl Answering {
         self.questions.recv().await
     }
 
-    /// Looks a pod up in a task of its own. A pod keeps its names, so that any listing has them.
+    /// Looks a pod up in a task of its own. A pod is never renamed, so an old listing has the right
+    /// names.
     fn answer_apart(&self, uid: String, reply: Sender<Result<Option<Pod>, CriError>>) {
         if let Some(pod) = self.listing.as_ref().and_then(|listing| listing.pod(&uid)) {
             drop(reply.send(Ok(Some(pod.clone()))));

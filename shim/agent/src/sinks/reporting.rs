@@ -73,8 +73,8 @@ impl Reporting {
         }
     }
 
-    /// The mounts of running containers. A container that keeps mounts is one event, whatever it
-    /// keeps later.
+    /// The mounts of running containers. A container that keeps mounts is reported once,
+    /// also if the container keeps further mounts later.
     pub fn surveyed_containers(&self, found: &ContainerMounts, known: &mut SurveyEvents) {
         let ids = found
             .keepers

@@ -103,7 +103,7 @@ impl RefreshQueue {
     }
 
     /// A plan for the worker that returns from `done`, or has just started. `None` ends the worker.
-    /// Of many plans for one pod, one refresh does them all.
+    /// One refresh serves all plans for a pod that wait.
     pub fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
         if let Some(done) = done {
             self.busy.remove(&done.pod);

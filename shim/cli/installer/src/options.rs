@@ -13,8 +13,8 @@ pub struct CommonOptions {
     /// Print the planned changes and do nothing. The exit code is 1 if there is something to do.
     #[arg(long)]
     pub dry_run: bool,
-    /// Work in another root file system: of an image, or of a node as a pod sees it. Every other
-    /// path is in it.
+    /// Work in another root file system: of an image, or of a node as a pod sees it. All other
+    /// paths are below this folder.
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
     /// Run the command that activates the changes, if there were any.

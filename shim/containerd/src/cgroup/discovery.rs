@@ -58,8 +58,8 @@ impl<'a> Membership<'a> {
 }
 
 /// Version 2 if the unified hierarchy is at the usual place, which is also the test of containerd
-/// and runc, or if it has all the controllers. A node that mounts it beside those of version 1
-/// (hybrid) is version 1.
+/// and runc, or if it has all the controllers. A node that mounts cgroup2 beside hierarchies of
+/// version 1 (hybrid) counts as version 1.
 fn is_unified(at_the_usual_place: bool, memberships: &[Membership<'_>]) -> bool {
     let is_read =
         |membership: &Membership<'_>| Controllers::NAMES.iter().any(|name| membership.has(name));

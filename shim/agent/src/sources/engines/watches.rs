@@ -32,7 +32,7 @@ pub struct Changes {
     pub made: HashSet<String>,
 }
 
-/// All watches. A survey creates them again; those that it does not need any more are removed.
+/// All watches. A survey adds the watches that it needs, and removes the others.
 #[derive(Debug)]
 pub struct Watches {
     inotify: Inotify,
@@ -65,7 +65,8 @@ impl Watches {
                     self.appeared(watch, &name, completeness, &mut changes)
                 }
                 Event::Gone(watch) => {
-                    // A renamed directory is still watched; another one may have its path.
+                    // A renamed directory is still watched, while a new directory may have the
+                    // path.
                     self.inotify.unwatch(watch);
                     changes.survey |= self.watched.remove(&watch).is_some();
                 }

@@ -95,7 +95,7 @@ enum NoResult {
 }
 
 impl Kubediag {
-    /// Processors that are disabled, or that work on this node.
+    /// The processors of this node, which the config may disable.
     pub fn new(
         config: &Config,
         pods: PodReader,

@@ -1,6 +1,6 @@
 //! Follows the mounts of drivers: once the host mounts a volume anew, the containers of its pod are
-//! refreshed, if the pod opted in. Pods that opted in to host-root binds are refreshed when they are
-//! first seen, and at each survey.
+//! refreshed, if the pod opted in. Pods that opted in to host-root binds are refreshed when they
+//! are first seen, and at each survey.
 //!
 //! ```text
 //! a container starts ─► pods that opted in ─ none? ─► wait for the next container
@@ -9,8 +9,9 @@
 //!       the mount table changes ─► new mounts ─ of such a pod? ─► re-bind subpaths ─► refresh the pod
 //! ```
 //!
-//! The mount table is watched only while a pod has opted in to volumes. A pod's containers start after its
-//! sandbox, which has the annotations: so each folder of a container is a reason to list the pods.
+//! The mount table is watched only while a pod has opted in to volumes. A pod's containers start
+//! after its sandbox, which has the annotations: so each folder of a container is a reason to list
+//! the pods.
 
 mod settling;
 
@@ -37,8 +38,8 @@ use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
 use crate::work::updates::Updates;
 
-/// The pause between the start of a container and the list of pods. Containers that start meanwhile
-/// are one reason. By then the sandbox is ready.
+/// The pause between the start of a container and the list of pods. Containers that start in this
+/// time cost no list of their own. By then the sandbox is ready.
 const LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The times after a new mount at which its pod is refreshed again. A FUSE mount is in the mount
