@@ -45,7 +45,7 @@ impl PodName {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "JsonNames", into = "JsonNames")]
 pub struct Identity {
-    /// Its name in the pod; without a pod, the name that its engine gave it.
+    /// The container's name in the pod; without a pod, the engine's name for the container.
     pub container: Option<String>,
     /// Its pod.
     pub pod: PodName,

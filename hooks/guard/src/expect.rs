@@ -35,8 +35,9 @@ struct Wanted<'w, 'a> {
 }
 
 /// Writes the record of a bundle whose spec has these edits. `is_host_root`: true for the position
-/// of a bind that must receive the host's umounts. `keeps_host_mounts`: a bind stays private. Returns an empty record if policy wants no proof,
-/// and a problem if the file cannot be written.
+/// of a bind that must receive the host's umounts. `keeps_host_mounts`: true if a host-root bind
+/// stays private. Returns an empty record if policy wants no proof, and a problem if the file cannot
+/// be written.
 pub(crate) fn record_expected_binds(
     bundle: &OpenBundle<'_>,
     edits: &[SpecEdit],
@@ -49,15 +50,9 @@ pub(crate) fn record_expected_binds(
         return Expectation::default();
     }
     let sources = final_sources(bundle, edits);
-    let wanted: Vec<_> = binds
-        .iter()
-        .zip(&sources)
-        .map(|(bind, source)| Wanted {
-            bind,
-            source,
-            propagation: propagation(bundle, bind, edits, is_host_root(bind.index())),
-        })
-        .collect();
+    let wanted = wanted(binds, &sources, |bind| {
+        propagation(bundle, bind, edits, is_host_root(bind.index()))
+    });
     let mut expectation = expect(&wanted);
     expectation.expected.keeps_host_mounts = keeps_host_mounts;
     match write(bundle.path, &expectation.expected) {
@@ -82,19 +77,12 @@ impl ExpectedSources {
         }
         let binds = bundle.spec.binds();
         let sources = final_sources(bundle, edits);
-        let wanted: Vec<_> = binds
-            .iter()
-            .zip(&sources)
-            .map(|(bind, source)| Wanted {
-                bind,
-                source,
-                propagation: ExpectedPropagation::Any,
-            })
-            .collect();
-        let source_at = |index| binds.iter().position(|bind| bind.index() == index);
+        // The bundle decides on flags and propagation later: other plugins may change them.
+        let wanted = wanted(binds, &sources, |_| ExpectedPropagation::Any);
         let expected = expect(&wanted).expected.binds.into_iter();
         let with_source = expected.filter_map(|expected| {
-            let source = sources[source_at(expected.bind)?].to_path_buf();
+            let is_its = |wanted: &&Wanted<'_, '_>| wanted.bind.index() == expected.bind;
+            let source = wanted.iter().find(is_its)?.source.to_owned();
             Some((source, expected))
         });
         Self(with_source.collect())
@@ -182,6 +170,21 @@ fn expect(wanted: &[Wanted<'_, '_>]) -> Expectation {
         },
         problem: None,
     }
+}
+
+fn wanted<'w, 'a>(
+    binds: &'w [Bind<'a>],
+    sources: &'w [Cow<'_, Path>],
+    propagation: impl Fn(&Bind<'a>) -> ExpectedPropagation,
+) -> Vec<Wanted<'w, 'a>> {
+    let pairs = binds.iter().zip(sources);
+    pairs
+        .map(|(bind, source)| Wanted {
+            bind,
+            source,
+            propagation: propagation(bind),
+        })
+        .collect()
 }
 
 /// The source of each bind, after the edits.

@@ -62,8 +62,8 @@ pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places
 }
 
 /// Compares the mounts of a new container with this init with the sources of its admission, for a
-/// shim that calls no guard. `None` if the bundle has a record: then its shim or its runtime
-/// compares.
+/// shim that calls no guard. `None` if the bundle has a record: bindguard's shim or wrapper compares
+/// such a container.
 pub fn prove_new_container(
     path: &Path,
     pid: u32,

@@ -90,7 +90,7 @@ pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
     bundle_and_pid(state).map(|(_, pid)| pid)
 }
 
-/// The paths in a folder; none if it cannot be listed.
+/// The paths in a folder; an unreadable folder counts as empty.
 pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder)
         .into_iter()

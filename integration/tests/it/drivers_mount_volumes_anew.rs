@@ -160,7 +160,7 @@ fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
     all().try_for_each(|(_, running)| running.remove(node))
 }
 
-/// A pod opts in to files and volumes: a single refresh attaches both kinds, each as one mount.
+/// A pod opts in to files and volumes: one refresh replaces the mounts of both kinds.
 #[test]
 fn a_container_with_files_and_a_volume() {
     Setup::on(Generation::V2_1).cri().story(|node| {

@@ -63,7 +63,7 @@ impl RebindLine {
         }
     }
 
-    /// The volume that it is about: `UID/VOLUME`.
+    /// The line's volume as `UID/VOLUME`.
     pub fn about(&self) -> String {
         let uid = self.container.pod.uid.as_deref().unwrap_or_default();
         format!("{uid}/{}", self.volume)

@@ -1,5 +1,5 @@
-//! Everything in a spec that can put a mount into its container: its mounts, the paths that the
-//! runtime masks or makes read-only, hooks, and the right of the container itself to mount.
+//! The entries of a spec that can put a mount into the container: mounts, masked and read-only
+//! paths, hooks, and the container's right to mount.
 //!
 //! Mirrors `mounts`, `linux.maskedPaths`, `linux.readonlyPaths`, `hooks` and
 //! `process.capabilities` of the [runtime spec][spec].

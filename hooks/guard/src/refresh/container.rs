@@ -344,13 +344,16 @@ impl ContainerRefresh<'_> {
                 parent: subpath.parent.as_ref(),
                 new,
             };
-            prepared.push((is_directory, (*subpath, (below, replacement))));
+            prepared.push((is_directory, *subpath, below, replacement));
         }
         prepared.sort_by_key(|(is_directory, ..)| !is_directory);
-        let prepared = prepared.into_iter().map(|(_, prepared)| prepared);
-        let (subpaths, others): (Vec<_>, Vec<_>) = prepared.unzip();
-        let (below, replacements) = others.into_iter().unzip();
-        (subpaths, below, replacements)
+        let mut sorted = Prepared::default();
+        for (_, subpath, below, replacement) in prepared {
+            sorted.0.push(subpath);
+            sorted.1.push(below);
+            sorted.2.push(replacement);
+        }
+        sorted
     }
 
     /// A mount of the current file, and its kind; `None` if the volume changed meanwhile.

@@ -67,7 +67,7 @@ pub enum NotReleased {
     /// The umount would reach other namespaces.
     #[error("the mount around it is shared: an umount would reach other mount namespaces")]
     ParentIsShared,
-    /// A process uses it, or another mount is on it.
+    /// A process uses the copy, or a mount is on the copy.
     #[error("it is in use")]
     Busy,
     /// A step in the container failed.

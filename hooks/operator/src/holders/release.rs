@@ -29,8 +29,8 @@ fn from_outside(pid: u32, mount: &MountEntry) -> String {
 }
 
 /// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must
-/// stay; `goes_with`: the mount here whose umount also unmounts it; `is_in_bind`: the mount is below
-/// another one that is not the root of its namespace.
+/// stay; `goes_with`: the mount here whose umount also unmounts it; `is_in_bind`: the mount is in
+/// a bind of the container, not in the root of the namespace.
 pub(super) fn releases(
     held_by: &HeldBy,
     pod: Option<&PodName>,

@@ -21,6 +21,9 @@ use super::new_mount::{CloneError, NewMount, tree_of};
 use super::step::{ReplaceError, Step, at};
 use super::tuck::make_mounts_private;
 
+/// Limit of cached walks to one mount point.
+const MAX_TRIES: u32 = 16;
+
 /// The tree with these attributes on the mounts at these paths below its top. Nothing is attached
 /// in the caller's namespace.
 ///
@@ -88,6 +91,3 @@ fn mount_below(tree: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
         }
     }
 }
-
-/// Limit of cached walks to one mount point.
-const MAX_TRIES: u32 = 16;

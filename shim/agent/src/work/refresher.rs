@@ -272,7 +272,7 @@ impl<'a> Refresher<'a> {
             let why = mount.reason();
             match outcome {
                 MountResult::Replaced { .. } => info!("refreshed {destination} of {name}"),
-                // The events of these changes, and the checks after the last one, repeat it.
+                // Each change of the volume causes another refresh, with its own result.
                 MountResult::Restless => {}
                 _ => warnings.push(format!(
                     "{destination} of {name} does not show {source}: {}",

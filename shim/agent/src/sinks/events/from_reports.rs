@@ -31,7 +31,8 @@ pub fn from_rebind(line: &RebindLine) -> Vec<Occurrence> {
     from_binds(&line.container, &line.binds)
 }
 
-/// The occurrences of a refresh: what succeeded, and what did not. None for a container of no pod.
+/// The occurrences of a refresh: one for each mount, and one for a failed notification. A container
+/// of no pod has none.
 pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
     let Identity { container, pod } = &line.container;
     if pod.uid.is_none() {
@@ -69,7 +70,7 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
             let message = format!("the mount at {place} is current");
             return Some((Reason::BindMountRefreshed, message));
         }
-        // The events of these changes, and the checks after the last one, repeat it.
+        // Each change of the volume causes another refresh, with its own result.
         MountResult::Restless => return None,
         MountResult::Missing => {
             format!("the mount at {place} is gone: {}", why.unwrap_or_default())

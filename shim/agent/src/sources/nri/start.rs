@@ -118,8 +118,8 @@ impl Starts {
         }
     }
 
-    /// Replaces the stale mounts of a container, then compares all of its binds with the sources of
-    /// its create, each within a time limit. A container that could not be checked starts as it is.
+    /// Replaces the stale mounts of a container, then compares all binds with the sources of the
+    /// create. Both steps have a time limit. An unchecked container starts as it is.
     ///
     /// # Errors
     /// If policy refuses the container.
@@ -262,8 +262,8 @@ fn refreshed(
     Ok(Some((Identity::from_spec(&spec), refreshed)))
 }
 
-/// The comparison of a container's mounts, and its init. `None` if its shim or its runtime compares,
-/// or policy wants no comparison.
+/// The comparison of a container's mounts, and the pid of the container's init. `None` if the
+/// bundle has a record of the guard.
 fn proved(
     container: &Container,
     sources: &ExpectedSources,
@@ -276,7 +276,7 @@ fn proved(
     Ok(proved.map(|proved| (init.pid(), proved)))
 }
 
-/// The init of a container, held so that no other process gets its pid.
+/// The init of a container. A pidfd holds the process, so that the pid is not used again.
 fn init_of(container: &Container) -> Result<HeldProcess, NotChecked> {
     let pid = Some(container.pid).filter(|pid| *pid > 0);
     let pid = pid.or_else(|| recorded_init_of(&container.id));

@@ -9,8 +9,8 @@
 //!       the mount table changes ─► new mounts ─ of such a pod? ─► re-bind subpaths ─► refresh the pod
 //! ```
 //!
-//! The mount table is watched only while a pod has opted in to volumes. A pod's containers start
-//! after its sandbox, which has the annotations: so each folder of a container is a reason to list
+//! The mount table is watched only while a pod has opted in to volumes. The pod's sandbox has the
+//! annotations and starts before the containers. So a new folder of a container causes a list of
 //! the pods.
 
 mod settling;
