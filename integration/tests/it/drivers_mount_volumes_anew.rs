@@ -356,6 +356,54 @@ fn a_fuse_daemon_that_dies() {
     });
 }
 
+/// A lookup in a dead volume makes the kernel detach the mounts in it: the emptyDir comes back with
+/// the volume.
+#[test]
+fn an_empty_dir_within_the_volume_of_a_daemon_that_dies() {
+    if !can_mount() {
+        return;
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let (folder, pod) = (node.disk().join("bucket"), node.kubelet().pod("uid-in")?);
+        fs::create_dir_all(folder.join("cache"))?;
+        fs::write(folder.join("file"), "one")?;
+        let volume = CsiVolume::unpublished(&pod)?;
+        let mut daemon = Daemon::mounted(node, &folder, &volume.0)?;
+        let cache = pod.empty_volume(VolumeKind::EmptyDir, "cache")?;
+        fs::write(cache.path().join("file"), "cached")?;
+        let agent = Agent::start(node, "")?;
+        for runtime in ["bindguard", "runc"] {
+            let cri = node.cri()?;
+            let sandbox = cri.run_annotated_pod(runtime, runtime, pod.uid(), &OPTED_IN)?;
+            let mounts = [
+                mount(&volume.0, "/data", PropagationPrivate),
+                mount(cache.path(), "/data/cache", PropagationPrivate),
+            ];
+            let id = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+            for content in ["two", "three"] {
+                drop(daemon);
+                until("the emptyDir is lost", || {
+                    Ok(cri.read(&id, "/data/cache/file").is_err())
+                })?;
+                volume.unmount_lazily()?;
+                fs::write(folder.join("file"), content)?;
+                daemon = Daemon::mounted(node, &folder, &volume.0)?;
+                let before = mounts::table()?;
+                for (place, content) in [("/data/file", content), ("/data/cache/file", "cached")] {
+                    until("the container reads it", || {
+                        Ok(cri.read(&id, place).is_ok_and(|read| read == content))
+                    })?;
+                }
+                ensure!(mounts::table()? == before, "the host's mounts have changed");
+            }
+            cri.remove_pod(&sandbox)?;
+        }
+        ensure!(agent.figure(REPLACED) == 4.0, "{}", agent.get("/metrics"));
+        drop(daemon);
+        delete_pod(node, pod.uid())
+    });
+}
+
 /// A FUSE mount is in the mount table before its daemon answers: until then the container keeps
 /// what it has, and does not hang.
 #[test]

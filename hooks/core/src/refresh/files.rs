@@ -32,14 +32,15 @@ pub struct BoundFile {
 
 /// The mounts of a container that show these files, or older files of the same names.
 pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<SubpathInContainer> {
-    judged(table, |mount| {
+    let expected_at = |mount: &MountEntry| {
         let by_destination = files.iter().find(|file| file.is_destination_of(mount));
         // The mount table names the destination without the symlinks that the image may have on the
         // way.
         let by_name = || files.iter().find(|file| file.is_name_of(mount));
         let file = by_destination.or_else(by_name)?;
         Some(file.expected())
-    })
+    };
+    judged(table, expected_at, |_| false)
 }
 
 impl BoundFile {

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::HostRootBind;
+use super::{HostRootBind, NestedBind};
 use crate::evidence::FilePlace;
 use crate::mount_table::{MountAttributes, MountEntry, MountId, MountIndex, MountTable};
 use crate::paths::below;
@@ -38,14 +38,8 @@ pub struct KeptMounts {
     pub restrictions: Vec<Restriction>,
     /// The places in the container of the mounts that the host no longer has.
     pub released: Vec<PathBuf>,
-}
-
-impl KeptMounts {
-    /// The restrictions, by path.
-    pub fn attributes(&self) -> Vec<(PathBuf, MountAttributes)> {
-        let pair = |it: &Restriction| (it.path.clone(), it.attributes);
-        self.restrictions.iter().map(pair).collect()
-    }
+    /// The binds of the spec below, which the new mount gets again.
+    pub nested: Vec<NestedBind>,
 }
 
 /// Why a mount below a bind must not be lost.
@@ -80,6 +74,11 @@ impl<'t> MountsBelow<'t> {
             }
         }
         Some(Self { mounts, index })
+    }
+
+    /// The mounts.
+    pub(super) fn mounts(&self) -> impl Iterator<Item = &'t MountEntry> {
+        self.mounts.iter().copied()
     }
 
     /// Compares the mounts with those of the host. `place_of` finds the place of a source of the

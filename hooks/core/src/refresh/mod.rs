@@ -12,6 +12,7 @@ mod interrupted;
 mod kept_mounts;
 mod mounts;
 mod nested;
+mod nested_binds;
 mod volumes;
 mod way;
 mod writers;
@@ -29,6 +30,7 @@ pub use interrupted::{changed_by_tuck, left_shared};
 pub use kept_mounts::{GoneMount, KeptMounts, MountsBelow, NotOfHost, Restriction};
 pub use mounts::{BoundMount, mounts_in_container};
 pub use nested::{SpecBind, missing_binds};
+pub use nested_binds::{InnerBind, NestedBind, NotNested, nested_binds};
 pub use volumes::{PodVolume, subpaths_in_container};
 pub use way::{Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
 pub use writers::ContainerTable;
@@ -83,10 +85,11 @@ impl SubpathInContainer {
 /// detaches it. The order of the table distinguishes it from an unfinished refresh: the kernel
 /// lists mounts in the order in which they were made, and those of a copied namespace in the order
 /// of their places. A refresh puts its new mount beneath the older one; the container puts its new
-/// mount on top.
+/// mount on top. A mount that `goes_along` with the mount below is no obstacle.
 fn judged<'e>(
     table: &MountTable,
     expected_at: impl Fn(&MountEntry) -> Option<Expected<'e>>,
+    goes_along: impl Fn(&MountEntry) -> bool,
 ) -> Vec<SubpathInContainer> {
     let expected: BTreeMap<MountId, Expected<'e>> = table
         .entries()
@@ -108,6 +111,7 @@ fn judged<'e>(
         .entries()
         .iter()
         .filter(|mount| mount.id != mount.parent && expected.contains_key(&mount.parent))
+        .filter(|mount| !goes_along(mount))
     {
         on.entry(mount.parent).or_default().push(mount);
     }

@@ -6,11 +6,13 @@
 //! must have exactly one mount. So a mount that the container made is never replaced, unless the
 //! container first unmounted the only mount there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{SubpathInContainer, judged};
+use super::{InnerBind, SubpathInContainer, judged};
 use crate::evidence::FilePlace;
-use crate::judge::{Expected, ExpectedTarget, PathInVolume};
+use crate::judge::{
+    Expected, ExpectedTarget, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict,
+};
 use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountTable};
 
@@ -28,13 +30,36 @@ pub struct BoundMount {
     pub current: FilePlace,
 }
 
-/// The container's mounts that were made for these binds, with verdicts.
-pub fn mounts_in_container(table: &MountTable, mounts: &[BoundMount]) -> Vec<SubpathInContainer> {
+/// The container's mounts that were made for these binds, with verdicts. `inner` are all binds of
+/// the spec: those in such a mount come again with a new mount. A mount is stale as well if one of
+/// them is gone.
+pub fn mounts_in_container(
+    table: &MountTable,
+    mounts: &[BoundMount],
+    inner: &[InnerBind],
+) -> Vec<SubpathInContainer> {
     let mounts: Vec<_> = mounts.iter().map(|bind| bind.as_shown_in(table)).collect();
-    judged(table, |mount| {
+    let expected_at = |mount: &MountEntry| {
         let bind = mounts.iter().find(|bind| bind.has_made(mount, table))?;
         Some(bind.expected())
-    })
+    };
+    let is_of_spec = |mount: &MountEntry| {
+        let bind = inner
+            .iter()
+            .find(|bind| bind.destination == mount.mount_point);
+        bind.is_some_and(|bind| mounts.iter().any(|outer| outer.contains(bind)))
+    };
+    let mut shown = judged(table, expected_at, is_of_spec);
+    for outer in shown.iter_mut().filter(|outer| outer.is_current()) {
+        let place = &outer.mount.mount_point;
+        let mut inner = inner.iter().filter(|bind| bind.path_below(place).is_some());
+        let missing = inner.find(|bind| bind.is_missing_in(table));
+        let bind = mounts.iter().find(|bind| bind.source == outer.volume);
+        if let (Some(missing), Some(bind)) = (missing, bind) {
+            outer.verdict = bind.without(&missing.destination);
+        }
+    }
+    shown
 }
 
 impl BoundMount {
@@ -60,6 +85,25 @@ impl BoundMount {
             false => self.recorded.iter().any(shows),
         };
         mount.mount_point == self.destination && (shows(&self.current) || is_known())
+    }
+
+    fn contains(&self, inner: &InnerBind) -> bool {
+        inner.path_below(&self.destination).is_some()
+    }
+
+    /// The verdict on a mount of this bind that lacks a bind of the spec.
+    fn without(&self, inner: &Path) -> Verdict {
+        let expected = self.expected();
+        Verdict::Stale {
+            cause: StaleCause::LacksBind(inner.to_owned()),
+            remedy: Ok(Remedy {
+                volume: self.source.clone(),
+                sub_path: expected.sub_path,
+                writer: expected.writer,
+                layout: expected.layout,
+                method: RepairMethod::Rebind,
+            }),
+        }
     }
 
     fn expected(&self) -> Expected<'_> {
@@ -91,6 +135,14 @@ mod tests {
 
     /// The state of the mounts at `/data`: `0:7` is the host's mount now, `0:5` was recorded.
     fn states(recorded: &[FilePlace], mounts: &[&str]) -> Vec<(u32, &'static str)> {
+        states_with(&[], recorded, mounts)
+    }
+
+    fn states_with(
+        inner: &[InnerBind],
+        recorded: &[FilePlace],
+        mounts: &[&str],
+    ) -> Vec<(u32, &'static str)> {
         let bind = BoundMount {
             source: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount".into(),
             destination: "/data".into(),
@@ -101,7 +153,7 @@ mod tests {
         let text = root.iter().chain(mounts).map(|line| format!("{line}\n"));
         let text: String = text.collect();
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
-        let found = mounts_in_container(&table, &[bind]);
+        let found = mounts_in_container(&table, &[bind], inner);
         let state = |it: &SubpathInContainer| match (it.is_current(), it.is_due()) {
             (true, _) => "current",
             (_, true) => "due",
@@ -138,6 +190,25 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_with_a_bind_of_the_spec_in_it_is_due_and_also_without_it() {
+        let inner = [InnerBind {
+            index: 1,
+            destination: "/data/cache".into(),
+            places: vec![place(8, "/")],
+        }];
+        let dead = "5 1 0:5 / /data rw - fuse.d d rw";
+        let now = "7 1 0:7 / /data rw - fuse.d d rw";
+        let cache = |parent: u32| format!("8 {parent} 0:8 / /data/cache rw - tmpfs t rw");
+        let own = "9 5 0:9 / /data/own rw - tmpfs t rw";
+        let states = |mounts: &[&str]| states_with(&inner, &[place(5, "/")], mounts);
+        assert_eq!(states(&[dead, &cache(5)]), [(5, "due")]);
+        assert_eq!(states(&[dead]), [(5, "due")]);
+        assert_eq!(states(&[dead, &cache(5), own]), [(5, "kept")]);
+        assert_eq!(states(&[now, &cache(7)]), [(7, "current")]);
+        assert_eq!(states(&[now]), [(7, "due")]);
+    }
+
+    #[test]
     fn without_a_record_only_a_lone_mount_is_due() {
         let dead = "5 1 0:5 / /data rw - fuse.d d rw";
         let above = "8 5 0:8 / /data rw - tmpfs t rw";
@@ -163,7 +234,7 @@ mod tests {
         ] {
             let text = format!("1 0 0:9 / / rw - overlay o rw\n{line}\n");
             let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
-            let found = mounts_in_container(&table, std::slice::from_ref(&bind));
+            let found = mounts_in_container(&table, std::slice::from_ref(&bind), &[]);
             assert_eq!(
                 (found[0].is_current(), found[0].is_due()),
                 (state, !state),

@@ -27,9 +27,9 @@ pub struct PodVolume {
 /// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole
 /// volume follow `..data` by themselves.
 pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<SubpathInContainer> {
-    judged(table, |mount| {
-        volumes.iter().find_map(|volume| volume.expected_at(mount))
-    })
+    let expected_at =
+        |mount: &MountEntry| volumes.iter().find_map(|volume| volume.expected_at(mount));
+    judged(table, expected_at, |_| false)
 }
 
 impl PodVolume {

@@ -26,10 +26,10 @@ use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
     ContainerNamespace, Entered, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountsLock,
-    Replacement,
+    Replacement, complete_tree,
 };
 use bindguard_sys::has_mount_setattr;
-use bindguard_sys::replace::{CloneError, NewMount, clone_like, restrict_below};
+use bindguard_sys::replace::{CloneError, NewMount, clone_like};
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
@@ -375,13 +375,19 @@ impl ContainerRefresh<'_> {
         let settings = self.volumes.clone_settings(subpath);
         self.volumes.note_replacement(subpath, &file);
         let users = users.as_ref().map(Users::file);
-        let restrictions = below.map(KeptMounts::attributes).unwrap_or_default();
-        let new = clone_like(&file, &subpath.mount, users, settings);
-        match new.and_then(|new| restrict_below(new, &restrictions)) {
-            Ok(new) => Ok(Some((new, kind))),
-            Err(CloneError::TargetGone) => Ok(None),
-            Err(error) => Err(Failure::NotReplaced(error.into())),
-        }
+        let top = match clone_like(&file, &subpath.mount, users, settings) {
+            Ok(top) => top,
+            Err(CloneError::TargetGone) => return Ok(None),
+            Err(error) => return Err(Failure::NotReplaced(error.into())),
+        };
+        let parts = match below {
+            Some(below) => self.tree_parts(subpath, below),
+            None => Ok(Vec::new()),
+        };
+        let parts = parts.map_err(Failure::NotReplaced)?;
+        let new = complete_tree(self.helper, top, &parts, STEP_TIMEOUT, self.until);
+        let new = new.map_err(|error| Failure::NotReplaced(error.into()))?;
+        Ok(Some((new, kind)))
     }
 
     fn into_report(

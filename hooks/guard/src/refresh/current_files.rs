@@ -1,12 +1,24 @@
 //! The files on the host that the mounts of a container should show: those of a pod's volumes,
 //! volumes that were mounted anew, host-root binds, or single files that a container engine bound.
 
-use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{KeptMounts, SpecBind, SubpathInContainer};
+use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::refresh::{KeptMounts, NestedBind, SpecBind, SubpathInContainer};
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, OpenedTarget};
 
 use super::outcome::NotReplaced;
+
+/// The source of a bind that is nested in a volume.
+#[derive(Debug)]
+pub struct OpenedNested {
+    /// The source.
+    pub file: Handle,
+    /// The container's mount of the bind; the mount that the runtime would make, if that one is
+    /// gone.
+    pub like: MountEntry,
+    /// The settings of the new mount.
+    pub settings: CloneSettings,
+}
 
 /// Files on the host, open while containers are refreshed.
 pub trait CurrentFiles {
@@ -37,6 +49,15 @@ pub trait CurrentFiles {
         _table: &MountTable,
     ) -> Result<Option<KeptMounts>, NotReplaced> {
         Ok(None)
+    }
+
+    /// Opens the source of a bind that is nested in a stale mount, for a new mount, and records the
+    /// place of that source.
+    ///
+    /// # Errors
+    /// If the bind must stay as it is.
+    fn open_nested(&self, _nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
+        Err(NotReplaced::Changed)
     }
 
     /// Opens the file or directory that a stale mount should show now. `None` for a directory or
@@ -72,6 +93,14 @@ impl CurrentFiles for Vec<&dyn CurrentFiles> {
         let below = self.iter().map(|kind| kind.mounts_below(stale, table));
         let mut known = below.filter(|below| !matches!(below, Ok(None)));
         known.next().unwrap_or(Ok(None))
+    }
+
+    fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
+        let mut kinds = self.iter().map(|kind| kind.open_nested(nested));
+        let is_other_kind = |opened: &Result<_, _>| matches!(opened, Err(NotReplaced::Changed));
+        kinds
+            .find(|opened| !is_other_kind(opened))
+            .unwrap_or(Err(NotReplaced::Changed))
     }
 
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {

@@ -22,6 +22,8 @@ mod restore;
 mod round;
 mod running;
 mod sandbox;
+mod specified_bind;
+mod tree_parts;
 mod volumes;
 
 pub use bindguard_sys::replace::CloneSettings;

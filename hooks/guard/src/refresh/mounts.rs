@@ -5,44 +5,36 @@
 //! and no symlink is followed. The record beside the bundle says what the container's mounts showed
 //! before; it is written anew before a mount is replaced.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use bindguard_core::evidence::{FilePlace, Reach};
 use bindguard_core::judge::{Verdict, judge_reach};
-use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
-use bindguard_core::mount_table::MountTable;
-use bindguard_core::paths::lies_in;
+use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::proof::ExpectedBinds;
-use bindguard_core::refresh::{BoundMount, SubpathInContainer, mounts_in_container};
-use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
+use bindguard_core::refresh::{
+    BoundMount, InnerBind, KeptMounts, NestedBind, NotNested, SubpathInContainer,
+    mounts_in_container, nested_binds,
+};
+use bindguard_core::spec::SpecView;
 use bindguard_sys::bundle::{read_record, read_spec, replace_record};
-use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, Mounts, OpenedTarget, open_without_waiting};
+use bindguard_sys::{Handle, Mounts, OpenedTarget};
 
-use super::current_files::CurrentFiles;
+use super::current_files::{CurrentFiles, OpenedNested};
 use super::outcome::NotReplaced;
+use super::specified_bind::SpecifiedBind;
 use crate::probes::Probes;
 
 /// Limit of places that the record keeps for one bind.
 const MAX_PLACES: usize = 8;
 
-/// The binds of one container with a source in the folder of its pod.
+/// The binds of one container, and those whose source may be mounted anew.
 #[derive(Debug)]
 pub struct BoundMounts {
     bundle: PathBuf,
-    binds: Vec<PodBind>,
+    binds: Vec<SpecifiedBind>,
     record: Mutex<ExpectedBinds>,
-}
-
-#[derive(Debug)]
-struct PodBind {
-    index: usize,
-    source: PathBuf,
-    destination: PathBuf,
-    settings: CloneSettings,
 }
 
 impl BoundMounts {
@@ -51,16 +43,7 @@ impl BoundMounts {
     pub fn open(bundle: &Path, pod: &Path) -> Option<Self> {
         let bytes = read_spec(bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
-        let binds = spec.binds().iter().filter(|bind| {
-            let source = bind.source();
-            lies_in(source, pod) && source != pod && !is_of_kubelet_written_volume(source, pod)
-        });
-        let binds = binds.map(|bind| PodBind {
-            index: bind.index(),
-            source: bind.source().to_owned(),
-            destination: bind.destination().to_owned(),
-            settings: settings_of(bind),
-        });
+        let binds = spec.binds().iter().map(|bind| SpecifiedBind::of(bind, pod));
         let record = read_record(bundle)
             .ok()
             .and_then(|json| serde_json::from_slice(&json).ok())
@@ -72,22 +55,62 @@ impl BoundMounts {
         })
     }
 
-    fn bind_of(&self, stale: &SubpathInContainer) -> Option<&PodBind> {
-        let is_of = |bind: &&PodBind| {
+    fn bind_of(&self, stale: &SubpathInContainer) -> Option<&SpecifiedBind> {
+        let is_of = |bind: &&SpecifiedBind| {
             bind.source == stale.volume && bind.destination == stale.mount.mount_point
         };
-        self.binds.iter().find(is_of)
+        self.volumes().find(is_of)
     }
 
-    fn recorded(&self, bind: &PodBind) -> Vec<FilePlace> {
+    fn volumes(&self) -> impl Iterator<Item = &SpecifiedBind> {
+        self.binds.iter().filter(|bind| bind.is_volume)
+    }
+
+    /// All binds with the places that the container's mounts may show.
+    fn inner(&self) -> Vec<InnerBind> {
+        let inner = self.binds.iter().map(|bind| InnerBind {
+            index: bind.index,
+            destination: bind.destination.clone(),
+            places: self.recorded(bind),
+        });
+        inner.collect()
+    }
+
+    /// The container may have put a mount of its own in the place of a bind.
+    fn refuse_mount_of_container(&self, nested: &NestedBind) -> Result<(), NotReplaced> {
+        let bind = self.binds.iter().find(|it| it.index == nested.bind);
+        let (Some(bind), Some(shown)) = (bind, &nested.shown) else {
+            return Ok(());
+        };
+        let is_recorded = || self.recorded(bind).iter().any(|place| shows(shown, place));
+        let is_current = || {
+            let opened = bind.open_anywhere();
+            opened.is_some_and(|(_, place, _)| shows(shown, &place))
+        };
+        match is_recorded() || is_current() {
+            true => Ok(()),
+            false => Err(NotNested(bind.destination.clone()).into()),
+        }
+    }
+
+    fn recorded(&self, bind: &SpecifiedBind) -> Vec<FilePlace> {
         let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let mut known = record.binds.iter();
         let expected = known.find(|it| it.bind == bind.index && it.destination == bind.destination);
         expected.map(|it| it.places()).unwrap_or_default()
     }
 
+    /// True if the create of the container recorded this very file.
+    fn is_recorded_file(&self, bind: &SpecifiedBind, file: &Handle) -> bool {
+        let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
+        let mut known = record.binds.iter().filter(|it| it.bind == bind.index);
+        let identity = file.identity().ok();
+        let recorded = known.find_map(|it| it.inode);
+        recorded.is_some() && recorded == identity.map(|identity| identity.inode)
+    }
+
     /// Adds what the new mount will show: a refresh that is interrupted leaves one of both.
-    fn add_place(&self, bind: &PodBind, place: &FilePlace) {
+    fn add_place(&self, bind: &SpecifiedBind, place: &FilePlace) {
         let mut record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let mut known = record.binds.iter_mut();
         let Some(expected) = known.find(|it| it.bind == bind.index) else {
@@ -106,33 +129,9 @@ impl BoundMounts {
     }
 }
 
-impl PodBind {
-    /// The source, if it is a mount point now and no server has to answer.
-    fn open(&self) -> Option<(Handle, FilePlace)> {
-        let earlier = Mounts::default();
-        let handle = open_without_waiting(&self.source, |handle| earlier.is_local(handle)).ok()?;
-        let handle = handle.unqueried();
-        let mounts = earlier.for_newly_opened();
-        let place = self.place_of(&handle, &mounts)?;
-        Some((handle, place))
-    }
-
-    /// `None` unless the file is the root of the mount at the source itself.
-    fn place_of(&self, handle: &Handle, mounts: &Mounts) -> Option<FilePlace> {
-        let source = BindSource::of(handle, mounts)?;
-        if source.path != self.source || source.mount.mount_point != self.source {
-            return None;
-        }
-        Some(FilePlace {
-            device: source.mount.device,
-            path: source.mount.place_in_filesystem(&source.path)?,
-        })
-    }
-}
-
 impl CurrentFiles for BoundMounts {
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        let bound = self.binds.iter().filter_map(|bind| {
+        let bound = self.volumes().filter_map(|bind| {
             Some(BoundMount {
                 source: bind.source.clone(),
                 destination: bind.destination.clone(),
@@ -140,7 +139,7 @@ impl CurrentFiles for BoundMounts {
                 current: bind.open()?.1,
             })
         });
-        mounts_in_container(table, &bound.collect::<Vec<_>>())
+        mounts_in_container(table, &bound.collect::<Vec<_>>(), &self.inner())
     }
 
     fn open_current(
@@ -181,6 +180,58 @@ impl CurrentFiles for BoundMounts {
         }
     }
 
+    fn mounts_below(
+        &self,
+        stale: &SubpathInContainer,
+        table: &MountTable,
+    ) -> Result<Option<KeptMounts>, NotReplaced> {
+        if self.bind_of(stale).is_none() {
+            return Ok(None);
+        }
+        let volume = table.mount(stale.mount.id).ok_or(NotReplaced::Changed)?;
+        let nested = nested_binds(table, volume, &self.inner())?;
+        for bind in &nested {
+            self.refuse_mount_of_container(bind)?;
+        }
+        let kept = KeptMounts {
+            nested,
+            ..KeptMounts::default()
+        };
+        Ok((!kept.nested.is_empty()).then_some(kept))
+    }
+
+    /// The source of a bind in the pod's folder is what the spec says now. Any other source must be
+    /// the file that the container has: a user may have changed the way to that source.
+    fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
+        let bind = self.binds.iter().find(|it| it.index == nested.bind);
+        let bind = bind.ok_or(NotReplaced::Changed)?;
+        let refused = || NotReplaced::NestedSource(bind.destination.clone());
+        let is_peer = |shown: &MountEntry| shown.propagation.peer_group.is_some();
+        if bind.is_shared || nested.shown.as_ref().is_some_and(is_peer) {
+            return Err(NotReplaced::IsShared);
+        }
+        let (file, place, made) = bind.open_anywhere().ok_or_else(refused)?;
+        let is_as_before = || match &nested.shown {
+            Some(shown) => shows(shown, &place) && !shown.root.deleted,
+            None => self.is_recorded_file(bind, &file),
+        };
+        if !bind.is_in_pod && !is_as_before() {
+            return Err(refused());
+        }
+        if let Some(words) = error_of(&bind.source) {
+            return Err(NotReplaced::SourceIsDead(words));
+        }
+        self.add_place(bind, &place);
+        Ok(OpenedNested {
+            file,
+            like: nested.shown.clone().unwrap_or(made),
+            settings: CloneSettings {
+                denied: Some(bind.denied),
+                ..bind.settings
+            },
+        })
+    }
+
     fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
         self.bind_of(stale)
             .map(|bind| bind.settings)
@@ -188,12 +239,10 @@ impl CurrentFiles for BoundMounts {
     }
 }
 
-fn settings_of(bind: &Bind<'_>) -> CloneSettings {
-    CloneSettings {
-        below: bind.is_recursive().then(|| bind.denied_below()),
-        denied: None,
-        is_slave: bind.propagation() == RequestedPropagation::RecursiveSlave,
-    }
+fn shows(mount: &MountEntry, place: &FilePlace) -> bool {
+    // Tables of containers have no sources, which have the root of an NFS mount.
+    let is_root = || mount.root.path == place.path || mount.fs_type.has_root_in_source();
+    mount.device == place.device && is_root()
 }
 
 /// Why the new mount does not answer: a FUSE mount is in the mount table before its daemon answers.
@@ -206,19 +255,4 @@ fn error_of(source: &Path) -> Option<String> {
         Verdict::Dead(words) => Some(words),
         verdict => verdict.reason(),
     }
-}
-
-/// True for a volume that follows `..data` by itself, and for its subpaths, which have a refresh of
-/// their own.
-fn is_of_kubelet_written_volume(source: &Path, pod: &Path) -> bool {
-    let root = pod.parent().and_then(Path::parent);
-    let subpath = root.and_then(|root| VolumeSubpath::from_path(source, [root]));
-    let mut written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
-    written.any(|plugin| {
-        let volumes = pod.join("volumes").join(plugin.folder());
-        match &subpath {
-            Some(subpath) => fs::symlink_metadata(volumes.join(subpath.volume())).is_ok(),
-            None => lies_in(source, &volumes),
-        }
-    })
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
-use bindguard_core::refresh::{Refused, RefusedReason, SpecBind};
+use bindguard_core::refresh::{NotNested, Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_sys::TargetError;
-use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError};
+use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError, TreeError};
 use bindguard_sys::replace::{CloneError, ReplaceError};
 
 pub use bindguard_core::report::AttachMethod;
@@ -65,6 +65,15 @@ pub enum NotReplaced {
         "its bind is recursive, which requires Linux 6.5 or newer and a container without a user namespace of its own"
     )]
     NeedsBeneath,
+    /// A mount in the volume would be lost.
+    #[error(transparent)]
+    Nested(#[from] NotNested),
+    /// The source of a bind in the volume is no longer what the container has.
+    #[error("the source of the bind at {} in it was replaced, or is not local", .0.display())]
+    NestedSource(PathBuf),
+    /// The new mounts could not be put together.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
     /// A host-root bind must stay as it is.
     #[error(transparent)]
     HostRoot(#[from] HostRootError),

@@ -61,7 +61,7 @@ impl Round<'_, '_, '_> {
         for index in indices {
             let volumes = self.refresh.volumes;
             match volumes.mounts_below(self.subpaths[index], table) {
-                Ok(below) if has_same_restrictions(&below, &self.below[index]) => same.push(index),
+                Ok(below) if has_same_mounts(&below, &self.below[index]) => same.push(index),
                 Ok(_) => self.fail(index, NotReplaced::Changed),
                 Err(why) => self.fail(index, why),
             }
@@ -151,7 +151,7 @@ impl Round<'_, '_, '_> {
     fn without_recursive(&mut self, indices: &[usize]) -> Vec<usize> {
         let is_recursive = |index: &usize| {
             let settings = self.refresh.volumes.clone_settings(self.subpaths[*index]);
-            settings.is_recursive()
+            settings.is_recursive() || self.below[*index].is_some()
         };
         let (refused, others): (Vec<usize>, Vec<usize>) =
             indices.iter().copied().partition(is_recursive);
@@ -248,14 +248,14 @@ impl Round<'_, '_, '_> {
     }
 }
 
-/// True if the new mounts below got the attributes that they need now. The host may unmount others
+/// True if the new mounts below are those that the container needs now. The host may unmount others
 /// meanwhile.
-fn has_same_restrictions(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool {
-    let restrictions = |below: &Option<KeptMounts>| {
+fn has_same_mounts(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool {
+    let needed = |below: &Option<KeptMounts>| {
         let below = below.as_ref();
-        below.map(|below| below.restrictions.clone())
+        below.map(|below| (below.restrictions.clone(), below.nested.clone()))
     };
-    restrictions(now) == restrictions(then)
+    needed(now) == needed(then)
 }
 
 /// True if the mount of this id still shows the same part of the same volume at the same place.

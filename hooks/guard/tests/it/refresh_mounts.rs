@@ -15,7 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use crate::refresh_scene;
 
 /// False, with a printed reason, without privilege or `MOVE_MOUNT_BENEATH`.
-fn can_run() -> bool {
+pub(crate) fn can_run() -> bool {
     let has_beneath = live::kernel() >= (6, 5);
     if !has_beneath {
         bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
@@ -24,13 +24,13 @@ fn can_run() -> bool {
 }
 
 /// A pod with a CSI volume, which its container has at `/data`.
-struct Scene {
-    pod: Pod,
+pub(crate) struct Scene {
+    pub(crate) pod: Pod,
     root: tempfile::TempDir,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let scene = Self {
             pod: Pod::with_keys(1),
             root: tempfile::tempdir().unwrap(),
@@ -54,13 +54,17 @@ impl Scene {
         scene
     }
 
-    fn admit(&self) {
+    pub(crate) fn admit(&self) {
         let (policy, places) = (self.pod.policy(), self.pod.places());
         let admission = admit(&self.pod.bundle(), &policy, &places, Attempt::First);
         assert!(admission.is_provable, "{admission:?}");
     }
 
-    fn volume(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    pub(crate) fn volume(&self) -> PathBuf {
         self.pod
             .directory()
             .join("volumes/kubernetes.io~csi/pv/mount")
@@ -72,7 +76,7 @@ impl Scene {
     }
 
     /// The steps of a driver after its restart.
-    fn mount_anew(&self, content: &str) {
+    pub(crate) fn mount_anew(&self, content: &str) {
         umount2(&self.volume(), MntFlags::MNT_DETACH).unwrap();
         self.mount(content);
     }
@@ -86,11 +90,11 @@ impl Scene {
         Container::start_with(self.root.path(), &[data], more)
     }
 
-    fn refresh(&self, container: &Container) -> Refreshed {
+    pub(crate) fn refresh(&self, container: &Container) -> Refreshed {
         self.act(container, RefreshAct::Replace(Notify::None))
     }
 
-    fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
+    pub(crate) fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
         let mounts = BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap();
         let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
         refresh_container(
@@ -105,18 +109,18 @@ impl Scene {
     }
 }
 
-fn mount_tmpfs(place: &Path) {
+pub(crate) fn mount_tmpfs(place: &Path) {
     let (kind, none) = (Some("tmpfs"), MsFlags::empty());
     mount(kind, place, kind, none, None::<&str>).unwrap();
 }
 
-fn mounts_of_host() -> Vec<String> {
+pub(crate) fn mounts_of_host() -> Vec<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     table.lines().map(str::to_owned).collect()
 }
 
 /// The only reason for which a mount was not replaced.
-fn reason(refreshed: &Refreshed) -> &NotReplaced {
+pub(crate) fn reason(refreshed: &Refreshed) -> &NotReplaced {
     match &refreshed.mounts[..] {
         [only] => match &only.outcome {
             RefreshOutcome::NotReplaced(why) => why,

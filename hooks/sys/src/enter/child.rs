@@ -313,7 +313,7 @@ fn is_on(file: &OwnedFd, mount: MountId) -> bool {
 
 /// A directory, a file, a socket and so on: the kernel itself distinguishes only directories when
 /// it mounts.
-fn type_of(file: &OwnedFd) -> Result<FileType, Errno> {
+pub(super) fn type_of(file: &OwnedFd) -> Result<FileType, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(file, c"", flags, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(stat.stx_mode.into()))

@@ -22,6 +22,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::child::serve_container;
 use super::descriptor_message::{receive_message, send_message, sockets};
+use super::tree_child::serve_tree;
 use super::user_namespace_child::serve_user_namespace;
 use crate::fault;
 use crate::fork::ChildProcess;
@@ -47,25 +48,28 @@ pub(super) enum Work {
     Container(u16),
     /// In a new user namespace.
     UserNamespace,
+    /// In a new mount namespace, with this number of changes to a tree of new mounts.
+    Tree(u16),
 }
 
 impl Work {
     const SIZE: usize = 3;
 
     fn to_bytes(self) -> [u8; Self::SIZE] {
-        match self {
-            Self::Container(jobs) => {
-                let [low, high] = jobs.to_le_bytes();
-                [0, low, high]
-            }
-            Self::UserNamespace => [1, 0, 0],
-        }
+        let (kind, count) = match self {
+            Self::Container(jobs) => (0, jobs),
+            Self::UserNamespace => (1, 0),
+            Self::Tree(parts) => (2, parts),
+        };
+        let [low, high] = count.to_le_bytes();
+        [kind, low, high]
     }
 
     fn from_bytes([kind, low, high]: [u8; Self::SIZE]) -> Option<Self> {
         match kind {
             0 => Some(Self::Container(u16::from_le_bytes([low, high]))),
             1 => Some(Self::UserNamespace),
+            2 => Some(Self::Tree(u16::from_le_bytes([low, high]))),
             _ => None,
         }
     }
@@ -102,18 +106,19 @@ impl HelperProcess {
         self.process.pid()
     }
 
-    /// Starts a child. The helper process answers at once, unless it waits for a processor.
+    /// Starts a child with the mount namespace to enter, or the tree to complete. The helper process
+    /// answers at once, unless it waits for a processor.
     ///
     /// # Errors
     /// If the helper process ended, gives no answer until this time, or starts no child.
     pub(super) fn start_child(
         &self,
         work: Work,
-        namespace: Option<BorrowedFd<'_>>,
+        subject: Option<BorrowedFd<'_>>,
         until: Instant,
     ) -> io::Result<RemoteChild> {
         let (socket, theirs) = sockets()?;
-        let descriptors: Vec<_> = [Some(theirs.as_fd()), namespace]
+        let descriptors: Vec<_> = [Some(theirs.as_fd()), subject]
             .into_iter()
             .flatten()
             .collect();
@@ -209,9 +214,9 @@ fn wait(socket: &OwnedFd, children: &[ChildProcess]) -> Result<bool, Errno> {
 /// Starts a child, and passes its pid and its pidfd, or the error, to its socket.
 fn started(work: Work, descriptors: Vec<OwnedFd>, count: usize) -> Option<ChildProcess> {
     let mut descriptors = descriptors.into_iter();
-    let (socket, namespace) = (descriptors.next()?, descriptors.next());
+    let (socket, subject) = (descriptors.next()?, descriptors.next());
     let child = match count < MAX_CHILDREN {
-        true => start(work, &socket, namespace.as_ref()),
+        true => start(work, &socket, subject.as_ref()),
         false => Err(TOO_MANY.into()),
     };
     let answer = match &child {
@@ -224,8 +229,8 @@ fn started(work: Work, descriptors: Vec<OwnedFd>, count: usize) -> Option<ChildP
     child.ok()
 }
 
-fn start(work: Work, socket: &OwnedFd, namespace: Option<&OwnedFd>) -> io::Result<ChildProcess> {
-    let mut kept: Vec<RawFd> = [Some(socket), namespace]
+fn start(work: Work, socket: &OwnedFd, subject: Option<&OwnedFd>) -> io::Result<ChildProcess> {
+    let mut kept: Vec<RawFd> = [Some(socket), subject]
         .into_iter()
         .flatten()
         .map(AsRawFd::as_raw_fd)
@@ -235,9 +240,10 @@ fn start(work: Work, socket: &OwnedFd, namespace: Option<&OwnedFd>) -> io::Resul
         if rustix::io::read(socket, &mut [0; START.len()]) != Ok(START.len()) {
             return;
         }
-        match (work, namespace) {
+        match (work, subject) {
             (Work::Container(jobs), Some(namespace)) => serve_container(socket, namespace, jobs),
-            (Work::Container(_), None) => {}
+            (Work::Tree(parts), Some(tree)) => serve_tree(socket, tree, parts),
+            (Work::Container(_) | Work::Tree(_), None) => {}
             (Work::UserNamespace, _) => serve_user_namespace(socket),
         }
     })

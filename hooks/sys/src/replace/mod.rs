@@ -18,18 +18,16 @@ mod attach;
 mod detach;
 mod new_mount;
 mod remount;
-mod restrict;
 mod step;
 mod tuck;
 
 pub use attach::attach_beneath;
 pub use detach::detach;
 pub use new_mount::{CloneError, CloneSettings, NewMount, clone_like, clone_mount};
-pub use restrict::restrict_below;
 pub use step::{ReplaceError, Step};
 pub use tuck::attach_tucked;
 
 pub(crate) use detach::detach_link;
-pub(crate) use new_mount::{copy_of, propagation_type};
+pub(crate) use new_mount::{copy_of, propagation_type, tree_of};
 pub(crate) use step::at;
 pub(crate) use tuck::{FolderCopy, make_mounts_private};

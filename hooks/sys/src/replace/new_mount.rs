@@ -13,8 +13,6 @@ use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full};
 
-use super::step::ReplaceError;
-
 /// A mount that is attached nowhere.
 #[derive(Debug)]
 pub struct NewMount {
@@ -65,20 +63,6 @@ pub enum CloneError {
         #[source]
         source: io::Error,
     },
-    /// A mount below cannot get the attributes of the mount that it is to replace.
-    #[error("give the new mount at {} the attributes {attributes}", path.display())]
-    Below {
-        /// The path below the new mount.
-        path: PathBuf,
-        /// The attributes.
-        attributes: MountAttributes,
-        /// The error.
-        #[source]
-        source: io::Error,
-    },
-    /// The tree of new mounts could not be attached to give it attributes.
-    #[error("prepare the new mounts")]
-    Prepare(#[source] ReplaceError),
 }
 
 /// A mount of `target` with the attributes of the mount that it is opened on, or those to `keep`.
@@ -167,7 +151,7 @@ pub(crate) fn copy_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
 }
 
 /// The same with the mounts below.
-pub(super) fn tree_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
+pub(crate) fn tree_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
     copy(file, OpenTreeFlags::AT_RECURSIVE)
 }
 

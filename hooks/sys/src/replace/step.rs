@@ -61,6 +61,12 @@ steps! {
     RestoreParent = "restoring the propagation of the parent mount",
     /// The stale mount and the mounts below leave their peer groups.
     MakeStalePrivate = "making the stale mounts private",
+    /// A tree of new mounts is attached in a mount namespace of its own.
+    AttachTree = "attaching the new mounts in a namespace of their own",
+    /// `move_mount(2)` in that tree.
+    AttachNested = "attaching the nested mount",
+    /// `open_tree(2)` of that tree.
+    CopyTree = "copying the new mounts",
     /// `umount2(2)` of a name.
     Unmount = "unmounting the mount",
     /// `umount2(2)` with `MNT_DETACH`.

@@ -1,0 +1,162 @@
+//! The binds of a spec that lie in a volume of the container, such as a volume at `/data/cache`
+//! within a volume at `/data`. A new mount of the outer volume gets them again.
+
+use std::path::{Path, PathBuf};
+
+use super::MountsBelow;
+use crate::evidence::FilePlace;
+use crate::mount_table::{MountEntry, MountTable};
+use crate::paths::below;
+
+/// A bind of the spec, as far as its place in another bind is concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InnerBind {
+    /// The bind's position in the spec's `mounts`.
+    pub index: usize,
+    /// The path in the container.
+    pub destination: PathBuf,
+    /// The places that the container's mount of this bind may show. Empty if none is known.
+    pub places: Vec<FilePlace>,
+}
+
+/// A bind of the spec in a volume of the container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NestedBind {
+    /// The bind's position in the spec's `mounts`.
+    pub bind: usize,
+    /// The path below the volume.
+    pub path: PathBuf,
+    /// The container's mount; `None` if that mount is gone.
+    pub shown: Option<MountEntry>,
+}
+
+/// A mount in a volume that is no bind of the spec: it would be lost with the old mount.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the mount at {} in it is no bind of the spec", .0.display())]
+pub struct NotNested(pub PathBuf);
+
+impl InnerBind {
+    /// The path of this bind below a place, if this bind is nested there.
+    pub(super) fn path_below<'p>(&'p self, outer: &Path) -> Option<&'p Path> {
+        below(&self.destination, outer).filter(|path| !path.as_os_str().is_empty())
+    }
+
+    /// True if the container had a mount of this bind, and has none. With a symlink on the way to
+    /// the destination, the mount is at another place.
+    pub(super) fn is_missing_in(&self, table: &MountTable) -> bool {
+        let shows = |mount: &MountEntry| {
+            let is_at =
+                |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
+            self.places.iter().any(is_at) || mount.mount_point == self.destination
+        };
+        !self.places.is_empty() && !table.entries().iter().any(shows)
+    }
+}
+
+/// The binds of the spec in the volume that this mount shows, the outer ones first.
+///
+/// # Errors
+/// If another mount is in the volume.
+pub fn nested_binds(
+    table: &MountTable,
+    volume: &MountEntry,
+    binds: &[InnerBind],
+) -> Result<Vec<NestedBind>, NotNested> {
+    let nested = binds.iter().filter_map(|bind| {
+        let path = bind.path_below(&volume.mount_point)?;
+        Some(NestedBind {
+            bind: bind.index,
+            path: path.to_owned(),
+            shown: None,
+        })
+    });
+    let mut nested: Vec<NestedBind> = nested.collect();
+    nested.sort_by_key(|bind| bind.path.components().count());
+    let below_it = MountsBelow::of(table, volume.id);
+    for mount in below_it.iter().flat_map(MountsBelow::mounts) {
+        let path = below(&mount.mount_point, &volume.mount_point);
+        let is_here = |bind: &&mut NestedBind| bind.shown.is_none() && Some(&*bind.path) == path;
+        match nested.iter_mut().find(is_here) {
+            Some(bind) => bind.shown = Some(mount.clone()),
+            None => return Err(NotNested(mount.mount_point.clone())),
+        }
+    }
+    Ok(nested)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mount_table::{Device, MountId};
+
+    fn bind(index: usize, destination: &str) -> InnerBind {
+        let device = Device {
+            major: 0,
+            minor: 90 + index as u32,
+        };
+        let path = "/".into();
+        InnerBind {
+            index,
+            destination: destination.into(),
+            places: vec![FilePlace { device, path }],
+        }
+    }
+
+    fn table(mounts: &[&str]) -> MountTable {
+        let own = [
+            "1 0 0:9 / / rw - overlay o rw",
+            "5 1 0:5 / /data rw - fuse.d d rw",
+        ];
+        let lines = own.iter().chain(mounts).map(|line| format!("{line}\n"));
+        MountTable::from_mountinfo(lines.collect::<String>().as_bytes()).unwrap()
+    }
+
+    fn nested(mounts: &[&str]) -> Result<Vec<(usize, Option<u32>)>, NotNested> {
+        let binds = [
+            bind(0, "/data"),
+            bind(1, "/data/cache/deep"),
+            bind(2, "/data/cache"),
+            bind(3, "/database"),
+        ];
+        let table = table(mounts);
+        let volume = table.mount(MountId(5)).unwrap();
+        let found = nested_binds(&table, volume, &binds)?;
+        let ids = |it: NestedBind| (it.bind, it.shown.map(|mount| mount.id.0));
+        Ok(found.into_iter().map(ids).collect())
+    }
+
+    const CACHE: &str = "6 5 0:92 / /data/cache rw - tmpfs t rw";
+
+    #[test]
+    fn the_outer_bind_comes_first_whether_mounted_or_gone() {
+        assert_eq!(nested(&[CACHE]), Ok(vec![(2, Some(6)), (1, None)]));
+        let deep = "7 6 0:91 / /data/cache/deep rw - tmpfs t rw";
+        assert_eq!(nested(&[CACHE, deep]), Ok(vec![(2, Some(6)), (1, Some(7))]));
+        assert_eq!(nested(&[]), Ok(vec![(2, None), (1, None)]));
+    }
+
+    #[test]
+    fn a_mount_that_is_no_bind_of_the_spec_is_not_lost() {
+        for (line, place) in [
+            ("7 5 0:7 / /data/own rw - tmpfs t rw", "/data/own"),
+            ("7 6 0:7 / /data/cache rw - tmpfs t rw", "/data/cache"),
+            (
+                "7 6 0:7 / /data/cache/own rw - tmpfs t rw",
+                "/data/cache/own",
+            ),
+        ] {
+            assert_eq!(nested(&[CACHE, line]), Err(NotNested(place.into())));
+        }
+    }
+
+    #[test]
+    fn a_bind_is_missing_if_no_mount_shows_its_source() {
+        let bind = bind(2, "/data/cache");
+        assert!(bind.is_missing_in(&table(&[])));
+        assert!(!bind.is_missing_in(&table(&[CACHE])));
+        let elsewhere = "6 5 0:92 / /data/linked rw - tmpfs t rw";
+        assert!(!bind.is_missing_in(&table(&[elsewhere])));
+        let places = Vec::new();
+        assert!(!InnerBind { places, ..bind }.is_missing_in(&table(&[])));
+    }
+}

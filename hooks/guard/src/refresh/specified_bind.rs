@@ -1,0 +1,115 @@
+//! A bind of a container's spec, and its source on the host as it is now.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::evidence::FilePlace;
+use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
+use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
+use bindguard_core::paths::lies_in;
+use bindguard_core::spec::{Bind, RequestedPropagation};
+use bindguard_sys::observe::BindSource;
+use bindguard_sys::replace::CloneSettings;
+use bindguard_sys::{Handle, Mounts, open_without_waiting};
+
+/// A bind of a container's spec.
+#[derive(Debug)]
+pub(super) struct SpecifiedBind {
+    pub(super) index: usize,
+    pub(super) source: PathBuf,
+    pub(super) destination: PathBuf,
+    pub(super) settings: CloneSettings,
+    pub(super) denied: MountAttributes,
+    pub(super) is_shared: bool,
+    /// The source lies in the folder of the pod: only root can change the way.
+    pub(super) is_in_pod: bool,
+    /// The source may be a volume that its driver mounts.
+    pub(super) is_volume: bool,
+}
+
+impl SpecifiedBind {
+    pub(super) fn of(bind: &Bind<'_>, pod: &Path) -> Self {
+        let source = bind.source();
+        let is_in_pod = lies_in(source, pod) && source != pod;
+        Self {
+            index: bind.index(),
+            source: source.to_owned(),
+            destination: bind.destination().to_owned(),
+            settings: settings_of(bind),
+            denied: bind.denied(),
+            is_shared: bind.propagation() == RequestedPropagation::Shared,
+            is_in_pod,
+            is_volume: is_in_pod && !is_of_kubelet_written_volume(source, pod),
+        }
+    }
+
+    /// The source, if it is a mount point now and no server has to answer.
+    pub(super) fn open(&self) -> Option<(Handle, FilePlace)> {
+        let (handle, mounts) = self.opened()?;
+        let place = self.place_of(&handle, &mounts)?;
+        Some((handle, place))
+    }
+
+    /// The source, if no server has to answer.
+    fn opened(&self) -> Option<(Handle, Mounts)> {
+        let earlier = Mounts::default();
+        let handle = open_without_waiting(&self.source, |handle| earlier.is_local(handle)).ok()?;
+        Some((handle.unqueried(), earlier.for_newly_opened()))
+    }
+
+    /// The source, the place of the source, and the mount that a runtime would make of the source.
+    /// `None` if a symlink leads elsewhere.
+    pub(super) fn open_anywhere(&self) -> Option<(Handle, FilePlace, MountEntry)> {
+        let (handle, mounts) = self.opened()?;
+        let source = BindSource::of(&handle, &mounts)?;
+        if source.path != self.source {
+            return None;
+        }
+        let place = FilePlace {
+            device: source.mount.device,
+            path: source.mount.place_in_filesystem(&source.path)?,
+        };
+        let mount = MountEntry {
+            mount_point: self.destination.clone(),
+            attributes: source.mount.attributes.with_denied_by(self.denied),
+            propagation: Propagation::default(),
+            ..MountEntry::clone(&source.mount)
+        };
+        Some((handle, place, mount))
+    }
+
+    /// `None` unless the file is the root of the mount at the source itself.
+    pub(super) fn place_of(&self, handle: &Handle, mounts: &Mounts) -> Option<FilePlace> {
+        let source = BindSource::of(handle, mounts)?;
+        if source.path != self.source || source.mount.mount_point != self.source {
+            return None;
+        }
+        Some(FilePlace {
+            device: source.mount.device,
+            path: source.mount.place_in_filesystem(&source.path)?,
+        })
+    }
+}
+
+fn settings_of(bind: &Bind<'_>) -> CloneSettings {
+    CloneSettings {
+        below: bind.is_recursive().then(|| bind.denied_below()),
+        denied: None,
+        is_slave: bind.propagation() == RequestedPropagation::RecursiveSlave,
+    }
+}
+
+/// True for a volume that follows `..data` by itself, and for its subpaths, which have a refresh of
+/// their own.
+fn is_of_kubelet_written_volume(source: &Path, pod: &Path) -> bool {
+    let root = pod.parent().and_then(Path::parent);
+    let subpath = root.and_then(|root| VolumeSubpath::from_path(source, [root]));
+    let mut written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
+    written.any(|plugin| {
+        let volumes = pod.join("volumes").join(plugin.folder());
+        match &subpath {
+            Some(subpath) => fs::symlink_metadata(volumes.join(subpath.volume())).is_ok(),
+            None => lies_in(source, &volumes),
+        }
+    })
+}

@@ -1,0 +1,126 @@
+//! Completes a tree of new mounts that is attached nowhere: mounts on it, and attributes of single
+//! mounts below its top.
+//!
+//! move_mount(2) before Linux 6.15 and mount_setattr(2) refuse a place below the top of such a tree.
+//! So a child attaches the tree in a mount namespace of its own, completes the tree there, and
+//! passes a copy back. The walk to a place in the tree may wait for a server or a daemon, which is
+//! why the child is a process.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::helper_process::{HelperProcess, RemoteChild, Work};
+use super::is_answered;
+use super::tree_message::{Part, TreeReply, receive_reply};
+use crate::replace::{NewMount, ReplaceError};
+
+/// A change of a tree of new mounts, at a path below its top.
+#[derive(Debug)]
+pub struct TreePart {
+    /// The path below the top.
+    pub path: PathBuf,
+    /// The change.
+    pub change: TreeChange,
+}
+
+/// A change at one place of a tree.
+#[derive(Debug)]
+pub enum TreeChange {
+    /// The mount at this place gets these attributes besides its own.
+    Restrict(bindguard_core::mount_table::MountAttributes),
+    /// Another new mount is attached.
+    Attach(NewMount),
+    /// The same, unless the tree has no such place.
+    TryAttach(NewMount),
+}
+
+/// Why a tree was not completed.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// No child could be started.
+    #[error("start a child for the new mounts")]
+    NoChild(#[source] io::Error),
+    /// The walk to a place did not end within this time.
+    #[error("the new mount did not answer within {} ms", .0.as_millis())]
+    Silent(Duration),
+    /// The child ended.
+    #[error("the child for the new mounts ended")]
+    Ended,
+    /// The tree could not be attached or copied.
+    #[error("prepare the new mounts")]
+    Prepare(#[source] ReplaceError),
+    /// A change was refused.
+    #[error("prepare the new mount at {} in it", path.display())]
+    Part {
+        /// The path below the top.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: ReplaceError,
+    },
+}
+
+/// The tree with these changes, made in this order. Nothing is attached in the caller's namespace.
+///
+/// # Errors
+/// If the tree lacks a place, the kernel refuses, or a server does not answer within `step_timeout`.
+pub fn complete_tree(
+    helper: &HelperProcess,
+    top: NewMount,
+    parts: &[TreePart],
+    step_timeout: Duration,
+    until: Instant,
+) -> Result<NewMount, TreeError> {
+    let Ok(count) = u16::try_from(parts.len()) else {
+        return Err(TreeError::NoChild(io::ErrorKind::InvalidInput.into()));
+    };
+    if count == 0 {
+        return Ok(top);
+    }
+    let child = helper
+        .start_child(Work::Tree(count), Some(top.mount.as_fd()), until)
+        .map_err(TreeError::NoChild)?;
+    let completed = completed_by(&child, parts, step_timeout, until);
+    child.kill();
+    completed.map(NewMount::complete)
+}
+
+fn completed_by(
+    child: &RemoteChild,
+    parts: &[TreePart],
+    step_timeout: Duration,
+    until: Instant,
+) -> Result<OwnedFd, TreeError> {
+    let socket = child.socket.as_fd();
+    // A reply to a part comes before the next part is sent: the buffers cannot fill up.
+    let reply = || {
+        let timeout = step_timeout.min(until.saturating_duration_since(Instant::now()));
+        match is_answered(socket, child.pid, timeout, until) {
+            true => receive_reply(socket).ok_or(TreeError::Ended),
+            false => Err(TreeError::Silent(timeout)),
+        }
+    };
+    expect_done(reply()?)?;
+    for part in parts {
+        Part::of(part).send(socket).map_err(|_| TreeError::Ended)?;
+        if let TreeReply::Failed(source) = reply()? {
+            let path = part.path.clone();
+            return Err(TreeError::Part { path, source });
+        }
+    }
+    match reply()? {
+        TreeReply::Tree(tree) => Ok(tree),
+        TreeReply::Failed(error) => Err(TreeError::Prepare(error)),
+        TreeReply::Done => Err(TreeError::Ended),
+    }
+}
+
+fn expect_done(reply: TreeReply) -> Result<(), TreeError> {
+    match reply {
+        TreeReply::Done => Ok(()),
+        TreeReply::Failed(error) => Err(TreeError::Prepare(error)),
+        TreeReply::Tree(_) => Err(TreeError::Ended),
+    }
+}
