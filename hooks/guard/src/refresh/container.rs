@@ -23,6 +23,7 @@ use bindguard_core::evidence::FileKind;
 use bindguard_core::judge::Verdict;
 use bindguard_core::refresh::{KeptMounts, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
+use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
     ContainerNamespace, Entered, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountsLock,
@@ -35,7 +36,7 @@ use rustix::process::Signal;
 use super::current_files::CurrentFiles;
 use super::ids::Users;
 use super::outcome::{
-    AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
+    AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,
 };
 use super::progress::{ContainerRefresh, Failure, STEP_TIMEOUT};
 use super::records::TuckRecords;
@@ -78,7 +79,7 @@ pub fn find_stale(
         .collect();
     let missing = volumes.missing_in(&table);
     let report = into_report(subpaths, BTreeMap::new(), failures, &missing, |_| {
-        RefreshOutcome::Stale
+        Ok(MountResult::Stale)
     });
     Ok(Refreshed {
         overlooked,
@@ -136,9 +137,7 @@ pub fn refresh_container_within(
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
             refresh.look_for_obstacles(&subpaths);
-            let stale_unless = |why: Option<NotReplaced>| {
-                why.map_or(RefreshOutcome::Stale, RefreshOutcome::NotReplaced)
-            };
+            let stale_unless = |why: Option<NotReplaced>| why.map_or(Ok(MountResult::Stale), Err);
             return Ok(refresh.into_report(subpaths, stale_unless));
         }
         RefreshAct::Replace(_) if !has_mount_setattr() => return Err(RefreshError::OldKernel),
@@ -192,8 +191,8 @@ pub fn refresh_container_within(
     })
 }
 
-fn not_replaced(failure: Option<NotReplaced>) -> RefreshOutcome {
-    RefreshOutcome::NotReplaced(failure.unwrap_or(NotReplaced::Restless(MAX_ROUNDS)))
+fn not_replaced(failure: Option<NotReplaced>) -> MountOutcome {
+    Err(failure.unwrap_or(NotReplaced::Restless(MAX_ROUNDS)))
 }
 
 /// Waits for the lock for at most [`STEP_TIMEOUT`].
@@ -393,7 +392,7 @@ impl ContainerRefresh<'_> {
     fn into_report(
         self,
         subpaths: Vec<SubpathInContainer>,
-        otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
+        otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
     ) -> Refreshed {
         let Self {
             methods,
@@ -452,20 +451,22 @@ fn into_report(
     methods: BTreeMap<PathBuf, AttachMethod>,
     mut failures: BTreeMap<PathBuf, (u32, Failure)>,
     missing: &[SpecBind],
-    otherwise: impl Fn(Option<NotReplaced>) -> RefreshOutcome,
+    otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
 ) -> Refreshed {
     let count = subpaths.len();
     let mounts = subpaths.into_iter().filter_map(|subpath| {
         let place = &subpath.mount.mount_point;
         let outcome = match &subpath.verdict {
             _ if subpath.is_due() => match failures.remove(place) {
-                Some((_, Failure::KeyGone)) => RefreshOutcome::KeyGone,
+                Some((_, Failure::KeyGone)) => Ok(MountResult::KeyGone),
                 Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
                 None => otherwise(None),
             },
-            Verdict::Current => RefreshOutcome::Replaced(*methods.get(place)?),
-            Verdict::Foreign => RefreshOutcome::Hidden,
-            Verdict::Stale { .. } => RefreshOutcome::Occupied,
+            Verdict::Current => Ok(MountResult::Replaced {
+                method: *methods.get(place)?,
+            }),
+            Verdict::Foreign => Ok(MountResult::Hidden),
+            Verdict::Stale { .. } => Ok(MountResult::Occupied),
             Verdict::Orphaned { .. }
             | Verdict::Unmounted(_)
             | Verdict::Pinning(_)

@@ -38,7 +38,7 @@ pub use host_roots::{HostRootError, HostRoots};
 pub use ids::IdsError;
 pub use mounts::BoundMounts;
 pub use outcome::{
-    AttachMethod, MountRefresh, NotNotified, NotReplaced, RefreshError, RefreshOutcome, Refreshed,
+    AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,
 };
 pub use records::{TuckRecordError, TuckRecords};
 pub use release::{NotReleased, Release, ReleaseError, ReleaseOutcome, Released, release_copies};

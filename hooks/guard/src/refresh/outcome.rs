@@ -29,27 +29,11 @@ pub struct MountRefresh {
     /// The path below the payload.
     pub sub_path: PathBuf,
     /// The outcome.
-    pub outcome: RefreshOutcome,
+    pub outcome: MountOutcome,
 }
 
-/// The outcome for one stale mount.
-#[derive(Debug)]
-pub enum RefreshOutcome {
-    /// The container shows the current file.
-    Replaced(AttachMethod),
-    /// The mount is stale; this run only checks.
-    Stale,
-    /// The volume has no such key any more: the container keeps the old content.
-    KeyGone,
-    /// The container mounted something over it.
-    Hidden,
-    /// Other mounts are in the stale directory.
-    Occupied,
-    /// A bind of the spec that was mounted in a directory of the volume is gone.
-    Missing,
-    /// It is still stale.
-    NotReplaced(NotReplaced),
-}
+/// The result, or why the mount is still stale.
+pub type MountOutcome = Result<MountResult, NotReplaced>;
 
 /// Why a stale mount was not replaced.
 #[derive(Debug, thiserror::Error)]
@@ -201,31 +185,21 @@ impl RefreshError {
     }
 }
 
-impl RefreshOutcome {
+impl NotReplaced {
     /// The result for the current file at this path, as a report has it.
     fn result(&self, source: &Path) -> MountResult {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         match self {
-            Self::Replaced(method) => MountResult::Replaced { method: *method },
-            Self::Stale => MountResult::Stale,
-            Self::KeyGone => MountResult::KeyGone,
-            Self::Hidden => MountResult::Hidden,
-            Self::Occupied => MountResult::Occupied,
-            Self::Missing => MountResult::Missing,
-            Self::NotReplaced(NotReplaced::Restless(_)) => MountResult::Restless,
-            Self::NotReplaced(NotReplaced::Refused(Refused { reason, path })) => {
-                MountResult::Refused {
-                    reason: *reason,
-                    path: text(path),
-                }
-            }
-            Self::NotReplaced(NotReplaced::Enter(EnterError::Step(ReplaceError::OtherType))) => {
-                MountResult::Refused {
-                    reason: RefusedReason::OtherType,
-                    path: text(source),
-                }
-            }
-            Self::NotReplaced(why) => MountResult::Failed {
+            Self::Restless(_) => MountResult::Restless,
+            Self::Refused(Refused { reason, path }) => MountResult::Refused {
+                reason: *reason,
+                path: text(path),
+            },
+            Self::Enter(EnterError::Step(ReplaceError::OtherType)) => MountResult::Refused {
+                reason: RefusedReason::OtherType,
+                path: text(source),
+            },
+            why => MountResult::Failed {
                 error: error_chain(why),
             },
         }
@@ -243,13 +217,21 @@ impl MountRefresh {
             destination: bind.destination.clone(),
             volume,
             sub_path,
-            outcome: RefreshOutcome::Missing,
+            outcome: Ok(MountResult::Missing),
         }
+    }
+
+    /// True if the container shows the current file.
+    pub fn is_replaced(&self) -> bool {
+        self.outcome.as_ref().is_ok_and(MountResult::is_replaced)
     }
 
     /// The result as a report has it.
     pub fn result(&self) -> MountResult {
-        self.outcome.result(&self.source())
+        match &self.outcome {
+            Ok(result) => result.clone(),
+            Err(why) => why.result(&self.source()),
+        }
     }
 
     fn source(&self) -> PathBuf {
@@ -269,9 +251,7 @@ impl From<&MountRefresh> for RefreshedMount {
 impl Refreshed {
     /// True if every stale mount was replaced.
     pub fn is_current(&self) -> bool {
-        self.mounts
-            .iter()
-            .all(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)))
+        self.mounts.iter().all(|mount| mount.is_replaced())
     }
 
     /// The notification that a pod requested, if there was a reason for one.
@@ -285,7 +265,7 @@ impl Refreshed {
     pub fn replaced(&self) -> usize {
         self.mounts
             .iter()
-            .filter(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)))
+            .filter(|mount| mount.is_replaced())
             .count()
     }
 }

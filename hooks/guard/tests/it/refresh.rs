@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use bindguard_core::refresh_request::{Notify, NotifySignal};
-use bindguard_guard::refresh::{RefreshAct, RefreshOutcome};
+use bindguard_core::report::MountResult;
+use bindguard_guard::refresh::RefreshAct;
 use bindguard_testing::live::{Container, Inside, change};
 use nix::mount::MsFlags;
 
@@ -134,7 +135,7 @@ fn looking_changes_nothing() {
     scene.pod.update(1);
     let refreshed = scene.refresh_only(&container, RefreshAct::Look);
     assert!(
-        matches!(refreshed.mounts[0].outcome, RefreshOutcome::Stale),
+        matches!(refreshed.mounts[0].outcome, Ok(MountResult::Stale)),
         "{refreshed:?}"
     );
     assert_eq!(refreshed.mounts[0].destination, Path::new("/etc/app/0"));
@@ -169,12 +170,11 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
             .iter()
             .find(|mount| mount.destination == Path::new(place))
             .unwrap();
-        format!("{:?}", mount.outcome)
+        mount.result()
     };
-    assert_eq!(
-        (of("/etc/app/0"), of("/etc/app/1")),
-        ("KeyGone".to_owned(), format!("Replaced({:?})", method()))
-    );
+    let replaced = MountResult::Replaced { method: method() };
+    assert_eq!(of("/etc/app/0"), MountResult::KeyGone);
+    assert_eq!(of("/etc/app/1"), replaced);
     assert_eq!(container.read("etc/app/0").as_deref(), Some("0"));
     assert_eq!(container.read("etc/app/1").as_deref(), Some("1"));
 }

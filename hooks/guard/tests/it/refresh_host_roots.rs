@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy, ReadOnlyBinds};
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    AttachMethod, HostRootError, HostRoots, NotReleased, NotReplaced, RefreshAct, RefreshOutcome,
-    Refreshed, Release, ReleaseOutcome, Released, TuckRecords, refresh_container, release_copies,
+    AttachMethod, HostRootError, HostRoots, NotReleased, NotReplaced, RefreshAct, Refreshed,
+    Release, ReleaseOutcome, Released, TuckRecords, refresh_container, release_copies,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
@@ -165,7 +166,7 @@ impl Scene {
 fn reason(refreshed: &Refreshed) -> &NotReplaced {
     match &refreshed.mounts[..] {
         [only] => match &only.outcome {
-            RefreshOutcome::NotReplaced(why) => why,
+            Err(why) => why,
             other => panic!("{other:?}"),
         },
         others => panic!("{others:?}"),
@@ -201,7 +202,7 @@ fn a_private_bind_releases_what_the_host_unmounted() {
     let host = mounts_of_host();
     let looked = scene.act(&container, RefreshAct::Look);
     assert!(
-        matches!(looked.mounts[..], [ref only] if matches!(only.outcome, RefreshOutcome::Stale)),
+        matches!(looked.mounts[..], [ref only] if matches!(only.outcome, Ok(MountResult::Stale))),
         "{looked:?}"
     );
     let refreshed = scene.refresh(&container);

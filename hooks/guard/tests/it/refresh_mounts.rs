@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    BoundMounts, NotReplaced, RefreshAct, RefreshOutcome, Refreshed, TuckRecords, refresh_container,
+    BoundMounts, NotReplaced, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_guard::{Attempt, admit};
 use bindguard_testing::live::{self, Container, Inside};
@@ -123,7 +123,7 @@ pub(crate) fn mounts_of_host() -> Vec<String> {
 pub(crate) fn reason(refreshed: &Refreshed) -> &NotReplaced {
     match &refreshed.mounts[..] {
         [only] => match &only.outcome {
-            RefreshOutcome::NotReplaced(why) => why,
+            Err(why) => why,
             other => panic!("{other:?}"),
         },
         others => panic!("{others:?}"),

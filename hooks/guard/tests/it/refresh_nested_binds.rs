@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use bindguard_guard::refresh::{NotReplaced, RefreshAct, RefreshOutcome};
+use bindguard_core::report::MountResult;
+use bindguard_guard::refresh::{NotReplaced, RefreshAct};
 use bindguard_sys::enter::TreeError;
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{Fuse, bind, mount_of};
@@ -125,7 +126,7 @@ fn a_bind_that_is_gone_is_attached_again() {
     let container = nested.start(lose);
     let looked = nested.scene.act(&container, RefreshAct::Look);
     assert!(
-        matches!(looked.mounts[..], [ref it] if matches!(it.outcome, RefreshOutcome::Stale)),
+        matches!(looked.mounts[..], [ref it] if matches!(it.outcome, Ok(MountResult::Stale))),
         "{looked:?}"
     );
     assert_eq!(nested.scene.refresh(&container).replaced(), 1);

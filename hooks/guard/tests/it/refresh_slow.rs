@@ -13,8 +13,8 @@ use bindguard_core::refresh::SubpathInContainer;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    CurrentFiles, MAX_MOUNTS_OF_FILE, MountRefresh, NotReplaced, PodVolumes, RefreshAct,
-    RefreshOutcome, Refreshed, refresh_container, refresh_container_within,
+    CurrentFiles, MAX_MOUNTS_OF_FILE, MountRefresh, NotReplaced, PodVolumes, RefreshAct, Refreshed,
+    refresh_container, refresh_container_within,
 };
 use bindguard_sys::OpenedTarget;
 use bindguard_testing::helper;
@@ -188,7 +188,7 @@ fn a_volume_that_changes_until_the_time_is_over_is_restless() {
         matches!(
             &refreshed.mounts[..],
             [MountRefresh {
-                outcome: RefreshOutcome::NotReplaced(NotReplaced::Restless(_)),
+                outcome: Err(NotReplaced::Restless(_)),
                 ..
             }]
         ),

@@ -15,8 +15,8 @@ use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, RefreshAct,
-    RefreshError, RefreshOutcome, Refreshed, TuckRecords, refresh_container_within,
+    Abandoned, CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE,
+    MountRefresh, RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
@@ -199,9 +199,7 @@ impl<'a> Refresher<'a> {
         }
         let is_out_of_time = refreshed.is_out_of_time || refreshed.abandoned.is_some();
         if again && is_out_of_time {
-            refreshed
-                .mounts
-                .retain(|mount| matches!(mount.outcome, RefreshOutcome::Replaced(_)));
+            refreshed.mounts.retain(MountRefresh::is_replaced);
         }
         let mut line = line_about(container);
         line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();

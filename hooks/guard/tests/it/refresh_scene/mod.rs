@@ -4,8 +4,9 @@
 use std::fs;
 
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    AttachMethod, HelperProcess, PodVolumes, RefreshAct, RefreshOutcome, Refreshed, TuckRecords,
+    AttachMethod, HelperProcess, MountOutcome, PodVolumes, RefreshAct, Refreshed, TuckRecords,
     VolumeOfPod, rebind_volume, refresh_container,
 };
 
@@ -113,8 +114,8 @@ pub fn method() -> AttachMethod {
 }
 
 pub fn methods(refreshed: &Refreshed) -> Vec<AttachMethod> {
-    let method = |outcome: &RefreshOutcome| match outcome {
-        RefreshOutcome::Replaced(method) => *method,
+    let method = |outcome: &MountOutcome| match outcome {
+        Ok(MountResult::Replaced { method }) => *method,
         other => panic!("not replaced: {other:?}"),
     };
     refreshed
