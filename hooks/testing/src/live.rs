@@ -1,5 +1,5 @@
 //! A "container" for tests: a process in a mount namespace and root of its own, which reads its
-//! subpaths all the time.
+//! subpaths all the time if a test asks for that.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -52,6 +52,9 @@ impl Inside {
     }
 }
 
+/// The message that makes the container read.
+const READ: u8 = 1;
+
 /// The observations of the reader in the container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
@@ -85,7 +88,7 @@ pub fn has_mount_setattr() -> Result<(), &'static str> {
     }
 }
 
-/// A process that reads the files of its binds until it is stopped.
+/// A process with binds.
 pub struct Container {
     pid: Pid,
     stop: Option<File>,
@@ -204,7 +207,14 @@ impl Container {
             .unwrap()
     }
 
-    /// Stops the container, and returns the reader's observations.
+    /// From now on the container reads the files of its binds without a pause.
+    pub fn reading(mut self) -> Self {
+        let stop = self.stop.as_mut().unwrap();
+        stop.write_all(&[READ]).unwrap();
+        self
+    }
+
+    /// Stops a container that is [reading](Self::reading), and returns the reader's observations.
     pub fn stop(mut self) -> Seen {
         drop(self.stop.take());
         let mut next = || {
@@ -212,13 +222,15 @@ impl Container {
             self.seen.read_exact(&mut bytes).unwrap();
             u64::from_ne_bytes(bytes)
         };
-        Seen {
+        let seen = Seen {
             reads: next(),
             failed: next(),
             empty: next(),
             older: next(),
             last: next(),
-        }
+        };
+        assert!(seen.reads > 0, "nothing was read");
+        seen
     }
 
     /// The content of a file, as the container sees it.
@@ -402,9 +414,12 @@ fn make_mounts_in(folder: &str, count: usize) {
     }
 }
 
-fn read_until_stopped(stop: &File, binds: &[Inside]) -> Seen {
+fn read_until_stopped(mut stop: &File, binds: &[Inside]) -> Seen {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut seen = Seen::default();
+    if stop.read(&mut [0]).unwrap() == 0 {
+        return seen;
+    }
     let mut newest = vec![0; binds.len()];
     let now = Timespec {
         tv_sec: 0,

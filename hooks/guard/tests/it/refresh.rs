@@ -18,7 +18,7 @@ fn a_running_container_gets_the_new_file_and_keeps_its_flags() {
         return;
     }
     let scene = Scene::with_keys(2);
-    let container = scene.start(2);
+    let container = scene.start(2).reading();
     let (mounts, before) = (container.mounts(), container.mounts_at("/etc/app/0"));
     assert!(before[0].1.contains("ro,nosuid"), "{before:?}");
     assert!(
@@ -51,7 +51,7 @@ fn readers_never_see_anything_bad_while_the_volume_changes_at_full_speed() {
     }
     let updates = rounds(300, 10_000);
     let scene = Scene::with_keys(3);
-    let container = scene.start(3);
+    let container = scene.start(3).reading();
     let mounts = container.mounts();
     for number in 1..=updates {
         scene.pod.update(number);
@@ -74,7 +74,7 @@ fn updates_while_the_refresh_works_lose_nothing() {
         return;
     }
     let scene = Scene::with_keys(1);
-    let container = scene.start(1);
+    let container = scene.start(1).reading();
     let mounts = container.mounts();
     let namespace = fs::File::open("/proc/thread-self/ns/mnt").unwrap();
     std::thread::scope(|scope| {

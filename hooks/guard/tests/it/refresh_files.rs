@@ -159,7 +159,7 @@ fn each_way_of_replacing_a_file_reaches_the_container() {
         {
             return skipped("folders have no birth time here: tmpfs before Linux 6.0");
         }
-        let container = scene.start();
+        let container = scene.start().reading();
         let look = || {
             (
                 container.mounts(),

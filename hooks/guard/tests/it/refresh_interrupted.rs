@@ -83,7 +83,7 @@ fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
         return;
     }
     let scene = Scene::with_keys(2);
-    let container = scene.start(2);
+    let container = scene.start(2).reading();
     let before = (container.mounts(), container.propagation_at("/"));
     for number in 1..=150 {
         scene.pod.update(number);
@@ -119,7 +119,8 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
         let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
             live::change("/".as_ref(), MsFlags::MS_SHARED);
             live::change("/".as_ref(), parent);
-        });
+        })
+        .reading();
         let look = || {
             let propagation =
                 ["/", "/etc/app/0", "/etc/app/1"].map(|place| container.propagation_at(place));

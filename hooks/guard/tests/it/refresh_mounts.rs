@@ -136,7 +136,7 @@ fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
         return;
     }
     let scene = Scene::new();
-    let container = scene.start();
+    let container = scene.start().reading();
     let (mounts, before) = (container.mounts(), container.mounts_at("/data"));
     for content in ["2", "3", "4"] {
         scene.mount_anew(content);

@@ -87,7 +87,7 @@ fn binds_within_a_volume_come_along_with_their_restrictions() {
         return;
     }
     let nested = Nested::new();
-    let container = nested.start(|| {});
+    let container = nested.start(|| {}).reading();
     assert_complete(&container, "1");
     let (mounts, cache) = (container.mounts(), container.mounts_at("/data/cache"));
     for content in ["2", "3"] {

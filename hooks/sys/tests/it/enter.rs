@@ -22,7 +22,8 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
             let container = Container::start_with(&scene.root(), &scene.binds(), || {
                 change(Path::new("/"), MsFlags::MS_SHARED);
                 change(Path::new("/"), parent);
-            });
+            })
+            .reading();
             let look = || {
                 let (mount, propagation) =
                     (container.mounts_at(PLACE), container.propagation_at("/"));
@@ -59,7 +60,7 @@ fn a_container_in_a_user_namespace_of_its_own() {
     }
     for attach in METHODS {
         let scene = Scene::new();
-        let container = Container::start_in_user_namespace(&scene.root(), &scene.binds());
+        let container = Container::start_in_user_namespace(&scene.root(), &scene.binds()).reading();
         let look = || {
             (
                 container.mounts(),
@@ -92,7 +93,7 @@ fn an_idmapped_mount_stays_idmapped() {
     }
     for attach in METHODS {
         let scene = Scene::new();
-        let container = Container::start_in_user_namespace(&scene.root(), &scene.binds());
+        let container = Container::start_in_user_namespace(&scene.root(), &scene.binds()).reading();
         let mounts = container.mounts();
         for version in 1..=5 {
             scene.update(version);
