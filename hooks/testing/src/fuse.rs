@@ -45,16 +45,7 @@ impl Fuse {
     /// Answers the first request, and so allows for others. fuse(4): `struct fuse_init_out`,
     /// version 7.31
     pub fn begin(&mut self) {
-        let device = self.device.as_mut().unwrap();
-        let mut request = [0; 8192];
-        assert!(device.read(&mut request).unwrap() > 16);
-        let mut answer = [0; 80];
-        answer[..4].copy_from_slice(&80u32.to_ne_bytes());
-        answer[8..16].copy_from_slice(&request[8..16]);
-        answer[16..20].copy_from_slice(&7u32.to_ne_bytes());
-        answer[20..24].copy_from_slice(&31u32.to_ne_bytes());
-        answer[36..40].copy_from_slice(&4096u32.to_ne_bytes());
-        assert_eq!(device.write(&answer).unwrap(), answer.len());
+        begin(self.device.as_mut().unwrap());
     }
 
     /// Runs `work`; also returns true if a request arrives meanwhile.
@@ -93,6 +84,19 @@ impl Fuse {
     pub fn path(&self) -> PathBuf {
         self.folder.path().to_owned()
     }
+}
+
+/// Answers the first request of a mount with this device.
+pub fn begin(device: &mut File) {
+    let mut request = [0; 8192];
+    assert!(device.read(&mut request).unwrap() > 16);
+    let mut answer = [0; 80];
+    answer[..4].copy_from_slice(&80u32.to_ne_bytes());
+    answer[8..16].copy_from_slice(&request[8..16]);
+    answer[16..20].copy_from_slice(&7u32.to_ne_bytes());
+    answer[20..24].copy_from_slice(&31u32.to_ne_bytes());
+    answer[36..40].copy_from_slice(&4096u32.to_ne_bytes());
+    assert_eq!(device.write(&answer).unwrap(), answer.len());
 }
 
 impl Drop for Fuse {

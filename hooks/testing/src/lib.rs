@@ -13,7 +13,7 @@
 mod documented;
 mod exiting;
 mod folder;
-mod fuse;
+pub mod fuse;
 pub mod held_memory;
 mod helper;
 pub mod hostile_process;

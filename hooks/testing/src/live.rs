@@ -1,5 +1,5 @@
 //! A "container" for tests: a process in a mount namespace and root of its own, which reads its
-//! subpaths all the time if a test asks for that.
+//! subpaths all the time if a test requires that.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

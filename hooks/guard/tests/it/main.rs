@@ -26,6 +26,7 @@ mod ninep;
 mod payloads_of_drivers;
 mod prove;
 mod refresh;
+mod refresh_detach_hangs;
 mod refresh_files;
 mod refresh_files_hostile;
 mod refresh_host_roots;
