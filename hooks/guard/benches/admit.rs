@@ -1,5 +1,5 @@
 //! The cost of an admission among many mounts: a pod's 30 binds with nothing stale, and with five
-//! stale subpaths repaired.
+//! stale subpaths repaired. And the cost of the proof after the create.
 //!
 //! The same run also measures the time to read mountinfo, for comparison. Needs root; everything
 //! happens in the bench's own mount namespace. Compare results within one run only.
@@ -13,14 +13,16 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use bindguard_guard::{Attempt, admit};
+use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_sys::read_mount_table;
-use bindguard_testing::{Pod, bind, mount_of, own_namespace};
+use bindguard_testing::live::{Container, Inside, make_mounts};
+use bindguard_testing::{Folder, Pod, bind, mount_of, own_namespace};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use nix::mount::{MsFlags, mount};
 use rustix::time::{ClockId, clock_gettime};
 
 const SIZES: [usize; 4] = [100, 1_000, 10_000, 30_000];
+const CONTAINER_MOUNTS: [usize; 3] = [30, 100, 300];
 const SUBPATHS: u32 = 5;
 const OTHERS: u32 = 16;
 const HOST_PATHS: [&str; 8] = [
@@ -130,5 +132,31 @@ fn admissions(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, admissions);
+/// The comparison of a new container's mounts with the record of its admission, in the shim.
+fn proofs(criterion: &mut Criterion) {
+    if !own_namespace() {
+        return;
+    }
+    let (pod, root) = (Pod::with_keys(0), tempfile::tempdir().unwrap());
+    let (host, policy) = (Folder::new(), pod.policy());
+    pod.write_spec(&[mount_of(host.path(), "/data", "rprivate")]);
+    assert!(admit(&pod.bundle(), &policy, &pod.places(), Attempt::First).is_provable);
+    let mut group = criterion.benchmark_group("proof of a container");
+    for size in CONTAINER_MOUNTS {
+        let data = Inside::of(host.path().to_owned(), "data");
+        let container = Container::start_with(root.path(), &[data], || make_mounts(size));
+        let pid = container.process.pid();
+        let prove = || {
+            let proved = prove_container(&pod.bundle(), pid, &policy, &pod.places());
+            assert_eq!(proved.report.unproven, 0);
+        };
+        group.bench_function(BenchmarkId::new("mounts", size), |b| {
+            b.iter_custom(|rounds| work(rounds, prove));
+        });
+        fs::remove_dir_all(root.path().join("many")).unwrap();
+    }
+    group.finish();
+}
+
+criterion_group!(benches, admissions, proofs);
 criterion_main!(benches);
