@@ -30,7 +30,7 @@ pub use directories::in_real_folder;
 pub use expect::ExpectedSources;
 pub use journal::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
-    record_unchecked,
+    record_release, record_unchecked,
 };
 pub use oci_state::bundle_and_pid;
 pub use probes::{Answers, Probes};

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::mounts;
 use bindguard_integration::privilege::{has_program, skipped};
@@ -149,6 +150,7 @@ fn one_by_one_without_a_refresh() {
             "{busy:?}"
         );
         ensure!(mounts::table()? == before, "the host's mounts have changed");
+        shows_in_the_journal(node)?;
         [stock, idle].iter().try_for_each(Running::remove)?;
         let lazy = release(&["--lazy"])?;
         ensure!(
@@ -170,6 +172,30 @@ fn one_by_one_without_a_refresh() {
         guarded.remove()?;
         kept.is_released()
     });
+}
+
+/// The journal has one line for each container, and none for the dry run.
+fn shows_in_the_journal(node: &Node) -> Result<()> {
+    let lines = journal::lines(JOURNAL)?.into_iter();
+    let releases: Vec<_> = lines.filter(|line| line["kind"] == "release").collect();
+    let mut results: Vec<_> = releases
+        .iter()
+        .map(|line| line["copies"][0]["result"].as_str().unwrap_or_default())
+        .collect();
+    results.sort_unstable();
+    ensure!(results == ["busy", "refused", "released"], "{releases:#?}");
+    let shown = node.bindguard(["journal"])?;
+    ensure!(
+        shown.code() == 1
+            && shown
+                .stdout
+                .contains("copies of unmounted mounts, by an operator")
+            && shown
+                .stdout
+                .contains("3 repairs between creates, 2 of them"),
+        "{shown:?}"
+    );
+    Ok(())
 }
 
 fn refresh(node: &Node, more: &[&str]) -> Result<Finished> {

@@ -6,6 +6,7 @@
 //! | `nri-create` | 2 | a create, by the NRI plugin |
 //! | `rebind` | 2 | the subpaths of a volume, between creates |
 //! | `refresh` | 2 | a running container |
+//! | `release` | 2 | the copies of unmounted mounts in a running container |
 //!
 //! After a rollback, an older program reads lines of a newer one. It passes over every line that
 //! has a newer version, a key or a value that it does not know, and counts them. So a kind keeps
@@ -14,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{CreateLine, RebindLine, RefreshLine};
+use super::{CreateLine, RebindLine, RefreshLine, ReleaseLine};
 use crate::identity::Identity;
 
 /// A line that was read.
@@ -28,6 +29,8 @@ pub enum JournalLine {
     Rebind(RebindLine),
     /// A running container.
     Refresh(RefreshLine),
+    /// The copies of unmounted mounts in a running container.
+    Release(ReleaseLine),
 }
 
 /// Why a line was not read.
@@ -48,6 +51,7 @@ pub(super) enum LineKind {
     NriCreate,
     Rebind,
     Refresh,
+    Release,
 }
 
 impl LineKind {
@@ -56,7 +60,7 @@ impl LineKind {
     pub(super) fn version(self) -> u32 {
         match self {
             Self::Create => 1,
-            Self::NriCreate | Self::Rebind | Self::Refresh => 2,
+            Self::NriCreate | Self::Rebind | Self::Refresh | Self::Release => 2,
         }
     }
 
@@ -95,6 +99,7 @@ impl JournalLine {
             LineKind::NriCreate => create(line).map(Self::NriCreate),
             LineKind::Rebind => serde_json::from_str(line).ok().map(Self::Rebind),
             LineKind::Refresh => serde_json::from_str(line).ok().map(Self::Refresh),
+            LineKind::Release => serde_json::from_str(line).ok().map(Self::Release),
         };
         known.ok_or(UnreadLine::Newer)
     }
@@ -105,6 +110,7 @@ impl JournalLine {
             Self::Create(line) | Self::NriCreate(line) => line.time.as_deref(),
             Self::Rebind(line) => line.time.as_deref(),
             Self::Refresh(line) => line.time.as_deref(),
+            Self::Release(line) => line.time.as_deref(),
         }
     }
 
@@ -114,6 +120,7 @@ impl JournalLine {
             Self::Create(line) | Self::NriCreate(line) => &line.report.container,
             Self::Rebind(line) => &line.container,
             Self::Refresh(line) => &line.container,
+            Self::Release(line) => &line.container,
         }
     }
 }
@@ -132,7 +139,8 @@ mod tests {
     use crate::policy::Scope;
     use crate::refresh_request::Notify;
     use crate::report::{
-        Actor, AttachMethod, MountResult, Notification, Outcome, RefreshedMount, Report,
+        Actor, AttachMethod, MountResult, Notification, Outcome, RefreshedMount, ReleaseResult,
+        ReleasedCopy, Report,
     };
     use crate::source::SourceKind;
 
@@ -182,6 +190,18 @@ mod tests {
         serde_json::to_string(&line).unwrap()
     }
 
+    fn release() -> String {
+        let mut line = ReleaseLine::new(Actor::Operator, "c", Identity::default());
+        line.copies = vec![ReleasedCopy {
+            mount_point: "/host/mnt".to_owned(),
+            fs_type: "ext4".to_owned(),
+            device: "8:16".to_owned(),
+            result: ReleaseResult::Busy,
+            error: Some("it is in use".to_owned()),
+        }];
+        serde_json::to_string(&line).unwrap()
+    }
+
     #[test]
     fn a_line_is_read_as_it_was_written() {
         let JournalLine::Create(line) = JournalLine::parse(&written()).unwrap() else {
@@ -204,6 +224,11 @@ mod tests {
         };
         assert!(line.has_unrepaired() && line.mounts[0].outcome.is_replaced());
         assert_eq!(serde_json::to_string(&line).unwrap(), refresh());
+        let JournalLine::Release(line) = JournalLine::parse(&release()).unwrap() else {
+            panic!("another kind")
+        };
+        assert!(line.has_unrepaired());
+        assert_eq!(serde_json::to_string(&line).unwrap(), release());
     }
 
     /// A program of version 1 passes over the lines of version 2.
@@ -216,7 +241,7 @@ mod tests {
             "{}",
             written()
         );
-        for line in [&of_plugin, &rebind(), &refresh()] {
+        for line in [&of_plugin, &rebind(), &refresh(), &release()] {
             assert!(line.starts_with(r#"{"version":2,"kind":""#), "{line}");
         }
         assert!(matches!(
@@ -263,6 +288,7 @@ mod tests {
         ] {
             newer(refresh(), from, to);
         }
+        newer(release(), r#""busy""#, r#""waiting""#);
     }
 
     #[test]

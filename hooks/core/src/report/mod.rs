@@ -10,6 +10,7 @@ mod journal_line;
 mod outcome;
 mod rebind_line;
 mod refresh_line;
+mod release_line;
 mod unrepaired;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ pub use journal_line::{JournalLine, UnreadLine};
 pub use outcome::{Outcome, PlannedAction};
 pub use rebind_line::{Actor, RebindLine};
 pub use refresh_line::{AttachMethod, MountResult, Notification, RefreshLine, RefreshedMount};
+pub use release_line::{ReleaseLine, ReleaseResult, ReleasedCopy};
 pub use unrepaired::explain_unrepaired;
 
 /// The report of one admission or inspection.

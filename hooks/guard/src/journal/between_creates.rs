@@ -1,9 +1,9 @@
 //! The lines about repairs between creates: of a volume's subpaths on the host, and of a running
-//! container.
+//! container, whose mounts are refreshed or released.
 
 use std::path::Path;
 
-use bindguard_core::report::{RebindLine, RefreshLine};
+use bindguard_core::report::{RebindLine, RefreshLine, ReleaseLine};
 use bindguard_sys::journal::append;
 use serde::Serialize;
 
@@ -35,6 +35,20 @@ pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), Recor
         line.mounts = fitting(line.mounts);
         line.omitted_mounts = Some(all - line.mounts.len());
         line.problems = cut_all(&line.problems);
+        line
+    })
+}
+
+/// Appends a line about the copies that a running container was to release, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_release(journal: &Path, mut line: ReleaseLine) -> Result<(), RecordError> {
+    line.time = now();
+    append_short(journal, line, |mut line| {
+        let all = line.copies.len();
+        line.copies = fitting(line.copies);
+        line.omitted_copies = Some(all - line.copies.len());
         line
     })
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-pub use between_creates::{record_rebind, record_refresh};
+pub use between_creates::{record_rebind, record_refresh, record_release};
 pub use create::{JournalEntry, record, record_nri_create, record_unchecked};
 
 /// Why an entry was not recorded.

@@ -13,12 +13,12 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::{
     Actor, AttachMethod, BindReport, MountResult, Notification, Outcome, PlannedAction, RebindLine,
-    RefreshLine, RefreshedMount, Report,
+    RefreshLine, RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy, Report,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_guard::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
-    record_unchecked,
+    record_release, record_unchecked,
 };
 use serde_json::{Value, json};
 
@@ -231,6 +231,8 @@ fn of_version_2() -> Vec<Value> {
         });
         refresh(line)
     }));
+    let release = |line| line_by(|journal| record_release(journal, line));
+    short.extend([released(1), released(2_000)].map(release));
     short
 }
 
@@ -277,6 +279,25 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
         error: error.map(str::to_owned),
     });
     line.problems.extend(error.map(str::to_owned));
+    line
+}
+
+/// A release with every result, so many times.
+fn released(times: usize) -> ReleaseLine {
+    let copy = |result, error: Option<&str>| ReleasedCopy {
+        mount_point: "/host/mnt/disk".repeat(10),
+        fs_type: "ext4".to_owned(),
+        device: "8:16".to_owned(),
+        result,
+        error: error.map(str::to_owned),
+    };
+    let copies = [
+        copy(ReleaseResult::Released, None),
+        copy(ReleaseResult::Busy, Some("it is in use")),
+        copy(ReleaseResult::Refused, Some("it was not recorded")),
+    ];
+    let mut line = ReleaseLine::new(Actor::Operator, "bb344d713010", full().container);
+    line.copies = vec![copies; times].concat();
     line
 }
 
@@ -377,7 +398,7 @@ fn the_page_has_the_descriptions_of_the_schema() {
     let Schema(schema) = schema();
     let page = include_str!("../../../../docs/journal.md");
     let mut rows: BTreeMap<&str, String> = BTreeMap::new();
-    for kind in ["create", "nri-create", "rebind", "refresh"] {
+    for kind in ["create", "nri-create", "rebind", "refresh", "release"] {
         for (key, value) in schema["$defs"][kind]["properties"].as_object().unwrap() {
             rows.entry(key)
                 .or_insert_with(|| description_of(&schema, value));
@@ -418,7 +439,7 @@ fn the_schema_allows_only_what_is_written() {
             .cloned()
             .collect::<Vec<_>>()
     };
-    for kind in ["create", "nri-create", "rebind", "refresh"] {
+    for kind in ["create", "nri-create", "rebind", "refresh", "release"] {
         let is_of_kind = |line: &&Value| {
             line.get("kind")
                 .map_or("create", |kind| kind.as_str().unwrap())
@@ -440,6 +461,22 @@ fn the_schema_allows_only_what_is_written() {
             mounts
                 .iter()
                 .any(|mount| &mount["outcome"]["result"] == result),
+            "no result is {result}"
+        );
+    }
+    let copies = all("copies");
+    for key in keys(&schema["$defs"]["copy"]) {
+        assert!(
+            copies.iter().any(|copy| copy.get(&key).is_some()),
+            "no copy has {key}"
+        );
+    }
+    for result in schema["$defs"]["copy"]["properties"]["result"]["enum"]
+        .as_array()
+        .unwrap()
+    {
+        assert!(
+            copies.iter().any(|copy| &copy["result"] == result),
             "no result is {result}"
         );
     }

@@ -56,7 +56,7 @@ impl Reporting {
             JournalLine::Rebind(line) if line.by == Actor::Agent => return,
             JournalLine::Refresh(line) if line.by == Actor::Agent => return,
             JournalLine::Create(_) | JournalLine::NriCreate(_) => {}
-            JournalLine::Rebind(_) | JournalLine::Refresh(_) => {}
+            JournalLine::Rebind(_) | JournalLine::Refresh(_) | JournalLine::Release(_) => {}
         }
         self.memory.worked();
         if self.events.are_on() {

@@ -2,7 +2,8 @@
 
 use bindguard_core::identity::PodName;
 use bindguard_core::report::{
-    Actor, BindRecord, CreateLine, JournalLine, RebindLine, RefreshLine, UnreadLine,
+    Actor, BindRecord, CreateLine, JournalLine, RebindLine, RefreshLine, ReleaseLine,
+    ReleaseResult, UnreadLine,
 };
 use bindguard_operator::doctor::seconds;
 use serde_json::value::RawValue;
@@ -44,7 +45,7 @@ impl RecordedLine {
     pub fn is_admission(&self) -> bool {
         match self.line {
             JournalLine::Create(_) | JournalLine::NriCreate(_) => true,
-            JournalLine::Rebind(_) | JournalLine::Refresh(_) => false,
+            JournalLine::Rebind(_) | JournalLine::Refresh(_) | JournalLine::Release(_) => false,
         }
     }
 
@@ -55,7 +56,7 @@ impl RecordedLine {
             | JournalLine::NriCreate(CreateLine { report, .. }) => {
                 !report.problems.is_empty() || report.binds.iter().any(BindRecord::is_finding)
             }
-            JournalLine::Rebind(_) | JournalLine::Refresh(_) => true,
+            JournalLine::Rebind(_) | JournalLine::Refresh(_) | JournalLine::Release(_) => true,
         }
     }
 
@@ -71,6 +72,7 @@ impl RecordedLine {
                 !line.problems.is_empty() || line.binds.iter().any(is_left)
             }
             JournalLine::Refresh(line) => line.has_unrepaired(),
+            JournalLine::Release(line) => line.has_unrepaired(),
         }
     }
 
@@ -123,6 +125,10 @@ impl RecordedLine {
                     actor(line.by)
                 )
             }
+            JournalLine::Release(line) => {
+                let id = short(Some(&line.id));
+                format!("{id}, copies of unmounted mounts, by {}", actor(line.by))
+            }
         }
     }
 
@@ -138,6 +144,7 @@ impl RecordedLine {
                 problems, binds, ..
             }) => print_findings(problems, binds, lines),
             JournalLine::Refresh(line) => print_refresh(line, lines),
+            JournalLine::Release(line) => print_release(line, lines),
         }
     }
 }
@@ -169,6 +176,18 @@ fn print_refresh(line: &RefreshLine, lines: &mut Lines) {
         Some((request, Some(error))) => {
             lines.headed("unnotified", FAULTY, &format!("{request}: {error}"))
         }
+    }
+}
+
+fn print_release(line: &ReleaseLine, lines: &mut Lines) {
+    for copy in &line.copies {
+        let style = match copy.result {
+            ReleaseResult::Released => HEALTHY,
+            ReleaseResult::Kept | ReleaseResult::Busy | ReleaseResult::Refused => FAULTY,
+        };
+        let error = copy.error.as_ref();
+        let error = error.map(|error| format!(": {error}")).unwrap_or_default();
+        lines.headed(copy.result.as_str(), style, &format!("{copy}{error}"));
     }
 }
 

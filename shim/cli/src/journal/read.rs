@@ -107,7 +107,7 @@ impl JournalContent {
 
 impl Serialize for JournalContent {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut keys = serializer.serialize_struct("JournalContent", 6)?;
+        let mut keys = serializer.serialize_struct("JournalContent", 7)?;
         keys.serialize_field(
             "admissions",
             &self.texts(|line| matches!(line, JournalLine::Create(_))),
@@ -124,6 +124,10 @@ impl Serialize for JournalContent {
             (
                 "refreshes",
                 self.texts(|line| matches!(line, JournalLine::Refresh(_))),
+            ),
+            (
+                "releases",
+                self.texts(|line| matches!(line, JournalLine::Release(_))),
             ),
         ] {
             if texts.is_empty() {

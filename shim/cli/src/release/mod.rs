@@ -3,11 +3,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
 use bindguard_core::mount_table::{MountEntry, MountIndex};
+use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
+use bindguard_guard::record_release;
 use bindguard_guard::refresh::{
     HelperProcess, HostRoots, NotReleased, Release, ReleaseOutcome, Released, release_copies,
 };
@@ -48,43 +52,21 @@ struct ReleaseReport {
     /// The path in question.
     path: PathBuf,
     /// The copies that were found.
-    copies: Vec<ReleasedCopy>,
+    copies: Vec<CopyOfContainer>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
 }
 
 /// One copy.
 #[derive(Debug, Serialize)]
-struct ReleasedCopy {
+struct CopyOfContainer {
     /// The names of its pod and container, or the container's id.
     container: String,
-    /// Its place in the container.
-    mount_point: PathBuf,
-    /// Its filesystem's type.
-    fs_type: String,
-    /// Its device, `major:minor`.
-    device: String,
-    result: CopyResult,
-    /// Why it is not released.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
+    #[serde(flatten)]
+    copy: ReleasedCopy,
     /// The processes that use it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     used_by: Vec<MountUser>,
-}
-
-/// The result for one copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum CopyResult {
-    /// It is unmounted, or detached.
-    Released,
-    /// It would be released.
-    Kept,
-    /// It is in use.
-    Busy,
-    /// It stays for another reason.
-    Refused,
 }
 
 impl ReleaseVerb {
@@ -109,10 +91,9 @@ impl ReleaseVerb {
         for container in &self.pods.pods().containers {
             let is_running = |state| state == ContainerState::Running;
             if container.state.is_none_or(is_running) {
-                let released = self.release(&helper, container, &wanted, config);
-                match released {
-                    Ok(copies) => report.copies.extend(copies),
-                    Err(error) => report.problems.push(format!("{error:#}")),
+                let released = self.release(&helper, container, &wanted, config, &mut report);
+                if let Err(error) = released {
+                    report.problems.push(format!("{error:#}"));
                 }
             }
         }
@@ -121,7 +102,7 @@ impl ReleaseVerb {
         } else {
             show::print_text(text(&report).text())?;
         }
-        let is_left = |copy: &ReleasedCopy| copy.result != CopyResult::Released;
+        let is_left = |found: &CopyOfContainer| found.copy.result != ReleaseResult::Released;
         Ok(show::code(
             !report.problems.is_empty(),
             report.copies.iter().any(is_left),
@@ -142,23 +123,25 @@ impl ReleaseVerb {
         container: &PodContainer,
         wanted: &Wanted,
         config: &Config,
-    ) -> anyhow::Result<Vec<ReleasedCopy>> {
+        report: &mut ReleaseReport,
+    ) -> anyhow::Result<()> {
         let name = name_of(container);
         let doing = || format!("release mounts of {name}");
         let Some(bundle) = bundle_of_container(Path::new("/"), &container.id) else {
-            return Ok(Vec::new());
+            return Ok(());
         };
         let roots = HostRoots::open(&bundle, config.policy(), config.places());
         let Some(roots) = roots.filter(|roots| !roots.is_empty()) else {
-            return Ok(Vec::new());
+            return Ok(());
         };
         let pid = recorded_init_of(&container.id).or_else(|| self.pods.init_of(&container.id));
         let Some(pid) = pid else {
-            return Ok(Vec::new());
+            return Ok(());
         };
         let process = hold_init(&container.id, pid).with_context(doing)?;
         let spec = self.pods.spec_of(&container.id);
         let is_wanted = |mount: &MountEntry, table: &MountIndex<'_>| wanted.is(mount, table);
+        let start = Instant::now();
         let released = release_copies(
             helper,
             &process,
@@ -167,10 +150,27 @@ impl ReleaseVerb {
             is_wanted,
             self.extent(),
         );
-        let released = released.with_context(doing)?.into_iter();
-        Ok(released
-            .map(|copy| ReleasedCopy::of(&name, &copy, self.lazy))
-            .collect())
+        let released = released.with_context(doing)?;
+        let identity = Identity {
+            container: container.name.clone(),
+            pod: container.pod.clone(),
+        };
+        let mut line = ReleaseLine::new(Actor::Operator, &container.id, identity);
+        line.copies = released.iter().map(record_of).collect();
+        line.set_duration(start.elapsed());
+        let found = released.iter().zip(&line.copies);
+        report
+            .copies
+            .extend(found.map(|(released, copy)| CopyOfContainer {
+                container: name.clone(),
+                used_by: users_of(released, copy.result, self.lazy),
+                copy: copy.clone(),
+            }));
+        let journal = config.journal().filter(|_| !self.dry_run);
+        match journal.filter(|_| !line.copies.is_empty()) {
+            Some(journal) => record_release(journal, line).context("journal the release"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -183,43 +183,44 @@ fn name_of(container: &PodContainer) -> String {
     }
 }
 
-impl ReleasedCopy {
-    fn of(container: &str, copy: &Released, is_lazy: bool) -> Self {
-        let (result, error) = match &copy.outcome {
-            ReleaseOutcome::Released => (CopyResult::Released, None),
-            ReleaseOutcome::Kept => (CopyResult::Kept, None),
-            ReleaseOutcome::NotReleased(why) => {
-                let result = match why {
-                    NotReleased::Busy => CopyResult::Busy,
-                    NotReleased::NoRecord
-                    | NotReleased::NotRecorded
-                    | NotReleased::ParentIsShared
-                    | NotReleased::Enter(_)
-                    | NotReleased::Covered => CopyResult::Refused,
-                };
-                (result, Some(error_chain(why)))
-            }
-        };
-        let mount = &copy.mount;
-        // A detached mount lives on, with its id, while a file on the mount is open.
-        let may_be_used = match result {
-            CopyResult::Busy => true,
-            CopyResult::Released => is_lazy,
-            CopyResult::Kept | CopyResult::Refused => false,
-        };
-        let used_by = match may_be_used {
-            true => users_of_mount(mount.id, &mount.mount_point, copy.namespace),
-            false => Vec::new(),
-        };
-        Self {
-            container: container.to_owned(),
-            mount_point: mount.mount_point.clone(),
-            fs_type: mount.fs_type.0.clone(),
-            device: mount.device.to_string(),
-            result,
-            error,
-            used_by,
+/// The copy as the journal and the report have it.
+fn record_of(copy: &Released) -> ReleasedCopy {
+    let (result, error) = match &copy.outcome {
+        ReleaseOutcome::Released => (ReleaseResult::Released, None),
+        ReleaseOutcome::Kept => (ReleaseResult::Kept, None),
+        ReleaseOutcome::NotReleased(why) => {
+            let result = match why {
+                NotReleased::Busy => ReleaseResult::Busy,
+                NotReleased::NoRecord
+                | NotReleased::NotRecorded
+                | NotReleased::ParentIsShared
+                | NotReleased::Enter(_)
+                | NotReleased::Covered => ReleaseResult::Refused,
+            };
+            (result, Some(error_chain(why)))
         }
+    };
+    ReleasedCopy {
+        mount_point: copy.mount.mount_point.to_string_lossy().into_owned(),
+        fs_type: copy.mount.fs_type.0.clone(),
+        device: copy.mount.device.to_string(),
+        result,
+        error,
+    }
+}
+
+/// The processes that use the copy.
+fn users_of(copy: &Released, result: ReleaseResult, is_lazy: bool) -> Vec<MountUser> {
+    // A detached mount lives on, with its id, while a file on the mount is open.
+    let may_be_used = match result {
+        ReleaseResult::Busy => true,
+        ReleaseResult::Released => is_lazy,
+        ReleaseResult::Kept | ReleaseResult::Refused => false,
+    };
+    let mount = &copy.mount;
+    match may_be_used {
+        true => users_of_mount(mount.id, &mount.mount_point, copy.namespace),
+        false => Vec::new(),
     }
 }
 
@@ -228,32 +229,24 @@ fn text(report: &ReleaseReport) -> Lines {
     for problem in &report.problems {
         lines.problem(problem);
     }
-    for copy in &report.copies {
-        let (word, style) = match copy.result {
-            CopyResult::Released => ("released", HEALTHY),
-            CopyResult::Kept => ("kept", FAULTY),
-            CopyResult::Busy => ("busy", FAULTY),
-            CopyResult::Refused => ("refused", FAULTY),
+    for CopyOfContainer {
+        container,
+        copy,
+        used_by,
+    } in &report.copies
+    {
+        let style = match copy.result {
+            ReleaseResult::Released => HEALTHY,
+            ReleaseResult::Kept | ReleaseResult::Busy | ReleaseResult::Refused => FAULTY,
         };
         let error = copy.error.as_ref();
         let error = error.map(|error| format!(": {error}")).unwrap_or_default();
-        let ReleasedCopy {
-            container,
-            mount_point,
-            fs_type,
-            device,
-            ..
-        } = copy;
-        let place = mount_point.display();
-        lines.headed(
-            word,
-            style,
-            &format!("{place} ({fs_type} {device}) of {container}{error}"),
-        );
-        for user in &copy.used_by {
+        let word = copy.result.as_str();
+        lines.headed(word, style, &format!("{copy} of {container}{error}"));
+        for user in used_by {
             lines.below(&format!("by {} ({})", user.name, user.pid));
         }
-        if copy.result == CopyResult::Released && !copy.used_by.is_empty() {
+        if copy.result == ReleaseResult::Released && !used_by.is_empty() {
             lines.below("the device stays busy until they end, and no mount table shows that");
         }
     }
@@ -272,13 +265,15 @@ mod tests {
     fn json_matches_the_document() {
         let report = ReleaseReport {
             path: "/mnt/disk".into(),
-            copies: vec![ReleasedCopy {
+            copies: vec![CopyOfContainer {
                 container: "monitoring/exporter-x7k2p/exporter".to_owned(),
-                mount_point: "/host/mnt/disk".into(),
-                fs_type: "ext4".to_owned(),
-                device: "8:16".to_owned(),
-                result: CopyResult::Busy,
-                error: Some("it is in use".to_owned()),
+                copy: ReleasedCopy {
+                    mount_point: "/host/mnt/disk".into(),
+                    fs_type: "ext4".to_owned(),
+                    device: "8:16".to_owned(),
+                    result: ReleaseResult::Busy,
+                    error: Some("it is in use".to_owned()),
+                },
                 used_by: vec![MountUser {
                     pid: 4242,
                     name: "node_exporter".to_owned(),

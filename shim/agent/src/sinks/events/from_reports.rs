@@ -6,7 +6,7 @@ use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
 use bindguard_core::report::{
     BindRecord, CreateLine, JournalLine, MountResult, Outcome, RebindLine, RefreshLine,
-    RefreshedMount,
+    RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy,
 };
 use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::Keeper;
@@ -23,6 +23,7 @@ pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {
         }
         JournalLine::Rebind(line) => from_rebind(line),
         JournalLine::Refresh(line) => from_refresh(line),
+        JournalLine::Release(line) => from_release(line),
     }
 }
 
@@ -61,6 +62,40 @@ pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
         message,
     };
     found.into_iter().map(occurrence).collect()
+}
+
+/// The occurrences of a release: one for each copy.
+fn from_release(line: &ReleaseLine) -> Vec<Occurrence> {
+    let Identity { container, pod } = &line.container;
+    if pod.uid.is_none() {
+        return Vec::new();
+    }
+    let occurrence = |(reason, message)| Occurrence {
+        pod: pod.clone(),
+        container: container.clone(),
+        reason,
+        message,
+    };
+    let copies = line.copies.iter().filter_map(from_copy);
+    copies.map(occurrence).collect()
+}
+
+fn from_copy(copy: &ReleasedCopy) -> Option<(Reason, String)> {
+    let place = &copy.mount_point;
+    match copy.result {
+        ReleaseResult::Kept => None,
+        ReleaseResult::Released => Some((
+            Reason::BindMountRefreshed,
+            format!("the container released the mount at {place}, which the host has unmounted"),
+        )),
+        ReleaseResult::Busy | ReleaseResult::Refused => {
+            let why = copy.error.as_deref().unwrap_or_default();
+            let message = format!(
+                "the container keeps the mount at {place}, which the host has unmounted: {why}"
+            );
+            Some((Reason::HostMountsPinned, message))
+        }
+    }
 }
 
 fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
@@ -298,6 +333,31 @@ mod tests {
                 .collect();
             assert_eq!(found, Vec::from_iter(expected), "{verdict} {outcome}");
         }
+    }
+
+    #[test]
+    fn a_copy_that_stays_is_a_warning() {
+        let line = r#"{"version":2,"kind":"release","time":null,"by":"operator","id":"c","container":{"uid":"u"},"copies":[
+            {"mount_point":"/host/a","fs_type":"ext4","device":"8:16","result":"released"},
+            {"mount_point":"/host/b","fs_type":"ext4","device":"8:16","result":"busy","error":"it is in use"}],"duration_us":1}"#;
+        let found = from_journal(&JournalLine::parse(&line.replace('\n', "")).unwrap());
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (it.reason, it.message.as_str()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (
+                    Reason::BindMountRefreshed,
+                    "the container released the mount at /host/a, which the host has unmounted"
+                ),
+                (
+                    Reason::HostMountsPinned,
+                    "the container keeps the mount at /host/b, which the host has unmounted: it is in use"
+                ),
+            ]
+        );
     }
 
     #[test]

@@ -22,7 +22,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::admissions::AdmissionMetrics;
-use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel};
+use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel, ReleaseLabel, ReleaseOutcome};
 
 pub use self::events::{EventMetrics, EventResult};
 pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
@@ -57,6 +57,7 @@ pub struct Metrics {
     rebinds: Family<OutcomeLabel, Counter>,
     rebind_seconds: Histogram,
     refreshes: Family<RefreshLabel, Counter>,
+    releases: Family<ReleaseLabel, Counter>,
     /// The time to refresh one container.
     pub refresh_seconds: Histogram,
     admissions: AdmissionMetrics,
@@ -113,6 +114,7 @@ impl Metrics {
             rebinds: Family::default(),
             rebind_seconds: Histogram::new(BUCKETS),
             refreshes: Family::default(),
+            releases: Family::default(),
             refresh_seconds: Histogram::new(BUCKETS),
             admissions: AdmissionMetrics::default(),
             events: EventMetrics::default(),
@@ -186,6 +188,11 @@ impl Metrics {
             "Stale mounts of running containers, by outcome",
             self.refreshes.clone(),
         );
+        registry.register(
+            "releases",
+            "Copies of unmounted mounts that containers were to release, by outcome",
+            self.releases.clone(),
+        );
         let seconds = self.refresh_seconds.clone();
         registry.register_with_unit(
             "refresh",
@@ -238,6 +245,9 @@ impl Metrics {
         for outcome in RefreshResult::ALL {
             drop(self.refreshes.get_or_create(&RefreshLabel { outcome }));
         }
+        for outcome in ReleaseOutcome::ALL {
+            drop(self.releases.get_or_create(&ReleaseLabel { outcome }));
+        }
         self.nri.begin_at_zero();
     }
 
@@ -289,6 +299,13 @@ impl Metrics {
                 line.mounts
                     .iter()
                     .for_each(|mount| self.refreshed(RefreshResult::of(&mount.outcome)));
+            }
+            // The agent releases nothing.
+            Ok(JournalLine::Release(line)) => {
+                let outcomes = line.copies.iter().map(|copy| copy.result);
+                for outcome in outcomes.filter_map(ReleaseOutcome::of) {
+                    self.releases.get_or_create(&ReleaseLabel { outcome }).inc();
+                }
             }
             Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
             Err(unread) => self.admissions.count_unread(*unread),
@@ -358,6 +375,7 @@ mod tests {
         };
         let rebind = format!(r#""container":{{"uid":"u"}},"volume":"conf",{binds}"#);
         let refresh = r#""id":"c","mounts":[{"destination":"/d","source":"/s","outcome":{"result":"replaced","method":"beneath"}}]"#;
+        let release = r#""id":"c","copies":[{"mount_point":"/d","fs_type":"ext4","device":"8:16","result":"busy","error":"e"}]"#;
         for line in [
             create(r#""version":1,"#),
             create(r#""version":2,"kind":"nri-create","#),
@@ -365,6 +383,7 @@ mod tests {
             repair("rebind", "operator", &rebind),
             repair("refresh", "agent", refresh),
             repair("refresh", "operator", refresh),
+            repair("release", "operator", release),
         ] {
             metrics.journaled(&Ok(JournalLine::parse(&line).unwrap()));
         }
@@ -373,6 +392,8 @@ mod tests {
             "bindguard_admission_seconds_count 1",
             "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",
             "bindguard_refreshes_total{outcome=\"replaced\"} 1",
+            "bindguard_releases_total{outcome=\"busy\"} 1",
+            "bindguard_releases_total{outcome=\"released\"} 0",
         ] {
             assert!(
                 is_counted(&metrics, line),

@@ -1,6 +1,6 @@
-//! The outcomes of re-binds and refreshes, as labels.
+//! The outcomes of re-binds, refreshes and releases, as labels.
 
-use bindguard_core::report::{MountResult, Outcome};
+use bindguard_core::report::{MountResult, Outcome, ReleaseResult};
 use bindguard_guard::refresh::RefreshError;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 
@@ -50,6 +50,19 @@ pub enum RefreshResult {
     not_notified,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct ReleaseLabel {
+    pub(super) outcome: ReleaseOutcome,
+}
+
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(super) enum ReleaseOutcome {
+    released,
+    busy,
+    refused,
+}
+
 impl RefreshResult {
     pub(super) const ALL: [Self; 10] = [
         Self::replaced,
@@ -87,6 +100,20 @@ impl RefreshResult {
             }
             RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => Self::refused,
             RefreshError::Process(_) | RefreshError::Locked(_) => Self::failed,
+        }
+    }
+}
+
+impl ReleaseOutcome {
+    pub(super) const ALL: [Self; 3] = [Self::released, Self::busy, Self::refused];
+
+    /// `None` for a dry run.
+    pub(super) fn of(result: ReleaseResult) -> Option<Self> {
+        match result {
+            ReleaseResult::Released => Some(Self::released),
+            ReleaseResult::Kept => None,
+            ReleaseResult::Busy => Some(Self::busy),
+            ReleaseResult::Refused => Some(Self::refused),
         }
     }
 }
