@@ -12,6 +12,7 @@ use super::{Actor, microseconds};
 use crate::identity::Identity;
 use crate::refresh::RefusedReason;
 use crate::refresh_request::Notify;
+use crate::source::KindName;
 
 /// A line about one running container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +86,9 @@ pub struct RefreshedMount {
     pub destination: String,
     /// The current file on the host.
     pub source: String,
+    /// The kind of the bind, if the bind is a host root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<KindName>,
     /// The result.
     pub outcome: MountResult,
 }
@@ -154,8 +158,14 @@ impl RefreshedMount {
         Self {
             destination: text(destination),
             source: text(source),
+            kind: None,
             outcome,
         }
+    }
+
+    /// True for a bind of the host's root, which keeps old mounts, not old content.
+    pub fn is_host_root(&self) -> bool {
+        self.kind == Some(KindName::HostRoot)
     }
 
     /// Why the container does not show the current file.

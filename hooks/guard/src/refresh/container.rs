@@ -24,6 +24,7 @@ use bindguard_core::judge::Verdict;
 use bindguard_core::refresh::{KeptMounts, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::MountResult;
+use bindguard_core::source::KindName;
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
     ContainerNamespace, Entered, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountsLock,
@@ -475,6 +476,7 @@ fn into_report(
             | Verdict::NotProbed
             | Verdict::Unknown(_) => otherwise(None),
         };
+        let is_host_root = matches!(subpath.verdict, Verdict::Pinning(_));
         let SubpathInContainer {
             mount,
             volume,
@@ -485,6 +487,7 @@ fn into_report(
             destination: mount.mount_point,
             volume,
             sub_path,
+            kind: is_host_root.then_some(KindName::HostRoot),
             outcome,
         })
     });

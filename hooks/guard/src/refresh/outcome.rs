@@ -8,6 +8,7 @@ use bindguard_core::error_chain;
 use bindguard_core::refresh::{NotNested, Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
+use bindguard_core::source::KindName;
 use bindguard_sys::TargetError;
 use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError, TreeError};
 use bindguard_sys::replace::{CloneError, ReplaceError};
@@ -28,6 +29,8 @@ pub struct MountRefresh {
     pub volume: PathBuf,
     /// The path below the payload.
     pub sub_path: PathBuf,
+    /// The kind of the bind, if the mount is that of a host root.
+    pub kind: Option<KindName>,
     /// The outcome.
     pub outcome: MountOutcome,
 }
@@ -217,6 +220,7 @@ impl MountRefresh {
             destination: bind.destination.clone(),
             volume,
             sub_path,
+            kind: None,
             outcome: Ok(MountResult::Missing),
         }
     }
@@ -244,7 +248,10 @@ impl MountRefresh {
 
 impl From<&MountRefresh> for RefreshedMount {
     fn from(mount: &MountRefresh) -> Self {
-        Self::new(&mount.destination, &mount.source(), mount.result())
+        Self {
+            kind: mount.kind,
+            ..Self::new(&mount.destination, &mount.source(), mount.result())
+        }
     }
 }
 

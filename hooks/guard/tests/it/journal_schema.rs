@@ -15,7 +15,7 @@ use bindguard_core::report::{
     Actor, AttachMethod, BindReport, MountResult, Notification, Outcome, PlannedAction, RebindLine,
     RefreshLine, RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy, Report,
 };
-use bindguard_core::source::SourceKind;
+use bindguard_core::source::{KindName, SourceKind};
 use bindguard_guard::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
     record_release, record_unchecked,
@@ -274,6 +274,7 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
         .chain(RefusedReason::ALL.map(refuse))
         .map(mount)
         .collect();
+    line.mounts[0].kind = Some(KindName::HostRoot);
     line.notification = Some(Notification {
         request: Notify::Touch,
         error: error.map(str::to_owned),

@@ -9,6 +9,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy, ReadOnlyBinds};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
+use bindguard_core::source::KindName;
 use bindguard_guard::refresh::{
     AttachMethod, HostRootError, HostRoots, NotReleased, NotReplaced, RefreshAct, Refreshed,
     Release, ReleaseOutcome, Released, TuckRecords, refresh_container, release_copies,
@@ -154,6 +155,7 @@ impl Scene {
         let looked = self.act(container, RefreshAct::Look);
         let reason = reason(&refreshed);
         assert!(is_reason(reason), "{reason:?}");
+        assert_eq!(refreshed.mounts[0].kind, Some(KindName::HostRoot));
         // Only a try shows what the kernel permits.
         if !matches!(reason, NotReplaced::NeedsBeneath) {
             assert!(is_reason(self::reason(&looked)), "{looked:?}");

@@ -265,6 +265,7 @@ impl<'a> Refresher<'a> {
                 destination,
                 outcome,
                 source,
+                kind: _,
             } = mount;
             self.metrics.refreshed(RefreshResult::of(outcome));
             let why = mount.reason();
@@ -272,6 +273,10 @@ impl<'a> Refresher<'a> {
                 MountResult::Replaced { .. } => info!("refreshed {destination} of {name}"),
                 // Each change of the volume causes another refresh, with its own result.
                 MountResult::Restless => {}
+                _ if mount.is_host_root() => warnings.push(format!(
+                    "{destination} of {name} keeps mounts that the host unmounts: {}",
+                    why.as_deref().unwrap_or("policy only reports it")
+                )),
                 _ => warnings.push(format!(
                     "{destination} of {name} does not show {source}: {}",
                     why.as_deref().unwrap_or("policy only reports it")

@@ -110,6 +110,14 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
         MountResult::Missing => {
             format!("the mount at {place} is gone: {}", why.unwrap_or_default())
         }
+        MountResult::Hidden => format!(
+            "the mount at {place} is not replaced: {}",
+            why.unwrap_or_default()
+        ),
+        _ if mount.is_host_root() => format!(
+            "the mount at {place} keeps mounts that the host unmounts, until the container restarts: {}",
+            why.as_deref().unwrap_or("policy only reports it")
+        ),
         _ => format!(
             "the mount at {place} keeps its old content until the container restarts: {}",
             why.as_deref().unwrap_or("policy only reports it")
@@ -333,6 +341,32 @@ mod tests {
                 .collect();
             assert_eq!(found, Vec::from_iter(expected), "{verdict} {outcome}");
         }
+    }
+
+    /// A host root has no content of its own that could be old.
+    #[test]
+    fn a_mount_that_stays_keeps_old_content_or_old_mounts() {
+        let message = |kind: &str, result: &str| {
+            let line = format!(
+                r#"{{"version":2,"kind":"refresh","time":null,"by":"operator","id":"c","container":{{"uid":"u"}},"mounts":[
+                {{"destination":"/host","source":"/",{kind}"outcome":{{"result":"{result}"}}}}],"duration_us":1}}"#
+            );
+            let found = from_journal(&JournalLine::parse(&line.replace('\n', "")).unwrap());
+            found.into_iter().next().unwrap().message
+        };
+        let host_root = r#""kind":"host-root","#;
+        assert_eq!(
+            message(host_root, "stale"),
+            "the mount at /host keeps mounts that the host unmounts, until the container restarts: policy only reports it"
+        );
+        assert_eq!(
+            message("", "stale"),
+            "the mount at /host keeps its old content until the container restarts: policy only reports it"
+        );
+        assert_eq!(
+            message("", "hidden"),
+            "the mount at /host is not replaced: the container mounted over it"
+        );
     }
 
     #[test]
