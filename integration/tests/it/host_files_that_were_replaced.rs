@@ -5,15 +5,20 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::mounts;
-use bindguard_integration::waiting::until;
+use bindguard_integration::waiting::{stays, until};
 use bindguard_integration::{Agent, Generation, Node, Setup};
+use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use rustix::param::clock_ticks_per_second;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
+const OPTED_IN: [(&str, &str); 1] = [("bindguard.io/refresh-binds", "host-files")];
+const REPLACED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
 
 #[test]
 fn by_hand() {
@@ -48,8 +53,7 @@ fn by_hand() {
 fn by_the_agent() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let mut daemon = Daemon::started(node)?;
-        let opted_in = [("bindguard.io/refresh-binds", "host-files")];
-        let running = Running::start(node, &daemon, &opted_in)?;
+        let running = Running::start(node, &daemon, &OPTED_IN)?;
         daemon.restart("two")?;
         let before = mounts::table()?;
         let agent = Agent::start(node, "")?;
@@ -57,10 +61,70 @@ fn by_the_agent() {
             Ok(running.shows(&daemon).is_ok())
         })?;
         ensure!(mounts::table()? == before, "the host's mounts have changed");
-        let replaced = agent.figure("bindguard_refreshes_total{outcome=\"replaced\"}");
-        ensure!(replaced == 2.0, "{}", agent.get("/metrics"));
+        ensure!(agent.figure(REPLACED) == 2.0, "{}", agent.get("/metrics"));
         running.cri.remove_pod(&running.sandbox)
     });
+}
+
+/// Every survey is minutes away: a watch of the folder reports the new file and socket.
+#[test]
+fn by_the_agent_at_once() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let agent = Agent::start(node, "")?;
+        let mut daemon = Daemon::started(node)?;
+        let running = Running::start(node, &daemon, &OPTED_IN)?;
+        for content in ["two", "three", "four"] {
+            daemon.restart(content)?;
+            until("the container has the new file and socket", || {
+                Ok(running.shows(&daemon).is_ok())
+            })?;
+        }
+        ensure!(agent.figure(REPLACED) == 6.0, "{}", agent.get("/metrics"));
+        running.cri.remove_pod(&running.sandbox)
+    });
+}
+
+/// A container that can write the folder makes events all the time, of the file and of others. The
+/// agent stays idle, and the other pod gets its file.
+#[test]
+fn beside_a_container_that_makes_events() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let mut daemon = Daemon::started(node)?;
+        let agent = Agent::start(node, "")?;
+        let quiet = Running::start(node, &daemon, &OPTED_IN)?;
+        daemon.restart("two")?;
+        until("the folder is watched", || Ok(quiet.shows(&daemon).is_ok()))?;
+        let noise = "while :; do : > /shared/a; : > /shared/file; : > /shared/b; done";
+        let shared = mount(&daemon.folder, "/shared", PropagationPrivate);
+        let noisy = Running::start_more(node, &daemon, "noisy", &["sh", "-c", noise], &[shared])?;
+        until("the container makes events", || {
+            Ok(daemon.folder.join("a").exists())
+        })?;
+        let (began, before) = (Instant::now(), processor_time(agent.pid())?);
+        stays(Duration::from_secs(5), "the agent is there", || {
+            Ok(processor_time(agent.pid()).is_ok())
+        })?;
+        let share =
+            (processor_time(agent.pid())? - before).as_secs_f64() / began.elapsed().as_secs_f64();
+        ensure!(share < 0.15, "the agent uses {share:.2} of a processor");
+        daemon.restart("three")?;
+        until("the other container has the new file", || {
+            Ok(quiet.shows(&daemon).is_ok())
+        })?;
+        noisy.cri.remove_pod(&noisy.sandbox)?;
+        quiet.cri.remove_pod(&quiet.sandbox)
+    });
+}
+
+/// The time of a processor that a process used.
+fn processor_time(pid: u32) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, after) = stat.rsplit_once(')').context("read the agent's times")?;
+    // utime and stime, proc_pid_stat(5).
+    let ticks = after.split_whitespace().skip(11).take(2);
+    let ticks: Result<Vec<u64>, _> = ticks.map(str::parse).collect();
+    let milliseconds = 1_000 * ticks?.iter().sum::<u64>() / clock_ticks_per_second();
+    Ok(Duration::from_millis(milliseconds))
 }
 
 /// A daemon of the host with a file and a socket.
@@ -96,14 +160,38 @@ struct Running {
 
 impl Running {
     fn start(node: &Node, daemon: &Daemon, annotations: &[(&str, &str)]) -> Result<Self> {
+        Self::start_with(node, daemon, "app", annotations, &SLEEP, &[])
+    }
+
+    /// A further pod that opted in, with more mounts.
+    fn start_more(
+        node: &Node,
+        daemon: &Daemon,
+        name: &str,
+        words: &[&str],
+        more: &[Mount],
+    ) -> Result<Self> {
+        Self::start_with(node, daemon, name, &OPTED_IN, words, more)
+    }
+
+    fn start_with(
+        node: &Node,
+        daemon: &Daemon,
+        name: &str,
+        annotations: &[(&str, &str)],
+        words: &[&str],
+        more: &[Mount],
+    ) -> Result<Self> {
         let cri = node.cri()?;
-        node.kubelet().pod("uid-app")?;
-        let sandbox = cri.run_annotated_pod("runc", "app", "uid-app", annotations)?;
-        let mounts = [
+        let uid = format!("uid-{name}");
+        node.kubelet().pod(&uid)?;
+        let sandbox = cri.run_annotated_pod("runc", name, &uid, annotations)?;
+        let mut mounts = vec![
             mount(&daemon.folder.join("file"), "/etc/file", PropagationPrivate),
             mount(&daemon.folder.join("socket"), "/socket", PropagationPrivate),
         ];
-        let id = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        mounts.extend_from_slice(more);
+        let id = cri.start_container(&sandbox, "app", words, &mounts)?;
         Ok(Self { cri, sandbox, id })
     }
 

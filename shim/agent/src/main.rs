@@ -15,6 +15,7 @@ mod run;
 mod sinks;
 mod sources;
 mod threads;
+mod token_bucket;
 mod wall_clock;
 mod work;
 

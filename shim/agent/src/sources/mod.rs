@@ -1,7 +1,9 @@
-//! The causes of work: the kubelet's updates, the mounts of drivers, container engines, NRI,
+//! The causes of work: the kubelet's updates, the mounts of drivers, replaced files of the host, NRI,
 //! requests over HTTP, and what other programs write into the journal.
 
 pub mod engines;
+pub mod files;
+pub mod host_files;
 pub mod http;
 pub mod journal;
 pub mod kubediag;

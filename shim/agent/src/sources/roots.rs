@@ -1,10 +1,11 @@
 //! The threads of each kubelet root: one follows the kubelet's updates, one the mounts of drivers,
-//! and one starts the refreshes of containers.
+//! and one starts the refreshes of containers. Once a pod opted in, one follows its files of the
+//! host.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use tracing::{error, info, warn};
 use crate::pods::PodLookup;
 use crate::sinks::metrics::RootLabel;
 use crate::sources::engines;
+use crate::sources::host_files;
 use crate::sources::http::Served;
 use crate::sources::volumes::FollowedVolumes;
 use crate::sources::watch::{self, Cause, Notice};
@@ -122,7 +124,18 @@ impl KubeletRoots {
         }
     }
 
-    fn follow_mounts_for_ever(&self, root: &Path, refreshes: &Refreshes) {
+    fn follow_mounts_for_ever(self: &Arc<Self>, root: &Path, refreshes: &Refreshes) {
+        let files = Once::new();
+        let follow_files = || {
+            let (following, refreshes) = (Arc::clone(self), refreshes.clone());
+            let root = root.to_owned();
+            let started = spawn("host-files", move || {
+                following.follow_files_for_ever(&root, &refreshes)
+            });
+            if let Err(error) = started {
+                error!("{error:#}");
+            }
+        };
         let what = format!("follow the mounts below {}", root.display());
         self.retry_with_backoff(&what, || {
             let updates = Updates::new(
@@ -134,7 +147,17 @@ impl KubeletRoots {
             );
             let interval = self.config.agent().survey;
             let mut followed = FollowedVolumes::new(root, &self.pods, refreshes, updates);
-            followed.follow(interval)
+            followed.follow(interval, || files.call_once(follow_files))
+        });
+    }
+
+    fn follow_files_for_ever(&self, root: &Path, refreshes: &Refreshes) {
+        let what = format!("follow files of the host in pods below {}", root.display());
+        self.retry_with_backoff(&what, || {
+            let interval = self.config.agent().survey;
+            let metrics = &self.served.metrics;
+            let places = self.config.places();
+            host_files::follow(interval, root, &self.pods, places, refreshes, metrics)
         });
     }
 

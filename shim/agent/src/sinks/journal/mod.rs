@@ -2,7 +2,6 @@
 
 mod pod_names;
 mod share;
-mod token_bucket;
 mod writer;
 
 pub use self::pod_names::PodNames;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lru::LruCache;
 
-use super::token_bucket::TokenBucket;
+use crate::token_bucket::TokenBucket;
 
 /// Lines about one container that are written at once, and the time for each further one.
 const BURST: u32 = 30;

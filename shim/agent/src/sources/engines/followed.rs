@@ -17,8 +17,8 @@ use bindguard_operator::engines::{
 use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
-use super::watches::Watches;
 use crate::container::Container;
+use crate::sources::files::Watches;
 use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
 
 /// The time that the refresh of a container may take at first, and the time that it may take after

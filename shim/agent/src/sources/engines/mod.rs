@@ -1,20 +1,12 @@
 //! Containers of Docker and Podman: a single file that they bind is refreshed once its name leads
 //! to another file on the host (moby#15793).
 //!
-//! ```text
-//! survey ─► containers that opted in ─► watches of their files' directories ─► wait ─► file replaced ─► refresh
-//!   ▲                                                                           │
-//!   └───────────────────── a container started ─────────────────────────────────┘
-//! ```
-//!
-//! One thread does all of it: a bound file on a server that hangs delays the other containers of
-//! the engines, and nothing else.
+//! One thread follows them ([`crate::sources::files`]): a bound file on a server that hangs delays
+//! the other containers of the engines, and nothing else.
 
 mod api;
 mod followed;
 mod labels;
-mod schedule;
-mod watches;
 
 use std::io;
 use std::path::Path;
@@ -23,12 +15,18 @@ use std::time::{Duration, Instant};
 use bindguard_config::RefreshMode;
 
 use self::followed::Followed;
-use self::schedule::Schedule;
 
-pub use self::watches::Watches;
-
+use crate::sources::files::{self, FollowedFiles, Schedule, Watches};
 use crate::sources::watch::Inotify;
 use crate::work::refresher::Refresher;
+
+/// The times after the start of a container at which its state may be complete: its folder appears
+/// first, then its spec, then its init process.
+const AFTER_START: [Duration; 3] = [
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+];
 
 /// Follows the containers of the engines for ever.
 ///
@@ -36,33 +34,35 @@ use crate::work::refresher::Refresher;
 /// If there is no inotify instance, or it fails.
 pub fn follow(mode: RefreshMode, interval: Duration, refresher: &Refresher<'_>) -> io::Result<()> {
     let mut watches = Watches::new(Inotify::new()?);
-    let mut followed = Followed::new(Path::new("/"), mode);
-    let mut schedule = Schedule::new(interval, Instant::now());
-    loop {
-        if schedule.is_survey_due(Instant::now()) {
-            followed.survey(&mut watches, refresher);
-        }
-        for container in schedule.due(Instant::now()) {
-            followed.refresh(&container, refresher);
-        }
-        // Between two of the containers that need more time, the others get their turn.
-        let pause = schedule.next().saturating_duration_since(Instant::now());
-        let changes = watches.wait(if followed.is_late() {
-            Duration::ZERO
-        } else {
-            pause
-        })?;
-        if changes.survey {
-            schedule.plan_surveys(Instant::now());
-        }
-        changes
-            .made
-            .iter()
-            .for_each(|container| schedule.plan_refresh(container, Instant::now()));
-        changes
-            .complete
-            .iter()
-            .for_each(|container| followed.refresh(container, refresher));
-        followed.refresh_late(refresher);
+    let mut following = Following {
+        containers: Followed::new(Path::new("/"), mode),
+        refresher,
+    };
+    let schedule = Schedule::new(interval, &AFTER_START, Instant::now());
+    files::follow(&mut following, &mut watches, schedule)
+}
+
+/// The containers, and what refreshes them.
+#[derive(Debug)]
+struct Following<'a> {
+    containers: Followed,
+    refresher: &'a Refresher<'a>,
+}
+
+impl FollowedFiles for Following<'_> {
+    fn survey(&mut self, watches: &mut Watches) {
+        self.containers.survey(watches, self.refresher);
+    }
+
+    fn refresh(&mut self, id: &str) {
+        self.containers.refresh(id, self.refresher);
+    }
+
+    fn is_late(&self) -> bool {
+        self.containers.is_late()
+    }
+
+    fn refresh_late(&mut self) {
+        self.containers.refresh_late(self.refresher);
     }
 }

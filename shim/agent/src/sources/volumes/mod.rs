@@ -32,7 +32,7 @@ use tracing::warn;
 
 use self::settling::Settling;
 use crate::pods::{PodLookup, PodsWithBinds};
-use crate::sources::engines::Watches;
+use crate::sources::files::Watches;
 use crate::sources::watch::{Inotify, Rechecks};
 use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
@@ -94,23 +94,29 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Follows them for ever. All pods that opted in are refreshed at this interval: a mount that
-    /// was moved, or came while the agent did not run, is no event.
+    /// was moved, or came while the agent did not run, is no event. `follow_files` is called while a
+    /// pod has opted in to files of the host, which another thread follows.
     ///
     /// # Errors
     /// If the folders of containers, or the mounts of the host, cannot be watched.
-    pub fn follow(&mut self, interval: Duration) -> io::Result<()> {
+    pub fn follow(&mut self, interval: Duration, follow_files: impl Fn()) -> io::Result<()> {
         let mut watches = Watches::new(Inotify::new()?);
         let (mut next_list, mut next_survey) = (None, Instant::now());
         loop {
             let now = Instant::now();
-            if now >= next_survey {
+            let is_survey = now >= next_survey;
+            if is_survey || next_list.is_some_and(|next| now >= next) {
+                let before = watches.begin();
                 watch_states(&mut watches);
-                self.list_pods(true).map_err(other)?;
-                (next_list, next_survey) = (None, now + interval);
-            } else if next_list.is_some_and(|next| now >= next) {
-                watch_states(&mut watches);
-                self.list_pods(false).map_err(other)?;
+                watches.remove_unused(&before);
+                self.list_pods(is_survey).map_err(other)?;
+                if self.opted_in.values().any(|binds| binds.host_files) {
+                    follow_files();
+                }
                 next_list = None;
+            }
+            if is_survey {
+                next_survey = now + interval;
             }
             if self.settling.due().is_some_and(|due| now >= due) {
                 self.list_mounts().map_err(other)?;
@@ -258,14 +264,12 @@ fn volumes_with_subpaths(pod: &PodOfRoot) -> Vec<VolumeOfPod> {
 }
 
 /// Watches the folders in which containers appear. A folder that is not there may come later.
-fn watch_states(watches: &mut Watches) {
-    let before = watches.begin();
+pub fn watch_states(watches: &mut Watches) {
     for folder in pod_state_folders(Path::new("/")) {
         if let Err(error) = watches.watch_state(&folder) {
             warn!("{}", error_chain(&error));
         }
     }
-    watches.remove_unused(&before);
 }
 
 fn other(error: MountWatchError) -> io::Error {

@@ -5,15 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::sources::files::pause_after;
+
 /// Changes within this time cause a single list.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
-
-/// The pause after a list, as a multiple of the time that the list took: lists need at most one
-/// percent of a processor.
-const PAUSE_FACTOR: u32 = 100;
-
-/// Limit of the pause. On a busy node a list may be delayed, and the next list is quick again.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last list, and the change since.
 #[derive(Debug, Default)]
@@ -37,8 +32,8 @@ impl Settling {
 
     /// A list began and ended at these times.
     pub fn listed(&mut self, began: Instant, ended: Instant) {
-        let pause = ended.saturating_duration_since(began) * PAUSE_FACTOR;
-        self.not_before = Some(ended + pause.min(MAX_PAUSE));
+        let pause = pause_after(ended.saturating_duration_since(began));
+        self.not_before = Some(ended + pause);
         self.due = None;
     }
 }

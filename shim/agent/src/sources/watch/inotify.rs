@@ -17,6 +17,9 @@ const NAMES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
 /// Room for some hundred events, each with a short name.
 const BUFFER: usize = 16 << 10;
 
+/// Limit of events that are read at once; the others wait in the kernel.
+const MAX_EVENTS: usize = 4096;
+
 /// A watched directory. The kernel gives the same number again only after [`Event::Gone`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WatchId(i32);
@@ -97,6 +100,18 @@ impl Inotify {
     /// # Errors
     /// poll(2)'s and read(2)'s.
     pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Event>> {
+        if self.is_readable_within(limit)? {
+            self.read()
+        } else {
+            Ok(Vec::new())
+        }
+    }
+
+    /// Waits until there is an event; false if the time limit came first. `None` waits for ever.
+    ///
+    /// # Errors
+    /// poll(2)'s.
+    pub fn is_readable_within(&self, limit: Option<Duration>) -> io::Result<bool> {
         let timeout = limit.map(|limit| Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
@@ -105,8 +120,8 @@ impl Inotify {
             &mut [PollFd::new(&self.descriptor, PollFlags::IN)],
             timeout.as_ref(),
         ) {
-            Ok(0) | Err(Errno::INTR) => Ok(Vec::new()),
-            Ok(_) => self.read(),
+            Ok(0) | Err(Errno::INTR) => Ok(false),
+            Ok(_) => Ok(true),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -116,6 +131,10 @@ impl Inotify {
         let mut reader = Reader::new(&self.descriptor, &mut buffer);
         let mut events = Vec::new();
         loop {
+            // A process may make events faster than this loop reads them.
+            if events.len() >= MAX_EVENTS && reader.is_buffer_empty() {
+                return Ok(events);
+            }
             match reader.next() {
                 Ok(event) => {
                     let name = event
@@ -152,5 +171,29 @@ impl Event {
         };
         let appeared = is_complete || flags.contains(ReadFlags::CREATE);
         appeared.then_some(Self::Appeared(WatchId(watch), name?, completeness))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn one_read_of_a_flood_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let inotify = Inotify::new().unwrap();
+        inotify.watch(folder.path()).unwrap();
+        let made = 2 * MAX_EVENTS;
+        for name in 0..made {
+            fs::write(folder.path().join(name.to_string()), "").unwrap();
+        }
+        let first = inotify.wait(None).unwrap().len();
+        assert!((MAX_EVENTS..made).contains(&first), "{first}");
+        let rest = inotify.wait(None).unwrap().len();
+        assert_eq!(first + rest, made);
     }
 }

@@ -53,6 +53,14 @@ impl Watches {
         self.inotify.as_fd()
     }
 
+    /// Waits until there is an event; false if the time limit came first.
+    ///
+    /// # Errors
+    /// poll(2)'s.
+    pub fn is_readable_within(&self, limit: Duration) -> io::Result<bool> {
+        self.inotify.is_readable_within(Some(limit))
+    }
+
     /// Waits for events.
     ///
     /// # Errors

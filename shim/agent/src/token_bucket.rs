@@ -32,6 +32,11 @@ impl TokenBucket {
         is_there
     }
 
+    /// True if the bucket gets no further token.
+    pub fn is_full(&self, now: Duration) -> bool {
+        self.full <= now
+    }
+
     /// The time until there is a token.
     pub fn wait(&self, now: Duration) -> Duration {
         self.full.max(now).saturating_sub(now + self.room)
@@ -53,6 +58,7 @@ mod tests {
         let wait = bucket.wait(SECOND * 2);
         assert!(!bucket.take(SECOND * 2 + wait - Duration::from_millis(1)));
         assert!(bucket.take(SECOND * 2 + wait));
+        assert!(!bucket.is_full(SECOND * 20) && bucket.is_full(SECOND * 30));
     }
 
     proptest! {

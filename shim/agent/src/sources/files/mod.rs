@@ -1,0 +1,95 @@
+//! Files of the host that containers bind: a file is refreshed once its name leads to another file.
+//!
+//! ```text
+//! survey ─► containers that opted in ─► watches of their files' folders ─► wait ─► file replaced ─► refresh
+//!   ▲                                                                        │
+//!   └──────────────────── a container started ───────────────────────────────┘
+//! ```
+//!
+//! One thread does all of it, because a bound file may be on a server that hangs. A container that
+//! can write a watched folder decides how many events there are. So events are read in at most one
+//! percent of the time, and the refreshes of each container are paced.
+
+mod schedule;
+mod watches;
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use self::schedule::Schedule;
+pub use self::watches::Watches;
+
+/// The pause after work, as a multiple of the time that the work took.
+const PAUSE_FACTOR: u32 = 100;
+
+/// Limit of that pause.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// Containers, or pods, whose files are followed.
+pub trait FollowedFiles {
+    /// Finds those that opted in, watches the folders of their files, and refreshes the new ones.
+    fn survey(&mut self, watches: &mut Watches);
+
+    /// Refreshes the container or pod with this id.
+    fn refresh(&mut self, id: &str);
+
+    /// True if a container waits for a second turn.
+    fn is_late(&self) -> bool {
+        false
+    }
+
+    /// Refreshes one of the containers that wait for a second turn.
+    fn refresh_late(&mut self) {}
+}
+
+/// Follows files for ever.
+///
+/// # Errors
+/// If inotify fails.
+pub fn follow(
+    followed: &mut impl FollowedFiles,
+    watches: &mut Watches,
+    mut schedule: Schedule,
+) -> io::Result<()> {
+    loop {
+        if schedule.is_survey_due(Instant::now()) {
+            followed.survey(watches);
+        }
+        for id in schedule.due(Instant::now()) {
+            followed.refresh(&id);
+        }
+        // Between two of the containers that need more time, the others get their turn.
+        let pause = schedule.next().saturating_duration_since(Instant::now());
+        let limit = if followed.is_late() {
+            Duration::ZERO
+        } else {
+            pause
+        };
+        if watches.is_readable_within(limit)? {
+            let began = Instant::now();
+            let changes = watches.wait(Duration::ZERO)?;
+            let now = Instant::now();
+            if changes.survey {
+                schedule.plan_surveys(now);
+            }
+            for id in &changes.made {
+                schedule.plan_refresh_of_made(id, now);
+            }
+            for id in &changes.complete {
+                schedule.plan_refresh(id, now);
+            }
+            for id in schedule.due(now) {
+                followed.refresh(&id);
+            }
+            thread::sleep(pause_after(now.saturating_duration_since(began)));
+        }
+        followed.refresh_late();
+    }
+}
+
+/// The pause after work that others can cause all the time: such work needs at most one percent of
+/// a processor. On a busy node the work may be delayed, and the next piece is quick again.
+pub fn pause_after(work: Duration) -> Duration {
+    (work * PAUSE_FACTOR).min(MAX_PAUSE)
+}

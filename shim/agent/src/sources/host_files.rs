@@ -1,0 +1,170 @@
+//! Single files and sockets of the host in pods that opted in to them: a pod is refreshed once the
+//! name of such a file leads to another file.
+//!
+//! The thread starts with the first pod that opted in. A file on a server that hangs delays the
+//! other files of pods until the next survey, and nothing else.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bindguard_core::error_chain;
+use bindguard_core::places::Places;
+use bindguard_guard::refresh::FileBind;
+use bindguard_operator::bundles::host_files_of_container;
+use tracing::warn;
+
+use crate::pods::PodLookup;
+use crate::sinks::metrics::Metrics;
+use crate::sources::files::{self, FollowedFiles, Schedule, Watches};
+use crate::sources::volumes::watch_states;
+use crate::sources::watch::Inotify;
+use crate::work::pod_refreshes::Refreshes;
+use crate::work::refresh_queue::PodOfRoot;
+
+/// The times after the start of a container at which its state may be complete. Containers that
+/// start all the time cause one list of pods in a second.
+const AFTER_START: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+
+/// Limits of followed files, of a pod and below a kubelet root. The others are refreshed at
+/// surveys.
+const MAX_FILES_OF_POD: usize = 64;
+const MAX_FILES: usize = 1024;
+
+/// The files of each container of a pod, by the container's id.
+type FilesOfPod = HashMap<String, Vec<FileBind>>;
+
+/// The pods below one kubelet root.
+#[derive(Debug)]
+struct PodFiles<'a> {
+    root: &'a Path,
+    pods: &'a PodLookup,
+    places: &'a Places,
+    refreshes: &'a Refreshes,
+    metrics: &'a Metrics,
+    /// The pods that opted in, by uid.
+    followed: HashMap<String, FilesOfPod>,
+    /// The warnings of the last survey.
+    warned: HashSet<String>,
+}
+
+/// Follows the files of pods for ever.
+///
+/// # Errors
+/// If there is no inotify instance, or it fails.
+pub fn follow(
+    interval: Duration,
+    root: &Path,
+    pods: &PodLookup,
+    places: &Places,
+    refreshes: &Refreshes,
+    metrics: &Metrics,
+) -> io::Result<()> {
+    let mut watches = Watches::new(Inotify::new()?);
+    let mut following = PodFiles {
+        root,
+        pods,
+        places,
+        refreshes,
+        metrics,
+        followed: HashMap::new(),
+        warned: HashSet::new(),
+    };
+    let schedule = Schedule::new(interval, &AFTER_START, Instant::now());
+    files::follow(&mut following, &mut watches, schedule)
+}
+
+impl PodFiles<'_> {
+    /// Lists the pods that opted in, and returns those with a container that is new.
+    fn list(&mut self) -> Vec<String> {
+        // A runtime that does not answer still has its pods.
+        let Ok(pods) = self.pods.with_binds() else {
+            return Vec::new();
+        };
+        let mut before = std::mem::take(&mut self.followed);
+        let mut with_new = Vec::new();
+        let now = Instant::now();
+        for (uid, _) in pods.into_iter().filter(|(_, binds)| binds.host_files) {
+            if self.pod(&uid).directory().symlink_metadata().is_err() {
+                continue;
+            }
+            let mut known = before.remove(&uid).unwrap_or_default();
+            let (files, has_new) = match self.pods.opted_in(&uid, now, true) {
+                Ok(Some(opted_in)) => {
+                    let ids = opted_in.containers.into_iter().map(|it| it.id);
+                    self.files_of(ids, &mut known)
+                }
+                Ok(None) => continue,
+                Err(_) => (known, false),
+            };
+            with_new.extend(has_new.then(|| uid.clone()));
+            self.followed.insert(uid, files);
+        }
+        with_new
+    }
+
+    /// The files of these containers, and true if a container is new. A container whose bundle is
+    /// not complete yet is found by a later survey.
+    fn files_of(
+        &self,
+        containers: impl Iterator<Item = String>,
+        known: &mut FilesOfPod,
+    ) -> (FilesOfPod, bool) {
+        let (mut files, mut has_new) = (FilesOfPod::new(), false);
+        for id in containers {
+            let binds = known.remove(&id).or_else(|| {
+                let mut binds = host_files_of_container(Path::new("/"), &id, self.places)?;
+                // A container sees the new files of a directory by itself.
+                binds.retain(|bind| !bind.is_of_directory());
+                has_new = true;
+                Some(binds)
+            });
+            files.extend(binds.map(|binds| (id, binds)));
+        }
+        (files, has_new)
+    }
+
+    fn watch(&mut self, watches: &mut Watches) {
+        let of_pod = |(uid, files): (&String, &FilesOfPod)| {
+            let binds = files.values().flatten().take(MAX_FILES_OF_POD);
+            let binds = binds.map(|bind| (uid.clone(), bind.clone()));
+            binds.collect::<Vec<_>>()
+        };
+        let binds = self.followed.iter().flat_map(of_pod).take(MAX_FILES);
+        let mut warnings = HashSet::new();
+        for (uid, bind) in binds {
+            if let Err(error) = watches.watch_file(&uid, &bind.directory, &bind.name) {
+                self.metrics.watch_errors.inc();
+                warnings.insert(error_chain(&error));
+            }
+        }
+        let new = warnings.difference(&self.warned);
+        new.for_each(|warning| warn!("{warning}"));
+        self.warned = warnings;
+    }
+
+    fn pod(&self, uid: &str) -> PodOfRoot {
+        PodOfRoot {
+            kubelet_root: self.root.to_owned(),
+            uid: uid.to_owned(),
+        }
+    }
+}
+
+impl FollowedFiles for PodFiles<'_> {
+    fn survey(&mut self, watches: &mut Watches) {
+        let before = watches.begin();
+        // Watched first: a container that starts meanwhile is found, or reported by an event.
+        watch_states(watches);
+        let with_new = self.list();
+        self.watch(watches);
+        watches.remove_unused(&before);
+        // A file may have been replaced before its folder was watched.
+        with_new.iter().for_each(|uid| self.refresh(uid));
+    }
+
+    fn refresh(&mut self, uid: &str) {
+        self.refreshes.plan(self.pod(uid));
+    }
+}
