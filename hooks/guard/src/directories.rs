@@ -46,6 +46,19 @@ pub fn in_real_folder(path: &Path, probes: &Probes) -> Option<PathBuf> {
     )
 }
 
+/// The kubelets' roots by the names of the places, and by the kernel's names.
+pub fn kubelet_roots_by_all_names(places: &Places, probes: &Probes) -> Vec<PathBuf> {
+    let named: Vec<&Path> = places.kubelet_roots().collect();
+    let real = real_names(&named, probes).into_iter().flatten();
+    let mut names: Vec<PathBuf> = named.iter().map(|root| root.to_path_buf()).collect();
+    for root in real {
+        if !names.contains(&root) {
+            names.push(root);
+        }
+    }
+    names
+}
+
 /// The kernel's names of these paths. Most are in its cache. The others are probed in a separate
 /// process, because a server may have to answer. The kernel counts reading a link as an access, so
 /// it may have a link in its cache and not follow it.

@@ -26,7 +26,7 @@ mod roots_in_use;
 
 pub use admit::{Admission, Attempt, admit, admit_spec};
 pub use check::{check_bundle, planned_outcome};
-pub use directories::in_real_folder;
+pub use directories::{in_real_folder, kubelet_roots_by_all_names};
 pub use expect::ExpectedSources;
 pub use journal::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use bindguard_core::places::Places;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
-use bindguard_guard::bundle_and_pid;
 use bindguard_guard::refresh::FileBind;
+use bindguard_guard::{Probes, bundle_and_pid, kubelet_roots_by_all_names};
 use bindguard_sys::bundle::read_spec;
 
 /// The state folders of crun and runc that Podman or CRI-O calls as root.
@@ -81,7 +81,7 @@ pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
 pub fn host_files_of_container(root: &Path, id: &str, places: &Places) -> Option<Vec<FileBind>> {
     let bytes = spec_of_container(root, id)?;
     let spec = SpecView::from_bytes(&bytes).ok()?;
-    let roots: Vec<&Path> = places.kubelet_roots().collect();
+    let roots = kubelet_roots_by_all_names(places, &Probes::for_create());
     Some(FileBind::of_pod(&spec, &roots))
 }
 

@@ -17,7 +17,9 @@ use bindguard_integration::process::host;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
 use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{
+    Agent, Generation, KubeletRoot, Node, Setup, VolumeKind, on_every_generation,
+};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -258,6 +260,32 @@ fn a_subpath_of_such_a_volume() {
             running.comes_to_read(text)?;
             ensure!(fs::read_to_string(subpath.target().join("file"))? == text);
         }
+        running.remove(node)
+    });
+}
+
+/// `/var/lib/kubelet` is a link to a larger disk. containerd writes the target into the spec.
+#[test]
+fn below_a_kubelet_root_that_is_a_link() {
+    let linked = Setup::on(Generation::V2_1).kubelet_root(KubeletRoot::Symlinked);
+    linked.cri().story(|node| {
+        let pod = node.kubelet().pod("uid-link")?;
+        let volume = CsiVolume::publish(&pod, "one")?;
+        let running = volume.used(node, "bindguard", "link", &OPTED_IN)?;
+        volume.mount_anew("two")?;
+        let words = ["refresh", "--pod", "default/link", "--what", "volumes"];
+        let by_hand = node.bindguard(words)?;
+        ensure!(
+            by_hand.code() == 0 && by_hand.stdout.contains("replaced"),
+            "{by_hand:?}"
+        );
+        ensure!(running.content()? == "two");
+        let agent = Agent::start(node, "")?;
+        for content in ["three", "four"] {
+            volume.mount_anew(content)?;
+            running.comes_to_read(content)?;
+        }
+        until("both are counted", || Ok(agent.figure(REPLACED) == 2.0))?;
         running.remove(node)
     });
 }

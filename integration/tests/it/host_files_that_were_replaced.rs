@@ -61,7 +61,7 @@ fn by_the_agent() {
             Ok(running.shows(&daemon).is_ok())
         })?;
         ensure!(mounts::table()? == before, "the host's mounts have changed");
-        ensure!(agent.figure(REPLACED) == 2.0, "{}", agent.get("/metrics"));
+        until("both are counted", || Ok(agent.figure(REPLACED) == 2.0))?;
         running.cri.remove_pod(&running.sandbox)
     });
 }
@@ -79,7 +79,7 @@ fn by_the_agent_at_once() {
                 Ok(running.shows(&daemon).is_ok())
             })?;
         }
-        ensure!(agent.figure(REPLACED) == 6.0, "{}", agent.get("/metrics"));
+        until("all are counted", || Ok(agent.figure(REPLACED) == 6.0))?;
         running.cri.remove_pod(&running.sandbox)
     });
 }

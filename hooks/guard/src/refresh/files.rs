@@ -4,7 +4,7 @@
 //! on, and keeps the folders open while the way is judged: a container may be able to write one of
 //! them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bindguard_core::evidence::{FileKind, FilePlace};
@@ -53,7 +53,7 @@ impl FileBind {
 
     /// The binds of a pod's spec whose sources are not in these folders of kubelets. The kubelet
     /// and the pod write into those, and other refreshes follow them.
-    pub fn of_pod(spec: &SpecView<'_>, kubelet_roots: &[&Path]) -> Vec<Self> {
+    pub fn of_pod(spec: &SpecView<'_>, kubelet_roots: &[PathBuf]) -> Vec<Self> {
         let is_of_kubelet = |bind: &Self| {
             let mut roots = kubelet_roots.iter();
             roots.any(|root| lies_in(&bind.directory, root))

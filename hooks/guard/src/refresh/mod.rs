@@ -15,6 +15,7 @@ mod host_roots;
 mod ids;
 mod mounts;
 mod outcome;
+mod pod_folder;
 mod progress;
 mod records;
 mod release;

@@ -23,6 +23,7 @@ use bindguard_sys::{Handle, Mounts, OpenedTarget};
 
 use super::current_files::{CurrentFiles, OpenedNested};
 use super::outcome::NotReplaced;
+use super::pod_folder::PodFolder;
 use super::specified_bind::SpecifiedBind;
 use crate::probes::Probes;
 
@@ -43,7 +44,11 @@ impl BoundMounts {
     pub fn open(bundle: &Path, pod: &Path) -> Option<Self> {
         let bytes = read_spec(bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
-        let binds = spec.binds().iter().map(|bind| SpecifiedBind::of(bind, pod));
+        let pod = PodFolder::of(pod);
+        let binds = spec
+            .binds()
+            .iter()
+            .map(|bind| SpecifiedBind::of(bind, &pod));
         let record = read_record(bundle)
             .ok()
             .and_then(|json| serde_json::from_slice(&json).ok())

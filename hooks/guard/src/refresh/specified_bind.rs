@@ -12,10 +12,13 @@ use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, open_without_waiting};
 
+use super::pod_folder::PodFolder;
+
 /// A bind of a container's spec.
 #[derive(Debug)]
 pub(super) struct SpecifiedBind {
     pub(super) index: usize,
+    /// The kernel's name of the source, if that lies in the folder of the pod.
     pub(super) source: PathBuf,
     pub(super) destination: PathBuf,
     pub(super) settings: CloneSettings,
@@ -28,18 +31,19 @@ pub(super) struct SpecifiedBind {
 }
 
 impl SpecifiedBind {
-    pub(super) fn of(bind: &Bind<'_>, pod: &Path) -> Self {
-        let source = bind.source();
-        let is_in_pod = lies_in(source, pod) && source != pod;
+    pub(super) fn of(bind: &Bind<'_>, pod: &PodFolder) -> Self {
+        let in_pod = pod.path_in(bind.source());
+        let in_pod = in_pod.filter(|source| source != pod.path());
+        let is_of_kubelet = |source: &PathBuf| is_of_kubelet_written_volume(source, pod.path());
         Self {
             index: bind.index(),
-            source: source.to_owned(),
+            is_in_pod: in_pod.is_some(),
+            is_volume: in_pod.as_ref().is_some_and(|source| !is_of_kubelet(source)),
+            source: in_pod.unwrap_or_else(|| bind.source().to_owned()),
             destination: bind.destination().to_owned(),
             settings: settings_of(bind),
             denied: bind.denied(),
             is_shared: bind.propagation() == RequestedPropagation::Shared,
-            is_in_pod,
-            is_volume: is_in_pod && !is_of_kubelet_written_volume(source, pod),
         }
     }
 

@@ -32,6 +32,7 @@ mod refresh_files_hostile;
 mod refresh_host_roots;
 mod refresh_hostile;
 mod refresh_interrupted;
+mod refresh_linked_root;
 mod refresh_mounts;
 mod refresh_namespaces;
 mod refresh_nested;

@@ -428,7 +428,7 @@ fn only_sources_outside_of_the_kubelets_folders_are_files_of_the_host() {
         (Path::new("/k/pods/u/volume-subpaths/c/a/0"), "/conf"),
         (Path::new("/kubelet/app.conf"), "/app.conf"),
     ]);
-    let binds = FileBind::of_pod(&SpecView::from_bytes(&spec).unwrap(), &[Path::new("/k")]);
+    let binds = FileBind::of_pod(&SpecView::from_bytes(&spec).unwrap(), &["/k".into()]);
     let places: Vec<_> = binds.iter().map(|it| it.destination.to_str()).collect();
     assert_eq!(places, [Some("/app.sock"), Some("/app.conf")]);
 }

@@ -23,12 +23,14 @@ use bindguard_core::policy::Mode;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, BindReport, RefreshLine, RefreshedMount};
-use bindguard_core::spec::{SpecUsers, SpecView};
+use bindguard_core::spec::{Bind, SpecUsers, SpecView};
 use bindguard_guard::refresh::{
     HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
     refresh_container_within,
 };
-use bindguard_guard::{ExpectedSources, Proved, prove_new_container};
+use bindguard_guard::{
+    ExpectedSources, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
+};
 use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use tracing::{info, warn};
@@ -286,13 +288,14 @@ fn init_of(container: &Container) -> Result<HeldProcess, NotChecked> {
 
 /// The folder of the pod whose subpaths or volumes the container binds. `None` if it binds none.
 fn pod_directory(spec: &SpecView<'_>, config: &Config) -> Option<PathBuf> {
-    let of_source = |source: &Path| {
-        let path = PodPath::from_path(source, config.places().kubelet_roots())?;
+    let may_be_of_pod = |bind: &&Bind<'_>| PodPath::may_be_one(bind.source());
+    let mut binds = spec.binds().iter().filter(may_be_of_pod).peekable();
+    binds.peek()?;
+    let roots = kubelet_roots_by_all_names(config.places(), &Probes::for_create());
+    binds.find_map(|bind| {
+        let path = PodPath::from_path(bind.source(), roots.iter().map(PathBuf::as_path))?;
         Some(path.kubelet_root().join("pods").join(path.pod_uid()))
-    };
-    spec.binds()
-        .iter()
-        .find_map(|bind| of_source(bind.source()))
+    })
 }
 
 /// The time that is left.
@@ -369,6 +372,26 @@ mod tests {
     impl Drop for Cgroup {
         fn drop(&mut self) {
             let _ = fs::remove_dir(&self.0);
+        }
+    }
+
+    /// containerd writes the kernel's name of a source into the spec.
+    #[test]
+    fn the_pod_of_a_linked_kubelet_root_is_known() {
+        let disk = tempfile::tempdir().unwrap();
+        let disk = disk.path().canonicalize().unwrap();
+        let [data, link] = ["data", "link"].map(|name| disk.join(name));
+        fs::create_dir(&data).unwrap();
+        std::os::unix::fs::symlink(&data, &link).unwrap();
+        let config = Config::from_toml(&format!("kubelet.roots = [{link:?}]")).unwrap();
+        for root in [&data, &link] {
+            let source = root.join("pods/u/volume-subpaths/conf/app/0");
+            let spec = serde_json::json!({"mounts": [
+                {"type": "bind", "source": source, "destination": "/d"}
+            ]});
+            let spec = spec.to_string();
+            let spec = SpecView::from_bytes(spec.as_bytes()).unwrap();
+            assert_eq!(pod_directory(&spec, &config), Some(root.join("pods/u")));
         }
     }
 

@@ -18,12 +18,13 @@ mod settling;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
+use bindguard_guard::{Probes, in_real_folder};
 use bindguard_operator::bundles::pod_state_folders;
 use bindguard_sys::{MountWatch, MountWatchError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -58,6 +59,8 @@ pub struct FollowedVolumes<'a> {
     pods: &'a PodLookup,
     refreshes: &'a Refreshes,
     updates: Updates<'a>,
+    /// The folder of the root's pods, by the name that the mount table has.
+    folder: PathBuf,
     /// The pods that opted in.
     opted_in: PodsWithBinds,
     /// `None` while no pod has opted in to volumes.
@@ -86,6 +89,7 @@ impl<'a> FollowedVolumes<'a> {
             pods,
             refreshes,
             updates,
+            folder: root.join("pods"),
             opted_in: PodsWithBinds::new(),
             mounts: None,
             settling: Settling::default(),
@@ -142,6 +146,7 @@ impl<'a> FollowedVolumes<'a> {
             return Ok(());
         };
         let before = std::mem::replace(&mut self.opted_in, opted_in);
+        self.folder = folder_of_pods(self.root);
         let has_volumes = self.opted_in.values().any(|binds| binds.volumes);
         if !has_volumes {
             (self.mounts, self.settling) = (None, Settling::default());
@@ -172,7 +177,7 @@ impl<'a> FollowedVolumes<'a> {
         self.settling.listed(began, Instant::now());
         let uids: HashSet<&str> = appeared
             .iter()
-            .filter_map(|place| pod_with_volume_at(place, self.root))
+            .filter_map(|place| pod_with_volume_at(place, &self.folder))
             .filter(|uid| self.opted_in.get(*uid).is_some_and(|binds| binds.volumes))
             .collect();
         let due: Vec<PodOfRoot> = uids.into_iter().map(|uid| self.pod(uid)).collect();
@@ -232,9 +237,15 @@ impl<'a> FollowedVolumes<'a> {
     }
 }
 
+/// The folder of the pods below a root, which may be a link.
+fn folder_of_pods(root: &Path) -> PathBuf {
+    let folder = root.join("pods");
+    in_real_folder(&folder, &Probes::for_create()).unwrap_or(folder)
+}
+
 /// The uid of the pod with a volume mounted at this place, `<root>/pods/<uid>/volumes/...`.
-fn pod_with_volume_at<'p>(place: &'p Path, root: &Path) -> Option<&'p str> {
-    let below = place.strip_prefix(root.join("pods")).ok()?;
+fn pod_with_volume_at<'p>(place: &'p Path, folder_of_pods: &Path) -> Option<&'p str> {
+    let below = place.strip_prefix(folder_of_pods).ok()?;
     let mut names = below.iter().map(|name| name.to_str());
     let (uid, folder) = (names.next()??, names.next()??);
     (folder == "volumes").then_some(uid)
@@ -284,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_mount_belongs_to_a_volume_of_a_pod() {
-        let found = |place| pod_with_volume_at(Path::new(place), Path::new("/k"));
+        let found = |place| pod_with_volume_at(Path::new(place), Path::new("/k/pods"));
         for place in [
             "/k/pods/u-1/volumes/kubernetes.io~csi/pv/mount",
             "/k/pods/u-1/volumes/kubernetes.io~nfs/data",
@@ -299,6 +310,20 @@ mod tests {
             "/",
         ] {
             assert_eq!(found(place), None, "{place}");
+        }
+    }
+
+    /// The mount table has the kernel's name of a root that is a link.
+    #[test]
+    fn the_pods_of_a_linked_root_are_known_by_their_mounts() {
+        let disk = tempfile::tempdir().unwrap();
+        let disk = disk.path().canonicalize().unwrap();
+        fs::create_dir_all(disk.join("data/pods")).unwrap();
+        std::os::unix::fs::symlink("data", disk.join("link")).unwrap();
+        let place = disk.join("data/pods/u-1/volumes/kubernetes.io~csi/pv/mount");
+        for root in ["data", "link"] {
+            let folder = folder_of_pods(&disk.join(root));
+            assert_eq!(pod_with_volume_at(&place, &folder), Some("u-1"), "{root}");
         }
     }
 
