@@ -159,7 +159,8 @@ impl RefreshRequest {
                 }
             }
         }
-        request.read_binds(annotation(REFRESH_BINDS));
+        let expected = "\"volumes\", \"host-root\" or \"host-files\"";
+        request.read_binds(REFRESH_BINDS, annotation(REFRESH_BINDS), expected);
         request.read_notify(NOTIFY, annotation(NOTIFY));
         request
     }
@@ -169,7 +170,8 @@ impl RefreshRequest {
         self.containers == OptIn::None && !self.binds.any()
     }
 
-    /// Reads the labels of one container, or its annotations of the same names.
+    /// Reads the labels of one container, or its annotations of the same names. The label
+    /// [`REFRESH_LABEL`] covers all files of the host.
     pub fn from_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Self {
         let mut request = Self::default();
         match label(REFRESH_LABEL).map(str::trim) {
@@ -177,24 +179,22 @@ impl RefreshRequest {
             Some("true") => request.containers = OptIn::All,
             Some(text) => request.refuse(REFRESH_LABEL, text, "\"true\" or \"false\""),
         }
-        if let Some(text) = label(REFRESH_BINDS_LABEL) {
-            let expected = "supported: only binds of pods are attached again";
-            request.refuse(REFRESH_BINDS_LABEL, text, expected);
+        let expected = "\"volumes\" or \"host-root\"";
+        request.read_binds(REFRESH_BINDS_LABEL, label(REFRESH_BINDS_LABEL), expected);
+        if std::mem::take(&mut request.binds.host_files) {
+            request.refuse(REFRESH_BINDS_LABEL, HOST_FILES, expected);
         }
         request.read_notify(NOTIFY_LABEL, label(NOTIFY_LABEL));
         request
     }
 
-    fn read_binds(&mut self, text: Option<&str>) {
+    fn read_binds(&mut self, name: &str, text: Option<&str>, expected: &str) {
         for kind in text.into_iter().flat_map(|text| text.split(',')) {
             match kind.trim() {
                 VOLUMES => self.binds.volumes = true,
                 HOST_ROOT => self.binds.host_root = true,
                 HOST_FILES => self.binds.host_files = true,
-                other => {
-                    let expected = "\"volumes\", \"host-root\" or \"host-files\"";
-                    self.refuse(REFRESH_BINDS, other, expected);
-                }
+                other => self.refuse(name, other, expected),
             }
         }
     }
@@ -355,7 +355,16 @@ mod tests {
             );
             let label = |name: &str| (name == REFRESH_BINDS_LABEL).then_some(value);
             let request = RefreshRequest::from_labels(label);
-            assert_eq!((request.is_none(), request.problems.len()), (true, 1));
+            let of_engine = RequestedBinds {
+                host_files: false,
+                ..binds
+            };
+            let refused = usize::from(host_files);
+            assert_eq!(
+                (request.binds, request.problems.len()),
+                (of_engine, problems + refused),
+                "{value:?}"
+            );
         }
         let files = request(Some("true"), None);
         assert!(!files.binds.any() && !files.is_none());

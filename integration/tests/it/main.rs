@@ -136,6 +136,7 @@ mod runtime_killed_at_each_step;
 mod second_try_starts_with_a_clean_log;
 mod secret_update_then_restart;
 mod shared_pid_namespace;
+mod shares_of_docker_and_podman;
 mod shim_killed_at_each_step;
 mod shim_killed_in_create;
 mod shim_killed_then_containerd_cleans_up;

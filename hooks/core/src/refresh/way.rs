@@ -13,7 +13,7 @@
 //! help: it does not keep a user from making a name. Hard links need no rule: a container cannot
 //! link a file of another mount (link(2), EXDEV).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -188,6 +188,37 @@ impl Way {
                 .push(self.relied_on_at(look_up, RefusedReason::OtherFolderBelowWritableBind)?);
         }
         Ok(relied_on)
+    }
+
+    /// Adds the look-up of a mount point in the folder at the end of the way. `None` if the way has
+    /// a symlink or is not complete.
+    #[must_use]
+    pub fn to_mount_point(mut self, name: &OsStr) -> Option<Self> {
+        let is_folder = |look_up: &LookUp| matches!(look_up.found, Found::Folder(_));
+        let folder = self.folders.len().checked_sub(1)?;
+        if !self.look_ups.iter().all(is_folder) {
+            return None;
+        }
+        self.look_ups.push(LookUp {
+            folder,
+            name: name.to_owned(),
+            found: Found::MountPoint,
+        });
+        Some(self)
+    }
+
+    /// All folders of the way: root alone must be able to write them. No folder of the container's
+    /// start is known if the end of the way is a mount point. A container can rename a folder that
+    /// is a mount point of the host.
+    ///
+    /// # Errors
+    /// If users besides root may write a folder of the way.
+    pub fn relied_on_wholly(&self) -> Result<Vec<ReliedOn<'_>>, Refused> {
+        let look_ups = 0..self.look_ups.len();
+        let reason = RefusedReason::OtherFolderBelowWritableBind;
+        look_ups
+            .map(|look_up| self.relied_on_at(look_up, reason))
+            .collect()
     }
 
     /// The refusal of a file that a mount covers.

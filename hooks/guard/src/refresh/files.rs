@@ -4,7 +4,7 @@
 //! on, and keeps the folders open while the way is judged: a container may be able to write one of
 //! them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::evidence::{FileKind, FilePlace};
@@ -15,7 +15,7 @@ use bindguard_core::refresh::{
     files_in_container,
 };
 use bindguard_core::spec::SpecView;
-use bindguard_sys::{Handle, HostWalk, Mounts, OpenedTarget, walk_host_path};
+use bindguard_sys::{Handle, HostWalk, Mounts, OpenedTarget, WalkedFolder, walk_host_path};
 
 use super::bound_file_error::BoundFileError;
 use super::current_files::CurrentFiles;
@@ -149,29 +149,38 @@ impl<'a> BoundFiles<'a> {
     ) -> Result<(), Refused> {
         let mount = &stale.mount;
         let relied_on = walked.way.relied_on(mount, self.started)?;
-        if relied_on.is_empty() {
-            return Ok(());
-        }
         let to_write = !mount.is_read_only();
-        let mut first = None;
-        for container in self.others.tables() {
-            let Ok(container) = container else {
-                let unknown = RefusedReason::MountsUnknown;
-                return Err(walked.way.refusal(&relied_on[0], unknown));
-            };
-            let leads = |relied_on: &ReliedOn<'_>| {
-                container.can_lead(&relied_on.folder.place, file, to_write)
-            };
-            let led = relied_on.iter().position(leads);
-            first = first.into_iter().chain(led).min();
-            if first == Some(0) {
-                break;
-            }
+        refuse_led(&walked.way, &relied_on, (file, to_write), self.others)
+    }
+}
+
+/// Refuses a way to a file if a running container may write a folder that the way relies on, and
+/// has no access to the file. `to_write`: read access does not suffice.
+pub(super) fn refuse_led(
+    way: &Way,
+    relied_on: &[ReliedOn<'_>],
+    (file, to_write): (&FilePlace, bool),
+    others: &dyn RunningContainers,
+) -> Result<(), Refused> {
+    if relied_on.is_empty() {
+        return Ok(());
+    }
+    let mut first = None;
+    for container in others.tables() {
+        let Ok(container) = container else {
+            return Err(way.refusal(&relied_on[0], RefusedReason::MountsUnknown));
+        };
+        let leads =
+            |relied_on: &ReliedOn<'_>| container.can_lead(&relied_on.folder.place, file, to_write);
+        let led = relied_on.iter().position(leads);
+        first = first.into_iter().chain(led).min();
+        if first == Some(0) {
+            break;
         }
-        match first.and_then(|first: usize| relied_on.get(first)) {
-            Some(relied_on) => Err(walked.way.refusal(relied_on, relied_on.reason)),
-            None => Ok(()),
-        }
+    }
+    match first.and_then(|first: usize| relied_on.get(first)) {
+        Some(relied_on) => Err(way.refusal(relied_on, relied_on.reason)),
+        None => Ok(()),
     }
 }
 
@@ -246,16 +255,7 @@ impl WalkedWay {
             end,
         } = walk_host_path(&bind.source())?;
         let mounts = Mounts::default();
-        let mut on_the_way = Vec::with_capacity(folders.len());
-        for folder in &folders {
-            on_the_way.push(WayFolder {
-                path: folder.handle.path().to_owned(),
-                place: place_of(&folder.handle, &mounts)?,
-                owner: folder.owner,
-                mode: folder.mode,
-                born: folder.born,
-            });
-        }
+        let on_the_way = folders_on_the_way(&folders, &mounts)?;
         let named_in = named_in.and_then(|index| on_the_way.get(index));
         let directory = named_in
             .ok_or_else(|| BoundFileError::NoDirectory(bind.directory.clone()))?
@@ -276,7 +276,33 @@ impl WalkedWay {
     }
 }
 
-fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, BoundFileError> {
+/// The way to a folder of the host.
+pub(super) fn way_to_folder(folder: &Path) -> Result<Way, BoundFileError> {
+    let walk = walk_host_path(folder)?;
+    Ok(Way {
+        folders: folders_on_the_way(&walk.folders, &Mounts::default())?,
+        look_ups: walk.look_ups,
+    })
+}
+
+fn folders_on_the_way(
+    folders: &[WalkedFolder],
+    mounts: &Mounts,
+) -> Result<Vec<WayFolder>, BoundFileError> {
+    let folder = |folder: &WalkedFolder| {
+        Ok(WayFolder {
+            path: folder.handle.path().to_owned(),
+            place: place_of(&folder.handle, mounts)?,
+            owner: folder.owner,
+            mode: folder.mode,
+            born: folder.born,
+        })
+    };
+    folders.iter().map(folder).collect()
+}
+
+/// The place of a file in its filesystem.
+pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, BoundFileError> {
     let directory = || file.path().to_owned();
     let mount = mounts.mount_of(file);
     let mount = mount

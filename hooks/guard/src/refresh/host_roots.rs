@@ -157,6 +157,11 @@ pub(crate) struct Copy {
 }
 
 impl HostRoots {
+    /// True if one of them has this source.
+    pub fn has(&self, source: &Path) -> bool {
+        self.binds.iter().any(|bind| bind.source == source)
+    }
+
     /// True if the container has none.
     pub fn is_empty(&self) -> bool {
         self.binds.is_empty()

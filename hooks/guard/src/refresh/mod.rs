@@ -9,6 +9,7 @@
 mod bound_file_error;
 mod container;
 mod current_files;
+mod engine_mounts;
 mod files;
 mod host;
 mod host_roots;
@@ -33,6 +34,7 @@ pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
 };
 pub use current_files::CurrentFiles;
+pub use engine_mounts::EngineMounts;
 pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use host_roots::{HostRootError, HostRoots};

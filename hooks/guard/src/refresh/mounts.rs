@@ -16,7 +16,7 @@ use bindguard_core::refresh::{
     BoundMount, InnerBind, KeptMounts, NestedBind, NotNested, SubpathInContainer,
     mounts_in_container, nested_binds,
 };
-use bindguard_core::spec::SpecView;
+use bindguard_core::spec::{Bind, SpecView};
 use bindguard_sys::bundle::{read_record, read_spec, replace_record};
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, OpenedTarget};
@@ -42,13 +42,18 @@ impl BoundMounts {
     /// The binds of the container with this bundle, of the pod with this folder
     /// (`<root>/pods/<uid>`). None if the bundle has no spec.
     pub fn open(bundle: &Path, pod: &Path) -> Option<Self> {
+        let pod = PodFolder::of(pod);
+        Self::with_binds(bundle, |bind| SpecifiedBind::of_pod(bind, &pod))
+    }
+
+    /// The same with a value for each bind of the spec.
+    pub(super) fn with_binds(
+        bundle: &Path,
+        specified: impl Fn(&Bind<'_>) -> SpecifiedBind,
+    ) -> Option<Self> {
         let bytes = read_spec(bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
-        let pod = PodFolder::of(pod);
-        let binds = spec
-            .binds()
-            .iter()
-            .map(|bind| SpecifiedBind::of(bind, &pod));
+        let binds = spec.binds().iter().map(specified);
         let record = read_record(bundle)
             .ok()
             .and_then(|json| serde_json::from_slice(&json).ok())

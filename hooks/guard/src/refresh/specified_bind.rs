@@ -31,19 +31,29 @@ pub(super) struct SpecifiedBind {
 }
 
 impl SpecifiedBind {
-    pub(super) fn of(bind: &Bind<'_>, pod: &PodFolder) -> Self {
-        let in_pod = pod.path_in(bind.source());
-        let in_pod = in_pod.filter(|source| source != pod.path());
-        let is_of_kubelet = |source: &PathBuf| is_of_kubelet_written_volume(source, pod.path());
+    pub(super) fn of(bind: &Bind<'_>, is_volume: bool) -> Self {
         Self {
             index: bind.index(),
-            is_in_pod: in_pod.is_some(),
-            is_volume: in_pod.as_ref().is_some_and(|source| !is_of_kubelet(source)),
-            source: in_pod.unwrap_or_else(|| bind.source().to_owned()),
+            source: bind.source().to_owned(),
             destination: bind.destination().to_owned(),
             settings: settings_of(bind),
             denied: bind.denied(),
             is_shared: bind.propagation() == RequestedPropagation::Shared,
+            is_in_pod: false,
+            is_volume,
+        }
+    }
+
+    pub(super) fn of_pod(bind: &Bind<'_>, pod: &PodFolder) -> Self {
+        let in_pod = pod.path_in(bind.source());
+        let Some(source) = in_pod.filter(|source| source != pod.path()) else {
+            return Self::of(bind, false);
+        };
+        let is_volume = !is_of_kubelet_written_volume(&source, pod.path());
+        Self {
+            source,
+            is_in_pod: true,
+            ..Self::of(bind, is_volume)
         }
     }
 

@@ -81,7 +81,12 @@ impl KubeletRoots {
         self.retry_with_backoff("follow the containers of Docker and Podman", || {
             let served = &self.served;
             let refresher = Refresher::new(helper, &served.metrics, &served.reporting, policy);
-            engines::follow(mode, self.config.agent().survey, &refresher)
+            engines::follow(
+                mode,
+                self.config.places(),
+                self.config.agent().survey,
+                &refresher,
+            )
         });
     }
 

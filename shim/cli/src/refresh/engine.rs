@@ -9,7 +9,8 @@ use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HelperProcess, TuckRecords, refresh_container,
+    BoundFiles, CurrentFiles, EngineMounts, FileBind, HelperProcess, HostRoots, TuckRecords,
+    refresh_container,
 };
 use bindguard_operator::engines::{
     ContainersOfNode, EngineContainer, engine_containers, rootless_owner, state_folders,
@@ -17,7 +18,7 @@ use bindguard_operator::engines::{
 use bindguard_operator::node::hold_init;
 use bindguard_sys::bundle::read_spec;
 
-use super::{Refresh, RefreshReport, record};
+use super::{Refresh, RefreshReport, What, record};
 
 /// The running container of an engine whose id begins so; `None` if there is none.
 ///
@@ -40,7 +41,7 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
     Ok(found.pop())
 }
 
-/// Refreshes the single files that the container binds.
+/// Refreshes the binds of this kind: without one, the single files that the container binds.
 pub(super) fn refresh(
     helper: &HelperProcess,
     container: &EngineContainer,
@@ -54,14 +55,33 @@ pub(super) fn refresh(
     let bytes = read_spec(&container.bundle).with_context(doing)?;
     let spec = SpecView::from_bytes(&bytes).with_context(doing)?;
     let running = ContainersOfNode::at(Path::new("/"));
-    let (files, errors) = BoundFiles::open(FileBind::of_spec(&spec), container.pid, &running);
+    let (places, bundle) = (config.places(), container.bundle.as_path());
+    let mut errors = Vec::new();
+    let files: Option<Box<dyn CurrentFiles + '_>> = match verb.what {
+        // An engine has no subPaths.
+        What::Subpaths | What::HostFiles => {
+            let binds = FileBind::of_spec(&spec);
+            let (files, failed) = BoundFiles::open(binds, container.pid, &running);
+            errors = failed;
+            Some(Box::new(files))
+        }
+        What::Volumes => {
+            let mounts = EngineMounts::open(bundle, &running, places, None);
+            mounts.map(|mounts| Box::new(mounts) as Box<dyn CurrentFiles>)
+        }
+        What::HostRoot => {
+            let roots = HostRoots::open(bundle, config.policy(), places);
+            roots.map(|roots| Box::new(roots) as Box<dyn CurrentFiles>)
+        }
+    };
+    let files = files.with_context(|| format!("refresh {name}: its bundle is gone"))?;
     let start = Instant::now();
     let users = SpecUsers::from_spec(&bytes).ok();
     let refreshed = refresh_container(
         helper,
         &process,
         users.as_ref(),
-        &files,
+        &*files,
         verb.act(),
         &TuckRecords::default(),
     );

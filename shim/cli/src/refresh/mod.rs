@@ -117,11 +117,6 @@ impl Refresh {
             .transpose()?
             .flatten()
         {
-            Some(_) if self.what != What::Subpaths => {
-                bail!(
-                    "refresh a container of Docker or Podman: only its single files are refreshed"
-                )
-            }
             Some(container) => engine::refresh(&helper, &container, &self, config)?,
             None => self.refresh_pods(&helper, config)?,
         };

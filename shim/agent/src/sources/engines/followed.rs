@@ -8,9 +8,10 @@ use std::time::Duration;
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
-use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest};
+use bindguard_core::places::Places;
+use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest, RequestedBinds};
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::refresh::{BoundFiles, FileBind};
+use bindguard_guard::refresh::{BoundFiles, CurrentFiles, EngineMounts, FileBind};
 use bindguard_operator::engines::{
     ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
 };
@@ -30,7 +31,9 @@ const LAST_TURN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct FollowedContainer {
     container: Container,
+    bundle: PathBuf,
     binds: Vec<FileBind>,
+    requested: RequestedBinds,
     notify: Notify,
     problems: Vec<String>,
 }
@@ -41,6 +44,7 @@ pub struct Followed {
     root: PathBuf,
     running: ContainersOfNode,
     mode: RefreshMode,
+    places: Places,
     containers: HashMap<String, FollowedContainer>,
     /// The containers that needed more time than their first turn.
     late: VecDeque<String>,
@@ -51,13 +55,14 @@ pub struct Followed {
 
 impl Followed {
     /// The containers on a node whose `/` is at `root`. A survey finds them.
-    pub fn new(root: &Path, mode: RefreshMode) -> Self {
+    pub fn new(root: &Path, mode: RefreshMode, places: &Places) -> Self {
         let running = ContainersOfNode::at(root);
         let (containers, late, labels) = Default::default();
         Self {
             root: root.to_owned(),
             running,
             mode,
+            places: places.clone(),
             containers,
             late,
             labels,
@@ -100,7 +105,7 @@ impl Followed {
     /// Refreshes a container, if it still runs. A container that needs more time gets a second turn
     /// after all others.
     pub fn refresh(&mut self, id: &str, refresher: &Refresher<'_>) {
-        let begin = |container: &Container, files: &BoundFiles, notify| {
+        let begin = |container: &Container, files: &dyn CurrentFiles, notify| {
             refresher.begin(FIRST_TURN, container, files, notify)
         };
         if self.refresh_by(id, refresher, begin) && !self.late.iter().any(|late| late == id) {
@@ -118,7 +123,7 @@ impl Followed {
         let Some(id) = self.late.pop_front() else {
             return;
         };
-        let finish = |container: &Container, files: &BoundFiles, notify| {
+        let finish = |container: &Container, files: &dyn CurrentFiles, notify| {
             refresher.finish(LAST_TURN, container, files, notify)
         };
         self.refresh_by(&id, refresher, finish);
@@ -129,7 +134,7 @@ impl Followed {
         &self,
         id: &str,
         refresher: &Refresher<'_>,
-        refresh: impl Fn(&Container, &BoundFiles<'_>, Notify) -> RefreshedContainer,
+        refresh: impl Fn(&Container, &dyn CurrentFiles, Notify) -> RefreshedContainer,
     ) -> bool {
         let Some(opted_in) = self.containers.get(id) else {
             return false;
@@ -145,7 +150,20 @@ impl Followed {
                 .iter()
                 .map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))),
         );
-        let done = refresh(&opted_in.container, &files, opted_in.notify);
+        let (bundle, requested) = (&opted_in.bundle, opted_in.requested);
+        let roots = requested.host_root.then(|| {
+            let roots = refresher.host_roots(bundle, &self.places);
+            roots.filter(|roots| !roots.is_empty())
+        });
+        let roots = roots.flatten();
+        let mounts = requested
+            .volumes
+            .then(|| EngineMounts::open(bundle, &self.running, &self.places, roots.as_ref()));
+        let mounts = mounts.flatten();
+        let mut kinds: Vec<&dyn CurrentFiles> = vec![&files];
+        kinds.extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
+        kinds.extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
+        let done = refresh(&opted_in.container, &kinds, opted_in.notify);
         warnings.extend(done.warnings);
         refresher.warn(id, warnings);
         done.is_out_of_time
@@ -181,11 +199,12 @@ impl Followed {
         let request = annotated(&spec).or_else(|| label.map(|label| label.request.clone()));
         let RefreshRequest {
             containers,
-            binds: _,
+            binds: requested,
             notify,
             mut problems,
         } = request.unwrap_or_default();
-        if self.mode != RefreshMode::All && containers == OptIn::None && problems.is_empty() {
+        let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
+        if !is_in && !requested.any() && problems.is_empty() {
             return None;
         }
         // As the engines print it.
@@ -197,7 +216,6 @@ impl Followed {
         problems
             .iter_mut()
             .for_each(|problem| *problem = format!("{name}: {problem}"));
-        let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
         // Directories need no watch: a container sees their new files by itself.
         let mut binds = if is_in {
             FileBind::of_spec(&spec)
@@ -206,7 +224,7 @@ impl Followed {
         };
         binds.retain(|bind| !bind.is_of_directory());
         let users = SpecUsers::from_spec(&bytes).ok().map(Arc::new);
-        let container = Container {
+        let followed = Container {
             identity: Identity::without_pod(&name),
             id: container.id.clone(),
             name,
@@ -214,8 +232,10 @@ impl Followed {
             spec: users,
         };
         Some(FollowedContainer {
-            container,
+            container: followed,
+            bundle: container.bundle.clone(),
             binds,
+            requested,
             notify,
             problems,
         })
@@ -263,7 +283,7 @@ mod tests {
         };
         let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
         refresher.warn("gone", vec!["why".to_owned()]);
-        let mut followed = Followed::new(root.path(), RefreshMode::All);
+        let mut followed = Followed::new(root.path(), RefreshMode::All, &Places::default());
         followed.survey(&mut Watches::new(Inotify::new().unwrap()), &refresher);
         assert!(!refresher.has_warned("gone"));
     }

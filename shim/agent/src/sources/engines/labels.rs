@@ -5,15 +5,19 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::refresh_request::{OptIn, RefreshRequest};
+use bindguard_core::refresh_request::RefreshRequest;
 use bindguard_core::spec::SpecView;
 use bindguard_operator::engines::Engine;
 use serde::Deserialize;
 
 use super::api::{self, ApiError};
 
-/// `filters={"label":["bindguard.refresh"]}`, as a URL has it.
-const LABELLED: &str = "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D";
+/// `filters={"label":["bindguard.refresh"]}`, as a URL has it, and the same with
+/// `bindguard.refresh-binds`: a container must have all labels of a filter.
+const LABELLED: [&str; 2] = [
+    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D",
+    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh-binds%22%5D%7D",
+];
 
 /// A running container with the label, as `GET /containers/json` lists it.
 #[derive(Debug, Deserialize)]
@@ -41,7 +45,10 @@ pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>
     let Some(socket) = socket(root, engine) else {
         return Ok(HashMap::new());
     };
-    let listed: Vec<Listed> = api::get(&socket, LABELLED)?;
+    let mut listed: Vec<Listed> = Vec::new();
+    for path in LABELLED {
+        listed.extend(api::get::<Vec<Listed>>(&socket, path)?);
+    }
     let labelled = listed.into_iter().map(|Listed { id, names, labels }| {
         let name = names
             .first()
@@ -55,7 +62,7 @@ pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>
 /// The request in the annotations of a spec, if there is one.
 pub fn annotated(spec: &SpecView<'_>) -> Option<RefreshRequest> {
     let request = RefreshRequest::from_labels(|name| spec.annotation(name));
-    (request.containers != OptIn::None || !request.problems.is_empty()).then_some(request)
+    (!request.is_none() || !request.problems.is_empty()).then_some(request)
 }
 
 fn socket(root: &Path, engine: Engine) -> Option<PathBuf> {

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
+use bindguard_core::places::Places;
 
 use self::followed::Followed;
 
@@ -32,10 +33,15 @@ const AFTER_START: [Duration; 3] = [
 ///
 /// # Errors
 /// If there is no inotify instance, or it fails.
-pub fn follow(mode: RefreshMode, interval: Duration, refresher: &Refresher<'_>) -> io::Result<()> {
+pub fn follow(
+    mode: RefreshMode,
+    places: &Places,
+    interval: Duration,
+    refresher: &Refresher<'_>,
+) -> io::Result<()> {
     let mut watches = Watches::new(Inotify::new()?);
     let mut following = Following {
-        containers: Followed::new(Path::new("/"), mode),
+        containers: Followed::new(Path::new("/"), mode, places),
         refresher,
     };
     let schedule = Schedule::new(interval, &AFTER_START, Instant::now());

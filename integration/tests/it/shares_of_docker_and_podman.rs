@@ -1,0 +1,113 @@
+//! A container of Docker or Podman binds a share that the host mounts anew, and the host's `/run`,
+//! in which runtimes mount. The container that opted in gets the new share, and gives up what the
+//! host has unmounted. Docker itself makes a bind of `/` rslave.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing};
+use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::mounts;
+use bindguard_integration::process::host;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Agent, Generation, Node, Setup, privilege};
+
+const OPTED_IN: &str = "bindguard.refresh-binds=volumes,host-root";
+const SLEEP: [&str; 2] = ["sleep", "1000000"];
+
+/// Root alone may write the folders above.
+const SHARE: &str = "/run/share";
+const KEPT: &str = "/run/kept";
+
+#[test]
+fn docker() {
+    story(|node| {
+        let docker = Docker::start(node)?;
+        play(node, &docker, &["--label", OPTED_IN])
+    });
+}
+
+#[test]
+fn podman() {
+    story(|node| {
+        let podman = Podman::on(node)?;
+        // The command line splits annotations at commas, as CSV.
+        let annotation = format!("\"{OPTED_IN}\"");
+        play(node, &podman, &["--annotation", &annotation])
+    });
+}
+
+fn story(story: impl FnOnce(&Node) -> Result<()>) {
+    if let Some(why) = missing() {
+        return privilege::skipped(&why);
+    }
+    Setup::on(Generation::V1_6).bare().story(story);
+}
+
+fn play(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
+    let users = node.disk().join("share");
+    for folder in [SHARE.as_ref(), KEPT.as_ref(), users.as_path()] {
+        fs::create_dir_all(folder)?;
+        tmpfs(folder, "mode=755")?;
+        fs::write(folder.join("file"), "one")?;
+    }
+    let binds = [
+        format!("--volume={SHARE}:/data"),
+        format!("--volume={}:/users", users.display()),
+        "--volume=/run:/host:ro".to_owned(),
+    ];
+    let binds: Vec<&str> = binds.iter().map(String::as_str).collect();
+    let by_hand = engine.start(&binds, &SLEEP)?;
+    let by_agent = engine.start(&[flags, &binds].concat(), &SLEEP)?;
+    for folder in [SHARE.as_ref(), users.as_path()] {
+        mount_anew(folder, "two")?;
+    }
+    unmount(KEPT)?;
+    let keeps = |id: &str| engine.read(id, "/host/kept/file").is_ok();
+    ensure!(engine.read(&by_hand, "/data/file")? == "one" && keeps(&by_hand));
+
+    let before = mounts::table()?;
+    let refresh = |what: &str| {
+        let words = ["refresh", "--container", &by_hand[..12], "--what", what];
+        node.bindguard(words)
+    };
+    // Any user may write /var/tmp, and could lead the path to another mount.
+    let volumes = refresh("volumes")?;
+    ensure!(
+        volumes.code() == 1
+            && volumes.stdout.contains("replaced")
+            && volumes
+                .stdout
+                .contains("others than root may have put it there"),
+        "{volumes:?}"
+    );
+    let root = refresh("host-root")?;
+    ensure!(
+        root.code() == 0 && root.stdout.contains("replaced"),
+        "{root:?}"
+    );
+    ensure!(engine.read(&by_hand, "/data/file")? == "two" && !keeps(&by_hand));
+    ensure!(engine.read(&by_hand, "/users/file")? == "one");
+
+    ensure!(engine.read(&by_agent, "/data/file")? == "one" && keeps(&by_agent));
+    let agent = Agent::start(node, "")?;
+    until("the container that opted in has both", || {
+        Ok(engine.read(&by_agent, "/data/file")? == "two" && !keeps(&by_agent))
+    })?;
+    ensure!(mounts::table()? == before, "the host's mounts have changed");
+    ensure!(engine.read(&by_agent, "/users/file")? == "one");
+    until("the share of the user is counted", || {
+        Ok(agent.figure("bindguard_refreshes_total{outcome=\"refused\"}") >= 1.0)
+    })?;
+    [&by_hand, &by_agent]
+        .iter()
+        .try_for_each(|id| engine.remove(id))
+}
+
+/// The steps of a remount.
+fn mount_anew(place: &Path, content: &str) -> Result<()> {
+    host(["umount".as_ref(), "--lazy".as_ref(), place.as_os_str()])?;
+    tmpfs(place, "mode=755")?;
+    fs::write(place.join("file"), content).context("write the file")
+}
