@@ -4,13 +4,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing};
 use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::mounts;
 use bindguard_integration::process::host;
-use bindguard_integration::waiting::until;
+use bindguard_integration::waiting::{stays, until};
 use bindguard_integration::{Agent, Generation, Node, Setup, privilege};
 
 const OPTED_IN: &str = "bindguard.refresh-binds=volumes,host-root";
@@ -19,6 +20,9 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 /// Root alone may write the folders above.
 const SHARE: &str = "/run/share";
 const KEPT: &str = "/run/kept";
+
+/// The last survey after the start of a container comes after five seconds.
+const AFTER_SURVEYS: Duration = Duration::from_secs(7);
 
 #[test]
 fn docker() {
@@ -96,6 +100,14 @@ fn play(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()
         Ok(engine.read(&by_agent, "/data/file")? == "two" && !keeps(&by_agent))
     })?;
     ensure!(mounts::table()? == before, "the host's mounts have changed");
+    // Later no survey is due for minutes.
+    stays(AFTER_SURVEYS, "the container runs", || {
+        Ok(engine.read(&by_agent, "/data/file")? == "two")
+    })?;
+    mount_anew(SHARE.as_ref(), "three")?;
+    until("the next share arrives at once", || {
+        Ok(engine.read(&by_agent, "/data/file")? == "three")
+    })?;
     ensure!(engine.read(&by_agent, "/users/file")? == "one");
     until("the share of the user is counted", || {
         Ok(agent.figure("bindguard_refreshes_total{outcome=\"refused\"}") >= 1.0)

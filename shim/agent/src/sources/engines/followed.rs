@@ -1,6 +1,6 @@
 //! The containers that opted in, and their refresh.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +34,8 @@ struct FollowedContainer {
     bundle: PathBuf,
     binds: Vec<FileBind>,
     requested: RequestedBinds,
+    /// The sources of all binds.
+    sources: HashSet<PathBuf>,
     notify: Notify,
     problems: Vec<String>,
 }
@@ -111,6 +113,24 @@ impl Followed {
         if self.refresh_by(id, refresher, begin) && !self.late.iter().any(|late| late == id) {
             self.late.push_back(id.to_owned());
         }
+    }
+
+    /// True if a container opted in to mounts of the host.
+    pub fn has_mounts(&self) -> bool {
+        let mut containers = self.containers.values();
+        containers.any(|container| container.requested.volumes)
+    }
+
+    /// The containers that opted in to mounts and bind one of these places.
+    pub fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
+        let has_one = |container: &&FollowedContainer| {
+            container.requested.volumes
+                && places.iter().any(|place| container.sources.contains(place))
+        };
+        let containers = self.containers.values().filter(has_one);
+        containers
+            .map(|container| container.container.id.clone())
+            .collect()
     }
 
     /// True if a container waits for its last turn.
@@ -223,6 +243,8 @@ impl Followed {
             Vec::new()
         };
         binds.retain(|bind| !bind.is_of_directory());
+        let sources = spec.binds().iter().map(|bind| bind.source().to_owned());
+        let sources = sources.collect();
         let users = SpecUsers::from_spec(&bytes).ok().map(Arc::new);
         let followed = Container {
             identity: Identity::without_pod(&name),
@@ -236,6 +258,7 @@ impl Followed {
             bundle: container.bundle.clone(),
             binds,
             requested,
+            sources,
             notify,
             problems,
         })

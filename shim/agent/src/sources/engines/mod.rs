@@ -9,7 +9,7 @@ mod followed;
 mod labels;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
@@ -62,6 +62,14 @@ impl FollowedFiles for Following<'_> {
 
     fn refresh(&mut self, id: &str) {
         self.containers.refresh(id, self.refresher);
+    }
+
+    fn has_mounts(&self) -> bool {
+        self.containers.has_mounts()
+    }
+
+    fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
+        self.containers.with_mounts_at(places)
     }
 
     fn is_late(&self) -> bool {

@@ -10,13 +10,22 @@
 //! can write a watched folder decides how many events there are. So events are read in at most one
 //! percent of the time, and the refreshes of each container are paced.
 
+mod mounts;
 mod schedule;
+mod settling;
 mod watches;
 
 use std::io;
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindguard_core::error_chain;
+use bindguard_sys::MountWatchError;
+
+use crate::sources::watch::Rechecks;
+
+pub use self::mounts::{AFTER_MOUNT, NewMounts};
 pub use self::schedule::Schedule;
 pub use self::watches::Watches;
 
@@ -34,6 +43,16 @@ pub trait FollowedFiles {
     /// Refreshes the container or pod with this id.
     fn refresh(&mut self, id: &str);
 
+    /// True if one of them follows mounts of the host.
+    fn has_mounts(&self) -> bool {
+        false
+    }
+
+    /// The ids of those that have a mount at one of these places of the host.
+    fn with_mounts_at(&self, _places: &[PathBuf]) -> Vec<String> {
+        Vec::new()
+    }
+
     /// True if a container waits for a second turn.
     fn is_late(&self) -> bool {
         false
@@ -46,27 +65,46 @@ pub trait FollowedFiles {
 /// Follows files for ever.
 ///
 /// # Errors
-/// If inotify fails.
+/// If inotify fails, or the mounts of the host cannot be watched.
 pub fn follow(
     followed: &mut impl FollowedFiles,
     watches: &mut Watches,
     mut schedule: Schedule,
 ) -> io::Result<()> {
+    let (mut mounts, mut rechecks) = (NewMounts::default(), Rechecks::new(&AFTER_MOUNT));
     loop {
         if schedule.is_survey_due(Instant::now()) {
             followed.survey(watches);
+            // A mount that came before the watch is no event.
+            if mounts.set_followed(followed.has_mounts()).map_err(other)? {
+                schedule.plan_surveys(Instant::now());
+            }
         }
-        for id in schedule.due(Instant::now()) {
+        let now = Instant::now();
+        let appeared = mounts.listed(now).map_err(other)?;
+        for id in followed.with_mounts_at(&appeared) {
+            rechecks.plan(&id, now);
+            schedule.plan_refresh(&id, now);
+        }
+        for id in rechecks.due(now) {
+            schedule.plan_refresh(&id, now);
+        }
+        for id in schedule.due(now) {
             followed.refresh(&id);
         }
         // Between two of the containers that need more time, the others get their turn.
-        let pause = schedule.next().saturating_duration_since(Instant::now());
+        let next = [mounts.due(), rechecks.next()].into_iter().flatten();
+        let next = next.fold(schedule.next(), Instant::min);
         let limit = if followed.is_late() {
             Duration::ZERO
         } else {
-            pause
+            next.saturating_duration_since(Instant::now())
         };
-        if watches.is_readable_within(limit)? {
+        let woken = watches.wait_with(mounts.polled(), limit)?;
+        if woken.by_mounts {
+            mounts.changed(Instant::now());
+        }
+        if woken.by_events {
             let began = Instant::now();
             let changes = watches.wait(Duration::ZERO)?;
             let now = Instant::now();
@@ -86,6 +124,10 @@ pub fn follow(
         }
         followed.refresh_late();
     }
+}
+
+fn other(error: MountWatchError) -> io::Error {
+    io::Error::other(error_chain(&error))
 }
 
 /// The pause after work that others can cause all the time: such work needs at most one percent of

@@ -3,9 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::sources::watch::{Completeness, Event, Inotify, WatchError, WatchId};
 
@@ -32,6 +35,15 @@ pub struct Changes {
     pub made: HashSet<String>,
 }
 
+/// The reasons for which a wait ended.
+#[derive(Debug, Default)]
+pub struct Woken {
+    /// An event of inotify.
+    pub by_events: bool,
+    /// A change of the mount table.
+    pub by_mounts: bool,
+}
+
 /// All watches. A survey adds the watches that it needs, and removes the others.
 #[derive(Debug)]
 pub struct Watches {
@@ -48,17 +60,27 @@ impl Watches {
         }
     }
 
-    /// The descriptor that is readable once there is an event.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
-    }
-
-    /// Waits until there is an event; false if the time limit came first.
+    /// Waits for an event, or for a change of this mount table.
     ///
     /// # Errors
     /// poll(2)'s.
-    pub fn is_readable_within(&self, limit: Duration) -> io::Result<bool> {
-        self.inotify.is_readable_within(Some(limit))
+    pub fn wait_with(&self, mounts: Option<BorrowedFd<'_>>, limit: Duration) -> io::Result<Woken> {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let mut polled = vec![PollFd::new(&self.inotify, PollFlags::IN)];
+        polled.extend(mounts.map(|table| PollFd::from_borrowed_fd(table, PollFlags::PRI)));
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Woken::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let is_woken = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        Ok(Woken {
+            by_events: polled.first().is_some_and(is_woken),
+            by_mounts: polled.get(1).is_some_and(is_woken),
+        })
     }
 
     /// Waits for events.

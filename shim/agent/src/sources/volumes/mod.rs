@@ -13,8 +13,6 @@
 //! annotations and starts before the containers. So a new folder of a container causes a list of
 //! the pods.
 
-mod settling;
-
 use std::collections::HashSet;
 use std::fs;
 use std::io;
@@ -26,14 +24,11 @@ use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
 use bindguard_guard::{Probes, in_real_folder};
 use bindguard_operator::bundles::pod_state_folders;
-use bindguard_sys::{MountWatch, MountWatchError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use bindguard_sys::MountWatchError;
 use tracing::warn;
 
-use self::settling::Settling;
 use crate::pods::{PodLookup, PodsWithBinds};
-use crate::sources::files::Watches;
+use crate::sources::files::{AFTER_MOUNT, NewMounts, Watches};
 use crate::sources::watch::{Inotify, Rechecks};
 use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
@@ -42,15 +37,6 @@ use crate::work::updates::Updates;
 /// The pause between the start of a container and the list of pods. Containers that start in this
 /// time cost no list of their own. By then the sandbox is ready.
 const LIST_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The times after a new mount at which its pod is refreshed again. A FUSE mount is in the mount
-/// table before its daemon answers, and no event reports the first answer.
-const AFTER_MOUNT: [Duration; 4] = [
-    Duration::from_secs(1),
-    Duration::from_secs(5),
-    Duration::from_secs(20),
-    Duration::from_secs(60),
-];
 
 /// The volumes of the pods that opted in, below one kubelet root.
 #[derive(Debug)]
@@ -63,17 +49,9 @@ pub struct FollowedVolumes<'a> {
     folder: PathBuf,
     /// The pods that opted in.
     opted_in: PodsWithBinds,
-    /// `None` while no pod has opted in to volumes.
-    mounts: Option<MountWatch>,
-    settling: Settling,
+    /// Listed while a pod has opted in to volumes.
+    mounts: NewMounts,
     rechecks: Rechecks<PodOfRoot>,
-}
-
-/// The reasons for which a wait ended.
-#[derive(Debug, Default)]
-struct Woken {
-    by_state: bool,
-    by_mounts: bool,
 }
 
 impl<'a> FollowedVolumes<'a> {
@@ -91,8 +69,7 @@ impl<'a> FollowedVolumes<'a> {
             updates,
             folder: root.join("pods"),
             opted_in: PodsWithBinds::new(),
-            mounts: None,
-            settling: Settling::default(),
+            mounts: NewMounts::default(),
             rechecks: Rechecks::new(&AFTER_MOUNT),
         }
     }
@@ -122,18 +99,17 @@ impl<'a> FollowedVolumes<'a> {
             if is_survey {
                 next_survey = now + interval;
             }
-            if self.settling.due().is_some_and(|due| now >= due) {
-                self.list_mounts().map_err(other)?;
-            }
+            self.list_mounts(now).map_err(other)?;
             let due = self.rechecks.due(now);
             self.refresh(due);
-            let next = [next_list, self.settling.due(), self.rechecks.next()];
+            let next = [next_list, self.mounts.due(), self.rechecks.next()];
             let until = next.into_iter().flatten().fold(next_survey, Instant::min);
-            let woken = self.wait(&watches, until)?;
+            let left = until.saturating_duration_since(Instant::now());
+            let woken = watches.wait_with(self.mounts.polled(), left)?;
             if woken.by_mounts {
-                self.settling.changed(Instant::now());
+                self.mounts.changed(Instant::now());
             }
-            if woken.by_state && watches.wait(Duration::ZERO)?.survey {
+            if woken.by_events && watches.wait(Duration::ZERO)?.survey {
                 next_list.get_or_insert(Instant::now() + LIST_INTERVAL);
             }
         }
@@ -148,12 +124,8 @@ impl<'a> FollowedVolumes<'a> {
         let before = std::mem::replace(&mut self.opted_in, opted_in);
         self.folder = folder_of_pods(self.root);
         let has_volumes = self.opted_in.values().any(|binds| binds.volumes);
-        if !has_volumes {
-            (self.mounts, self.settling) = (None, Settling::default());
-        } else if self.mounts.is_none() {
-            // Before the refresh: a mount that comes meanwhile is an event.
-            self.mounts = Some(MountWatch::open()?);
-        }
+        // Before the refresh: a mount that comes meanwhile is an event.
+        self.mounts.set_followed(has_volumes)?;
         let with_volumes = self.opted_in.iter().filter(|(_, binds)| binds.volumes);
         let new = with_volumes.filter(|(uid, _)| !before.contains_key(*uid));
         for (uid, _) in new {
@@ -168,13 +140,8 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Refreshes the pods that have a new mount.
-    fn list_mounts(&mut self) -> Result<(), MountWatchError> {
-        let Some(mounts) = &mut self.mounts else {
-            return Ok(());
-        };
-        let began = Instant::now();
-        let appeared = mounts.appeared()?;
-        self.settling.listed(began, Instant::now());
+    fn list_mounts(&mut self, now: Instant) -> Result<(), MountWatchError> {
+        let appeared = self.mounts.listed(now)?;
         let uids: HashSet<&str> = appeared
             .iter()
             .filter_map(|place| pod_with_volume_at(place, &self.folder))
@@ -209,31 +176,6 @@ impl<'a> FollowedVolumes<'a> {
             kubelet_root: self.root.to_owned(),
             uid: uid.to_owned(),
         }
-    }
-
-    /// Waits for a container or a change of the mounts.
-    fn wait(&self, watches: &Watches, until: Instant) -> io::Result<Woken> {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        let state = watches.descriptor();
-        let mut polled = vec![PollFd::from_borrowed_fd(state, PollFlags::IN)];
-        // While a list is planned, further changes need no wake-up.
-        let mounts = self.mounts.as_ref();
-        let mounts = mounts.filter(|_| self.settling.due().is_none());
-        polled.extend(mounts.map(|mounts| PollFd::new(mounts, PollFlags::PRI)));
-        match poll(&mut polled, Some(&timeout)) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Woken::default()),
-            Err(errno) => return Err(errno.into()),
-        }
-        let is_woken = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        Ok(Woken {
-            by_state: polled.first().is_some_and(is_woken),
-            by_mounts: polled.get(1).is_some_and(is_woken),
-        })
     }
 }
 

@@ -100,18 +100,6 @@ impl Inotify {
     /// # Errors
     /// poll(2)'s and read(2)'s.
     pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Event>> {
-        if self.is_readable_within(limit)? {
-            self.read()
-        } else {
-            Ok(Vec::new())
-        }
-    }
-
-    /// Waits until there is an event; false if the time limit came first. `None` waits for ever.
-    ///
-    /// # Errors
-    /// poll(2)'s.
-    pub fn is_readable_within(&self, limit: Option<Duration>) -> io::Result<bool> {
         let timeout = limit.map(|limit| Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
@@ -120,8 +108,8 @@ impl Inotify {
             &mut [PollFd::new(&self.descriptor, PollFlags::IN)],
             timeout.as_ref(),
         ) {
-            Ok(0) | Err(Errno::INTR) => Ok(false),
-            Ok(_) => Ok(true),
+            Ok(0) | Err(Errno::INTR) => Ok(Vec::new()),
+            Ok(_) => self.read(),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sources::files::pause_after;
+use super::pause_after;
 
 /// Changes within this time cause a single list.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
