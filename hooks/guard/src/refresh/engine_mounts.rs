@@ -2,8 +2,8 @@
 //! mounted anew: an NFS share, a FUSE filesystem.
 //!
 //! Any user of the host may have made the path, and a container may be able to write a folder on
-//! the way. Whoever can rename a folder on the way can lead the path to another mount. So a source
-//! is followed only if root alone may write every folder on the way, and no symlink is followed.
+//! the way: a rename there leads the path to another mount. So a source is followed only if root
+//! alone may write every folder on the way, and no symlink is followed.
 
 use std::path::Path;
 

@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_source_is_in_the_folder_by_any_name_of_the_kubelets_root() {
         let disk = tempfile::tempdir().unwrap();
-        let disk = disk.path().canonicalize().unwrap();
+        let disk = in_real_folder(disk.path(), &Probes::for_create()).unwrap();
         let [data, link, other] = ["data", "link", "other"].map(|name| disk.join(name));
         let volume = Path::new("pods/uid-1/volumes/kubernetes.io~csi/pv/mount");
         fs::create_dir_all(data.join(volume)).unwrap();

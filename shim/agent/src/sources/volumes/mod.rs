@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn the_pods_of_a_linked_root_are_known_by_their_mounts() {
         let disk = tempfile::tempdir().unwrap();
-        let disk = disk.path().canonicalize().unwrap();
+        let disk = in_real_folder(disk.path(), &Probes::for_create()).unwrap();
         fs::create_dir_all(disk.join("data/pods")).unwrap();
         std::os::unix::fs::symlink("data", disk.join("link")).unwrap();
         let place = disk.join("data/pods/u-1/volumes/kubernetes.io~csi/pv/mount");
