@@ -1,6 +1,6 @@
 //! Counts the leftovers of containers on a node: a story expects none when something goes wrong.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,11 @@ const KEPT_BY_CRUN: &str = ".empty-directory";
 /// The things on a node that come and go with containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftovers {
-    mounts: usize,
+    /// The node's own mount points, below its disk and `/run`, with the number of mounts on each.
+    mounts: BTreeMap<PathBuf, usize>,
+    /// Those of the machine. The node's namespace began as a copy of the machine's: a mount that
+    /// another program had made there vanishes from the copy with its mount point.
+    mounts_of_machine: BTreeMap<PathBuf, usize>,
     shims: usize,
     /// Of the node and of its containers; clients are gone when this is counted.
     processes: usize,
@@ -36,8 +40,14 @@ impl Leftovers {
         let processes = node.all_processes();
         let of_containerd =
             |folder: &str| entries(Path::new(&format!("/run/containerd/{folder}/{name}")));
+        let own = [Path::new("/run"), node.disk()];
+        let (own, machines): (Vec<_>, Vec<_>) = mounts::table()?
+            .into_iter()
+            .map(|mount| mount.target)
+            .partition(|target| own.iter().any(|folder| target.starts_with(folder)));
         Ok(Self {
-            mounts: mounts::table()?.len(),
+            mounts: counted(own),
+            mounts_of_machine: counted(machines),
             shims: node.shims()?.len(),
             zombies: zombies_of(&processes),
             processes: processes.len(),
@@ -68,9 +78,8 @@ impl Leftovers {
         })
     }
 
-    fn numbers(&self) -> [(&'static str, usize); 4] {
+    fn numbers(&self) -> [(&'static str, usize); 3] {
         [
-            ("mounts", self.mounts),
             ("shims", self.shims),
             ("processes", self.processes),
             ("zombies", self.zombies),
@@ -80,7 +89,8 @@ impl Leftovers {
     fn is_within(&self, before: &Self) -> bool {
         // a shim or a mount less is as wrong as one more; of processes, one may have been about to
         // end before
-        (self.mounts, self.shims) == (before.mounts, before.shims)
+        (&self.mounts, self.shims) == (&before.mounts, before.shims)
+            && has_no_more(&self.mounts_of_machine, &before.mounts_of_machine)
             && self.processes <= before.processes
             && self.zombies <= before.zombies
             && self.cgroups.is_subset(&before.cgroups)
@@ -96,6 +106,13 @@ impl Leftovers {
             .filter(|(now, then)| now != then);
         let numbers =
             numbers.map(|((what, now), (_, then))| format!("\n{what}: {then} before, {now} now"));
+        let tables = [
+            (&self.mounts, &before.mounts),
+            (&self.mounts_of_machine, &before.mounts_of_machine),
+        ];
+        let tables = tables.into_iter().filter(|(now, then)| now != then);
+        let tables =
+            tables.map(|(now, then)| format!("\nmounts: before {then:?}\nmounts: now {now:?}"));
         let pairs = [
             (&self.cgroups, &before.cgroups),
             (&self.folders, &before.folders),
@@ -105,9 +122,23 @@ impl Leftovers {
             .into_iter()
             .flat_map(|(now, then)| now.difference(then));
         numbers
+            .chain(tables)
             .chain(paths.map(|path| format!("\n{}", path.display())))
             .collect()
     }
+}
+
+fn counted(targets: Vec<PathBuf>) -> BTreeMap<PathBuf, usize> {
+    let mut counts = BTreeMap::new();
+    for target in targets {
+        *counts.entry(target).or_default() += 1;
+    }
+    counts
+}
+
+fn has_no_more(now: &BTreeMap<PathBuf, usize>, before: &BTreeMap<PathBuf, usize>) -> bool {
+    now.iter()
+        .all(|(target, count)| before.get(target).is_some_and(|then| count <= then))
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -172,4 +203,42 @@ fn dead_childs_parent(pid: u32) -> Option<u32> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     (fields.next()? == "Z").then_some(())?;
     fields.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_mounts(own: &[&str], machines: &[&str]) -> Leftovers {
+        let counted = |targets: &[&str]| counted(targets.iter().map(PathBuf::from).collect());
+        Leftovers {
+            mounts: counted(own),
+            mounts_of_machine: counted(machines),
+            shims: 1,
+            processes: 2,
+            zombies: 0,
+            cgroups: BTreeSet::new(),
+            folders: BTreeSet::new(),
+            files: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn a_mount_of_the_machine_may_end_and_no_other() {
+        let before = with_mounts(
+            &["/run", "/run/a"],
+            &["/", "/dev", "/tmp/of-another-program"],
+        );
+        for (own, machines, is_within) in [
+            (&["/run", "/run/a"][..], &["/", "/dev"][..], true),
+            (&["/run", "/run/a"], &["/", "/dev", "/dev"], false),
+            (&["/run", "/run/a"], &["/", "/dev", "/mnt"], false),
+            (&["/run"], &["/", "/dev"], false),
+            (&["/run", "/run/a", "/run/a"], &["/", "/dev"], false),
+        ] {
+            let now = with_mounts(own, machines);
+            assert_eq!(now.is_within(&before), is_within, "{now:?}");
+            assert!(!now.beyond(&before).is_empty());
+        }
+    }
 }

@@ -18,7 +18,7 @@ use crate::journal::{JOURNAL, ROTATED};
 use crate::kubelet::{Kubelet, KubeletRoot};
 use crate::mount_calls::{own_copy, tmpfs};
 use crate::privilege;
-use crate::process::write_program;
+use crate::process::{run, write_program};
 use crate::programs::{
     AGENT, CLI, GUARD, Generation, Matrix, Oci, SHIM, binaries_under_test, folder_with_fault_points,
 };
@@ -210,6 +210,22 @@ impl Setup {
         }
     }
 
+    /// The same in a pid namespace of its own: `/proc` shows this story's processes alone, so a
+    /// command that checks the whole machine sees no mount namespace and no program of another
+    /// story. `test` is the name of the test, which runs once more, in there.
+    pub fn story_alone(self, test: &str, story: impl FnOnce(&Node) -> Result<()>) {
+        const INSIDE: &str = "BINDGUARD_STORY_ALONE";
+        if std::env::var_os(INSIDE).is_some() {
+            return self.story(story);
+        }
+        if let Some(why) = self.missing() {
+            return privilege::skipped(&why);
+        }
+        if let Err(error) = in_own_pid_namespace(test, INSIDE) {
+            panic!("{test} in a pid namespace of its own: {error:#}");
+        }
+    }
+
     /// Makes the node. The calling thread is inside of it until it is dropped.
     pub fn start(self) -> Result<Node> {
         self.start_with_keeper(drop)
@@ -362,6 +378,24 @@ impl Setup {
         }
         Ok(())
     }
+}
+
+/// Runs a test of this program again, as the only one, with this variable set.
+fn in_own_pid_namespace(test: &str, variable: &str) -> Result<()> {
+    let mut command = process::Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    // The shell is process 1 and reaps the shims, whose parents end.
+    command.args(["sh", "-c", "\"$@\"; exit $?", "sh"]);
+    command
+        .arg(std::env::current_exe().context("find the test's own program")?)
+        .args([test, "--exact", "--nocapture"])
+        .env(variable, "1");
+    let ended = run(command)?;
+    print!("{}", ended.stdout);
+    eprint!("{}", ended.stderr);
+    let has_passed = ended.stdout.contains("test result: ok. 1 passed");
+    ensure!(has_passed, "exit status {}", ended.status);
+    Ok(())
 }
 
 /// A proof that finds a difference where the runtime did what the spec says is a false alarm.

@@ -39,7 +39,9 @@ on_every_generation!(containerd_alone);
 
 #[test]
 fn of_a_node_that_breaks() {
-    Setup::on(Generation::V1_7).cri().story(|node| {
+    // The whole node must be good, so no process of another story may be visible.
+    let test = "doctor::of_a_node_that_breaks";
+    Setup::on(Generation::V1_7).cri().story_alone(test, |node| {
         good_node(node)?;
         subpaths(node)?;
         fuse_daemon_of_the_kubelet(node)?;
