@@ -2,7 +2,9 @@
 //! terminal, quoted for a shell.
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use serde::{Serialize, Serializer};
 
 /// The text, or at most its first `most` bytes followed by three dots.
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
@@ -56,6 +58,23 @@ pub fn shell_word(path: &Path) -> String {
         true => text.into_owned(),
         false => format!("'{}'", text.replace('\'', r"'\''")),
     }
+}
+
+/// Serializes a path that need not be UTF-8. A container chooses names of files and mount points,
+/// and one such name must not cost an operator the whole report.
+///
+/// # Errors
+/// The serializer's.
+pub fn serialize_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    path.to_string_lossy().serialize(serializer)
+}
+
+/// The same for several paths.
+///
+/// # Errors
+/// The serializer's.
+pub fn serialize_paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
 
 #[cfg(test)]

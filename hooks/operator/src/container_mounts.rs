@@ -11,6 +11,7 @@ use bindguard_core::identity::PodName;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
+use bindguard_core::text::serialize_paths;
 use bindguard_sys::enter::ProcessError;
 use bindguard_sys::{MountinfoError, read_mount_table};
 use serde::Serialize;
@@ -49,6 +50,7 @@ pub struct PinnedMounts {
     /// The container.
     pub container: PodContainer,
     /// The places on the host at which the mounts were.
+    #[serde(serialize_with = "serialize_paths")]
     pub places: Vec<PathBuf>,
     /// The command that shows the container the mounts of now; none if the pod's names are not
     /// known.

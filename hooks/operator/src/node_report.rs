@@ -18,7 +18,7 @@ use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::report::{BindReport, Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_core::text::shell_word;
+use bindguard_core::text::{serialize_path, shell_word};
 
 /// The Kubernetes issue that describes stale volume-subpaths.
 pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
@@ -83,6 +83,7 @@ pub struct Origin {
     /// The mount's root, with the kernel's `//deleted`.
     pub original_source: String,
     /// The mount point.
+    #[serde(serialize_with = "serialize_path")]
     pub original_destination: PathBuf,
 }
 

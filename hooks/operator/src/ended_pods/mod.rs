@@ -19,6 +19,7 @@ mod removal;
 use std::fmt;
 use std::path::PathBuf;
 
+use bindguard_core::text::{serialize_path, serialize_paths};
 use serde::Serialize;
 
 pub use self::folders::{EndedPodsError, PodFolders};
@@ -74,11 +75,15 @@ pub struct EndedPod {
     /// Its mounts, in the order of their umounts.
     pub mounts: Vec<LeftMount>,
     /// Its empty directories, the deepest first. `repair` has removed them.
+    #[serde(serialize_with = "serialize_paths")]
     pub empty_directories: Vec<PathBuf>,
     /// True if these are removed.
     pub removed: bool,
     /// The first files that are left. No file is removed.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        serialize_with = "serialize_paths"
+    )]
     pub files: Vec<PathBuf>,
     /// The number of all files that are left.
     pub file_count: usize,
@@ -102,6 +107,7 @@ impl EndedPod {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LeftMount {
     /// Its mount point.
+    #[serde(serialize_with = "serialize_path")]
     pub mount_point: PathBuf,
     /// Its filesystem type.
     pub fs_type: String,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::pods::Pods;
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
 use bindguard_core::places::Places;
-use bindguard_core::text::shell_word;
+use bindguard_core::text::{serialize_path, shell_word};
 
 use super::cgroup::looks_like_an_id;
 use super::release::{Release, releases};
@@ -21,6 +21,7 @@ use crate::namespaces::{Checked, HeldBy, MountNamespace};
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct HoldersReport {
     /// The path in question.
+    #[serde(serialize_with = "serialize_path")]
     pub path: PathBuf,
     /// The mounts there in the reader's own namespace.
     pub mounts: Vec<HeldMount>,
@@ -81,6 +82,7 @@ pub struct Holder {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HeldMount {
     /// Its path in that namespace.
+    #[serde(serialize_with = "serialize_path")]
     pub mount_point: PathBuf,
     /// The mount's root: a path within the filesystem.
     pub root: String,

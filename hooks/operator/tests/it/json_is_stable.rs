@@ -1,8 +1,10 @@
 //! Programs get exactly what docs/json.md and docs/journal.md show: a key or a value that is
 //! renamed fails here.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{
@@ -16,6 +18,7 @@ use bindguard_core::report::{
     BindReport, MountResult, Outcome, PlannedAction, RefreshedMount, Report,
 };
 use bindguard_core::source::{KindName, SourceKind};
+use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
 use bindguard_operator::ended_pods::{EndedPod, EndedPods, LeftMount, LeftOutcome};
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
@@ -353,5 +356,48 @@ fn every_value_is_in_a_table_of_the_document() {
     }
     for kind in kinds {
         assert_eq!(name(&kind), kind.as_str(), "the text names it as JSON does");
+    }
+}
+
+/// A container can give any name to a file of its volume, and to a mount point.
+#[test]
+fn a_path_need_not_be_text() {
+    let path = PathBuf::from(OsStr::from_bytes(b"/a/\xff"));
+    let mount = HeldMount {
+        mount_point: path.clone(),
+        root: "/".to_owned(),
+        fs_type: "tmpfs".to_owned(),
+        device: "0:55".to_owned(),
+        propagation: "private",
+        unmount_propagates: false,
+    };
+    let held = HoldersReport {
+        path: path.clone(),
+        mounts: vec![mount],
+        ..HoldersReport::default()
+    };
+    let mut left = ended_pods().pods.remove(0);
+    left.mounts[0].mount_point.clone_from(&path);
+    left.empty_directories = vec![path.clone()];
+    left.files = vec![path.clone()];
+    let origin = Origin {
+        issue: ISSUE,
+        original_source: "/".to_owned(),
+        original_destination: path.clone(),
+    };
+    let pinned = PinnedMounts {
+        pod: PodName::default(),
+        container: old_files().container,
+        places: vec![path],
+        command: None,
+    };
+    for (json, count) in [
+        (serde_json::to_string(&held), 2),
+        (serde_json::to_string(&left), 3),
+        (serde_json::to_string(&origin), 1),
+        (serde_json::to_string(&pinned), 1),
+    ] {
+        let json = json.unwrap();
+        assert_eq!(json.matches("/a/\u{fffd}").count(), count, "{json}");
     }
 }

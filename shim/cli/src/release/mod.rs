@@ -11,6 +11,7 @@ use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::mount_table::{MountEntry, MountIndex};
 use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
+use bindguard_core::text::serialize_path;
 use bindguard_guard::record_release;
 use bindguard_guard::refresh::{
     HelperProcess, HostRoots, NotReleased, Release, ReleaseOutcome, Released, release_copies,
@@ -50,6 +51,7 @@ pub struct ReleaseVerb {
 #[derive(Debug, Serialize)]
 struct ReleaseReport {
     /// The path in question.
+    #[serde(serialize_with = "serialize_path")]
     path: PathBuf,
     /// The copies that were found.
     copies: Vec<CopyOfContainer>,
