@@ -95,7 +95,8 @@ impl Proved {
         places: &Places,
     ) -> Result<(), ProveError> {
         let mut expected: ExpectedBinds = serde_json::from_slice(&bundle::read_record(path)?)?;
-        if expected.keeps_host_mounts {
+        // Only the first proof is before the container's own mounts: `start` may be called again.
+        if expected.keeps_host_mounts && expected.mounts_before.is_none() {
             record_mount_limit(path, &mut expected);
         }
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;

@@ -19,9 +19,6 @@ use super::progress::STEP_TIMEOUT;
 use super::sandbox::refuse_sandbox;
 use crate::attempts::REPLACE_TIMEOUT;
 
-/// Limit of copies that one call unmounts in a container.
-const MAX_COPIES: usize = 256;
-
 /// The extent of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
@@ -124,7 +121,7 @@ pub fn release_copies(
         has_record: roots.has_record(),
         until: Instant::now() + REPLACE_TIMEOUT,
     };
-    let released = wanted.take(MAX_COPIES).map(|copy| Released {
+    let released = wanted.map(|copy| Released {
         namespace: number,
         outcome: match releasing.release(&copy) {
             Ok(outcome) => outcome,

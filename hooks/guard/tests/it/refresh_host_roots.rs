@@ -92,19 +92,35 @@ impl Scene {
         Inside::tree(self.host.path().to_owned(), "host")
     }
 
-    /// A privileged container under bindguard's shim, on a node whose policy only reports.
-    fn recorded(more: impl FnOnce() + Send) -> (Self, Container) {
+    /// A node whose policy only reports, and a privileged container.
+    fn for_record() -> Self {
         let mut scene = Self::new();
         scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
         scene.policy.host_root = Mode::Report;
-        let (bundle, places) = (scene.bundle(), scene.places());
-        let admission = admit(&bundle, &scene.policy, &places, Attempt::First);
+        scene
+    }
+
+    /// Starts the container as bindguard's shim does.
+    fn start_recorded(&self) -> Container {
+        let (bundle, places) = (self.bundle(), self.places());
+        let admission = admit(&bundle, &self.policy, &places, Attempt::First);
         assert!(admission.is_provable, "{admission:?}");
         // The proof comes after the runtime's mounts, and before the container's own.
-        let container = scene.start();
+        let container = self.start();
+        self.prove(&container);
+        container
+    }
+
+    fn prove(&self, container: &Container) {
         let pid = container.process.pid();
-        let proved = prove_container(&bundle, pid, &scene.policy, &places);
+        let proved = prove_container(&self.bundle(), pid, &self.policy, &self.places());
         assert!(proved.report.problems.is_empty(), "{proved:?}");
+    }
+
+    /// Such a container, which then does more.
+    fn recorded(more: impl FnOnce() + Send) -> (Self, Container) {
+        let scene = Self::for_record();
+        let container = scene.start_recorded();
         let namespace = container.namespace();
         let enter = || {
             unshare(CloneFlags::CLONE_FS).unwrap();
@@ -527,6 +543,58 @@ fn recorded_copies_are_released_and_no_other_mount() {
     assert!(container.mounts_at("/host/disk").is_empty());
     assert_eq!(container.mounts_at("/host/later").len(), 1);
     assert_eq!(scene.release(&container, Release::Unmount).len(), 1);
+}
+
+/// A node with many network namespaces: one child replaces at most 256 mounts.
+#[test]
+fn no_copy_is_left_out() {
+    if !can_record() {
+        return;
+    }
+    const COPIES: usize = 300;
+    let scene = Scene::for_record();
+    let places: Vec<_> = (0..COPIES)
+        .map(|number| scene.disk().join(number.to_string()))
+        .collect();
+    for place in &places {
+        fs::create_dir(place).unwrap();
+        mount_tmpfs(place);
+    }
+    let container = scene.start_recorded();
+    for place in &places {
+        umount2(place, MntFlags::empty()).unwrap();
+    }
+    let looked = scene.release(&container, Release::Look);
+    assert_eq!(looked.len(), COPIES);
+    let is_kept = |it: &Released| matches!(it.outcome, ReleaseOutcome::Kept);
+    assert!(looked.iter().all(is_kept), "{looked:?}");
+    let released = scene.release(&container, Release::Unmount);
+    let is_released = |it: &Released| matches!(it.outcome, ReleaseOutcome::Released);
+    assert!(released.iter().all(is_released), "{released:?}");
+    assert_eq!(scene.release(&container, Release::Look).len(), 0);
+}
+
+/// A runtime is called twice for one start, or by hand: the container's own mounts of meanwhile
+/// are no copies.
+#[test]
+fn a_second_proof_does_not_make_mounts_of_the_container_copies() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
+    scene.prove(&container);
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::NotRecorded),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/later").len(), 1);
 }
 
 #[test]
