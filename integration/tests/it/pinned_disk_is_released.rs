@@ -13,7 +13,8 @@ use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::mounts;
 use bindguard_integration::privilege::{has_program, skipped};
-use bindguard_integration::process::{Finished, host};
+use bindguard_integration::process::{Finished, host, run};
+use bindguard_integration::programs::CLI;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, Setup};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -198,6 +199,39 @@ fn shows_in_the_journal(node: &Node) -> Result<()> {
     Ok(())
 }
 
+/// In a debug pod, or under `unshare --mount`, the mounts of the command are not the node's: a disk
+/// that is not mounted there may well be mounted on the node.
+#[test]
+fn by_no_command_in_another_mount_namespace() {
+    if !can_run() {
+        return;
+    }
+    let only_reports = Setup::on(Generation::V2_1).policy("[checks]\nhost-root = \"report\"\n");
+    only_reports.cri().story(|node| {
+        let kept = Kept::made(node, "elsewhere")?;
+        let guarded = Running::start_with(node, "bindguard", "elsewhere", &[])?;
+        let inside = format!("/host{}/file", kept.place.display());
+        for words in [
+            "release \"$1\"",
+            "refresh --pod default/exporter --what host-root",
+        ] {
+            let mut command = node.command("unshare")?;
+            command.args(["--mount", "--propagation", "private", "sh", "-ec"]);
+            command.arg(format!("umount \"$1\"; exec \"$0\" {words}"));
+            command.args([&node.under_test().join(CLI), &kept.place]);
+            let ended = run(command)?;
+            ensure!(
+                ended.code() == 2 && format!("{ended:?}").contains("another mount namespace"),
+                "{ended:?}"
+            );
+            ensure!(guarded.cri.read(&guarded.id, &inside)? == "content");
+        }
+        guarded.remove()?;
+        kept.is_unmounted_by_the_host()?;
+        kept.is_released()
+    });
+}
+
 fn refresh(node: &Node, more: &[&str]) -> Result<Finished> {
     let words = [
         "refresh",
@@ -335,10 +369,14 @@ impl Kept {
     }
 
     fn is_given_up_by_the_host(&self) -> Result<()> {
+        self.is_unmounted_by_the_host()?;
+        self.is_held()
+    }
+
+    fn is_unmounted_by_the_host(&self) -> Result<()> {
         unmount(&self.place)?;
         // `ip netns delete` also removes the file, which would detach the copy as well.
-        unmount(Path::new("/run/netns").join(&self.namespace))?;
-        self.is_held()
+        unmount(Path::new("/run/netns").join(&self.namespace))
     }
 
     fn is_held(&self) -> Result<()> {

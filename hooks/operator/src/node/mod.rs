@@ -3,10 +3,12 @@
 mod init;
 mod mount_users;
 mod processes;
+mod runtime_mounts;
 
 pub use init::{NotInit, hold_init, inits_of, recorded_init_of};
 pub use mount_users::{MountUser, users_of_mount};
 pub use processes::{Process, arguments_of_processes, processes_named, with_open};
+pub use runtime_mounts::{NotOfRuntime, refuse_other_mounts};
 
 use std::fs;
 use std::io;

@@ -87,7 +87,7 @@ pub fn with_open(path: &Path) -> Vec<Process> {
 }
 
 /// The caller's own namespace.
-fn namespace(kind: &str) -> Option<u64> {
+pub(super) fn namespace(kind: &str) -> Option<u64> {
     fs::metadata(format!("/proc/thread-self/ns/{kind}"))
         .ok()
         .map(|metadata| metadata.ino())

@@ -25,7 +25,7 @@ use bindguard_operator::bundles::{
 };
 use bindguard_operator::engines::ContainersOfNode;
 use bindguard_operator::kubelets_here;
-use bindguard_operator::node::{hold_init, recorded_init_of};
+use bindguard_operator::node::{hold_init, recorded_init_of, refuse_other_mounts};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
@@ -227,6 +227,10 @@ impl Refresh {
             )
         })?;
         let process = hold_init(&container.id, pid).with_context(|| format!("refresh {name}"))?;
+        // The files of a kubelet's volume are the same in every mount namespace.
+        if self.what != What::Subpaths {
+            refuse_other_mounts(&process).with_context(|| format!("refresh {name}"))?;
+        }
         let (here, problems) = kubelets_here(config.places());
         report.problems.extend(problems);
         let mut pods_of_roots = here

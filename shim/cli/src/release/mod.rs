@@ -18,7 +18,9 @@ use bindguard_guard::refresh::{
 };
 use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::holders::Wanted;
-use bindguard_operator::node::{MountUser, hold_init, recorded_init_of, users_of_mount};
+use bindguard_operator::node::{
+    MountUser, hold_init, recorded_init_of, refuse_other_mounts, users_of_mount,
+};
 use bindguard_operator::pods::{ContainerState, PodContainer};
 use bindguard_sys::read_mount_table;
 use clap::Args;
@@ -141,6 +143,7 @@ impl ReleaseVerb {
             return Ok(());
         };
         let process = hold_init(&container.id, pid).with_context(doing)?;
+        refuse_other_mounts(&process).with_context(doing)?;
         let spec = self.pods.spec_of(&container.id);
         let is_wanted = |mount: &MountEntry, table: &MountIndex<'_>| wanted.is(mount, table);
         let start = Instant::now();
