@@ -13,7 +13,7 @@ use bindguard_sys::bundle::BundleError;
 
 /// Why a bundle could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub enum OpenError {
     /// config.json could not be read.
     #[error(transparent)]
     Read(#[from] BundleError),

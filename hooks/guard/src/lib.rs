@@ -24,6 +24,7 @@ mod rebind;
 pub mod refresh;
 mod roots_in_use;
 
+pub use admission::OpenError;
 pub use admit::{Admission, Attempt, admit, admit_spec};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::{in_real_folder, kubelet_roots_by_all_names};

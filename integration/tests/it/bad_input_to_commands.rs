@@ -232,6 +232,12 @@ fn command_lines(node: &Node) -> Result<()> {
             &["diagnose", "--pod", "no-such-pod"],
             "is it another node's?",
         ),
+        (&["release", "nowhere"], "by an absolute path without .."),
+        (
+            &["release", "/nowhere/../mnt"],
+            "by an absolute path without ..",
+        ),
+        (&["release", "/dev/nowhere"], "open /dev/nowhere"),
         (&["journal", "--since", "soon"], "neither a time"),
         (&["repair"], "nothing is named to repair"),
         (&["repair", "--dry-run"], "nothing is named to repair"),
@@ -257,6 +263,9 @@ fn command_lines(node: &Node) -> Result<()> {
             &["repair", "--all", "--orphaned-pods"],
             "cannot be used with",
         ),
+        // Every id begins with an empty text.
+        (&["refresh", "--container", ""], "a value is required"),
+        (&["refresh", "--pod", ""], "a value is required"),
         (&["nosuch"], "unrecognized subcommand"),
     ] {
         let ended = node.bindguard(words)?;

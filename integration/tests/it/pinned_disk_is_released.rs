@@ -16,7 +16,7 @@ use bindguard_integration::privilege::{has_program, skipped};
 use bindguard_integration::process::{Finished, host, run};
 use bindguard_integration::programs::CLI;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup};
+use bindguard_integration::{Agent, Bind, Generation, Node, Runtime, Setup};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::libc;
 
@@ -229,6 +229,43 @@ fn by_no_command_in_another_mount_namespace() {
         guarded.remove()?;
         kept.is_unmounted_by_the_host()?;
         kept.is_released()
+    });
+}
+
+/// A container that ended has no mounts; a container whose spec cannot be read may have copies.
+#[test]
+fn unless_a_spec_cannot_be_read() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let ctr = node.ctr();
+        let ended = ctr.container("ended").runtime(Runtime::Stock);
+        let ended = ended.mount(Bind::new("/", "/host")).runs(&["true"]);
+        ended.start()?.success()?;
+        ctr.wait_for_status("ended", "STOPPED")?;
+        let nothing = node.bindguard(["release", "/mnt"])?;
+        ensure!(
+            nothing.code() == 0
+                && nothing
+                    .stdout
+                    .contains("bindguard holders /mnt lists every mount namespace"),
+            "{nothing:?}"
+        );
+        ctr.remove("ended")?;
+        let running = Running::start(node, "broken", &[])?;
+        let tasks = Path::new("/run/containerd/io.containerd.runtime.v2.task/k8s.io");
+        let config = tasks.join(&running.id).join("config.json");
+        let spec = fs::read(&config)?;
+        fs::write(&config, "{\"mounts\": 7}")?;
+        let unknown = node.bindguard(["release", "/mnt"])?;
+        fs::write(&config, spec)?;
+        ensure!(
+            unknown.code() == 2
+                && unknown
+                    .stdout
+                    .contains("problem    release mounts of default/exporter/app")
+                && !unknown.stdout.contains("no private bind"),
+            "{unknown:?}"
+        );
+        running.remove()
     });
 }
 

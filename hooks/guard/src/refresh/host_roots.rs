@@ -25,7 +25,7 @@ use bindguard_sys::{Handle, MountinfoError, Mounts, OpenedTarget, open_without_w
 
 use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
-use crate::admission::OpenBundle;
+use crate::admission::{OpenBundle, OpenError};
 use crate::inspect::inspect;
 use crate::probes::Probes;
 
@@ -82,11 +82,14 @@ struct RootBind {
 
 impl HostRoots {
     /// The binds of the container with this bundle that a create under this policy would make
-    /// rslave, or would report. None if the bundle has no spec.
-    pub fn open(bundle: &Path, policy: &Policy, places: &Places) -> Option<Self> {
-        let bytes = read_spec(bundle).ok()?;
-        let bundle = OpenBundle::parse(&bytes, bundle, policy).ok()?;
-        Some(Self::of(&bundle, places))
+    /// rslave, or would report.
+    ///
+    /// # Errors
+    /// If the bundle has no spec.
+    pub fn open(bundle: &Path, policy: &Policy, places: &Places) -> Result<Self, OpenError> {
+        let bytes = read_spec(bundle)?;
+        let bundle = OpenBundle::parse(&bytes, bundle, policy)?;
+        Ok(Self::of(&bundle, places))
     }
 
     fn of(bundle: &OpenBundle<'_>, places: &Places) -> Self {

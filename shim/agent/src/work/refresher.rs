@@ -101,7 +101,7 @@ impl<'a> Refresher<'a> {
     /// The host-root binds of the container with this bundle, by the node's policy. None if the
     /// bundle has no spec.
     pub fn host_roots(&self, bundle: &Path, places: &Places) -> Option<HostRoots> {
-        HostRoots::open(bundle, self.policy, places)
+        HostRoots::open(bundle, self.policy, places).ok()
     }
 
     /// Refreshes one container for at most this time. A container that needs more is left to

@@ -57,24 +57,23 @@ pub(super) fn refresh(
     let running = ContainersOfNode::at(Path::new("/"));
     let (places, bundle) = (config.places(), container.bundle.as_path());
     let mut errors = Vec::new();
-    let files: Option<Box<dyn CurrentFiles + '_>> = match verb.what {
+    let files: Box<dyn CurrentFiles + '_> = match verb.what {
         // An engine has no subPaths.
         What::Subpaths | What::HostFiles => {
             let binds = FileBind::of_spec(&spec);
             let (files, failed) = BoundFiles::open(binds, container.pid, &running);
             errors = failed;
-            Some(Box::new(files))
+            Box::new(files)
         }
         What::Volumes => {
             let mounts = EngineMounts::open(bundle, &running, places, None);
-            mounts.map(|mounts| Box::new(mounts) as Box<dyn CurrentFiles>)
+            Box::new(mounts.with_context(|| format!("refresh {name}: its bundle is gone"))?)
         }
         What::HostRoot => {
             let roots = HostRoots::open(bundle, config.policy(), places);
-            roots.map(|roots| Box::new(roots) as Box<dyn CurrentFiles>)
+            Box::new(roots.with_context(doing)?)
         }
     };
-    let files = files.with_context(|| format!("refresh {name}: its bundle is gone"))?;
     let start = Instant::now();
     let users = SpecUsers::from_spec(&bytes).ok();
     let refreshed = refresh_container(

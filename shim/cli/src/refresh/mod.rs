@@ -27,6 +27,7 @@ use bindguard_operator::engines::ContainersOfNode;
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{hold_init, recorded_init_of, refuse_other_mounts};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 
@@ -38,10 +39,10 @@ use crate::show::{self, FAULTY, HEALTHY, Lines};
 #[command(group(ArgGroup::new("target").args(["pod", "container"]).required(true)))]
 pub struct Refresh {
     /// Refresh every running container of this pod: UID, NAME or NAMESPACE/NAME.
-    #[arg(long, value_name = "POD")]
+    #[arg(long, value_name = "POD", value_parser = NonEmptyStringValueParser::new())]
     pod: Option<String>,
     /// Refresh this container of a pod, of Docker or of Podman, by its id.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     container: Option<String>,
     /// Refresh subPath files, volumes of the pod that the host has mounted anew, private host-root
     /// binds, which keep what the host has unmounted, or files of the host that were replaced.

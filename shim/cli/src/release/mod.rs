@@ -1,17 +1,17 @@
 //! `bindguard release`: a running container gives up its copies of mounts that the host has
 //! unmounted. Only copies that the record of the create shows are unmounted.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::mount_table::{MountEntry, MountIndex};
 use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
-use bindguard_core::text::serialize_path;
+use bindguard_core::text::{serialize_path, shell_word};
 use bindguard_guard::record_release;
 use bindguard_guard::refresh::{
     HelperProcess, HostRoots, NotReleased, Release, ReleaseOutcome, Released, release_copies,
@@ -19,9 +19,10 @@ use bindguard_guard::refresh::{
 use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::holders::Wanted;
 use bindguard_operator::node::{
-    MountUser, hold_init, recorded_init_of, refuse_other_mounts, users_of_mount,
+    MountUser, NotInit, hold_init, recorded_init_of, refuse_other_mounts, users_of_mount,
 };
 use bindguard_operator::pods::{ContainerState, PodContainer};
+use bindguard_sys::enter::ProcessError;
 use bindguard_sys::read_mount_table;
 use clap::Args;
 use serde::Serialize;
@@ -78,13 +79,7 @@ impl ReleaseVerb {
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         // Before the threads of the CRI's client.
         let helper = HelperProcess::start().context("start the helper process")?;
-        // The folder of a former mount point may be gone as well.
-        let path = resolved(&self.path).unwrap_or_else(|_| self.path.clone());
-        ensure!(
-            path.is_absolute(),
-            "release {}: no such path",
-            path.display()
-        );
+        let path = former_mount_point(&self.path)?;
         let own = read_mount_table().context("read this node's mounts")?;
         let wanted = wanted(&path, &own, false)?;
         let mut report = ReleaseReport {
@@ -131,18 +126,22 @@ impl ReleaseVerb {
     ) -> anyhow::Result<()> {
         let name = name_of(container);
         let doing = || format!("release mounts of {name}");
-        let Some(bundle) = bundle_of_container(Path::new("/"), &container.id) else {
-            return Ok(());
-        };
-        let roots = HostRoots::open(&bundle, config.policy(), config.places());
-        let Some(roots) = roots.filter(|roots| !roots.is_empty()) else {
-            return Ok(());
-        };
         let pid = recorded_init_of(&container.id).or_else(|| self.pods.init_of(&container.id));
+        // Without a process there is no mount namespace.
         let Some(pid) = pid else {
             return Ok(());
         };
-        let process = hold_init(&container.id, pid).with_context(doing)?;
+        let process = match hold_init(&container.id, pid) {
+            Err(NotInit::Process(ProcessError::Ended(_))) => return Ok(()),
+            process => process.with_context(doing)?,
+        };
+        let bundle = bundle_of_container(Path::new("/"), &container.id);
+        let bundle = bundle.with_context(|| format!("{}: its bundle is not found", doing()))?;
+        let roots = HostRoots::open(&bundle, config.policy(), config.places());
+        let roots = roots.with_context(doing)?;
+        if roots.is_empty() {
+            return Ok(());
+        }
         refuse_other_mounts(&process).with_context(doing)?;
         let spec = self.pods.spec_of(&container.id);
         let is_wanted = |mount: &MountEntry, table: &MountIndex<'_>| wanted.is(mount, table);
@@ -176,6 +175,19 @@ impl ReleaseVerb {
             Some(journal) => record_release(journal, line).context("journal the release"),
             None => Ok(()),
         }
+    }
+}
+
+/// The path as the kernel prints it. The folder of a former mount point may be gone as well.
+fn former_mount_point(path: &Path) -> anyhow::Result<PathBuf> {
+    let is_plain = path.is_absolute() && !path.components().any(|it| it == Component::ParentDir);
+    match resolved(path) {
+        Ok(path) => Ok(path),
+        Err(_) if is_plain => Ok(path.to_owned()),
+        Err(error) => bail!(
+            "release {}: {error:#}; name the mount point as this node did, by an absolute path without ..",
+            path.display()
+        ),
     }
 }
 
@@ -255,8 +267,12 @@ fn text(report: &ReleaseReport) -> Lines {
             lines.below("the device stays busy until they end, and no mount table shows that");
         }
     }
-    if report.copies.is_empty() {
-        lines.line("no container has a copy of a mount that this node has unmounted there");
+    if report.copies.is_empty() && report.problems.is_empty() {
+        lines.line(&format!(
+            "no private bind of the host's root in a container of containerd or of a pod has a copy of \
+             a mount that this node has unmounted there; bindguard holders {} lists every mount namespace",
+            shell_word(&report.path)
+        ));
     }
     lines
 }
