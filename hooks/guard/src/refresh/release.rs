@@ -5,7 +5,7 @@
 //! goes by the name in the folder of the parent mount, and fails with EBUSY while the mount is in
 //! use.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 use bindguard_core::spec::SpecUsers;
@@ -41,6 +41,19 @@ pub struct Released {
     pub outcome: ReleaseOutcome,
 }
 
+impl Released {
+    /// An umount by name takes the topmost mount there. A mount keeps its unique id whatever the
+    /// container changes of the mount.
+    fn check_against(&mut self, table: &MountTable) {
+        let id = self.mount.unique_id;
+        let now = table.mount(self.mount.id);
+        let is_there = now.is_some_and(|now| now.unique_id == id);
+        if is_there && matches!(self.outcome, ReleaseOutcome::Released) {
+            self.outcome = ReleaseOutcome::NotReleased(NotReleased::Covered);
+        }
+    }
+}
+
 /// The outcome for one copy.
 #[derive(Debug)]
 pub enum ReleaseOutcome {
@@ -70,6 +83,9 @@ pub enum NotReleased {
     /// A step in the container failed.
     #[error(transparent)]
     Enter(#[from] EnterError),
+    /// The copies before took the time.
+    #[error("no time was left after {} s; run the command again", .0.as_secs())]
+    OutOfTime(Duration),
     /// The umount succeeded, and the mount is still there.
     #[error("the container mounted over it meanwhile")]
     Covered,
@@ -129,7 +145,13 @@ pub fn release_copies(
         },
         mount: copy.mount,
     });
-    let released = released.collect();
+    let mut released: Vec<_> = released.collect();
+    // One read for all copies: a container may have thousands of mounts.
+    if let Ok(table) = namespace.mounts() {
+        released
+            .iter_mut()
+            .for_each(|copy| copy.check_against(&table));
+    }
     drop(lock);
     Ok(released)
 }
@@ -157,6 +179,9 @@ impl Releasing<'_> {
         if self.extent == Release::Look {
             return Ok(ReleaseOutcome::Kept);
         }
+        if Instant::now() >= self.until {
+            return Err(NotReleased::OutOfTime(REPLACE_TIMEOUT));
+        }
         let mount = Replacement {
             stale: &copy.mount,
             parent: copy.parent.as_ref(),
@@ -177,7 +202,6 @@ impl Releasing<'_> {
             Release::Look | Release::Unmount => entered.unmount(0),
         };
         match done {
-            Ok(()) if self.has(&copy.mount) => Err(NotReleased::Covered),
             Ok(()) => Ok(ReleaseOutcome::Released),
             Err(error) if error.is_busy() => Err(NotReleased::Busy),
             Err(error) => Err(error.into()),
@@ -190,10 +214,5 @@ impl Releasing<'_> {
         table.map_or(true, |table| {
             table.entries().iter().any(|it| it.parent == mount.id)
         })
-    }
-
-    fn has(&self, mount: &MountEntry) -> bool {
-        let is_there = |table: MountTable| table.mount(mount.id).is_some_and(|it| it == mount);
-        self.namespace.mounts().is_ok_and(is_there)
     }
 }

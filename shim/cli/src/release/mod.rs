@@ -212,6 +212,7 @@ fn record_of(copy: &Released) -> ReleasedCopy {
                 | NotReleased::NotRecorded
                 | NotReleased::ParentIsShared
                 | NotReleased::Enter(_)
+                | NotReleased::OutOfTime(_)
                 | NotReleased::Covered => ReleaseResult::Refused,
             };
             (result, Some(error_chain(why)))
