@@ -144,7 +144,9 @@ fn mount_tables(node: &Node, files: &BadFiles) -> Result<()> {
         let ended = node.bindguard(["diagnose", "--mountinfo", &file, "--root", &root])?;
         refused(&ended, said).with_context(|| (*name).to_owned())?;
     }
-    Ok(())
+    let root = files.path("directory");
+    let ended = node.bindguard(["diagnose", "--mountinfo", "/dev/zero", "--root", &root])?;
+    refused(&ended, "larger than 256 MiB")
 }
 
 fn bundles(node: &Node, files: &BadFiles) -> Result<()> {
@@ -188,6 +190,10 @@ fn journals(node: &Node, files: &BadFiles) -> Result<()> {
         )
         .with_context(|| name.to_owned())?;
     }
+    refused(
+        &node.bindguard(["journal", "--file", "/dev/zero"])?,
+        "larger than 256 MiB",
+    )?;
     let empty = node.bindguard(["journal", "--file", &files.path("empty")])?;
     ensure!(
         empty.code() == 0 && empty.stdout.starts_with("0 admissions"),

@@ -14,6 +14,7 @@ mod generate;
 mod holders;
 mod hook;
 mod journal;
+mod named_file;
 mod pods;
 mod refresh;
 mod release;

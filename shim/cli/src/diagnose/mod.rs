@@ -20,6 +20,7 @@ use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 
 use crate::ended_pods::PodsOfKubelet;
+use crate::named_file;
 use crate::pods::{PodsFrom, recorded, uids, unknown_pod};
 use crate::show;
 
@@ -167,7 +168,7 @@ impl Diagnose {
             .mountinfo
             .as_deref()
             .unwrap_or(Path::new("/proc/thread-self/mountinfo"));
-        fs::read(path).with_context(|| format!("read {}", path.display()))
+        named_file::read(path).with_context(|| format!("read {}", path.display()))
     }
 
     fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {

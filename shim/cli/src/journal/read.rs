@@ -4,7 +4,6 @@
 //! incomplete while a guard writes it. Other invalid lines are reported.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +15,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::line::RecordedLine;
+use crate::named_file;
 use crate::time_limits::check_answers;
 
 /// The content of the journal. `--json` prints its JSON form.
@@ -39,7 +39,7 @@ pub fn read(journal: &Path, is_named: bool) -> anyhow::Result<JournalContent> {
     let mut found = false;
     for file in [rotated.as_path(), journal] {
         check_answers(file)?;
-        match fs::read(file) {
+        match named_file::read(file) {
             Ok(bytes) => {
                 found = true;
                 content.take(file, &String::from_utf8_lossy(&bytes));
