@@ -242,10 +242,19 @@ fn only_a_container_that_opted_in(
 
     let refresh =
         |words: &[&str]| node.bindguard(["refresh", "--container", &id[..12]].iter().chain(words));
-    let dry_run = refresh(&["--dry-run"])?;
+    for what in [&[][..], &["--what", "host-files"]] {
+        let dry_run = refresh(&[&["--dry-run"], what].concat())?;
+        ensure!(
+            dry_run.code() == 1
+                && dry_run.stdout.contains(PLACE)
+                && dry_run.stdout.contains("mounts checked, 1 stale before"),
+            "{dry_run:?}"
+        );
+    }
+    let other = refresh(&["--what", "volumes"])?;
     ensure!(
-        dry_run.code() == 1 && dry_run.stdout.contains("stale") && dry_run.stdout.contains(PLACE),
-        "{dry_run:?}"
+        other.code() == 0 && other.stdout.contains("0 mounts checked, 0 stale before"),
+        "{other:?}"
     );
     let program = node.disk().join("dist").join(CLI);
     let shown = Rehearsal::on(node)

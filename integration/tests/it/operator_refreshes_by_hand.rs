@@ -102,7 +102,7 @@ fn story(node: &Node) -> Result<()> {
 
     let nothing = refresh(&[])?;
     ensure!(
-        nothing.code() == 0 && nothing.stdout.contains("2 files"),
+        nothing.code() == 0 && nothing.stdout.contains("2 mounts"),
         "{nothing:?}"
     );
 

@@ -66,14 +66,16 @@ enum Verb {
     /// Bind the current files over stale volume-subpaths, now, or remove what ended pods left.
     #[command(after_help = EXIT_CODES)]
     Repair(repair::Repair),
-    /// Show running containers the current files of their subPaths, now.
+    /// Replace stale mounts of running containers, now: subPaths, volumes, binds of the host's root,
+    /// files of the host.
     #[command(after_help = EXIT_CODES)]
     Refresh(refresh::Refresh),
     /// Report who keeps the mounts at or below a path alive: "device or resource busy". Changes
     /// nothing.
     #[command(after_help = EXIT_CODES)]
     Holders(holders::Holders),
-    /// Unmount, in running containers, copies of mounts that this node has unmounted.
+    /// Unmount copies of mounts that this node has unmounted, in running containers with a private
+    /// bind of the host's root.
     #[command(after_help = EXIT_CODES)]
     Release(release::ReleaseVerb),
     /// Check this node, point by point, and print a command for each problem. Changes nothing.

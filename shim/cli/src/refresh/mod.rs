@@ -32,7 +32,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 
 use crate::pods::{PodsFrom, uids};
-use crate::show::{self, FAULTY, HEALTHY, Lines};
+use crate::show::{self, FAULTY, HEALTHY, Lines, counted};
 
 /// Arguments of `refresh`.
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ pub struct Refresh {
     /// WINCH.
     #[arg(long, value_name = "HOW", default_value = "none", value_parser = notify)]
     notify: Notify,
-    /// Print the stale files and do nothing.
+    /// Print the stale mounts and do nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print the report as JSON.
@@ -382,8 +382,8 @@ fn text(report: &RefreshReport) -> Lines {
         );
     }
     lines.line(&format!(
-        "{} files and folders checked, {} of them stale before",
-        report.subpaths,
+        "{} checked, {} stale before",
+        counted(report.subpaths, "mount", "mounts"),
         report.files.len()
     ));
     lines
