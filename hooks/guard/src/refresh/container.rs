@@ -197,7 +197,7 @@ fn not_replaced(failure: Option<NotReplaced>) -> MountOutcome {
 }
 
 /// Waits for the lock for at most [`STEP_TIMEOUT`].
-fn wait_for_lock(
+pub(super) fn wait_for_lock(
     namespace: &ContainerNamespace,
     until: Instant,
 ) -> Result<MountsLock<'_>, RefreshError> {

@@ -13,6 +13,7 @@ use bindguard_sys::enter::{
     ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
 };
 
+use super::container::wait_for_lock;
 use super::host_roots::{Copy, HostRootError, HostRoots};
 use super::outcome::RefreshError;
 use super::progress::STEP_TIMEOUT;
@@ -121,10 +122,8 @@ pub fn release_copies(
     let namespace = namespace
         .accepted(process, spec.namespace())
         .map_err(RefreshError::from)?;
-    let lock = namespace.try_lock().map_err(RefreshError::from)?;
-    if lock.is_none() {
-        return Err(RefreshError::Locked(STEP_TIMEOUT).into());
-    }
+    let until = Instant::now() + REPLACE_TIMEOUT;
+    let lock = wait_for_lock(&namespace, until)?;
     let table = namespace.mounts().map_err(RefreshError::from)?;
     let index = MountIndex::of(&table);
     let copies = roots.copies(&table)?.into_iter();
@@ -135,7 +134,7 @@ pub fn release_copies(
         namespace: &namespace,
         extent,
         has_record: roots.has_record(),
-        until: Instant::now() + REPLACE_TIMEOUT,
+        until,
     };
     let released = wanted.map(|copy| Released {
         namespace: number,

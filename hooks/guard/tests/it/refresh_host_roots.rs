@@ -575,6 +575,26 @@ fn no_copy_is_left_out() {
     assert_eq!(scene.release(&container, Release::Look).len(), 0);
 }
 
+/// The agent refreshes the container at the same moment.
+#[test]
+fn a_release_waits_for_a_refresh() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| {});
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let other = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
+    other.lock().unwrap();
+    let refresh = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        // A process that was forked meanwhile has a copy of the descriptor.
+        other.unlock().unwrap();
+    });
+    let released = scene.release(&container, Release::Unmount);
+    refresh.join().unwrap();
+    assert!(container.mounts_at("/host/disk").is_empty(), "{released:?}");
+}
+
 /// A runtime is called twice for one start, or by hand: the container's own mounts of meanwhile
 /// are no copies.
 #[test]
