@@ -212,6 +212,19 @@ impl Cri {
         words: &[&str],
         mounts: &[Mount],
     ) -> Result<String> {
+        let id = self.create_container(pod, name, words, mounts)?;
+        self.start_created(&id, name)?;
+        Ok(id)
+    }
+
+    /// Creates such a container, and returns its id. The CRI calls the shim only for the start.
+    pub fn create_container(
+        &self,
+        pod: &Sandbox,
+        name: &str,
+        words: &[&str],
+        mounts: &[Mount],
+    ) -> Result<String> {
         let attempt = self.attempts.replace(self.attempts.get() + 1);
         let mut labels = pod.config.labels.clone();
         labels.insert("io.kubernetes.container.name".to_owned(), name.to_owned());
@@ -246,20 +259,24 @@ impl Cri {
             sandbox_config: Some(pod.config.clone()),
         };
         let mut client = self.runtime_service();
-        let id = self
-            .call(
-                &format!("create the container {name}"),
-                client.create_container(request),
-            )?
-            .container_id;
+        let created = self.call(
+            &format!("create the container {name}"),
+            client.create_container(request),
+        )?;
+        Ok(created.container_id)
+    }
+
+    /// Starts a container that was created.
+    pub fn start_created(&self, id: &str, name: &str) -> Result<()> {
         let request = StartContainerRequest {
-            container_id: id.clone(),
+            container_id: id.to_owned(),
         };
+        let mut client = self.runtime_service();
         self.call(
             &format!("start the container {name}"),
             client.start_container(request),
-        )?;
-        Ok(id)
+        )
+        .map(drop)
     }
 
     /// Runs a program in a container.

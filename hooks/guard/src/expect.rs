@@ -88,11 +88,6 @@ impl ExpectedSources {
         Self(with_source.collect())
     }
 
-    /// True if there is nothing to compare.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The expectations for a bundle, whose spec other plugins may have changed: for the binds that
     /// still have the same source and destination.
     pub(crate) fn in_bundle(&self, bundle: &OpenBundle<'_>) -> ExpectedBinds {

@@ -35,6 +35,9 @@ pub struct Proved {
 enum ProveError {
     #[error(transparent)]
     Bundle(#[from] BundleError),
+    /// The agent was started since, or was late.
+    #[error("its create was not checked by this agent")]
+    CreateNotChecked,
     #[error("parse the record of expected binds")]
     Record(#[from] serde_json::Error),
     #[error(transparent)]
@@ -62,16 +65,16 @@ pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places
 }
 
 /// Compares the mounts of a new container with this init with the sources of its admission, for a
-/// shim that calls no guard. `None` if the bundle has a record: bindguard's shim or wrapper compares
-/// such a container.
+/// shim that calls no guard; without sources, the create was not checked. `None` if the bundle has a
+/// record: bindguard's shim or wrapper compares such a container.
 pub fn prove_new_container(
     path: &Path,
     pid: u32,
-    sources: &ExpectedSources,
+    sources: Option<&ExpectedSources>,
     policy: &Policy,
     places: &Places,
 ) -> Option<Proved> {
-    if sources.is_empty() || bundle::read_record(path).is_ok() {
+    if bundle::read_record(path).is_ok() {
         return None;
     }
     let start = Instant::now();
@@ -108,7 +111,7 @@ impl Proved {
         &mut self,
         path: &Path,
         pid: u32,
-        sources: &ExpectedSources,
+        sources: Option<&ExpectedSources>,
         policy: &Policy,
         places: &Places,
     ) -> Result<(), ProveError> {
@@ -117,9 +120,17 @@ impl Proved {
         if bundle.policy.proof == Alarm::Off {
             return Ok(());
         }
+        let binds = bundle.spec.binds().len();
+        let Some(sources) = sources else {
+            self.report.container = Identity::from_spec(&bundle.spec);
+            self.report.unproven = binds;
+            return Err(ProveError::CreateNotChecked);
+        };
         let expected = sources.in_bundle(&bundle);
-        self.compare_mounts(&bundle, &expected, pid, places)?;
-        self.report.unproven += bundle.spec.binds().len() - expected.binds.len();
+        if !expected.binds.is_empty() {
+            self.compare_mounts(&bundle, &expected, pid, places)?;
+        }
+        self.report.unproven += binds - expected.binds.len();
         Ok(())
     }
 

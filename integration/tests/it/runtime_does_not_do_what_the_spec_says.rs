@@ -152,6 +152,39 @@ fn refused_by_the_plugin() {
         });
 }
 
+/// An agent that is started between the create and the start knows none of the sources.
+#[test]
+fn not_proven_by_a_plugin_that_did_not_see_the_create() {
+    Setup::on(Generation::V2_1).nri().story(|node| {
+        two_folders()?;
+        let mounts = [mount("/run/right".as_ref(), "/data", PropagationPrivate)];
+        for (policy, is_started) in [("report", true), ("refuse", false)] {
+            let config = format!("agent.nri.enabled = true\nchecks.proof = '{policy}'\n");
+            let agent = Agent::start(node, &config)?;
+            let (cri, sandbox) = pod_beside_the_plugin(node, &agent)?;
+            let created = cri.create_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+            agent.kill()?;
+            let agent = Agent::start(node, &config)?;
+            until("the plugin is registered", || {
+                Ok(agent.figure("bindguard_nri_connected") == 1.0)
+            })?;
+            let started = cri.start_created(&created, "app");
+            ensure!(started.is_ok() == is_started, "{policy}: {started:?}");
+            if let Err(error) = started {
+                let words = format!("{error:#}");
+                ensure!(
+                    words.contains("its create was not checked by this agent"),
+                    "{words}"
+                );
+            }
+            let unproven = agent.figure("bindguard_unproven_binds_total");
+            ensure!(unproven > 0.0, "{policy}: {}", agent.get("/metrics"));
+            cri.remove_pod(&sandbox)?;
+        }
+        Ok(())
+    });
+}
+
 fn pod_beside_the_plugin(node: &Node, agent: &Agent) -> Result<(Cri, Sandbox)> {
     until("the plugin is registered", || {
         Ok(agent.figure("bindguard_nri_connected") == 1.0)

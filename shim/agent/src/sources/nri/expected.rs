@@ -23,14 +23,12 @@ impl Default for ExpectedOfContainers {
 impl ExpectedOfContainers {
     /// Keeps the sources of a container that is about to be created.
     pub fn keep(&self, id: String, sources: ExpectedSources) {
-        if !sources.is_empty() {
-            self.known().push(id, sources);
-        }
+        self.known().push(id, sources);
     }
 
-    /// The sources of a container that is about to start. None if its create was not seen.
-    pub fn take(&self, id: &str) -> ExpectedSources {
-        self.known().pop(id).unwrap_or_default()
+    /// The sources of a container that is about to start. `None` if its create was not checked.
+    pub fn take(&self, id: &str) -> Option<ExpectedSources> {
+        self.known().pop(id)
     }
 
     fn known(&self) -> MutexGuard<'_, LruCache<String, ExpectedSources>> {
