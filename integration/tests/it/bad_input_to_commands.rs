@@ -207,10 +207,16 @@ fn journals(node: &Node, files: &BadFiles) -> Result<()> {
 
 /// Issue 16: what only root can see is not taken for absent, and the advice is to become root.
 fn without_privilege(node: &Node) -> Result<()> {
-    refused(
-        &unprivileged(node, &["repair", "--all"])?,
-        "this needs root",
-    )?;
+    for verb in [
+        &["repair", "--all"][..],
+        &["refresh", "--pod", "default/web"],
+        &["refresh", "--container", "c1", "--dry-run"],
+        &["release", "/mnt"],
+        &["release", "/mnt", "--dry-run", "--json"],
+    ] {
+        let ended = unprivileged(node, verb)?;
+        refused(&ended, "this needs root").with_context(|| format!("{verb:?}"))?;
+    }
     let doctor = unprivileged(node, &["doctor"])?;
     ensure!(
         doctor.code() == 2 && doctor.stdout.contains("only root may read its arguments"),

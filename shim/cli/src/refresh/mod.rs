@@ -25,7 +25,7 @@ use bindguard_operator::bundles::{
 };
 use bindguard_operator::engines::ContainersOfNode;
 use bindguard_operator::kubelets_here;
-use bindguard_operator::node::{hold_init, recorded_init_of, refuse_other_mounts};
+use bindguard_operator::node::{hold_init, is_root, recorded_init_of, refuse_other_mounts};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
@@ -110,6 +110,10 @@ struct RefreshReport {
 impl Refresh {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        ensure!(
+            is_root(),
+            "refresh containers: this needs root, also with --dry-run"
+        );
         let helper = HelperProcess::start().context("start the helper process")?;
         let report = match self
             .container

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
@@ -19,7 +19,7 @@ use bindguard_guard::refresh::{
 use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::holders::Wanted;
 use bindguard_operator::node::{
-    MountUser, NotInit, hold_init, recorded_init_of, refuse_other_mounts, users_of_mount,
+    MountUser, NotInit, hold_init, is_root, recorded_init_of, refuse_other_mounts, users_of_mount,
 };
 use bindguard_operator::pods::{ContainerState, PodContainer};
 use bindguard_sys::enter::ProcessError;
@@ -77,6 +77,10 @@ struct CopyOfContainer {
 impl ReleaseVerb {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        ensure!(
+            is_root(),
+            "release mounts: this needs root, also with --dry-run"
+        );
         // Before the threads of the CRI's client.
         let helper = HelperProcess::start().context("start the helper process")?;
         let path = former_mount_point(&self.path)?;
