@@ -184,7 +184,8 @@ impl Capabilities {
             &self.ambient,
         ];
         let mut names = sets.into_iter().flatten().flatten();
-        names.any(|name| name == CAP_SYS_ADMIN || name == "ALL")
+        // crun compares the names without regard to case: cap_from_name(3).
+        names.any(|name| name.eq_ignore_ascii_case(CAP_SYS_ADMIN) || name == "ALL")
     }
 }
 
@@ -212,6 +213,10 @@ mod tests {
             ),
             (
                 r#"{"process":{"capabilities":{"ambient":["CAP_SYS_ADMIN"]}}}"#,
+                true,
+            ),
+            (
+                r#"{"process":{"capabilities":{"effective":["cap_sys_admin"]}}}"#,
                 true,
             ),
         ] {
