@@ -43,14 +43,25 @@ pub struct Released {
 }
 
 impl Released {
+    /// Corrects the outcome by the table of afterwards.
+    ///
     /// An umount by name takes the topmost mount there. A mount keeps its unique id whatever the
-    /// container changes of the mount.
+    /// container changes of the mount. An umount that waits for a dead server has taken the mount
+    /// out of the table before.
     fn check_against(&mut self, table: &MountTable) {
         let id = self.mount.unique_id;
         let now = table.mount(self.mount.id);
         let is_there = now.is_some_and(|now| now.unique_id == id);
-        if is_there && matches!(self.outcome, ReleaseOutcome::Released) {
-            self.outcome = ReleaseOutcome::NotReleased(NotReleased::Covered);
+        match &self.outcome {
+            ReleaseOutcome::Released if is_there => {
+                self.outcome = NotReleased::Covered.into();
+            }
+            ReleaseOutcome::NotReleased(NotReleased::Enter(error))
+                if error.is_over() && !is_there =>
+            {
+                self.outcome = ReleaseOutcome::Released;
+            }
+            ReleaseOutcome::Released | ReleaseOutcome::Kept | ReleaseOutcome::NotReleased(_) => {}
         }
     }
 }
@@ -64,6 +75,12 @@ pub enum ReleaseOutcome {
     Kept,
     /// It stays.
     NotReleased(NotReleased),
+}
+
+impl From<NotReleased> for ReleaseOutcome {
+    fn from(why: NotReleased) -> Self {
+        Self::NotReleased(why)
+    }
 }
 
 /// Why a copy is not released.
@@ -138,10 +155,7 @@ pub fn release_copies(
     };
     let released = wanted.map(|copy| Released {
         namespace: number,
-        outcome: match releasing.release(&copy) {
-            Ok(outcome) => outcome,
-            Err(why) => ReleaseOutcome::NotReleased(why),
-        },
+        outcome: releasing.release(&copy).unwrap_or_else(Into::into),
         mount: copy.mount,
     });
     let mut released: Vec<_> = released.collect();
@@ -213,5 +227,45 @@ impl Releasing<'_> {
         table.map_or(true, |table| {
             table.entries().iter().any(|it| it.parent == mount.id)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    const COPY: &str = "7 1 8:2 / /host/mnt rw - ext4 d rw\n";
+
+    fn checked(outcome: ReleaseOutcome, afterwards: &str) -> ReleaseOutcome {
+        let table = |text: &str| MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        let mut copy = Released {
+            namespace: 1,
+            mount: table(COPY).entries()[0].clone(),
+            outcome,
+        };
+        copy.check_against(&table(afterwards));
+        copy.outcome
+    }
+
+    #[test]
+    fn the_table_decides_if_a_copy_is_released() {
+        let silent = || NotReleased::Enter(EnterError::Silent(STEP_TIMEOUT)).into();
+        let remounted = COPY.replace(" rw - ", " ro - ");
+        let others = COPY.replace("7 1", "8 1");
+        for (outcome, afterwards, is_released) in [
+            (ReleaseOutcome::Released, others.as_str(), true),
+            (ReleaseOutcome::Released, COPY, false),
+            (ReleaseOutcome::Released, &remounted, false),
+            (silent(), &others, true),
+            (silent(), COPY, false),
+            (NotReleased::Busy.into(), &others, false),
+        ] {
+            let text = format!("{outcome:?}, {afterwards}");
+            let outcome = checked(outcome, afterwards);
+            let is = matches!(outcome, ReleaseOutcome::Released);
+            assert_eq!(is, is_released, "{text}");
+        }
     }
 }
