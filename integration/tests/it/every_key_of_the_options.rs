@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::Signal;
 
@@ -122,12 +123,16 @@ fn handler(prefix: &str, key: &str) -> String {
 fn pod_runs(node: &Node, handler: &str) -> Result<()> {
     let cri = node.cri()?;
     let pod = cri.run_pod(handler, handler, &format!("uid-{handler}"))?;
-    let read = cri
+    // A start returns before the container's process has become its program.
+    let runs = cri
         .start_container(&pod, "app", &["sleep", "1000000"], &[])
-        .and_then(|app| cri.read(&app, "/proc/1/comm"));
+        .and_then(|app| {
+            until(&format!("the container of {handler} runs sleep"), || {
+                Ok(cri.read(&app, "/proc/1/comm")?.trim() == "sleep")
+            })
+        });
     cri.remove_pod(&pod)
         .with_context(|| format!("remove the pod of {handler}"))?;
-    let read = read?;
-    ensure!(read.trim() == "sleep", "{handler}: {read:?}");
+    runs?;
     Ok(fs::remove_dir_all(format!("/run/pods/uid-{handler}"))?)
 }
