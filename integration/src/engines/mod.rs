@@ -133,6 +133,12 @@ impl ContainerEngine for Podman<'_> {
     fn start_command(&self, flags: &[&str], words: &[&str]) -> Result<Command> {
         self.run_command(&[], &[&["--detach"], flags].concat(), words)
     }
+
+    /// Podman gives the first process ten seconds to end, also with `--force`.
+    fn remove(&self, id: &str) -> Result<()> {
+        let removed = self.verb(&["rm", "--force", "--time", "0", id])?;
+        removed.success().map(drop)
+    }
 }
 
 /// The way in which dockerd keeps images.
