@@ -49,7 +49,7 @@ fn recorded_bundle(root: &Path, id: &str) -> Option<PathBuf> {
         .map(|(bundle, _)| bundle)
 }
 
-/// The spec of a container, on a node whose `/` is at `root`. `None` if its bundle is not found.
+/// The spec of a container, on a node whose `/` is at `root`. `None` if no bundle is found.
 pub fn spec_of_container(root: &Path, id: &str) -> Option<Vec<u8>> {
     bundles_of(root, id).find_map(|bundle| read_spec(&bundle).ok())
 }
@@ -65,8 +65,8 @@ fn bundles_of(root: &Path, id: &str) -> impl Iterator<Item = PathBuf> {
     bundles.chain(recorded_bundle(root, id))
 }
 
-/// The binds in the spec of a container, on a node whose `/` is at `root`. None if its bundle is
-/// not found.
+/// The binds in the spec of a container, on a node whose `/` is at `root`. Empty if no bundle is
+/// found.
 pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
     let bytes = spec_of_container(root, id);
     let spec = bytes
@@ -76,7 +76,7 @@ pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
         .unwrap_or_default()
 }
 
-/// The binds of a pod's container that may be single files of the host. `None` if its bundle is not
+/// The binds of a pod's container that may be single files of the host. `None` if no bundle is
 /// found.
 pub fn host_files_of_container(root: &Path, id: &str, places: &Places) -> Option<Vec<FileBind>> {
     let bytes = spec_of_container(root, id)?;

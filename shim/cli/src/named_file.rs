@@ -1,4 +1,4 @@
-//! Reads a file that the operator names: it may be a device, which has no end.
+//! Reads a file that the operator names. The file may be a device, which has no end.
 
 use std::fs::File;
 use std::io::{self, Read};

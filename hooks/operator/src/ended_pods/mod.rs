@@ -72,12 +72,12 @@ pub struct EndedPod {
     pub absent_s: u64,
     /// True if that is ten minutes or more: it has ended.
     pub confirmed: bool,
-    /// Its mounts, in the order of their umounts.
+    /// The pod's mounts, in the order of the umounts.
     pub mounts: Vec<LeftMount>,
-    /// Its empty directories, the deepest first. `repair` has removed them.
+    /// The pod's empty directories, the deepest first. `repair` removes these directories.
     #[serde(serialize_with = "serialize_paths")]
     pub empty_directories: Vec<PathBuf>,
-    /// True if these are removed.
+    /// True if `repair` removed the empty directories.
     pub removed: bool,
     /// The first files that are left. No file is removed.
     #[serde(

@@ -1,9 +1,9 @@
 //! The mount namespace of a container's runtime, which a command must share.
 //!
 //! A runtime binds the mounts of its own namespace. A debug pod, or a service with private mounts,
-//! has copies of them: a mount that is missing there may well exist on the node. So a command that
-//! compares a container with its own mounts, or binds its own files, refuses to run there. The
-//! agent enters the namespace of the runtime instead.
+//! has copies of these mounts, and may lack a mount that the node has. So a command that compares a
+//! container with the node's mounts, or binds files of the node, refuses to run there. The agent
+//! enters the namespace of the runtime instead.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use super::processes::namespace;
 /// Why a command does not act on a container.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOfRuntime {
-    /// The command has other mounts.
+    /// The command runs in another mount namespace.
     #[error(
         "this command is in another mount namespace than the container's runtime; run it as nsenter --target {0} --mount bindguard"
     )]
@@ -41,8 +41,8 @@ pub enum NotOfRuntime {
     },
 }
 
-/// Returns if this process has the mount namespace of the process that supervises the container: the
-/// parent of the container's init, a shim or conmon.
+/// Checks that this process has the mount namespace of the process that supervises the container:
+/// the parent of the container's init, a shim or conmon.
 ///
 /// # Errors
 /// If the namespaces differ, or the parent's cannot be read.

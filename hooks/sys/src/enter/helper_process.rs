@@ -1,15 +1,16 @@
-//! The helper process: it forks the children that work in containers.
+//! The helper process: it forks the children that work in containers and complete trees of new
+//! mounts.
 //!
 //! ```text
-//!   agent ── kind of work, namespace, socket ──► helper process ── fork ──► child
-//!     ◄──────────── pid and pidfd ───────────────────┘                       │
-//!     ◄──────────── the socket ──────────────────────────────────────────────┘
+//!   agent ── kind of work, socket, namespace or tree ──► helper process ── fork ──► child
+//!     ◄──────────── pid and pidfd ───────────────────────────┘                       │
+//!     ◄──────────── the socket ──────────────────────────────────────────────────────┘
 //! ```
 //!
 //! The agent has threads and many pages: a fork of the agent copies page tables, makes all threads
 //! fault on their next writes, and gives the child locks that no thread releases. So the agent
 //! forks the helper process once, at the start of `main`. The helper process has one thread and
-//! holds nothing. It receives the checked namespace as a descriptor, never a pid. It reaps its
+//! holds nothing. It receives the checked namespace or the tree as a descriptor, never a pid. It reaps its
 //! children, and ends when the agent ends.
 
 use std::io;
@@ -106,8 +107,8 @@ impl HelperProcess {
         self.process.pid()
     }
 
-    /// Starts a child with the mount namespace to enter, or the tree to complete. The helper process
-    /// answers at once, unless it waits for a processor.
+    /// Starts a child. `subject` is the mount namespace to enter, or the tree to complete. The helper
+    /// process answers at once, unless it waits for a processor.
     ///
     /// # Errors
     /// If the helper process ended, gives no answer until this time, or starts no child.

@@ -1,4 +1,5 @@
 //! Replaces mounts in a container's mount namespace, from a short-lived child.
+//! [`complete_tree`] prepares the new mounts in a child with a mount namespace of its own.
 //!
 //! ```text
 //!   agent ── socket ── child: setns(2) ── open, attach beneath, detach

@@ -1,5 +1,5 @@
-//! Completes a tree of new mounts that is attached nowhere: mounts on it, and attributes of single
-//! mounts below its top.
+//! Completes a tree of new mounts that is attached nowhere: attaches nested mounts, and sets the
+//! attributes of single mounts below the top.
 //!
 //! move_mount(2) before Linux 6.15 and mount_setattr(2) refuse a place below the top of such a tree.
 //! So a child attaches the tree in a mount namespace of its own, completes the tree there, and
@@ -10,6 +10,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+use bindguard_core::mount_table::MountAttributes;
 
 use super::helper_process::{HelperProcess, RemoteChild, Work};
 use super::is_answered;
@@ -28,11 +30,11 @@ pub struct TreePart {
 /// A change at one place of a tree.
 #[derive(Debug)]
 pub enum TreeChange {
-    /// The mount at this place gets these attributes besides its own.
-    Restrict(bindguard_core::mount_table::MountAttributes),
-    /// Another new mount is attached.
+    /// Adds attributes to the mount at this place.
+    Restrict(MountAttributes),
+    /// Attaches a new mount.
     Attach(NewMount),
-    /// The same, unless the tree has no such place.
+    /// Attaches a new mount, if the tree has a place of the same type.
     TryAttach(NewMount),
 }
 
@@ -52,7 +54,7 @@ pub enum TreeError {
     #[error("prepare the new mounts")]
     Prepare(#[source] ReplaceError),
     /// A change was refused.
-    #[error("prepare the new mount at {} in it", path.display())]
+    #[error("prepare the nested mount at {}", path.display())]
     Part {
         /// The path below the top.
         path: PathBuf,
@@ -62,7 +64,8 @@ pub enum TreeError {
     },
 }
 
-/// The tree with these changes, made in this order. Nothing is attached in the caller's namespace.
+/// Makes these changes in this order, and returns the changed tree. Nothing is attached in the
+/// caller's namespace.
 ///
 /// # Errors
 /// If the tree lacks a place, the kernel refuses, or a server does not answer within `step_timeout`.

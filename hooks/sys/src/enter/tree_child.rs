@@ -37,7 +37,7 @@ pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: u16) {
         Ok(None) => {}
         Err(error) => send_reply(socket.as_fd(), &TreeReply::Failed(error)),
     }
-    // Until the other end closes: the agent kills this child.
+    // The agent kills this child. If the agent is gone, the read ends.
     let _ = rustix::io::read(socket, &mut [0; 1]);
 }
 
@@ -68,7 +68,7 @@ fn restrict(tree: &OwnedFd, path: &Path, attributes: MountAttributes) -> Done {
     })
 }
 
-/// The kernel itself distinguishes only directories when it mounts.
+/// Compares the types of the place and the mount: the kernel itself distinguishes only directories.
 fn attach_below(tree: &OwnedFd, path: &Path, new: &NewMount) -> Done {
     let place = place(tree, path)?;
     let types = type_of(&place).and_then(|there| Ok((there, type_of(&new.mount)?)));
@@ -80,7 +80,7 @@ fn attach_below(tree: &OwnedFd, path: &Path, new: &NewMount) -> Done {
     rustix::mount::move_mount(&new.mount, c"", &place, c"", flags).map_err(at(Step::AttachNested))
 }
 
-/// A container may have written the volume: no symlink is followed.
+/// Opens a place in the tree. No symlink is followed: a container may have written the volume.
 fn place(tree: &OwnedFd, path: &Path) -> Result<OwnedFd, ReplaceError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

@@ -1,5 +1,5 @@
-//! Single files and sockets of the host in pods that opted in to them: a pod is refreshed once the
-//! name of such a file leads to another file.
+//! Single files and sockets of the host in pods that opted in to `host-files`: a pod is refreshed
+//! once the name of such a file leads to another file.
 //!
 //! The thread starts with the first pod that opted in. A file on a server that hangs delays the
 //! other files of pods until the next survey, and nothing else.
@@ -27,8 +27,7 @@ use crate::work::refresh_queue::PodOfRoot;
 /// start all the time cause one list of pods in a second.
 const AFTER_START: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 
-/// Limits of followed files, of a pod and below a kubelet root. The others are refreshed at
-/// surveys.
+/// Limits of watched files, for each pod and for each kubelet root. Surveys refresh further files.
 const MAX_FILES_OF_POD: usize = 64;
 const MAX_FILES: usize = 1024;
 
@@ -155,7 +154,7 @@ impl PodFiles<'_> {
 impl FollowedFiles for PodFiles<'_> {
     fn survey(&mut self, watches: &mut Watches) {
         let before = watches.begin();
-        // Watched first: a container that starts meanwhile is found, or reported by an event.
+        // Before the list: a container that starts meanwhile causes an event.
         watch_states(watches);
         let with_new = self.list();
         self.watch(watches);

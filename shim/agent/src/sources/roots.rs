@@ -1,6 +1,6 @@
 //! The threads of each kubelet root: one follows the kubelet's updates, one the mounts of drivers,
-//! and one starts the refreshes of containers. Once a pod opted in, one follows its files of the
-//! host.
+//! and one starts the refreshes of containers. A fourth thread follows replaced files of the host,
+//! once a pod opted in to `host-files`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

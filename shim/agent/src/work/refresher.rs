@@ -104,8 +104,8 @@ impl<'a> Refresher<'a> {
         HostRoots::open(bundle, self.policy, places).ok()
     }
 
-    /// Refreshes one container for at most this time. A container that needs more is left to
-    /// [`Refresher::finish`].
+    /// Refreshes a container for at most `time`. [`Refresher::finish`] continues with a container that
+    /// needs more time.
     pub fn begin(
         &self,
         time: Duration,
@@ -224,8 +224,8 @@ impl<'a> Refresher<'a> {
         })
     }
 
-    /// Reports a container that could not be refreshed at all: one that ends at this very moment,
-    /// or one that is refused.
+    /// Reports a container that could not be refreshed at all: the container ended meanwhile, or was
+    /// refused.
     fn report_error(&self, container: &Container, error: &RefreshError) -> Vec<String> {
         let problem = error_chain(error);
         self.metrics.refreshed(RefreshResult::of_error(error));

@@ -82,7 +82,7 @@ impl Diagnose {
             let wanted = self.wanted(&pods, places)?;
             let mut report = survey_node(policy, places, &pods, wanted);
             self.add_pinned(&mut report, &pods, config)?;
-            // Only root reads the files that this needs.
+            // Only root can read the kubelet's credentials and the folders of pods.
             if self.pod.is_none() && is_root() {
                 let ended = self.kubelet.listed(config, &self.pods);
                 report.ended_pods = Some(ended).filter(|ended| !ended.is_empty());

@@ -1,4 +1,5 @@
-//! A container of Docker or Podman, by its id: its spec has the host path of each file.
+//! `bindguard refresh --container` of Docker or Podman. The container's spec has the host path of
+//! each bind.
 
 use std::path::Path;
 use std::time::Instant;
@@ -20,17 +21,18 @@ use bindguard_sys::bundle::read_spec;
 
 use super::{Refresh, RefreshReport, What, record};
 
-/// The running container of an engine whose id begins so; `None` if there is none.
+/// The running container of an engine whose id begins with this text; `None` without such a
+/// container.
 ///
 /// # Errors
-/// If there is more than one, or it is a user's own.
+/// If several containers match, or a rootless container of a user.
 pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContainer>> {
     let root = Path::new("/");
     let mut found = engine_containers(&state_folders(root));
     found.retain(|container| !id.is_empty() && container.id.starts_with(id));
     ensure!(
         found.len() < 2,
-        "more than one container has an id that begins so"
+        "more than one container has an id that begins with {id}"
     );
     if let (true, Some(user)) = (found.is_empty(), rootless_owner(root, id)) {
         bail!(
@@ -41,7 +43,7 @@ pub(super) fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContain
     Ok(found.pop())
 }
 
-/// Refreshes the binds of this kind: without one, the single files that the container binds.
+/// Refreshes the binds that `--what` names; by default, the single files that the container binds.
 pub(super) fn refresh(
     helper: &HelperProcess,
     container: &EngineContainer,

@@ -86,10 +86,10 @@ fn notify(text: &str) -> Result<Notify, InvalidNotify> {
     Notify::from_text(text).ok_or(InvalidNotify)
 }
 
-/// One file or folder of a running container.
+/// One stale mount of a running container.
 #[derive(Debug, Serialize)]
 struct RefreshedFile {
-    /// The names of its pod and container.
+    /// The names of the pod and the container.
     container: String,
     #[serde(flatten)]
     mount: RefreshedMount,
@@ -98,10 +98,9 @@ struct RefreshedFile {
 /// The report of a refresh.
 #[derive(Debug, Default, Serialize)]
 struct RefreshReport {
-    /// Stale files and folders; current ones are only counted.
+    /// The mounts that were stale.
     files: Vec<RefreshedFile>,
-    /// The number of all files and folders that the containers show by a subPath, or that an engine
-    /// bound.
+    /// The number of all mounts that were checked.
     subpaths: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
@@ -203,7 +202,8 @@ impl Refresh {
         );
         ensure!(
             self.pod.is_some() || found.len() == 1,
-            "more than one container has an id that begins so"
+            "more than one container has an id that begins with {}",
+            self.container.as_deref().unwrap_or_default()
         );
         Ok(found)
     }

@@ -65,11 +65,11 @@ struct ReleaseReport {
 /// One copy.
 #[derive(Debug, Serialize)]
 struct CopyOfContainer {
-    /// The names of its pod and container, or the container's id.
+    /// The names of the pod and the container, or the container's id.
     container: String,
     #[serde(flatten)]
     copy: ReleasedCopy,
-    /// The processes that use it.
+    /// The processes that use the copy.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     used_by: Vec<MountUser>,
 }

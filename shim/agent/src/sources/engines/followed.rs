@@ -1,4 +1,4 @@
-//! The containers that opted in, and their refresh.
+//! The containers of Docker and Podman that opted in, and the refresh of each.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -115,13 +115,13 @@ impl Followed {
         }
     }
 
-    /// True if a container opted in to mounts of the host.
+    /// True if a container opted in to mounts that the host mounts anew.
     pub fn has_mounts(&self) -> bool {
         let mut containers = self.containers.values();
         containers.any(|container| container.requested.volumes)
     }
 
-    /// The containers that opted in to mounts and bind one of these places.
+    /// The ids of the containers that opted in to mounts and bind one of these places.
     pub fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
         let has_one = |container: &&FollowedContainer| {
             container.requested.volumes

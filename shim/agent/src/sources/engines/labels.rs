@@ -12,8 +12,8 @@ use serde::Deserialize;
 
 use super::api::{self, ApiError};
 
-/// `filters={"label":["bindguard.refresh"]}`, as a URL has it, and the same with
-/// `bindguard.refresh-binds`: a container must have all labels of a filter.
+/// `filters={"label":["bindguard.refresh"]}` in the form of a URL, and the same filter for
+/// `bindguard.refresh-binds`. One filter with both labels would list only containers with both.
 const LABELLED: [&str; 2] = [
     "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D",
     "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh-binds%22%5D%7D",

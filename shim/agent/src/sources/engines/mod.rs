@@ -1,8 +1,9 @@
-//! Containers of Docker and Podman: a single file that they bind is refreshed once its name leads
-//! to another file on the host (moby#15793).
+//! Containers of Docker and Podman. A single file of a container is refreshed once the file's name
+//! leads to another file on the host (moby#15793). If the container opted in, so are mounts that the
+//! host has mounted anew, and host-root binds.
 //!
-//! One thread follows them ([`crate::sources::files`]): a bound file on a server that hangs delays
-//! the other containers of the engines, and nothing else.
+//! One thread follows all containers ([`crate::sources::files`]): a bound file on a server that
+//! hangs delays the other containers of the engines, and nothing else.
 
 mod api;
 mod followed;
@@ -40,7 +41,7 @@ pub fn follow(
     refresher: &Refresher<'_>,
 ) -> io::Result<()> {
     let mut watches = Watches::new(Inotify::new()?);
-    let mut following = Following {
+    let mut following = EngineFiles {
         containers: Followed::new(Path::new("/"), mode, places),
         refresher,
     };
@@ -48,14 +49,14 @@ pub fn follow(
     files::follow(&mut following, &mut watches, schedule)
 }
 
-/// The containers, and what refreshes them.
+/// The containers of the engines, and their refresher.
 #[derive(Debug)]
-struct Following<'a> {
+struct EngineFiles<'a> {
     containers: Followed,
     refresher: &'a Refresher<'a>,
 }
 
-impl FollowedFiles for Following<'_> {
+impl FollowedFiles for EngineFiles<'_> {
     fn survey(&mut self, watches: &mut Watches) {
         self.containers.survey(watches, self.refresher);
     }

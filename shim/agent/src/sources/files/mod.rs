@@ -1,4 +1,6 @@
 //! Files of the host that containers bind: a file is refreshed once its name leads to another file.
+//! Containers that opted in to mounts are also refreshed after each new mount of the host
+//! ([`NewMounts`]).
 //!
 //! ```text
 //! survey ─► containers that opted in ─► watches of their files' folders ─► wait ─► file replaced ─► refresh
@@ -6,7 +8,7 @@
 //!   └──────────────────── a container started ───────────────────────────────┘
 //! ```
 //!
-//! One thread does all of it, because a bound file may be on a server that hangs. A container that
+//! Each source has a thread of its own, because a bound file may be on a server that hangs. A container that
 //! can write a watched folder decides how many events there are. So events are read in at most one
 //! percent of the time, and the refreshes of each container are paced.
 
@@ -35,20 +37,21 @@ const PAUSE_FACTOR: u32 = 100;
 /// Limit of that pause.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// Containers, or pods, whose files are followed.
+/// The containers of engines, or the pods, whose files are followed.
 pub trait FollowedFiles {
-    /// Finds those that opted in, watches the folders of their files, and refreshes the new ones.
+    /// Finds the containers that opted in, watches the folders of bound files, and refreshes new
+    /// containers.
     fn survey(&mut self, watches: &mut Watches);
 
     /// Refreshes the container or pod with this id.
     fn refresh(&mut self, id: &str);
 
-    /// True if one of them follows mounts of the host.
+    /// True if a container opted in to mounts of the host.
     fn has_mounts(&self) -> bool {
         false
     }
 
-    /// The ids of those that have a mount at one of these places of the host.
+    /// The ids of the containers that bind one of these mount points of the host.
     fn with_mounts_at(&self, _places: &[PathBuf]) -> Vec<String> {
         Vec::new()
     }

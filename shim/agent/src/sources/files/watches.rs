@@ -31,7 +31,7 @@ pub struct Changes {
     pub survey: bool,
     /// The containers whose file is complete.
     pub complete: HashSet<String>,
-    /// The containers whose file was made, and may still be written.
+    /// The containers whose file was made, and which a program may still write.
     pub made: HashSet<String>,
 }
 
@@ -44,7 +44,7 @@ pub struct Woken {
     pub by_mounts: bool,
 }
 
-/// All watches. A survey adds the watches that it needs, and removes the others.
+/// All watches. Each survey adds the missing watches, and removes unused watches.
 #[derive(Debug)]
 pub struct Watches {
     inotify: Inotify,

@@ -26,7 +26,8 @@ impl ExpectedOfContainers {
         self.known().push(id, sources);
     }
 
-    /// The sources of a container that is about to start. `None` if its create was not checked.
+    /// The sources of a container that is about to start. `None` for a container without a checked
+    /// create.
     pub fn take(&self, id: &str) -> Option<ExpectedSources> {
         self.known().pop(id)
     }

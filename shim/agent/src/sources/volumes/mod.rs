@@ -35,7 +35,7 @@ use crate::work::refresh_queue::PodOfRoot;
 use crate::work::updates::Updates;
 
 /// The pause between the start of a container and the list of pods. Containers that start in this
-/// time cost no list of their own. By then the sandbox is ready.
+/// pause share one list, and the sandbox is ready after the pause.
 const LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The volumes of the pods that opted in, below one kubelet root.
