@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::kubelet::{Plugin, TimestampDirectory, VolumeLayout};
-use crate::mount_table::{Device, FsType, MountRoot};
+use crate::mount_table::{Device, FsType, MountEntry, MountRoot};
 
 /// The result of one observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +60,13 @@ pub struct FilePlace {
     pub device: Device,
     /// The path within the filesystem.
     pub path: PathBuf,
+}
+
+impl FilePlace {
+    /// True if this file or folder is the root of the mount.
+    pub fn is_root_of(&self, mount: &MountEntry) -> bool {
+        mount.device == self.device && mount.root.path == self.path
+    }
 }
 
 /// The evidence about one volume-subpath.

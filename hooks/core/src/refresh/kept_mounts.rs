@@ -253,8 +253,6 @@ impl OtherMakers {
     }
 
     fn cannot_have_made(&self, mount: &MountEntry, parent: Option<&MountEntry>) -> bool {
-        let shows =
-            |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
         // A file that was replaced since keeps only its device.
         let is_replaced = |place: &FilePlace| mount.root.deleted && mount.device == place.device;
         let is_of_create = || is_made_before(mount, self.mounts_before);
@@ -263,7 +261,7 @@ impl OtherMakers {
             && !self.sources.iter().any(is_replaced)
             && !mount.attributes.is_idmapped()
             && !parent.is_none_or(|parent| is_bound_onto_itself(mount, parent))
-            && !self.sources.iter().any(shows)
+            && !self.sources.iter().any(|place| place.is_root_of(mount))
             && !self.fs_types.contains(&mount.fs_type.0)
     }
 }

@@ -78,13 +78,11 @@ impl BoundMount {
     }
 
     fn has_made(&self, mount: &MountEntry, table: &MountTable) -> bool {
-        let shows =
-            |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
         let is_known = || match self.recorded.is_empty() {
             true => table.stack_at(&self.destination).count() == 1,
-            false => self.recorded.iter().any(shows),
+            false => self.recorded.iter().any(|place| place.is_root_of(mount)),
         };
-        mount.mount_point == self.destination && (shows(&self.current) || is_known())
+        mount.mount_point == self.destination && (self.current.is_root_of(mount) || is_known())
     }
 
     fn contains(&self, inner: &InnerBind) -> bool {

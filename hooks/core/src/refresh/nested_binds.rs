@@ -45,9 +45,8 @@ impl InnerBind {
     /// the destination, the mount is at another place.
     pub(super) fn is_missing_in(&self, table: &MountTable) -> bool {
         let shows = |mount: &MountEntry| {
-            let is_at =
-                |place: &FilePlace| mount.device == place.device && mount.root.path == place.path;
-            self.places.iter().any(is_at) || mount.mount_point == self.destination
+            let mut places = self.places.iter();
+            places.any(|place| place.is_root_of(mount)) || mount.mount_point == self.destination
         };
         !self.places.is_empty() && !table.entries().iter().any(shows)
     }

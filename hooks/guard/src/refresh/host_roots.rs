@@ -21,7 +21,7 @@ use bindguard_core::spec::{Bind, MountMakers};
 use bindguard_sys::bundle::{read_record, read_spec};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, MountinfoError, Mounts, OpenedTarget, open_without_waiting};
+use bindguard_sys::{Handle, MountinfoError, OpenedTarget};
 
 use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
@@ -221,17 +221,14 @@ impl RootBind {
     /// The source, if no server has to answer. A link is not followed: the container could have
     /// exchanged a folder on the way. The CRI resolves links before it writes the spec.
     fn open(&self) -> Option<(Handle, HostRootBind)> {
-        let (handle, source) = local_source(&self.source)?;
+        let (handle, source) = BindSource::open_without_waiting(&self.source)?;
         if source.path != self.source {
             return None;
         }
         let root = HostRootBind {
             source: source.path.clone(),
             destination: self.destination.clone(),
-            current: FilePlace {
-                device: source.mount.device,
-                path: source.mount.place_in_filesystem(&source.path)?,
-            },
+            current: source.place()?,
             pinning: self.pinning.clone(),
         };
         Some((handle, root))
@@ -296,19 +293,9 @@ fn mounts_before(bundle: &Path) -> Option<u64> {
     record.mounts_before
 }
 
-fn local_source(path: &Path) -> Option<(Handle, BindSource)> {
-    let earlier = Mounts::default();
-    let handle = open_without_waiting(path, |handle| earlier.is_local(handle)).ok()?;
-    let handle = handle.unqueried();
-    let source = BindSource::of(&handle, &earlier.for_newly_opened())?;
-    Some((handle, source))
-}
-
-/// The place of a source of the spec. `None` if it is relative, or a server would have to answer.
+/// The place of a source of the spec. `None` for a relative path, or if a server would have to
+/// answer.
 fn place_of(source: &Path) -> Option<FilePlace> {
-    let (_, found) = local_source(source).filter(|_| source.is_absolute())?;
-    Some(FilePlace {
-        device: found.mount.device,
-        path: found.mount.place_in_filesystem(&found.path)?,
-    })
+    let found = BindSource::open_without_waiting(source).filter(|_| source.is_absolute());
+    found?.1.place()
 }

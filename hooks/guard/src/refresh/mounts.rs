@@ -18,6 +18,7 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::spec::{Bind, SpecView};
 use bindguard_sys::bundle::{read_record, read_spec, replace_record};
+use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, OpenedTarget};
 
@@ -184,7 +185,8 @@ impl CurrentFiles for BoundMounts {
 
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
         let bind = self.bind_of(stale);
-        let place = bind.and_then(|bind| bind.place_of(file, &Mounts::default()));
+        let opened = BindSource::of(file, &Mounts::default());
+        let place = bind.and_then(|bind| bind.place_of_mount_point(opened.as_ref()?));
         if let Some((bind, place)) = bind.zip(place) {
             self.add_place(bind, &place);
         }
@@ -249,10 +251,11 @@ impl CurrentFiles for BoundMounts {
     }
 }
 
+/// The root of an NFS mount is a part of its source, and tables of containers have no sources: the
+/// device decides.
 fn shows(mount: &MountEntry, place: &FilePlace) -> bool {
-    // Tables of containers have no sources, which have the root of an NFS mount.
-    let is_root = || mount.root.path == place.path || mount.fs_type.has_root_in_source();
-    mount.device == place.device && is_root()
+    let is_on_device = || mount.fs_type.has_root_in_source() && mount.device == place.device;
+    place.is_root_of(mount) || is_on_device()
 }
 
 /// Why the new mount does not answer: a FUSE mount is in the mount table before its daemon answers.

@@ -8,9 +8,9 @@ use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
 use bindguard_core::paths::lies_in;
 use bindguard_core::spec::{Bind, RequestedPropagation};
+use bindguard_sys::Handle;
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, Mounts, open_without_waiting};
 
 use super::pod_folder::PodFolder;
 
@@ -59,30 +59,19 @@ impl SpecifiedBind {
 
     /// The source, if it is a mount point now and no server has to answer.
     pub(super) fn open(&self) -> Option<(Handle, FilePlace)> {
-        let (handle, mounts) = self.opened()?;
-        let place = self.place_of(&handle, &mounts)?;
+        let (handle, source) = BindSource::open_without_waiting(&self.source)?;
+        let place = self.place_of_mount_point(&source)?;
         Some((handle, place))
-    }
-
-    /// The source, if no server has to answer.
-    fn opened(&self) -> Option<(Handle, Mounts)> {
-        let earlier = Mounts::default();
-        let handle = open_without_waiting(&self.source, |handle| earlier.is_local(handle)).ok()?;
-        Some((handle.unqueried(), earlier.for_newly_opened()))
     }
 
     /// The source, the place of the source, and the mount that a runtime would make of the source.
     /// `None` if a symlink leads elsewhere.
     pub(super) fn open_anywhere(&self) -> Option<(Handle, FilePlace, MountEntry)> {
-        let (handle, mounts) = self.opened()?;
-        let source = BindSource::of(&handle, &mounts)?;
+        let (handle, source) = BindSource::open_without_waiting(&self.source)?;
         if source.path != self.source {
             return None;
         }
-        let place = FilePlace {
-            device: source.mount.device,
-            path: source.mount.place_in_filesystem(&source.path)?,
-        };
+        let place = source.place()?;
         let mount = MountEntry {
             mount_point: self.destination.clone(),
             attributes: source.mount.attributes.with_denied_by(self.denied),
@@ -92,16 +81,11 @@ impl SpecifiedBind {
         Some((handle, place, mount))
     }
 
-    /// `None` unless the file is the root of the mount at the source itself.
-    pub(super) fn place_of(&self, handle: &Handle, mounts: &Mounts) -> Option<FilePlace> {
-        let source = BindSource::of(handle, mounts)?;
-        if source.path != self.source || source.mount.mount_point != self.source {
-            return None;
-        }
-        Some(FilePlace {
-            device: source.mount.device,
-            path: source.mount.place_in_filesystem(&source.path)?,
-        })
+    /// The place of the opened source. `None` unless the source of the spec is a mount point, and
+    /// the opened file is the root of that mount.
+    pub(super) fn place_of_mount_point(&self, opened: &BindSource) -> Option<FilePlace> {
+        let is_mount_point = opened.path == self.source && opened.mount.mount_point == self.source;
+        opened.place().filter(|_| is_mount_point)
     }
 }
 
