@@ -96,8 +96,8 @@ pub enum StaleCause {
     /// The kubelet bound a directory of its own making because the key was missing then.
     #[error("a directory has the place of its key")]
     Placeholder,
-    /// A bind of the spec that was mounted in this mount is gone.
-    #[error("the bind at {} in it is gone", .0.display())]
+    /// A bind of the spec that was nested in the mount is gone.
+    #[error("the nested bind at {} is gone", .0.display())]
     LacksBind(PathBuf),
 }
 

@@ -93,9 +93,7 @@ impl HostRootBind {
     }
 
     fn is_shown_by(&self, mount: &MountEntry) -> bool {
-        mount.device == self.current.device
-            && mount.root.path == self.current.path
-            && !mount.root.deleted
+        self.current.is_root_of(mount) && !mount.root.deleted
     }
 }
 

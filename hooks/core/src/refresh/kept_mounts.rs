@@ -38,7 +38,7 @@ pub struct KeptMounts {
     pub restrictions: Vec<Restriction>,
     /// The places in the container of the mounts that the host no longer has.
     pub released: Vec<PathBuf>,
-    /// The binds of the spec below, which the new mount gets again.
+    /// The binds of the spec that are nested in a volume. The new mount gets new mounts of them.
     pub nested: Vec<NestedBind>,
 }
 
@@ -46,13 +46,13 @@ pub struct KeptMounts {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotOfHost {
     /// The spec names a path below the bind.
-    #[error("the spec mounts or masks {} in it", .0.display())]
+    #[error("the spec mounts or masks {} below the bind", .0.display())]
     InSpec(PathBuf),
     /// The container, its runtime or a hook may have made the mount.
-    #[error("the mount at {} in it may not be a copy of a mount of the host", .0.display())]
+    #[error("the nested mount at {} may not be a copy of a mount of the host", .0.display())]
     Perhaps(PathBuf),
     /// The host has several mounts at a place where the container's mount is more restricted.
-    #[error("several mounts are at {} in it", .0.display())]
+    #[error("several mounts are at {} below the bind", .0.display())]
     Stacked(PathBuf),
 }
 

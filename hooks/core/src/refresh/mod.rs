@@ -2,9 +2,9 @@
 //!
 //! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Three kinds of mounts
 //! are found: [`volumes`], the subpaths of kubelet-written volumes; [`files`], the single files
-//! that a container engine bound; and [`mounts`], volumes that were mounted anew. [`host_roots`]
-//! finds the private binds that keep mounts of the host. All compare devices and roots of mount
-//! tables, and open nothing.
+//! that a container engine or a pod bound; and [`mounts`], volumes that were mounted anew, with
+//! their `nested_binds`. [`host_roots`] finds the private binds that keep mounts
+//! of the host. All compare devices and roots of mount tables, and open nothing.
 
 mod files;
 mod host_roots;
@@ -85,7 +85,8 @@ impl SubpathInContainer {
 /// detaches it. The order of the table distinguishes it from an unfinished refresh: the kernel
 /// lists mounts in the order in which they were made, and those of a copied namespace in the order
 /// of their places. A refresh puts its new mount beneath the older one; the container puts its new
-/// mount on top. A mount that `goes_along` with the mount below is no obstacle.
+/// mount on top. A mount for which `goes_along` is true is no obstacle: the new mount below gets the
+/// same mount again.
 fn judged<'e>(
     table: &MountTable,
     expected_at: impl Fn(&MountEntry) -> Option<Expected<'e>>,

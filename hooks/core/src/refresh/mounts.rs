@@ -31,8 +31,7 @@ pub struct BoundMount {
 }
 
 /// The container's mounts that were made for these binds, with verdicts. `inner` are all binds of
-/// the spec: those in such a mount come again with a new mount. A mount is stale as well if one of
-/// them is gone.
+/// the spec, nested or not. A mount that lacks a nested bind is stale as well.
 pub fn mounts_in_container(
     table: &MountTable,
     mounts: &[BoundMount],

@@ -1,5 +1,5 @@
 //! The binds of a spec that lie in a volume of the container, such as a volume at `/data/cache`
-//! within a volume at `/data`. A new mount of the outer volume gets them again.
+//! within a volume at `/data`. A new mount of the outer volume gets new mounts of these binds.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::evidence::FilePlace;
 use crate::mount_table::{MountEntry, MountTable};
 use crate::paths::below;
 
-/// A bind of the spec, as far as its place in another bind is concerned.
+/// A bind of the spec that may be nested in another bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InnerBind {
     /// The bind's position in the spec's `mounts`.
@@ -30,9 +30,9 @@ pub struct NestedBind {
     pub shown: Option<MountEntry>,
 }
 
-/// A mount in a volume that is no bind of the spec: it would be lost with the old mount.
+/// A mount in a volume that is no bind of the spec: the mount would be lost with the old volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the mount at {} in it is no bind of the spec", .0.display())]
+#[error("the nested mount at {} is no bind of the spec, and would be lost", .0.display())]
 pub struct NotNested(pub PathBuf);
 
 impl InnerBind {
@@ -41,8 +41,8 @@ impl InnerBind {
         below(&self.destination, outer).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// True if the container had a mount of this bind, and has none. With a symlink on the way to
-    /// the destination, the mount is at another place.
+    /// True if the container had a mount of this bind, and has no such mount now. A symlink of the
+    /// image may lead the destination elsewhere, so the mount may be at any place.
     pub(super) fn is_missing_in(&self, table: &MountTable) -> bool {
         let shows = |mount: &MountEntry| {
             let mut places = self.places.iter();

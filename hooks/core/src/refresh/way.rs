@@ -207,9 +207,9 @@ impl Way {
         Some(self)
     }
 
-    /// All folders of the way: root alone must be able to write them. No folder of the container's
-    /// start is known if the end of the way is a mount point. A container can rename a folder that
-    /// is a mount point of the host.
+    /// All folders of a way to a mount point: root alone must be able to write each of these
+    /// folders. Unlike the mount of a file, a mount does not show the folder of its mount point. From
+    /// its own mount namespace, a container can rename a folder that is a mount point on the host.
     ///
     /// # Errors
     /// If users besides root may write a folder of the way.

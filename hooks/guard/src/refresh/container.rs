@@ -111,8 +111,8 @@ pub fn refresh_container(
     )
 }
 
-/// Refreshes the container with this init process, as far as it shows these files. `spec` is what
-/// its runtime recorded of it, `None` if that is not known. `records` are those of interrupted
+/// Refreshes the mounts of these files in the container with this init process. `spec` is the
+/// runtime's record of the container, `None` if unknown. `records` are the records of interrupted
 /// refreshes.
 ///
 /// # Errors

@@ -13,8 +13,7 @@ use super::outcome::NotReplaced;
 pub struct OpenedNested {
     /// The source.
     pub file: Handle,
-    /// The container's mount of the bind; the mount that the runtime would make, if that one is
-    /// gone.
+    /// The container's mount of the bind. If that mount is gone, the mount that a runtime would make.
     pub like: MountEntry,
     /// The settings of the new mount.
     pub settings: CloneSettings,
@@ -25,7 +24,7 @@ pub trait CurrentFiles {
     /// The mounts of a container that show these files, each with a verdict of this moment.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer>;
 
-    /// The binds of the container's spec that were mounted in one of them and are gone.
+    /// The binds of the container's spec that were mounted in one of these directories and are gone.
     fn missing_in(&self, _table: &MountTable) -> Vec<SpecBind> {
         Vec::new()
     }
@@ -55,13 +54,13 @@ pub trait CurrentFiles {
     /// place of that source.
     ///
     /// # Errors
-    /// If the bind must stay as it is.
+    /// If the bind must stay as it is; [`NotReplaced::Changed`] if this value lacks the bind.
     fn open_nested(&self, _nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
         Err(NotReplaced::Changed)
     }
 
     /// Opens the file or directory that a stale mount should show now. `None` for a directory or
-    /// volume that this value does not hold.
+    /// volume that this value lacks.
     fn open_current(&self, stale: &SubpathInContainer)
     -> Option<Result<OpenedTarget, NotReplaced>>;
 }

@@ -1,9 +1,9 @@
 //! The binds of a container of Docker or Podman whose source is a mount point of the host that was
 //! mounted anew: an NFS share, a FUSE filesystem.
 //!
-//! Any user of the host may have made the path, and a container may be able to write a folder on
-//! the way: a rename there leads the path to another mount. So a source is followed only if root
-//! alone may write every folder on the way, and no symlink is followed.
+//! A user of the host or a container may be able to rename a folder of the path, which then leads to
+//! another mount. So a source is followed only if root alone may write every folder of the path, and
+//! no symlink is followed.
 
 use std::path::Path;
 
@@ -31,10 +31,10 @@ pub struct EngineMounts<'a> {
 }
 
 impl<'a> EngineMounts<'a> {
-    /// The binds of directories of the container with this bundle, without host-root binds: those
-    /// of `roots`, and all binds of the directories above these places. `others` are the running
-    /// containers that may be able to write a folder on the way to a source. None if the bundle has
-    /// no spec.
+    /// The binds of directories of the container with this bundle. Left out are the host-root binds:
+    /// the binds of `roots`, and of directories in or above which a kubelet or a runtime mounts
+    /// (`places`). `others` are the running containers that may be able to write a folder on the way
+    /// to a source. None if the bundle has no spec.
     pub fn open(
         bundle: &Path,
         others: &'a dyn RunningContainers,
@@ -53,6 +53,7 @@ impl<'a> EngineMounts<'a> {
         Some(Self { mounts, others })
     }
 
+    /// Refuses a source if a container or a user may have led the way to `root` elsewhere.
     fn judge(&self, stale: &SubpathInContainer, root: &Handle) -> Result<(), NotReplaced> {
         let source = &stale.volume;
         let (Some(directory), Some(name)) = (source.parent(), source.file_name()) else {
@@ -109,7 +110,7 @@ impl CurrentFiles for EngineMounts<'_> {
     }
 }
 
-/// True for a file that can be reached without waiting: another refresh follows single files.
+/// True for a single file that can be reached without waiting: [`super::files`] follows these.
 fn is_of_file(source: &Path) -> bool {
     let mounts = Mounts::default();
     let local = open_without_waiting(source, |handle| mounts.is_local(handle));

@@ -155,7 +155,7 @@ impl<'a> BoundFiles<'a> {
 }
 
 /// Refuses a way to a file if a running container may write a folder that the way relies on, and
-/// has no access to the file. `to_write`: read access does not suffice.
+/// has no access to the file. With `to_write`, read access is no access.
 pub(super) fn refuse_led(
     way: &Way,
     relied_on: &[ReliedOn<'_>],

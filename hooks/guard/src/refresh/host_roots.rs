@@ -160,12 +160,12 @@ pub(crate) struct Copy {
 }
 
 impl HostRoots {
-    /// True if one of them has this source.
+    /// True if a host-root bind has this source.
     pub fn has(&self, source: &Path) -> bool {
         self.binds.iter().any(|bind| bind.source == source)
     }
 
-    /// True if the container has none.
+    /// True if the container has no host-root bind.
     pub fn is_empty(&self) -> bool {
         self.binds.is_empty()
     }

@@ -1,10 +1,13 @@
-//! Refreshes running containers: a container that uses a `subPath` gets the current file of its
-//! volume, and one that a container engine gave a single file gets the file that now has its name. A
-//! container that keeps mounts of the host alive releases them.
+//! Refreshes running containers. Each kind of bind has a module that finds the current files:
 //!
-//! In pods the host's subpaths are re-bound first: from then on every restart finds the current
-//! file, whatever shim starts it. Then the running containers of the pod follow, those that opted
-//! in.
+//! * [`volumes`]: a `subPath` of a kubelet-written volume
+//! * [`mounts`] and [`engine_mounts`]: a mount that the host mounted anew, with the nested binds
+//! * [`files`]: a single file of the host that was replaced
+//! * [`host_roots`]: a bind that keeps mounts of the host alive
+//!
+//! [`container`] replaces the stale mounts. In pods the host's subpaths are re-bound first: from
+//! then on every restart finds the current file, whatever shim starts the container. [`release`]
+//! only unmounts copies that a container keeps.
 
 mod bound_file_error;
 mod container;

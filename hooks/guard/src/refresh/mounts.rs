@@ -1,9 +1,10 @@
-//! The binds of a pod's container whose source the host has mounted anew: volumes of drivers that
-//! were restarted.
+//! The binds of a container whose source the host has mounted anew, such as a volume of a CSI driver
+//! that was restarted, and the binds of the spec that are nested in these binds.
 //!
-//! Only sources in the folder of the pod count. The kubelet made the way to them, for root alone,
-//! and no symlink is followed. The record beside the bundle says what the container's mounts showed
-//! before; it is written anew before a mount is replaced.
+//! In a pod, only sources in the pod's folder are volumes: the kubelet made the way to these sources,
+//! for root alone. [`super::engine_mounts`] checks the way to other sources. No symlink is followed.
+//! The record beside the bundle has the places that the container's mounts showed before. A refresh
+//! writes the record before it replaces a mount.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -31,7 +32,7 @@ use crate::probes::Probes;
 /// Limit of places that the record keeps for one bind.
 const MAX_PLACES: usize = 8;
 
-/// The binds of one container, and those whose source may be mounted anew.
+/// All binds of one container. The source of a bind with `is_volume` may be mounted anew.
 #[derive(Debug)]
 pub struct BoundMounts {
     bundle: PathBuf,
@@ -47,7 +48,7 @@ impl BoundMounts {
         Self::with_binds(bundle, |bind| SpecifiedBind::of_pod(bind, &pod))
     }
 
-    /// The same with a value for each bind of the spec.
+    /// The binds of the container with this bundle; `specified` classifies each bind of the spec.
     pub(super) fn with_binds(
         bundle: &Path,
         specified: impl Fn(&Bind<'_>) -> SpecifiedBind,
@@ -77,7 +78,7 @@ impl BoundMounts {
         self.binds.iter().filter(|bind| bind.is_volume)
     }
 
-    /// All binds with the places that the container's mounts may show.
+    /// All binds, each with the places that the container's mount may show.
     fn inner(&self) -> Vec<InnerBind> {
         let inner = self.binds.iter().map(|bind| InnerBind {
             index: bind.index,
@@ -87,7 +88,8 @@ impl BoundMounts {
         inner.collect()
     }
 
-    /// The container may have put a mount of its own in the place of a bind.
+    /// Refuses a nested mount that shows neither a recorded place nor the source of now: the container
+    /// may have made that mount.
     fn refuse_mount_of_container(&self, nested: &NestedBind) -> Result<(), NotReplaced> {
         let bind = self.binds.iter().find(|it| it.index == nested.bind);
         let (Some(bind), Some(shown)) = (bind, &nested.shown) else {
@@ -111,7 +113,7 @@ impl BoundMounts {
         expected.map(|it| it.places()).unwrap_or_default()
     }
 
-    /// True if the create of the container recorded this very file.
+    /// True if the record of the create has the inode of this file.
     fn is_recorded_file(&self, bind: &SpecifiedBind, file: &Handle) -> bool {
         let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let mut known = record.binds.iter().filter(|it| it.bind == bind.index);
@@ -120,7 +122,8 @@ impl BoundMounts {
         recorded.is_some() && recorded == identity.map(|identity| identity.inode)
     }
 
-    /// Adds what the new mount will show: a refresh that is interrupted leaves one of both.
+    /// Records the place that the new mount will show. The older places stay: an interrupted refresh
+    /// may leave the old mount.
     fn add_place(&self, bind: &SpecifiedBind, place: &FilePlace) {
         let mut record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let mut known = record.binds.iter_mut();
@@ -134,7 +137,7 @@ impl BoundMounts {
         let excess = expected.refreshed.len().saturating_sub(MAX_PLACES);
         expected.refreshed.drain(..excess);
         if let Ok(json) = serde_json::to_vec(&*record) {
-            // Without it the next refresh takes the mount for the container's own, and keeps it.
+            // Without the record, the next refresh keeps the new mount: the container may have made it.
             let _ = replace_record(&self.bundle, &json);
         }
     }
@@ -212,8 +215,8 @@ impl CurrentFiles for BoundMounts {
         Ok((!kept.nested.is_empty()).then_some(kept))
     }
 
-    /// The source of a bind in the pod's folder is what the spec says now. Any other source must be
-    /// the file that the container has: a user may have changed the way to that source.
+    /// A source in the pod's folder may have been replaced. Any other source must still be the file
+    /// that the container has: a user may have changed the way to that source.
     fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
         let bind = self.binds.iter().find(|it| it.index == nested.bind);
         let bind = bind.ok_or(NotReplaced::Changed)?;

@@ -20,7 +20,7 @@ use super::host_roots::HostRootError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
 
-/// One stale mount of a container, and what was done about it.
+/// One stale mount of a container, and the outcome of its refresh.
 #[derive(Debug)]
 pub struct MountRefresh {
     /// Its mount point in the container.
@@ -45,7 +45,7 @@ pub enum NotReplaced {
     #[error("the mount around it is shared with the host: a new mount would reach the host")]
     ParentIsShared,
     /// The container's mount is a peer of a mount of the host.
-    #[error("it is shared with the host: detaching it would reach the host")]
+    #[error("the mount is shared with the host: detaching it would reach the host")]
     IsShared,
     /// The bind is recursive, and the kernel cannot attach the mounts below.
     #[error(
@@ -55,8 +55,8 @@ pub enum NotReplaced {
     /// A mount in the volume would be lost.
     #[error(transparent)]
     Nested(#[from] NotNested),
-    /// The source of a bind in the volume is no longer what the container has.
-    #[error("the source of the bind at {} in it was replaced, or is not local", .0.display())]
+    /// The source of a nested bind is no longer the file that the container has.
+    #[error("the source of the nested bind at {} was replaced, or is not local", .0.display())]
     NestedSource(PathBuf),
     /// The new mounts could not be put together.
     #[error(transparent)]

@@ -43,7 +43,7 @@ pub struct Released {
 }
 
 impl Released {
-    /// Corrects the outcome by the table of afterwards.
+    /// Corrects the outcome by the mount table after the release.
     ///
     /// An umount by name takes the topmost mount there. A mount keeps its unique id whatever the
     /// container changes of the mount. An umount that waits for a dead server has taken the mount
@@ -69,11 +69,11 @@ impl Released {
 /// The outcome for one copy.
 #[derive(Debug)]
 pub enum ReleaseOutcome {
-    /// The container does not have it any more.
+    /// The container no longer has the copy.
     Released,
-    /// It can be released; this run only checks.
+    /// The copy can be released; this run only checks.
     Kept,
-    /// It stays.
+    /// The copy stays.
     NotReleased(NotReleased),
 }
 
@@ -86,11 +86,11 @@ impl From<NotReleased> for ReleaseOutcome {
 /// Why a copy is not released.
 #[derive(Debug, thiserror::Error)]
 pub enum NotReleased {
-    /// Nothing says who made the mount.
-    #[error("the create of the container was not recorded, so who mounted it is not known")]
+    /// No record of the create shows that the mount is a copy.
+    #[error("the create of the container was not recorded: the container may have made the mount")]
     NoRecord,
-    /// The record does not show that it is a copy.
-    #[error("the container may have mounted it: it is not in the record of the create")]
+    /// The record of the create does not show that the mount is a copy.
+    #[error("the record of the create lacks the mount: the container may have made the mount")]
     NotRecorded,
     /// The umount would reach other namespaces.
     #[error("the mount around it is shared: an umount would reach other mount namespaces")]
@@ -101,7 +101,7 @@ pub enum NotReleased {
     /// A step in the container failed.
     #[error(transparent)]
     Enter(#[from] EnterError),
-    /// The copies before took the time.
+    /// Earlier copies took the whole time.
     #[error("no time was left after {} s; run the command again", .0.as_secs())]
     OutOfTime(Duration),
     /// The umount succeeded, and the mount is still there.

@@ -18,15 +18,15 @@ use super::pod_folder::PodFolder;
 #[derive(Debug)]
 pub(super) struct SpecifiedBind {
     pub(super) index: usize,
-    /// The kernel's name of the source, if that lies in the folder of the pod.
+    /// The source; the kernel's name of a source in the folder of the pod.
     pub(super) source: PathBuf,
     pub(super) destination: PathBuf,
     pub(super) settings: CloneSettings,
     pub(super) denied: MountAttributes,
     pub(super) is_shared: bool,
-    /// The source lies in the folder of the pod: only root can change the way.
+    /// True for a source in the folder of the pod: only root can change the way.
     pub(super) is_in_pod: bool,
-    /// The source may be a volume that its driver mounts.
+    /// True if the host may mount the source anew.
     pub(super) is_volume: bool,
 }
 
