@@ -3,15 +3,15 @@
 //! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Three kinds of mounts
 //! are found: [`volumes`], the subpaths of kubelet-written volumes; [`files`], the single files
 //! that a container engine or a pod bound; and [`mounts`], volumes that were mounted anew, with
-//! their `nested_binds`. [`host_roots`] finds the private binds that keep mounts
-//! of the host. All compare devices and roots of mount tables, and open nothing.
+//! their nested binds. [`host_roots`] finds the private binds that keep mounts of the host. All
+//! compare devices and roots of mount tables, and open nothing.
 
 mod files;
 mod host_roots;
 mod interrupted;
 mod kept_mounts;
+mod missing_binds;
 mod mounts;
-mod nested;
 mod nested_binds;
 mod volumes;
 mod way;
@@ -28,8 +28,8 @@ pub use files::{BoundFile, files_in_container};
 pub use host_roots::{HostRootBind, host_roots_in_container};
 pub use interrupted::{changed_by_tuck, left_shared};
 pub use kept_mounts::{GoneMount, KeptMounts, MountsBelow, NotOfHost, Restriction};
+pub use missing_binds::{SpecBind, missing_binds};
 pub use mounts::{BoundMount, mounts_in_container};
-pub use nested::{SpecBind, missing_binds};
 pub use nested_binds::{InnerBind, NestedBind, NotNested, nested_binds};
 pub use volumes::{PodVolume, subpaths_in_container};
 pub use way::{Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
