@@ -217,7 +217,8 @@ impl Cri {
         Ok(id)
     }
 
-    /// Creates such a container, and returns its id. The CRI calls the shim only for the start.
+    /// Creates a container of the busybox image, and returns its id. The CRI calls the shim only for
+    /// the start.
     pub fn create_container(
         &self,
         pod: &Sandbox,

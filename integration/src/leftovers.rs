@@ -19,8 +19,8 @@ const KEPT_BY_CRUN: &str = ".empty-directory";
 pub struct Leftovers {
     /// The node's own mount points, below its disk and `/run`, with the number of mounts on each.
     mounts: BTreeMap<PathBuf, usize>,
-    /// Those of the machine. The node's namespace began as a copy of the machine's: a mount that
-    /// another program had made there vanishes from the copy with its mount point.
+    /// The mount points of the machine. The node's namespace began as a copy of the machine's
+    /// namespace: when another program removes a mount point, the copy loses the mount there.
     mounts_of_machine: BTreeMap<PathBuf, usize>,
     shims: usize,
     /// Of the node and of its containers; clients are gone when this is counted.

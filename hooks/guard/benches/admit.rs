@@ -1,5 +1,5 @@
 //! The cost of an admission among many mounts: a pod's 30 binds with nothing stale, and with five
-//! stale subpaths repaired. And the cost of the proof after the create.
+//! stale subpaths repaired, and of the proof after the create.
 //!
 //! The same run also measures the time to read mountinfo, for comparison. Needs root; everything
 //! happens in the bench's own mount namespace. Compare results within one run only.

@@ -210,7 +210,7 @@ impl Setup {
         }
     }
 
-    /// The same in a pid namespace of its own: `/proc` shows this story's processes alone, so a
+    /// Runs a story in a pid namespace of its own: `/proc` shows this story's processes alone, so a
     /// command that checks the whole machine sees no mount namespace and no program of another
     /// story. `test` is the name of the test, which is started again in there.
     pub fn story_alone(self, test: &str, story: impl FnOnce(&Node) -> Result<()>) {

@@ -117,7 +117,7 @@ impl Scene {
         assert!(proved.report.problems.is_empty(), "{proved:?}");
     }
 
-    /// Such a container, which then does more.
+    /// Starts a container as bindguard's shim does, then calls `more` in the container.
     fn recorded(more: impl FnOnce() + Send) -> (Self, Container) {
         let scene = Self::for_record();
         let container = scene.start_recorded();
