@@ -22,7 +22,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::admissions::AdmissionMetrics;
-use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel, ReleaseLabel, ReleaseOutcome};
+use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel, ReleaseLabel, CountedRelease};
 
 pub use self::events::{EventMetrics, EventResult};
 pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
@@ -245,7 +245,7 @@ impl Metrics {
         for outcome in RefreshResult::ALL {
             drop(self.refreshes.get_or_create(&RefreshLabel { outcome }));
         }
-        for outcome in ReleaseOutcome::ALL {
+        for outcome in CountedRelease::ALL {
             drop(self.releases.get_or_create(&ReleaseLabel { outcome }));
         }
         self.nri.begin_at_zero();
@@ -303,7 +303,7 @@ impl Metrics {
             // The agent releases nothing.
             Ok(JournalLine::Release(line)) => {
                 let outcomes = line.copies.iter().map(|copy| copy.result);
-                for outcome in outcomes.filter_map(ReleaseOutcome::of) {
+                for outcome in outcomes.filter_map(CountedRelease::of) {
                     self.releases.get_or_create(&ReleaseLabel { outcome }).inc();
                 }
             }

@@ -52,12 +52,12 @@ pub enum RefreshResult {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct ReleaseLabel {
-    pub(super) outcome: ReleaseOutcome,
+    pub(super) outcome: CountedRelease,
 }
 
 #[allow(non_camel_case_types, reason = "the label's values")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub(super) enum ReleaseOutcome {
+pub(super) enum CountedRelease {
     released,
     busy,
     refused,
@@ -104,7 +104,7 @@ impl RefreshResult {
     }
 }
 
-impl ReleaseOutcome {
+impl CountedRelease {
     pub(super) const ALL: [Self; 3] = [Self::released, Self::busy, Self::refused];
 
     /// `None` for a dry run.

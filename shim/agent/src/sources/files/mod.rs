@@ -135,6 +135,6 @@ fn other(error: MountWatchError) -> io::Error {
 
 /// The pause after work that others can cause all the time: such work needs at most one percent of
 /// a processor. On a busy node the work may be delayed, and the next piece is quick again.
-pub fn pause_after(work: Duration) -> Duration {
+fn pause_after(work: Duration) -> Duration {
     (work * PAUSE_FACTOR).min(MAX_PAUSE)
 }
