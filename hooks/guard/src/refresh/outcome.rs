@@ -42,7 +42,7 @@ pub type MountOutcome = Result<MountResult, NotReplaced>;
 #[derive(Debug, thiserror::Error)]
 pub enum NotReplaced {
     /// Attaching the new mount would reach the host and other containers.
-    #[error("the mount around it is shared with the host: a new mount would reach the host")]
+    #[error("the parent mount is shared with the host: a new mount would reach the host")]
     ParentIsShared,
     /// The container's mount is a peer of a mount of the host.
     #[error("the mount is shared with the host: detaching it would reach the host")]

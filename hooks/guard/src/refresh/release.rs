@@ -93,7 +93,7 @@ pub enum NotReleased {
     #[error("the record of the create lacks the mount: the container may have made the mount")]
     NotRecorded,
     /// The umount would reach other namespaces.
-    #[error("the mount around it is shared: an umount would reach other mount namespaces")]
+    #[error("the parent mount is shared: an umount would reach other mount namespaces")]
     ParentIsShared,
     /// A process uses the copy, or a mount is on the copy.
     #[error("it is in use")]
@@ -105,7 +105,7 @@ pub enum NotReleased {
     #[error("no time was left after {} s; run the command again", .0.as_secs())]
     OutOfTime(Duration),
     /// The umount succeeded, and the mount is still there.
-    #[error("the container mounted over it meanwhile")]
+    #[error("the container mounted over the copy meanwhile")]
     Covered,
 }
 

@@ -22,7 +22,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::admissions::AdmissionMetrics;
-use self::outcomes::{OutcomeLabel, RebindOutcome, RefreshLabel, ReleaseLabel, CountedRelease};
+use self::outcomes::{CountedRelease, OutcomeLabel, RebindOutcome, RefreshLabel, ReleaseLabel};
 
 pub use self::events::{EventMetrics, EventResult};
 pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
