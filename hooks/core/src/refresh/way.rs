@@ -213,7 +213,7 @@ impl Way {
     ///
     /// # Errors
     /// If users besides root may write a folder of the way.
-    pub fn relied_on_wholly(&self) -> Result<Vec<ReliedOn<'_>>, Refused> {
+    pub fn all_relied_on(&self) -> Result<Vec<ReliedOn<'_>>, Refused> {
         let look_ups = 0..self.look_ups.len();
         let reason = RefusedReason::OtherFolderBelowWritableBind;
         look_ups

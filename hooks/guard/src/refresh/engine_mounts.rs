@@ -16,7 +16,7 @@ use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, OpenedTarget, open_without_waiting};
 
 use super::current_files::{CurrentFiles, OpenedNested};
-use super::files::{place_of, refuse_led, way_to_folder};
+use super::files::{place_of, refuse_writable_way, way_to_folder};
 use super::host_roots::HostRoots;
 use super::mounts::BoundMounts;
 use super::outcome::NotReplaced;
@@ -61,10 +61,10 @@ impl<'a> EngineMounts<'a> {
         };
         let way = way_to_folder(directory)?.to_mount_point(name);
         let way = way.ok_or(NotReplaced::Changed)?;
-        let relied_on = way.relied_on_wholly()?;
+        let relied_on = way.all_relied_on()?;
         let place = place_of(root, &Mounts::default())?;
         let to_write = !stale.mount.is_read_only();
-        Ok(refuse_led(
+        Ok(refuse_writable_way(
             &way,
             &relied_on,
             (&place, to_write),

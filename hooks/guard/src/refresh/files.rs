@@ -150,13 +150,13 @@ impl<'a> BoundFiles<'a> {
         let mount = &stale.mount;
         let relied_on = walked.way.relied_on(mount, self.started)?;
         let to_write = !mount.is_read_only();
-        refuse_led(&walked.way, &relied_on, (file, to_write), self.others)
+        refuse_writable_way(&walked.way, &relied_on, (file, to_write), self.others)
     }
 }
 
 /// Refuses a way to a file if a running container may write a folder that the way relies on, and
 /// has no access to the file. With `to_write`, read access is no access.
-pub(super) fn refuse_led(
+pub(super) fn refuse_writable_way(
     way: &Way,
     relied_on: &[ReliedOn<'_>],
     (file, to_write): (&FilePlace, bool),
