@@ -32,7 +32,8 @@ pub const NOTIFY: &str = "bindguard.io/refresh-notify";
 /// The label of a container of Docker or Podman that requests refreshes: `true`.
 pub const REFRESH_LABEL: &str = "bindguard.refresh";
 
-/// The label of such a container that requests refreshes of other binds.
+/// The label of a container of Docker or Podman that requests refreshes of other binds: [`VOLUMES`],
+/// [`HOST_ROOT`].
 pub const REFRESH_BINDS_LABEL: &str = "bindguard.refresh-binds";
 
 /// The label that names the notification after a refresh.
@@ -44,8 +45,8 @@ pub const NOTIFY_LABEL: &str = "bindguard.refresh-notify";
 pub enum RefreshMode {
     /// None.
     Off,
-    /// Those of pods that have the annotation [`REFRESH`], and those of engines that have the label
-    /// `bindguard.refresh`.
+    /// Containers of pods with the annotation [`REFRESH`] or [`REFRESH_BINDS`], and containers of
+    /// engines with the label [`REFRESH_LABEL`] or [`REFRESH_BINDS_LABEL`].
     #[default]
     Annotated,
     /// All.

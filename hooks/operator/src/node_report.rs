@@ -57,7 +57,7 @@ pub struct NodeBind {
     /// Its pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
-    /// The container that a subpath is for, if its runtime knows it.
+    /// The container of a subpath, if the runtime reports the container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<PodContainer>,
     /// The origin of a stale subpath's mount.
@@ -199,7 +199,7 @@ impl NodeBind {
         self.bind.finding.verdict.is_finding()
     }
 
-    /// True if the guard would repair it, in this or another pod.
+    /// True if the guard would repair the bind, in this or another pod.
     pub fn would_be_repaired(&self) -> bool {
         would_be_repaired(&self.bind)
     }

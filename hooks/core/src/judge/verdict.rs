@@ -13,7 +13,7 @@ use crate::source::SourceKind;
 
 use super::remedy::{NoRemedy, Remedy};
 
-/// One bind and the verdict on its source.
+/// A bind, and the verdict on the bind's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The bind's position in the spec's `mounts`; `None` if no spec was read.
@@ -106,7 +106,8 @@ pub enum StaleCause {
 pub enum Unmounted {
     /// A volume-subpath.
     Subpath,
-    /// A volume-subpath that no running container uses: the kubelet binds it before it starts one.
+    /// A volume-subpath that no running container uses: the kubelet binds the subpath before it
+    /// starts a container.
     UnusedSubpath,
     /// A volume; `found`: what is mounted in its place.
     Volume {
@@ -262,7 +263,7 @@ impl Verdict {
         )
     }
 
-    /// Why the verdict is what it is, in one line.
+    /// The reason for the verdict, in one line. `None` for a healthy source.
     pub fn reason(&self) -> Option<String> {
         match self {
             Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath) => None,

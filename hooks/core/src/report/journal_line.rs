@@ -114,7 +114,7 @@ impl JournalLine {
         }
     }
 
-    /// The container or pod that it is about.
+    /// The container or pod of the line.
     pub fn container(&self) -> &Identity {
         match self {
             Self::Create(line) | Self::NriCreate(line) => &line.report.container,

@@ -59,8 +59,8 @@ pub trait CurrentFiles {
         Err(NotReplaced::Changed)
     }
 
-    /// Opens the file or directory that a stale mount should show now. `None` for a directory or
-    /// volume that this value lacks.
+    /// Opens the file or directory that a stale mount should show now. `None` for a mount of
+    /// another kind of files.
     fn open_current(&self, stale: &SubpathInContainer)
     -> Option<Result<OpenedTarget, NotReplaced>>;
 }

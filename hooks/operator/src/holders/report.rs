@@ -17,7 +17,7 @@ use super::system::SystemMounts;
 use super::{Wanted, container_ids, pod_uid};
 use crate::namespaces::{Checked, HeldBy, MountNamespace};
 
-/// The holders of the mounts at or below a path. Its JSON form is what `holders --json` prints.
+/// The holders of the mounts at or below a path; `holders --json` prints this report.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct HoldersReport {
     /// The path in question.
