@@ -19,7 +19,6 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::spec::{Bind, SpecView};
 use bindguard_sys::bundle::{read_record, read_spec, replace_record};
-use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, OpenedTarget};
 
@@ -188,8 +187,7 @@ impl CurrentFiles for BoundMounts {
 
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
         let bind = self.bind_of(stale);
-        let opened = BindSource::of(file, &Mounts::default());
-        let place = bind.and_then(|bind| bind.place_of_mount_point(opened.as_ref()?));
+        let place = bind.and_then(|bind| bind.place_of(file, &Mounts::default()));
         if let Some((bind, place)) = bind.zip(place) {
             self.add_place(bind, &place);
         }
@@ -254,9 +252,9 @@ impl CurrentFiles for BoundMounts {
     }
 }
 
-/// The root of an NFS mount is a part of its source, and tables of containers have no sources: the
-/// device decides.
 fn shows(mount: &MountEntry, place: &FilePlace) -> bool {
+    // The root of an NFS mount is a part of the source, and tables of containers have no sources: the
+    // device decides.
     let is_on_device = || mount.fs_type.has_root_in_source() && mount.device == place.device;
     place.is_root_of(mount) || is_on_device()
 }

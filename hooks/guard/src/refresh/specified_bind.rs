@@ -8,9 +8,9 @@ use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
 use bindguard_core::paths::lies_in;
 use bindguard_core::spec::{Bind, RequestedPropagation};
-use bindguard_sys::Handle;
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
+use bindguard_sys::{Handle, Mounts};
 
 use super::pod_folder::PodFolder;
 
@@ -81,9 +81,13 @@ impl SpecifiedBind {
         Some((handle, place, mount))
     }
 
-    /// The place of the opened source. `None` unless the source of the spec is a mount point, and
-    /// the opened file is the root of that mount.
-    pub(super) fn place_of_mount_point(&self, opened: &BindSource) -> Option<FilePlace> {
+    /// The place of an opened file. `None` unless the source of the spec is a mount point, and the
+    /// file is the root of that mount.
+    pub(super) fn place_of(&self, file: &Handle, mounts: &Mounts) -> Option<FilePlace> {
+        self.place_of_mount_point(&BindSource::of(file, mounts)?)
+    }
+
+    fn place_of_mount_point(&self, opened: &BindSource) -> Option<FilePlace> {
         let is_mount_point = opened.path == self.source && opened.mount.mount_point == self.source;
         opened.place().filter(|_| is_mount_point)
     }
