@@ -8,9 +8,10 @@
 //! containers read updates.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bindguard_integration::cluster::{Cluster, Network, PodManifest, RealKubelet};
 use bindguard_integration::mounts;
 use bindguard_integration::{Agent, Generation, Node, Setup};
@@ -18,6 +19,9 @@ use serde_json::{Value, json};
 
 const FILE: &str = "/etc/app/app.conf";
 const RACES: usize = 8;
+
+/// Limit of rounds of races: on a quiet machine the kubelet seldom loses.
+const MAX_ROUNDS: usize = 4;
 
 /// The handler with the stock runtime's type and the path of the shim, as `bindguard install`
 /// writes it.
@@ -389,7 +393,18 @@ fn all_pods_go(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
 /// container ran.
 fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
     let cluster = Cluster::start(node, RealKubelet::AsReleased, 60)?;
-    for number in 0..RACES {
+    let mut lost = 0;
+    for round in 0..MAX_ROUNDS {
+        lost += lost_under_the_stock_shim(&cluster, round * RACES..(round + 1) * RACES)?;
+        if lost > 0 {
+            return all_pods_go(&cluster, node);
+        }
+    }
+    bail!("the race never came: nothing is shown")
+}
+
+fn lost_under_the_stock_shim(cluster: &Cluster<'_>, numbers: Range<usize>) -> Result<usize> {
+    for number in numbers.clone() {
         let payload = format!("race-{number}");
         cluster.apply_payload(&payload, &["app.conf"], "one")?;
         let racing = |name: &str| {
@@ -410,10 +425,10 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
         cluster.apply_payload(&payload, &["app.conf"], "two")?;
     }
     let mut lost = 0;
-    for [stock, guarded] in (0..RACES).map(racers) {
-        lost += usize::from(!has_succeeded(&cluster, &stock)?);
+    for [stock, guarded] in numbers.map(racers) {
+        lost += usize::from(!has_succeeded(cluster, &stock)?);
         ensure!(
-            has_succeeded(&cluster, &guarded)?,
+            has_succeeded(cluster, &guarded)?,
             "{guarded} is lost: {}",
             cluster.get(&format!("pods/{guarded}"))?
         );
@@ -421,8 +436,7 @@ fn no_pod_is_lost_to_the_race(node: &Node) -> Result<()> {
     eprintln!(
         "lost to the race: {lost} of {RACES} pods under the stock shim, none under bindguard"
     );
-    ensure!(lost > 0, "the race never came: nothing is shown");
-    all_pods_go(&cluster, node)
+    Ok(lost)
 }
 
 /// With the agent, pods that opted in read the update without a restart (kubernetes#50345); a pod
