@@ -206,6 +206,10 @@ impl CurrentFiles for BoundMounts {
         for bind in &nested {
             self.refuse_mount_of_container(bind)?;
         }
+        if !nested.is_empty() {
+            let shown = nested.iter().filter_map(|bind| bind.shown.as_ref());
+            refuse_unbindable(shown.chain([volume]))?;
+        }
         let kept = KeptMounts {
             nested,
             ..KeptMounts::default()
@@ -238,10 +242,7 @@ impl CurrentFiles for BoundMounts {
         Ok(OpenedNested {
             file,
             like: nested.shown.clone().unwrap_or(made),
-            settings: CloneSettings {
-                denied: Some(bind.denied),
-                ..bind.settings
-            },
+            settings: bind.settings,
         })
     }
 
@@ -249,6 +250,16 @@ impl CurrentFiles for BoundMounts {
         self.bind_of(stale)
             .map(|bind| bind.settings)
             .unwrap_or_default()
+    }
+}
+
+/// The new mounts are copied as a tree, and a copy of a tree lacks the unbindable mounts.
+fn refuse_unbindable<'t>(
+    mut mounts: impl Iterator<Item = &'t MountEntry>,
+) -> Result<(), NotReplaced> {
+    match mounts.find(|mount| mount.propagation.unbindable) {
+        Some(mount) => Err(NotReplaced::Unbindable(mount.mount_point.clone())),
+        None => Ok(()),
     }
 }
 

@@ -58,6 +58,9 @@ pub enum NotReplaced {
     /// The source of a nested bind is no longer the file that the container has.
     #[error("the source of the nested bind at {} was replaced, or is not local", .0.display())]
     NestedSource(PathBuf),
+    /// The volume, or a bind in the volume, is unbindable.
+    #[error("the mount at {} is unbindable: the new mounts cannot be copied with it", .0.display())]
+    Unbindable(PathBuf),
     /// The new mounts could not be put together.
     #[error(transparent)]
     Tree(#[from] TreeError),

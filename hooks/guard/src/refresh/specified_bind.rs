@@ -96,7 +96,7 @@ impl SpecifiedBind {
 fn settings_of(bind: &Bind<'_>) -> CloneSettings {
     CloneSettings {
         below: bind.is_recursive().then(|| bind.denied_below()),
-        denied: None,
+        denied: Some(bind.denied()),
         is_slave: bind.propagation() == RequestedPropagation::RecursiveSlave,
     }
 }

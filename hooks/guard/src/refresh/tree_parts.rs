@@ -7,7 +7,7 @@ use bindguard_sys::enter::{TreeChange, TreePart};
 use bindguard_sys::replace::{NewMount, clone_like};
 
 use super::current_files::OpenedNested;
-use super::ids::Users;
+use super::ids::{IdsError, Users};
 use super::outcome::NotReplaced;
 use super::progress::ContainerRefresh;
 
@@ -23,41 +23,48 @@ impl ContainerRefresh<'_> {
             change: TreeChange::Restrict(it.attributes),
         });
         let mut parts: Vec<TreePart> = restricted.collect();
+        let mut refused = None;
+        let mut has_gone_bind = false;
         for nested in &below.nested {
-            let Some(new) = self.nested_mount(nested)? else {
-                continue;
+            let is_gone = nested.shown.is_none();
+            let new = match self.nested_mount(nested) {
+                Ok(new) => new,
+                Err(why) if is_gone => {
+                    refused.get_or_insert(why);
+                    continue;
+                }
+                Err(why) => return Err(why),
             };
             // A bind that is gone is no reason to leave the volume dead.
-            let change = match nested.shown.is_some() || is_stale_without(stale) {
-                true => TreeChange::Attach(new),
-                false => TreeChange::TryAttach(new),
+            let change = match is_gone && !is_stale_without(stale) {
+                true => TreeChange::TryAttach(new),
+                false => TreeChange::Attach(new),
             };
+            has_gone_bind |= is_gone;
             let path = nested.path.clone();
             parts.push(TreePart { path, change });
         }
-        Ok(parts)
+        match refused {
+            Some(why) if is_stale_without(stale) && !has_gone_bind => Err(why),
+            _ => Ok(parts),
+        }
     }
 
-    /// A new mount of a nested bind. `None` for a bind that is gone and that only a runtime can
-    /// make again.
-    fn nested_mount(&self, nested: &NestedBind) -> Result<Option<NewMount>, NotReplaced> {
-        let opened = self.volumes.open_nested(nested);
+    /// A new mount of a nested bind.
+    fn nested_mount(&self, nested: &NestedBind) -> Result<NewMount, NotReplaced> {
         let OpenedNested {
             file,
             like,
             settings,
-        } = match (opened, &nested.shown) {
-            (Ok(opened), _) => opened,
-            (Err(_), None) => return Ok(None),
-            (Err(why), Some(_)) => return Err(why),
-        };
-        let has_ids = || self.spec.ids_of_mount_at(&like.mount_point).is_some();
-        if nested.shown.is_none() && has_ids() {
-            return Ok(None);
+        } = self.volumes.open_nested(nested)?;
+        let place = &like.mount_point;
+        if nested.shown.is_none() && self.spec.ids_of_mount_at(place).is_some() {
+            let place = place.display().to_string();
+            return Err(IdsError::OfRuntime(place).into());
         }
         let users = Users::of_mount_like(self.helper, &like, self.spec, self.namespace)?;
         let users = users.as_ref().map(Users::file);
-        Ok(Some(clone_like(&file, &like, users, settings)?))
+        Ok(clone_like(&file, &like, users, settings)?)
     }
 }
 

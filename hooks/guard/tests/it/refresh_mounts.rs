@@ -363,3 +363,21 @@ fn a_look_leaves_the_record_as_it_is() {
     assert_eq!(looked.mounts.len(), 1, "{looked:?}");
     assert!(record() == before);
 }
+
+/// The container may have remounted its mount.
+#[test]
+fn a_new_mount_denies_what_the_spec_denies() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_options(&["ro", "nosuid"]);
+    let none = None::<&str>;
+    let writable = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+    let container = scene.start_with(|| mount(none, "/data", none, writable, none).unwrap());
+    let at = container.mounts_at("/data");
+    assert!(at[0].1.starts_with("rw,"), "{at:?}");
+    scene.mount_anew("2");
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    let at = container.mounts_at("/data");
+    assert!(at[0].1.starts_with("ro,nosuid"), "{at:?}");
+}

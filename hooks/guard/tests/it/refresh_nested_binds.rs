@@ -9,7 +9,7 @@ use bindguard_guard::refresh::{NotReplaced, RefreshAct};
 use bindguard_sys::enter::TreeError;
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{Fuse, bind, mount_of};
-use nix::mount::{MntFlags, umount2};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_mounts::{Scene, can_run, mount_tmpfs, mounts_of_host, reason};
 
@@ -262,4 +262,66 @@ fn a_bind_whose_source_was_replaced_outside_of_the_pod_is_refused() {
         "{refreshed:?}"
     );
     assert_eq!(container.read("data/0").as_deref(), Some("1"));
+}
+
+/// A copy of a tree of mounts lacks the unbindable ones.
+#[test]
+fn an_unbindable_bind_is_not_lost() {
+    if !can_run() {
+        return;
+    }
+    let nested = Nested::new();
+    let none = None::<&str>;
+    let make_unbindable = || {
+        mount(none, "/data/cache", none, MsFlags::MS_UNBINDABLE, none).unwrap();
+    };
+    let container = nested.start(make_unbindable).reading();
+    nested.mount_anew("2");
+    let refreshed = nested.scene.refresh(&container);
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::Unbindable(_)),
+        "{refreshed:?}"
+    );
+    assert_complete(&container, "1");
+    assert_eq!(container.stop().failed, 0);
+}
+
+/// Otherwise each round would replace the volume, and none would help.
+#[test]
+fn a_current_volume_stays_if_the_source_of_its_lost_bind_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let nested = Nested::new();
+    let settings = "/data/cache/settings";
+    let container = nested.start(|| umount2(settings, MntFlags::MNT_DETACH).unwrap());
+    fs::write(nested.host.path().join("new"), "another").unwrap();
+    fs::rename(nested.host.path().join("new"), nested.settings()).unwrap();
+    let before = container.mounts_at("/data");
+    let refreshed = nested.scene.refresh(&container);
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::NestedSource(_)),
+        "{refreshed:?}"
+    );
+    assert_eq!(container.mounts_at("/data"), before);
+    assert!(container.mounts_at(settings).is_empty());
+}
+
+/// The kernel may attach a bind in a volume again, but the container may have removed one too.
+#[test]
+fn a_lost_bind_comes_again_beside_one_that_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let nested = Nested::new();
+    let container = nested.start(|| umount2("/data/cache", MntFlags::MNT_DETACH).unwrap());
+    fs::write(nested.host.path().join("new"), "another").unwrap();
+    fs::rename(nested.host.path().join("new"), nested.settings()).unwrap();
+    let refreshed = nested.scene.refresh(&container);
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::NestedSource(_)),
+        "{refreshed:?}"
+    );
+    assert_eq!(container.read("data/cache/0").as_deref(), Some("7"));
+    assert_eq!(container.read("data/cache/settings").as_deref(), Some(""));
 }
