@@ -127,13 +127,13 @@ pub fn refresh_container_within(
     act: RefreshAct,
     records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
-    let until = Instant::now() + time;
     let namespace = process.mount_namespace()?;
     refuse_sandbox(process, &namespace)?;
     let spec = spec.ok_or(RefreshError::NoSpec)?;
     let namespace = namespace.accepted(process, spec.namespace())?;
     let mut refresh =
-        ContainerRefresh::new(helper, process, &namespace, spec, volumes, records, until);
+        ContainerRefresh::new(helper, process, &namespace, spec, volumes, records, time);
+    let until = refresh.until;
     refresh.notify = match act {
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
@@ -318,7 +318,9 @@ impl ContainerRefresh<'_> {
     fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> Prepared<'s> {
         let mut prepared = Vec::new();
         for subpath in due {
-            let below = match self.volumes.mounts_below(subpath, &self.table) {
+            let below = || self.volumes.mounts_below(subpath, &self.table);
+            // Each silent source takes the time of a probe.
+            let below = match self.expect_time().and_then(|()| below()) {
                 Ok(below) => below,
                 Err(why) => {
                     self.fail(subpath, Failure::NotReplaced(why));

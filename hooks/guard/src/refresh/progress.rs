@@ -33,6 +33,8 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) failures: BTreeMap<PathBuf, (u32, Failure)>,
     pub(super) notify: Notify,
     pub(super) not_notified: Option<NotNotified>,
+    /// The time limit, and its end.
+    pub(super) time: Duration,
     pub(super) until: Instant,
     pub(super) overlooked: usize,
     pub(super) abandoned: Option<Abandoned>,
@@ -55,7 +57,7 @@ impl<'a> ContainerRefresh<'a> {
         spec: &'a SpecUsers,
         volumes: &'a dyn CurrentFiles,
         records: &'a TuckRecords,
-        until: Instant,
+        time: Duration,
     ) -> Self {
         Self {
             helper,
@@ -69,7 +71,8 @@ impl<'a> ContainerRefresh<'a> {
             failures: BTreeMap::new(),
             notify: Notify::None,
             not_notified: None,
-            until,
+            time,
+            until: Instant::now() + time,
             overlooked: 0,
             abandoned: None,
             missing: Vec::new(),
@@ -78,6 +81,15 @@ impl<'a> ContainerRefresh<'a> {
 
     pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
         self.volumes.shown_in(table)
+    }
+
+    /// # Errors
+    /// If the time is over.
+    pub(super) fn expect_time(&self) -> Result<(), NotReplaced> {
+        match Instant::now() < self.until {
+            true => Ok(()),
+            false => Err(NotReplaced::OutOfTime(self.time)),
+        }
     }
 
     /// A failure after the end of the time is not counted: the mount may be replaced in the next

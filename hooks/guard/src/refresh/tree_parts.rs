@@ -26,6 +26,8 @@ impl ContainerRefresh<'_> {
         let mut refused = None;
         let mut has_gone_bind = false;
         for nested in &below.nested {
+            // Each silent source takes the time of a probe.
+            self.expect_time()?;
             let is_gone = nested.shown.is_none();
             let new = match self.nested_mount(nested) {
                 Ok(new) => new,

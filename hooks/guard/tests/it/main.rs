@@ -38,6 +38,7 @@ mod refresh_mounts;
 mod refresh_namespaces;
 mod refresh_nested;
 mod refresh_nested_binds;
+mod refresh_nested_hostile;
 mod refresh_scene;
 mod refresh_slow;
 mod repairers_at_once;
