@@ -230,7 +230,8 @@ impl CurrentFiles for BoundMounts {
         let (file, place, made) = bind.open_anywhere().ok_or_else(refused)?;
         let is_as_before = || match &nested.shown {
             Some(shown) => shows(shown, &place) && !shown.root.deleted,
-            None => self.is_recorded_file(bind, &file),
+            // Two filesystems may have the same inode number.
+            None => self.recorded(bind).contains(&place) && self.is_recorded_file(bind, &file),
         };
         if !bind.is_in_pod && !is_as_before() {
             return Err(refused());

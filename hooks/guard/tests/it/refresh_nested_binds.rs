@@ -325,3 +325,32 @@ fn a_lost_bind_comes_again_beside_one_that_is_refused() {
     assert_eq!(container.read("data/cache/0").as_deref(), Some("7"));
     assert_eq!(container.read("data/cache/settings").as_deref(), Some(""));
 }
+
+/// Inode numbers are those of one filesystem.
+#[test]
+fn a_lost_bind_does_not_show_a_file_of_another_filesystem() {
+    use std::os::unix::fs::MetadataExt;
+    if !can_run() {
+        return;
+    }
+    let nested = Nested::new();
+    let publish = |content: &str| {
+        mount_tmpfs(nested.host.path());
+        fs::write(nested.settings(), content).unwrap();
+        fs::metadata(nested.settings()).unwrap().ino()
+    };
+    let before = publish("of the host");
+    nested.scene.admit();
+    let settings = "/data/cache/settings";
+    let container = nested.start(|| umount2(settings, MntFlags::MNT_DETACH).unwrap());
+    assert_eq!(publish("another"), before);
+    let refreshed = nested.scene.refresh(&container);
+    assert_eq!(container.read(settings).as_deref(), Some(""));
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::NestedSource(_)),
+        "{refreshed:?}"
+    );
+    for _ in 0..2 {
+        umount2(nested.host.path(), MntFlags::MNT_DETACH).unwrap();
+    }
+}
