@@ -228,8 +228,9 @@ impl CurrentFiles for BoundMounts {
             return Err(NotReplaced::IsShared);
         }
         let (file, place, made) = bind.open_anywhere().ok_or_else(refused)?;
+        let is_mount_point = || bind.place_of(&file, &Mounts::default()).is_some();
         let is_as_before = || match &nested.shown {
-            Some(shown) => shows(shown, &place) && !shown.root.deleted,
+            Some(shown) => certainly_shows(shown, &place, is_mount_point),
             // Two filesystems may have the same inode number.
             None => self.recorded(bind).contains(&place) && self.is_recorded_file(bind, &file),
         };
@@ -264,6 +265,18 @@ fn refuse_unbindable<'t>(
     }
 }
 
+/// As [`shows`], but without the root of an NFS mount only a mount point is certain: any user of the
+/// share may have replaced a directory in it.
+fn certainly_shows(
+    mount: &MountEntry,
+    place: &FilePlace,
+    is_mount_point: impl FnOnce() -> bool,
+) -> bool {
+    shows(mount, place)
+        && !mount.root.deleted
+        && (!mount.fs_type.has_root_in_source() || is_mount_point())
+}
+
 fn shows(mount: &MountEntry, place: &FilePlace) -> bool {
     // The root of an NFS mount is a part of the source, and tables of containers have no sources: the
     // device decides.
@@ -280,5 +293,37 @@ fn error_of(source: &Path) -> Option<String> {
     match judge_reach(&reach)? {
         Verdict::Dead(words) => Some(words),
         verdict => verdict.reason(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bindguard_core::mount_table::Device;
+
+    #[test]
+    #[allow(clippy::unwrap_used, reason = "a test says what it expects")]
+    fn a_directory_of_an_nfs_share_is_not_certain() {
+        let place = FilePlace {
+            device: Device { major: 0, minor: 7 },
+            path: "/share/a".into(),
+        };
+        for (line, is_mount_point, expected) in [
+            ("5 1 0:7 / /data/a rw - nfs4 none rw", false, false),
+            ("5 1 0:7 / /data/a rw - nfs4 none rw", true, true),
+            ("5 1 0:8 / /data/a rw - nfs4 none rw", true, false),
+            ("5 1 0:7 /share/a /data/a rw - ext4 d rw", false, true),
+            (
+                "5 1 0:7 /share/a//deleted /data/a rw - ext4 d rw",
+                true,
+                false,
+            ),
+            ("5 1 0:7 /share/b /data/a rw - ext4 d rw", true, false),
+        ] {
+            let table = MountTable::from_mountinfo(format!("{line}\n").as_bytes()).unwrap();
+            let mount = &table.entries()[0];
+            let is_certain = certainly_shows(mount, &place, || is_mount_point);
+            assert_eq!(is_certain, expected, "{line} {is_mount_point}");
+        }
     }
 }
