@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::nested_binds::index_at;
 use super::{InnerBind, SubpathInContainer, judged};
 use crate::evidence::FilePlace;
 use crate::judge::{
@@ -51,7 +52,10 @@ pub fn mounts_in_container(
     let mut shown = judged(table, expected_at, is_of_spec);
     for outer in shown.iter_mut().filter(|outer| outer.is_current()) {
         let place = &outer.mount.mount_point;
-        let mut inner = inner.iter().filter(|bind| bind.path_below(place).is_some());
+        let index = index_at(inner, place);
+        let mut inner = inner
+            .iter()
+            .filter(|bind| bind.path_below(place, index).is_some());
         let missing = inner.find(|bind| bind.is_missing_in(table));
         let bind = mounts.iter().find(|bind| bind.source == outer.volume);
         if let (Some(missing), Some(bind)) = (missing, bind) {
@@ -85,7 +89,7 @@ impl BoundMount {
     }
 
     fn contains(&self, inner: &InnerBind) -> bool {
-        inner.path_below(&self.destination).is_some()
+        inner.path_below(&self.destination, None).is_some()
     }
 
     /// The verdict on a mount of this bind that lacks a bind of the spec.

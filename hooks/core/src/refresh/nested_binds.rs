@@ -36,9 +36,16 @@ pub struct NestedBind {
 pub struct NotNested(pub PathBuf);
 
 impl InnerBind {
-    /// The path of this bind below a place, if this bind is nested there.
-    pub(super) fn path_below<'p>(&'p self, outer: &Path) -> Option<&'p Path> {
-        below(&self.destination, outer).filter(|path| !path.as_os_str().is_empty())
+    /// The path of this bind below a place, if this bind is nested there. Runtimes mount in the
+    /// order of the spec, so the bind at that place hides the earlier binds below it.
+    pub(super) fn path_below<'p>(
+        &'p self,
+        outer: &Path,
+        outer_index: Option<usize>,
+    ) -> Option<&'p Path> {
+        let is_hidden = outer_index.is_some_and(|outer| self.index < outer);
+        let path = below(&self.destination, outer)?;
+        (!path.as_os_str().is_empty() && !is_hidden).then_some(path)
     }
 
     /// True if the container had a mount of this bind, and has no such mount now. A symlink of the
@@ -52,6 +59,12 @@ impl InnerBind {
     }
 }
 
+/// The position in the spec of the bind at a place, the last one if there are several.
+pub(super) fn index_at(binds: &[InnerBind], place: &Path) -> Option<usize> {
+    let here = binds.iter().filter(|bind| bind.destination == place);
+    here.map(|bind| bind.index).max()
+}
+
 /// The binds of the spec in the volume that this mount shows, the outer ones first.
 ///
 /// # Errors
@@ -61,8 +74,9 @@ pub fn nested_binds(
     volume: &MountEntry,
     binds: &[InnerBind],
 ) -> Result<Vec<NestedBind>, NotNested> {
+    let outer_index = index_at(binds, &volume.mount_point);
     let nested = binds.iter().filter_map(|bind| {
-        let path = bind.path_below(&volume.mount_point)?;
+        let path = bind.path_below(&volume.mount_point, outer_index)?;
         Some(NestedBind {
             bind: bind.index,
             path: path.to_owned(),
@@ -132,6 +146,19 @@ mod tests {
         let deep = "7 6 0:91 / /data/cache/deep rw - tmpfs t rw";
         assert_eq!(nested(&[CACHE, deep]), Ok(vec![(2, Some(6)), (1, Some(7))]));
         assert_eq!(nested(&[]), Ok(vec![(2, None), (1, None)]));
+    }
+
+    #[test]
+    fn a_bind_before_the_volume_in_the_spec_stays_hidden() {
+        let binds = [
+            bind(0, "/data/cache"),
+            bind(1, "/data"),
+            bind(2, "/data/deep"),
+        ];
+        let table = table(&[]);
+        let found = nested_binds(&table, table.mount(MountId(5)).unwrap(), &binds).unwrap();
+        let found: Vec<_> = found.iter().map(|bind| bind.bind).collect();
+        assert_eq!(found, [2]);
     }
 
     #[test]
