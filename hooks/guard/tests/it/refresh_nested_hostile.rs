@@ -1,7 +1,10 @@
 //! Many, silent and dead binds within a volume, and a refresh that is killed at any moment.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::refresh_request::Notify;
@@ -223,7 +226,7 @@ fn a_refresh_that_is_killed_loses_no_bind() {
                 unsafe { nix::libc::_exit(0) }
             }
             ForkResult::Parent { child } => {
-                std::thread::sleep(Duration::from_micros(round * 400));
+                thread::sleep(Duration::from_micros(round * 400));
                 kill(child, Signal::SIGKILL).unwrap();
                 waitpid(child, None).unwrap();
             }
@@ -238,5 +241,63 @@ fn a_refresh_that_is_killed_loses_no_bind() {
         assert_eq!(container.read("data/0"), Some(round.to_string()));
         assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
         assert!(container.propagation_at("/data/v7").is_empty());
+    }
+}
+
+/// A container may write the volume while its mount is replaced.
+#[test]
+fn places_that_change_during_a_refresh_reach_nothing_else() {
+    if !can_run() {
+        return;
+    }
+    let nested = Nested::new(EMPTY_DIR, 4);
+    nested.scene.admit();
+    let container = Container::start(nested.scene.root(), &nested.inside(EMPTY_DIR));
+    let place = nested.scene.volume().join("v2");
+    let exchange = || {
+        let away = place.with_file_name("away");
+        let _ = fs::rename(&place, &away);
+        let _ = symlink("/", &place);
+        let _ = fs::remove_file(&place);
+        let _ = fs::write(&place, "");
+        let _ = fs::remove_file(&place);
+        let _ = fs::rename(&away, &place);
+        let _ = fs::remove_dir(&place);
+        let _ = fs::create_dir(&place);
+    };
+    for round in 2..12 {
+        nested.mount_anew(&round.to_string());
+        let host = mounts_of_host();
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    exchange();
+                }
+            });
+            let time = Duration::from_secs(5);
+            nested.refresh_within(helper(), time, &container);
+            is_done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(mounts_of_host(), host);
+        let refreshed = nested.scene.refresh(&container);
+        for number in [0, 1, 3] {
+            let file = format!("data/v{number}/file");
+            assert_eq!(
+                container.read(&file),
+                Some(number.to_string()),
+                "{refreshed:?}"
+            );
+        }
+        assert_eq!(
+            container.read("data/v2/file").as_deref(),
+            Some("2"),
+            "{round} {refreshed:?}"
+        );
+        assert_eq!(
+            container.read("data/0"),
+            Some(round.to_string()),
+            "{round} {refreshed:?}"
+        );
     }
 }
