@@ -5,9 +5,10 @@
 /// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it
 /// changes which mounts a host umount reaches. With plain `slave` the submounts stay as they were
 /// cloned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RequestedPropagation {
     /// No propagation option at all: runc and crun make the bind rprivate.
+    #[default]
     Nothing,
     /// `private` or `rprivate`.
     Private,

@@ -17,7 +17,7 @@ use bindguard_core::refresh::{
     HostRootBind, KeptMounts, MountsBelow, NotOfHost, SubpathInContainer, host_roots_in_container,
 };
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{Bind, MountMakers};
+use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation};
 use bindguard_sys::bundle::{read_record, read_spec};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
@@ -272,7 +272,7 @@ impl CurrentFiles for HostRoots {
         let settings = |bind: &RootBind| CloneSettings {
             below: Some(bind.denied_below),
             denied: Some(bind.denied),
-            is_slave: true,
+            requested: RequestedPropagation::RecursiveSlave,
         };
         self.bind_of(stale).map(settings).unwrap_or_default()
     }

@@ -97,7 +97,7 @@ fn settings_of(bind: &Bind<'_>) -> CloneSettings {
     CloneSettings {
         below: bind.is_recursive().then(|| bind.denied_below()),
         denied: Some(bind.denied()),
-        is_slave: bind.propagation() == RequestedPropagation::RecursiveSlave,
+        requested: bind.propagation(),
     }
 }
 

@@ -381,3 +381,24 @@ fn a_new_mount_denies_what_the_spec_denies() {
     let at = container.mounts_at("/data");
     assert!(at[0].1.starts_with("ro,nosuid"), "{at:?}");
 }
+
+/// Otherwise the container would receive the mounts that the host makes in the volume later.
+#[test]
+fn a_private_bind_stays_private_although_the_container_made_a_slave_of_its_mount() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let data = Path::new("/data");
+    let container = scene.start_with(|| {
+        live::change(data, MsFlags::MS_SHARED);
+        fs::create_dir("/peer").unwrap();
+        bind(data, Path::new("/peer"));
+        live::change(data, MsFlags::MS_SLAVE);
+    });
+    assert_eq!(container.propagation_at("/data"), ["master"]);
+    scene.mount_anew("2");
+    live::change(&scene.volume(), MsFlags::MS_SHARED);
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert!(container.propagation_at("/data").is_empty());
+}

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
+use bindguard_core::spec::RequestedPropagation;
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
@@ -28,8 +29,9 @@ pub struct CloneSettings {
     pub below: Option<MountAttributes>,
     /// The denials of the spec, besides those of the stale mount.
     pub denied: Option<MountAttributes>,
-    /// The spec says rslave. The stale mount shows that no longer once its master is unmounted.
-    pub is_slave: bool,
+    /// The propagation of the spec. A slave becomes private once its master is unmounted, and the
+    /// container may have changed the propagation of the stale mount.
+    pub requested: RequestedPropagation,
 }
 
 impl CloneSettings {
@@ -106,9 +108,17 @@ pub fn clone_like(
         false => OpenTreeFlags::empty(),
     };
     let mount = cloned(target, below)?;
-    let propagation = match settings.is_slave {
-        true => MountPropagationFlags::DOWNSTREAM,
-        false => propagation_type(&stale.propagation),
+    let propagation = match settings.requested {
+        RequestedPropagation::RecursiveSlave => MountPropagationFlags::DOWNSTREAM,
+        RequestedPropagation::Unbindable if stale.propagation.unbindable => {
+            MountPropagationFlags::UNBINDABLE
+        }
+        RequestedPropagation::Private | RequestedPropagation::Unbindable => {
+            MountPropagationFlags::PRIVATE
+        }
+        RequestedPropagation::Nothing
+        | RequestedPropagation::Slave
+        | RequestedPropagation::Shared => propagation_type(&stale.propagation),
     };
     let propagation = u64::from(propagation.bits());
     let users = users.map(AsFd::as_fd);
