@@ -317,6 +317,7 @@ impl ContainerRefresh<'_> {
     /// old ones are empty.
     fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> Prepared<'s> {
         let mut prepared = Vec::new();
+        self.volumes.probe_sources(due);
         for subpath in due {
             let below = || self.volumes.mounts_below(subpath, &self.table);
             // Each silent source takes the time of a probe.

@@ -29,6 +29,10 @@ pub trait CurrentFiles {
         Vec::new()
     }
 
+    /// Probes the sources of these stale mounts together, for the next opens: each silent source
+    /// takes time.
+    fn probe_sources(&self, _stale: &[&SubpathInContainer]) {}
+
     /// Called before a mount of this file replaces the stale one.
     fn note_replacement(&self, _stale: &SubpathInContainer, _file: &Handle) {}
 
@@ -100,6 +104,10 @@ impl CurrentFiles for Vec<&dyn CurrentFiles> {
         kinds
             .find(|opened| !is_other_kind(opened))
             .unwrap_or(Err(NotReplaced::Changed))
+    }
+
+    fn probe_sources(&self, stale: &[&SubpathInContainer]) {
+        self.iter().for_each(|kind| kind.probe_sources(stale));
     }
 
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {

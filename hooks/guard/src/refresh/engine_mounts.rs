@@ -89,6 +89,10 @@ impl CurrentFiles for EngineMounts<'_> {
         }))
     }
 
+    fn probe_sources(&self, stale: &[&SubpathInContainer]) {
+        self.mounts.probe_sources(stale);
+    }
+
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
         self.mounts.note_replacement(stale, file);
     }

@@ -6,12 +6,14 @@
 //! The record beside the bundle has the places that the container's mounts showed before. A refresh
 //! writes the record before it replaces a mount.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use bindguard_core::evidence::{FilePlace, Reach};
 use bindguard_core::judge::{Verdict, judge_reach};
 use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::paths::lies_in;
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
     BoundMount, InnerBind, KeptMounts, NestedBind, NotNested, SubpathInContainer,
@@ -37,6 +39,8 @@ pub struct BoundMounts {
     bundle: PathBuf,
     binds: Vec<SpecifiedBind>,
     record: Mutex<ExpectedBinds>,
+    /// The last answers of sources that were probed together, by source.
+    probed: Mutex<HashMap<PathBuf, Reach>>,
 }
 
 impl BoundMounts {
@@ -63,6 +67,7 @@ impl BoundMounts {
             bundle: bundle.to_owned(),
             binds: binds.collect(),
             record: Mutex::new(record),
+            probed: Mutex::default(),
         })
     }
 
@@ -71,6 +76,21 @@ impl BoundMounts {
             bind.source == stale.volume && bind.destination == stale.mount.mount_point
         };
         self.volumes().find(is_of)
+    }
+
+    /// Why the source does not answer: a FUSE mount is in the mount table before its daemon answers.
+    fn error_of(&self, source: &Path) -> Option<String> {
+        let probed = self.probed.lock().unwrap_or_else(|it| it.into_inner());
+        let known = probed.get(source).cloned();
+        drop(probed);
+        let reach = known.unwrap_or_else(|| {
+            let reaches = Probes::for_create().reaches(&[source.to_owned()]);
+            reaches.into_iter().next().unwrap_or(Reach::NotProbed)
+        });
+        match judge_reach(&reach)? {
+            Verdict::Dead(words) => Some(words),
+            verdict => verdict.reason(),
+        }
     }
 
     fn volumes(&self) -> impl Iterator<Item = &SpecifiedBind> {
@@ -176,13 +196,27 @@ impl CurrentFiles for BoundMounts {
                 file: None,
             }));
         };
-        if let Some(words) = error_of(&bind.source) {
+        if let Some(words) = self.error_of(&bind.source) {
             return Some(Err(NotReplaced::SourceIsDead(words)));
         }
         Some(Ok(OpenedTarget {
             timestamp: None,
             file: Some(handle),
         }))
+    }
+
+    fn probe_sources(&self, stale: &[&SubpathInContainer]) {
+        let stale = stale.iter().filter(|stale| self.bind_of(stale).is_some());
+        let places: Vec<_> = stale.map(|stale| &stale.mount.mount_point).collect();
+        let is_affected = |bind: &&SpecifiedBind| {
+            let mut places = places.iter();
+            places.any(|place| lies_in(&bind.destination, place))
+        };
+        let affected = self.binds.iter().filter(is_affected);
+        let sources: Vec<_> = affected.map(|bind| bind.source.clone()).collect();
+        let reaches = Probes::for_create().reaches(&sources);
+        let mut probed = self.probed.lock().unwrap_or_else(|it| it.into_inner());
+        *probed = sources.into_iter().zip(reaches).collect();
     }
 
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
@@ -237,7 +271,7 @@ impl CurrentFiles for BoundMounts {
         if !bind.is_in_pod && !is_as_before() {
             return Err(refused());
         }
-        if let Some(words) = error_of(&bind.source) {
+        if let Some(words) = self.error_of(&bind.source) {
             return Err(NotReplaced::SourceIsDead(words));
         }
         self.add_place(bind, &place);
@@ -282,18 +316,6 @@ fn shows(mount: &MountEntry, place: &FilePlace) -> bool {
     // device decides.
     let is_on_device = || mount.fs_type.has_root_in_source() && mount.device == place.device;
     place.is_root_of(mount) || is_on_device()
-}
-
-/// Why the new mount does not answer: a FUSE mount is in the mount table before its daemon answers.
-fn error_of(source: &Path) -> Option<String> {
-    let probed = Probes::for_create().probe(&[vec![source.to_owned()]]);
-    let reach = probed
-        .first()
-        .map_or(Reach::NotProbed, |answers| answers.reach());
-    match judge_reach(&reach)? {
-        Verdict::Dead(words) => Some(words),
-        verdict => verdict.reason(),
-    }
 }
 
 #[cfg(test)]

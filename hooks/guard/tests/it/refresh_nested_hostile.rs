@@ -161,6 +161,36 @@ fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
     }
 }
 
+/// The drivers of several volumes may hang at the same time.
+#[test]
+fn silent_sources_do_not_keep_another_volume_from_its_refresh() {
+    if !can_run() {
+        return;
+    }
+    let Some(mut fuse) = Fuse::mounted() else {
+        return;
+    };
+    fuse.begin();
+    let nested = Nested::new(CSI, 4);
+    let sources: Vec<_> = (0..4).map(|number| nested.source(CSI, number)).collect();
+    sources.iter().for_each(|source| mount_tmpfs(source));
+    nested.scene.admit();
+    let container = Container::start(nested.scene.root(), &nested.inside(CSI));
+    let (healthy, silent) = sources.split_last().unwrap();
+    for source in silent {
+        bind(&fuse.path(), source);
+    }
+    mount_tmpfs(healthy);
+    fs::write(healthy.join("file"), "new").unwrap();
+    let refreshed = nested.refresh_within(helper(), Duration::from_secs(2), &container);
+    let read = container.read("data/v3/file");
+    drop(fuse.device.take());
+    for source in silent {
+        umount2(source, MntFlags::MNT_DETACH).unwrap();
+    }
+    assert_eq!(read.as_deref(), Some("new"), "{refreshed:?}");
+}
+
 const CSI: &str = "kubernetes.io~csi";
 
 /// The driver of both was restarted.
