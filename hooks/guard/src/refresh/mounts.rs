@@ -116,7 +116,7 @@ impl BoundMounts {
         };
         let is_recorded = || self.recorded(bind).iter().any(|place| shows(shown, place));
         let is_current = || {
-            let opened = bind.open_anywhere();
+            let opened = bind.open_source();
             opened.is_some_and(|(_, place, _)| shows(shown, &place))
         };
         match is_recorded() || is_current() {
@@ -169,7 +169,7 @@ impl CurrentFiles for BoundMounts {
                 source: bind.source.clone(),
                 destination: bind.destination.clone(),
                 recorded: self.recorded(bind),
-                current: bind.open()?.1,
+                current: bind.open_mount_point()?.1,
             })
         });
         mounts_in_container(table, &bound.collect::<Vec<_>>(), &self.inner())
@@ -190,7 +190,7 @@ impl CurrentFiles for BoundMounts {
         if stale.mount.propagation.peer_group.is_some() {
             return Some(Err(NotReplaced::IsShared));
         }
-        let Some((handle, _)) = bind.open() else {
+        let Some((handle, _)) = bind.open_mount_point() else {
             return Some(Ok(OpenedTarget {
                 timestamp: None,
                 file: None,
@@ -261,7 +261,7 @@ impl CurrentFiles for BoundMounts {
         if bind.is_shared || nested.shown.as_ref().is_some_and(is_peer) {
             return Err(NotReplaced::IsShared);
         }
-        let (file, place, made) = bind.open_anywhere().ok_or_else(refused)?;
+        let (file, place, made) = bind.open_source().ok_or_else(refused)?;
         let is_mount_point = || bind.place_of(&file, &Mounts::default()).is_some();
         let is_as_before = || match &nested.shown {
             Some(shown) => certainly_shows(shown, &place, is_mount_point),

@@ -58,7 +58,7 @@ impl SpecifiedBind {
     }
 
     /// The source, if it is a mount point now and no server has to answer.
-    pub(super) fn open(&self) -> Option<(Handle, FilePlace)> {
+    pub(super) fn open_mount_point(&self) -> Option<(Handle, FilePlace)> {
         let (handle, source) = BindSource::open_without_waiting(&self.source)?;
         let place = self.place_of_mount_point(&source)?;
         Some((handle, place))
@@ -66,7 +66,7 @@ impl SpecifiedBind {
 
     /// The source, the place of the source, and the mount that a runtime would make of the source.
     /// `None` if a symlink leads elsewhere.
-    pub(super) fn open_anywhere(&self) -> Option<(Handle, FilePlace, MountEntry)> {
+    pub(super) fn open_source(&self) -> Option<(Handle, FilePlace, MountEntry)> {
         let (handle, source) = BindSource::open_without_waiting(&self.source)?;
         if source.path != self.source {
             return None;
