@@ -19,6 +19,7 @@ use super::bound_file_error::BoundFileError;
 use super::host_roots::HostRootError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
+use super::tree_parts::MAX_NESTED_BINDS;
 
 /// One stale mount of a container, and the outcome of its refresh.
 #[derive(Debug)]
@@ -61,6 +62,9 @@ pub enum NotReplaced {
     /// The volume, or a bind in the volume, is unbindable.
     #[error("the mount at {} is unbindable: the new mounts cannot be copied with it", .0.display())]
     Unbindable(PathBuf),
+    /// The volume has more binds in it than [`MAX_NESTED_BINDS`].
+    #[error("the volume has {0} binds in it, more than {MAX_NESTED_BINDS}")]
+    ManyNested(usize),
     /// The new mounts could not be put together.
     #[error(transparent)]
     Tree(#[from] TreeError),
