@@ -57,7 +57,7 @@ fn refresh_story(node: &Node) -> Result<()> {
     three_readers_never_see_anything_bad(node, &agent, 150)
 }
 
-/// The agent's work is the same for each runtime, so only one story has that many updates.
+/// The runtime does not change the agent's work, so a single runtime is enough here.
 #[test]
 fn many_updates() {
     Setup::on(Generation::V2_1).cri().story(|node| {

@@ -319,9 +319,7 @@ impl ContainerRefresh<'_> {
         let mut prepared = Vec::new();
         self.volumes.probe_sources(due);
         for subpath in due {
-            let below = || self.volumes.mounts_below(subpath, &self.table);
-            // Each silent source takes the time of a probe.
-            let below = match self.expect_time().and_then(|()| below()) {
+            let below = match self.volumes.mounts_below(subpath, &self.table) {
                 Ok(below) => below,
                 Err(why) => {
                     self.fail(subpath, Failure::NotReplaced(why));

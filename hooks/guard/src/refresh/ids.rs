@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::spec::{BindIds, IdMaps, RequestedUserNamespace, SpecUsers};
@@ -18,6 +19,9 @@ pub enum IdsError {
     /// The ids are in a form that only the runtime knows.
     #[error("the ids of this idmapped mount are only known to the runtime: {0}")]
     OfRuntime(String),
+    /// The mount is gone, and with it the ids that the runtime gave the mount.
+    #[error("the nested bind at {} was idmapped and is gone: only the runtime can make it again", .0.display())]
+    OfGoneBind(PathBuf),
     /// There is no user namespace with these ids.
     #[error("make a user namespace with the ids of the idmapped mount")]
     Make(#[source] io::Error),

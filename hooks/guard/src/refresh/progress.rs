@@ -33,8 +33,6 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) failures: BTreeMap<PathBuf, (u32, Failure)>,
     pub(super) notify: Notify,
     pub(super) not_notified: Option<NotNotified>,
-    /// The time limit, and its end.
-    pub(super) time: Duration,
     pub(super) until: Instant,
     pub(super) overlooked: usize,
     pub(super) abandoned: Option<Abandoned>,
@@ -71,7 +69,6 @@ impl<'a> ContainerRefresh<'a> {
             failures: BTreeMap::new(),
             notify: Notify::None,
             not_notified: None,
-            time,
             until: Instant::now() + time,
             overlooked: 0,
             abandoned: None,
@@ -81,15 +78,6 @@ impl<'a> ContainerRefresh<'a> {
 
     pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
         self.volumes.shown_in(table)
-    }
-
-    /// # Errors
-    /// If the time is over.
-    pub(super) fn expect_time(&self) -> Result<(), NotReplaced> {
-        match Instant::now() < self.until {
-            true => Ok(()),
-            false => Err(NotReplaced::OutOfTime(self.time)),
-        }
     }
 
     /// A failure after the end of the time is not counted: the mount may be replaced in the next

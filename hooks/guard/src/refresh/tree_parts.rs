@@ -33,8 +33,6 @@ impl ContainerRefresh<'_> {
         let mut refused = None;
         let mut has_gone_bind = false;
         for nested in &below.nested {
-            // Each silent source takes the time of a probe.
-            self.expect_time()?;
             let is_gone = nested.shown.is_none();
             let new = match self.nested_mount(nested) {
                 Ok(new) => new,
@@ -68,8 +66,7 @@ impl ContainerRefresh<'_> {
         } = self.volumes.open_nested(nested)?;
         let place = &like.mount_point;
         if nested.shown.is_none() && self.spec.ids_of_mount_at(place).is_some() {
-            let place = place.display().to_string();
-            return Err(IdsError::OfRuntime(place).into());
+            return Err(IdsError::OfGoneBind(place.clone()).into());
         }
         let users = Users::of_mount_like(self.helper, &like, self.spec, self.namespace)?;
         let users = users.as_ref().map(Users::file);

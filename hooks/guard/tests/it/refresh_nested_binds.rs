@@ -326,7 +326,7 @@ fn a_lost_bind_comes_again_beside_one_that_is_refused() {
     assert_eq!(container.read("data/cache/settings").as_deref(), Some(""));
 }
 
-/// Inode numbers are those of one filesystem.
+/// Two filesystems can use the same inode number.
 #[test]
 fn a_lost_bind_does_not_show_a_file_of_another_filesystem() {
     use std::os::unix::fs::MetadataExt;

@@ -1,9 +1,9 @@
 //! The mount namespace of a container's runtime, which a command must share.
 //!
 //! A runtime binds the mounts of its own namespace. A debug pod, or a service with private mounts,
-//! has copies of these mounts, and may lack a mount that the node has. So a command that compares a
-//! container with the node's mounts, or binds files of the node, refuses to run there. The agent
-//! enters the namespace of the runtime instead.
+//! has copies of these mounts, and may lack a mount of the node. A command in such a namespace would
+//! compare a container with the wrong mounts, so the command refuses to run. The agent enters the
+//! namespace of the runtime instead.
 
 use std::io;
 

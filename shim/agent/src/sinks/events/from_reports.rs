@@ -32,8 +32,8 @@ pub fn from_rebind(line: &RebindLine) -> Vec<Occurrence> {
     from_binds(&line.container, &line.binds)
 }
 
-/// The occurrences of a refresh: one for each mount, and one for a failed notification. A container
-/// of no pod has none.
+/// The occurrences of a refresh: each mount has an occurrence, and so has a failed notification. A
+/// container without a pod has no occurrences.
 pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
     let Identity { container, pod } = &line.container;
     if pod.uid.is_none() {
@@ -64,7 +64,7 @@ pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
     found.into_iter().map(occurrence).collect()
 }
 
-/// The occurrences of a release: one for each copy.
+/// The occurrences of a release: each copy has an occurrence.
 fn from_release(line: &ReleaseLine) -> Vec<Occurrence> {
     let Identity { container, pod } = &line.container;
     if pod.uid.is_none() {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::api::{self, ApiError};
 
 /// `filters={"label":["bindguard.refresh"]}` in the form of a URL, and the same filter for
-/// `bindguard.refresh-binds`. One filter with both labels would list only containers with both.
+/// `bindguard.refresh-binds`. A filter with two labels lists only containers that have each of them.
 const LABELLED: [&str; 2] = [
     "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D",
     "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh-binds%22%5D%7D",

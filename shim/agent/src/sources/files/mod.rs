@@ -8,9 +8,9 @@
 //!   └──────────────────── a container started ───────────────────────────────┘
 //! ```
 //!
-//! Each source has a thread of its own, because a bound file may be on a server that hangs. A container that
-//! can write a watched folder decides how many events there are. So events are read in at most one
-//! percent of the time, and the refreshes of each container are paced.
+//! Each source has its own thread, because a bound file may be on a server that hangs. A container
+//! that can write a watched folder decides on the number of events. So the thread reads events in at
+//! most 1 % of the time, and paces the refreshes of each container.
 
 mod mounts;
 mod schedule;
@@ -133,8 +133,8 @@ fn other(error: MountWatchError) -> io::Error {
     io::Error::other(error_chain(&error))
 }
 
-/// The pause after work that others can cause all the time: such work needs at most one percent of
-/// a processor. On a busy node the work may be delayed, and the next piece is quick again.
+/// The pause after work that a container can cause all the time: the work then needs at most 1 % of a
+/// processor. The limit is for a busy node, where short work can take long.
 fn pause_after(work: Duration) -> Duration {
     (work * PAUSE_FACTOR).min(MAX_PAUSE)
 }

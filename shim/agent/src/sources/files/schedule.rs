@@ -10,7 +10,7 @@ use crate::token_bucket::TokenBucket;
 /// event.
 const WRITTEN: Duration = Duration::from_secs(1);
 
-/// Refreshes of a container, or pod, that follow each other at once. Further ones are paced: a
+/// Limit of refreshes of a container or pod without a pause. Further refreshes are paced, because a
 /// container may be able to replace the file all the time.
 const REFRESH_BURST: u32 = 5;
 
@@ -39,8 +39,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The first survey is due now; later ones follow at this interval, and at these times after
-    /// the start of a container.
+    /// The first survey is due now. Further surveys follow at this interval, and at these times
+    /// after the start of a container.
     pub fn new(interval: Duration, after_start: &'static [Duration], now: Instant) -> Self {
         Self {
             interval,
