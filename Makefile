@@ -5,7 +5,7 @@
 #   make lint     formatting, clippy and plain language; CI runs lint and test
 #   make story    one story of the tests, such as NAME=live_refresh::
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
-#   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers and a 9p share
+#   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
 #   make refresh-apps  real programs that watch a file, after a live refresh
@@ -262,6 +262,7 @@ SYSCALLS := mounts mount_watch prove replace target enter enter_hostile refresh 
   mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
   volumes_mounted_anew written_by_containers
 SYSCALLS_9P := ninep
+SYSCALLS_SELINUX := refresh_selinux refresh_mounts
 STORIES := configmap_update_then_restart containerd_as_a_service cri_pods crun_killed_before_its_record limits_by_hand oom_event_before_exit \
   resources_of_a_running_pod shim_killed_in_create shim_killed_then_containerd_cleans_up stats_and_pause systemd_makes_the_scopes
 TESTED_CRATES := -p bindguard-sys -p bindguard-guard -p bindguard-operator -p bindguard-integration
@@ -272,12 +273,13 @@ keep_programs = sed -n 's,.*"package_id":"[^"\#]*/\([a-z]*\)\#.*"executable":"\(
 
 ## the tests of bindguard-sys, bindguard-guard and bindguard-operator on other kernels, and stories on a node with systemd and cgroup v2 alone
 kernels: build matrix
-	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils
+	sh integration/matrix/setup.sh qemu-system-x86_64:qemu-system-x86 cpio:cpio xz:xz-utils checkpolicy:checkpolicy
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
 	$(CARGO_TEST) $(TESTED_CRATES) --test it --no-run --message-format=json \
 	  | $(call keep_programs,target/kernels/programs)
 	sh integration/kernels/run.sh $(CURDIR)/target/kernels "$(SYSCALLS)" $(addprefix target/kernels/programs/,sys guard operator)
 	sh integration/kernels/run-9p.sh $(CURDIR)/target/kernels "$(SYSCALLS_9P)" target/kernels/programs/guard
+	sh integration/kernels/run-selinux.sh $(CURDIR)/target/kernels "$(SYSCALLS_SELINUX)" target/kernels/programs/guard
 	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) "$(STORIES)" target/kernels/programs/integration
 
 ARM64 := $(CURDIR)/target/arm64

@@ -2,7 +2,8 @@
 #   vm_root MODULES PROGRAM...    begins a root filesystem in $vm with busybox, init and these programs; MODULES: which of their
 #                                 modules run
 #   vm_boot KERNEL MEMORY ARGUMENTS...    boots it; prints the programs' closing lines; fails unless all passed
-# For another architecture, set vm_busybox (a static busybox), vm_qemu and vm_console after sourcing this.
+# For another architecture, set vm_busybox (a static busybox), vm_qemu and vm_console after sourcing this. vm_append comes on
+# the kernel's command line.
 vm=$(mktemp -d)
 trap 'rm -rf "$vm"' EXIT INT TERM
 
@@ -11,6 +12,7 @@ vm_busybox=$(command -v busybox)
 # one it gets the 16-byte compare-and-exchange wrong
 vm_qemu='qemu-system-x86_64 -accel tcg -cpu max,-cx16'
 vm_console=ttyS0
+vm_append=
 
 vm_root() {
   mkdir -p "$vm/root/bin" "$vm/root/tests"
@@ -30,7 +32,7 @@ vm_boot() {
   # of it at boot panics.
   # shellcheck disable=SC2086
   timeout 1800 $vm_qemu -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
-    -append "console=$vm_console panic=-1 quiet mitigations=off no_timer_check" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
+    -append "console=$vm_console panic=-1 quiet mitigations=off no_timer_check $vm_append" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
   # the message of a panic is the lines after the thread's
   awk '/^thread /{n = 4} n-- > 0 || /^(test |SKIPPED|== |on containerd )/' "$vm/log"
   grep -aq '^== all passed' "$vm/log" || { tail -n 60 "$vm/log"; return 1; }

@@ -37,6 +37,7 @@ mod mounts;
 mod payload;
 mod poll;
 mod read_file;
+mod selinux;
 mod separate_process;
 mod signal_action;
 mod size_errors;
@@ -58,5 +59,6 @@ pub use mountinfo::{
 };
 pub use mounts::{MountError, MountOf, Mounts};
 pub use read_file::read_file;
+pub use selinux::selinux_denies_read;
 pub use size_errors::with_size_errors;
 pub use target::{OpenedTarget, TargetError, open_target};

@@ -82,7 +82,7 @@ pub struct Way {
     pub look_ups: Vec<LookUp>,
 }
 
-/// Why a way is not followed.
+/// Why a container does not get a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// The reason.
@@ -91,7 +91,7 @@ pub struct Refused {
     pub path: PathBuf,
 }
 
-/// The reasons for which the way to a file on the host is not followed.
+/// The reasons for which a container does not get a file of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusedReason {
@@ -114,11 +114,13 @@ pub enum RefusedReason {
     /// The mounts of a running container could not be read: the container may be able to write the
     /// folder.
     MountsUnknown,
+    /// SELinux denies the container to read the file.
+    SelinuxDenies,
 }
 
 impl RefusedReason {
     /// All of them, for tests of documents.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::LinkOfUser,
         Self::LinkInWritableFolder,
         Self::LinkBelowWritableBind,
@@ -127,6 +129,7 @@ impl RefusedReason {
         Self::MountPoint,
         Self::OtherType,
         Self::MountsUnknown,
+        Self::SelinuxDenies,
     ];
 
     /// The reason in words, after the path.
@@ -146,6 +149,7 @@ impl RefusedReason {
             Self::MountPoint => "is a mount point",
             Self::OtherType => "has another type than the old file",
             Self::MountsUnknown => "may be writable for a container whose mounts could not be read",
+            Self::SelinuxDenies => "has an SELinux label that the container may not read",
         }
     }
 }

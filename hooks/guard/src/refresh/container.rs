@@ -368,6 +368,8 @@ impl ContainerRefresh<'_> {
             .ok_or(Failure::KeyGone)?
             .map_err(Failure::NotReplaced)?;
         let file = opened.file.ok_or(Failure::KeyGone)?;
+        let readable = self.refuse_unreadable(&file);
+        readable.map_err(|refused| Failure::NotReplaced(refused.into()))?;
         let users = Users::of_mount_like(self.helper, &subpath.mount, self.spec, self.namespace);
         let users = users.map_err(|error| Failure::NotReplaced(error.into()))?;
         let kind = file

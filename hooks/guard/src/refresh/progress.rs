@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{SpecBind, SubpathInContainer};
+use bindguard_core::refresh::{Refused, RefusedReason, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{Abandoned, ContainerNamespace, HeldProcess, HelperProcess};
+use bindguard_sys::{Handle, selinux_denies_read};
 
 use super::current_files::CurrentFiles;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced};
@@ -78,6 +79,17 @@ impl<'a> ContainerRefresh<'a> {
 
     pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
         self.volumes.shown_in(table)
+    }
+
+    /// Refuses a file that SELinux denies the container: its label is never changed for a refresh.
+    pub(super) fn refuse_unreadable(&self, file: &Handle) -> Result<(), Refused> {
+        match selinux_denies_read(self.process, file) {
+            true => Err(Refused {
+                reason: RefusedReason::SelinuxDenies,
+                path: file.path().to_owned(),
+            }),
+            false => Ok(()),
+        }
     }
 
     /// A failure after the end of the time is not counted: the mount may be replaced in the next

@@ -68,6 +68,7 @@ impl ContainerRefresh<'_> {
         if nested.shown.is_none() && self.spec.ids_of_mount_at(place).is_some() {
             return Err(IdsError::OfGoneBind(place.clone()).into());
         }
+        self.refuse_unreadable(&file)?;
         let users = Users::of_mount_like(self.helper, &like, self.spec, self.namespace)?;
         let users = users.as_ref().map(Users::file);
         Ok(clone_like(&file, &like, users, settings)?)

@@ -40,6 +40,7 @@ mod refresh_nested;
 mod refresh_nested_binds;
 mod refresh_nested_hostile;
 mod refresh_scene;
+mod refresh_selinux;
 mod refresh_slow;
 mod repairers_at_once;
 mod silent_sources;

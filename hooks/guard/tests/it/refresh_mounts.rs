@@ -85,7 +85,7 @@ impl Scene {
         self.start_with(|| {})
     }
 
-    fn start_with(&self, more: impl FnOnce()) -> Container {
+    pub(crate) fn start_with(&self, more: impl FnOnce()) -> Container {
         let data = Inside::of(self.volume(), "data");
         Container::start_with(self.root.path(), &[data], more)
     }
