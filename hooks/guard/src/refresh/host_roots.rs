@@ -14,52 +14,21 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
-    HostRootBind, KeptMounts, MountsBelow, NotOfHost, SubpathInContainer, host_roots_in_container,
+    HostRootBind, KeptMounts, MountsBelow, SubpathInContainer, host_roots_in_container,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation};
 use bindguard_sys::bundle::{read_record, read_spec};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, MountinfoError, OpenedTarget};
+use bindguard_sys::{Handle, OpenedTarget};
 
 use super::current_files::CurrentFiles;
+use super::host_root_error::HostRootError;
 use super::outcome::NotReplaced;
 use crate::admission::{OpenBundle, OpenError};
 use crate::inspect::inspect;
 use crate::probes::Probes;
-
-/// Why a host-root bind is not replaced.
-#[derive(Debug, thiserror::Error)]
-pub enum HostRootError {
-    /// Mounts that arrive later would be writable.
-    #[error("its bind is recursively read-only (rro), which requires a private mount")]
-    RecursivelyReadOnly,
-    /// The same, by policy.
-    #[error("its bind is read-only, and policy keeps read-only binds private")]
-    ReadOnlyKept,
-    /// Policy, or an annotation of the pod, permits no change.
-    #[error("policy only reports host-root binds")]
-    OnlyReported,
-    /// The new mount would receive no umount either.
-    #[error(
-        "{path} is private on the host, so rslave has no effect; run mount --make-rshared {path}",
-        path = .mount.display()
-    )]
-    PrivateOnHost {
-        /// The mount of the source on the host.
-        mount: PathBuf,
-    },
-    /// A mount below must not be lost.
-    #[error(transparent)]
-    Below(NotOfHost),
-    /// The spec was not understood.
-    #[error("find the mounts that the spec makes")]
-    Spec(#[source] Arc<serde_json::Error>),
-    /// The mounts of the host could not be read.
-    #[error("compare with the mounts of the host")]
-    HostMounts(#[source] MountinfoError),
-}
 
 /// The host-root binds of one container.
 #[derive(Debug)]

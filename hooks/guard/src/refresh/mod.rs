@@ -15,6 +15,7 @@ mod current_files;
 mod engine_mounts;
 mod files;
 mod host;
+mod host_root_error;
 mod host_roots;
 mod ids;
 mod mounts;
@@ -40,7 +41,8 @@ pub use current_files::CurrentFiles;
 pub use engine_mounts::EngineMounts;
 pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
-pub use host_roots::{HostRootError, HostRoots};
+pub use host_root_error::HostRootError;
+pub use host_roots::HostRoots;
 pub use ids::IdsError;
 pub use mounts::BoundMounts;
 pub use outcome::{

@@ -16,10 +16,9 @@ use bindguard_sys::replace::{CloneError, ReplaceError};
 pub use bindguard_core::report::AttachMethod;
 
 use super::bound_file_error::BoundFileError;
-use super::host_roots::HostRootError;
+use super::host_root_error::HostRootError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
-use super::tree_parts::MAX_NESTED_BINDS;
 
 /// One stale mount of a container, and the outcome of its refresh.
 #[derive(Debug)]
@@ -62,9 +61,14 @@ pub enum NotReplaced {
     /// The volume, or a bind in the volume, is unbindable.
     #[error("the mount at {} is unbindable: the new mounts cannot be copied with it", .0.display())]
     Unbindable(PathBuf),
-    /// The volume has more binds in it than [`MAX_NESTED_BINDS`].
-    #[error("the volume has {0} binds in it, more than {MAX_NESTED_BINDS}")]
-    ManyNested(usize),
+    /// The volume has more binds in it than one refresh can attach.
+    #[error("the volume has {count} binds in it, more than {limit}")]
+    ManyNested {
+        /// The number of binds.
+        count: usize,
+        /// The largest number.
+        limit: usize,
+    },
     /// The new mounts could not be put together.
     #[error(transparent)]
     Tree(#[from] TreeError),

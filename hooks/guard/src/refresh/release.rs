@@ -14,7 +14,8 @@ use bindguard_sys::enter::{
 };
 
 use super::container::wait_for_lock;
-use super::host_roots::{Copy, HostRootError, HostRoots};
+use super::host_root_error::HostRootError;
+use super::host_roots::{Copy, HostRoots};
 use super::outcome::RefreshError;
 use super::progress::STEP_TIMEOUT;
 use super::sandbox::refuse_sandbox;

@@ -13,7 +13,7 @@ use super::progress::ContainerRefresh;
 
 /// Limit of binds in one volume: the new mount of each is a descriptor of this process until the
 /// tree is complete.
-pub(super) const MAX_NESTED_BINDS: usize = 256;
+const MAX_NESTED_BINDS: usize = 256;
 
 impl ContainerRefresh<'_> {
     /// The parts of the new tree in place of a stale mount, the outer ones first.
@@ -22,8 +22,9 @@ impl ContainerRefresh<'_> {
         stale: &SubpathInContainer,
         below: &KeptMounts,
     ) -> Result<Vec<TreePart>, NotReplaced> {
-        if below.nested.len() > MAX_NESTED_BINDS {
-            return Err(NotReplaced::ManyNested(below.nested.len()));
+        let (count, limit) = (below.nested.len(), MAX_NESTED_BINDS);
+        if count > limit {
+            return Err(NotReplaced::ManyNested { count, limit });
         }
         let restricted = below.restrictions.iter().map(|it| TreePart {
             path: it.path.clone(),

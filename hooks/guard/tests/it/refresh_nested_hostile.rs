@@ -136,7 +136,10 @@ fn a_volume_with_too_many_binds_stays() {
     nested.mount_anew("2");
     let refreshed = nested.scene.refresh(&container);
     assert!(
-        matches!(reason(&refreshed), NotReplaced::ManyNested(257)),
+        matches!(
+            reason(&refreshed),
+            NotReplaced::ManyNested { count: 257, .. }
+        ),
         "{refreshed:?}"
     );
     assert_eq!(container.mounts(), mounts);

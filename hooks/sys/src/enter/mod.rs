@@ -28,6 +28,7 @@ mod process_error;
 mod tree;
 mod tree_child;
 mod tree_message;
+mod tree_part;
 mod user_namespace;
 mod user_namespace_child;
 
@@ -51,7 +52,8 @@ pub use self::namespace::{ContainerNamespace, MountsLock};
 pub use self::opened_by_child::open_process_file;
 pub use self::process::HeldProcess;
 pub use self::process_error::ProcessError;
-pub use self::tree::{TreeChange, TreeError, TreePart, complete_tree};
+pub use self::tree::{TreeError, complete_tree};
+pub use self::tree_part::{TreeChange, TreePart};
 pub use self::user_namespace::user_namespace_of;
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the

@@ -11,32 +11,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bindguard_core::mount_table::MountAttributes;
-
 use super::helper_process::{HelperProcess, RemoteChild, Work};
 use super::is_answered;
 use super::tree_message::{Part, TreeReply, receive_reply};
+use super::tree_part::TreePart;
 use crate::replace::{NewMount, ReplaceError};
-
-/// A change of a tree of new mounts, at a path below its top.
-#[derive(Debug)]
-pub struct TreePart {
-    /// The path below the top.
-    pub path: PathBuf,
-    /// The change.
-    pub change: TreeChange,
-}
-
-/// A change at one place of a tree.
-#[derive(Debug)]
-pub enum TreeChange {
-    /// Adds attributes to the mount at this place.
-    Restrict(MountAttributes),
-    /// Attaches a new mount.
-    Attach(NewMount),
-    /// Attaches a new mount, if the tree has a place of the same type.
-    TryAttach(NewMount),
-}
 
 /// Why a tree was not completed.
 #[derive(Debug, thiserror::Error)]

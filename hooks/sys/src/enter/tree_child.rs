@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use rustix::mount::MoveMountFlags;
 
 use super::child::type_of;
-use super::tree::{TreeChange, TreePart};
 use super::tree_message::{TreeReply, receive_part, send_reply};
+use super::tree_part::{TreeChange, TreePart};
 use crate::mount_setattr::mount_setattr;
 use crate::replace::{NewMount, ReplaceError, Step, at, make_mounts_private, tree_of};
 

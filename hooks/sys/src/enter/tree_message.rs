@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::descriptor_message::{receive_message, send_message};
 use super::message::Reply;
-use super::tree::{TreeChange, TreePart};
+use super::tree_part::{TreeChange, TreePart};
 use crate::replace::ReplaceError;
 
 /// A part of a tree, on its way to the child.
