@@ -199,9 +199,14 @@ impl Agent {
     }
 
     /// Kills its helper process, and waits until the agent has ended with an error for that.
-    pub fn ends_without_its_helper(mut self) -> Result<()> {
+    pub fn ends_without_its_helper(self) -> Result<()> {
         let helper = self.helper()?;
         kill(Pid::from_raw(helper.try_into()?), Signal::SIGKILL)?;
+        self.ends_with_an_error()
+    }
+
+    /// Waits until it has ended with an error.
+    pub fn ends_with_an_error(mut self) -> Result<()> {
         let mut status = None;
         until("the agent ends", || {
             status = self.child.try_wait().context("wait for the agent")?;

@@ -145,7 +145,7 @@ pub(super) struct Containerd(Child);
 impl Containerd {
     /// Starts it with `command` (which already says in which cgroup and environment) and waits
     /// until it answers.
-    pub(super) fn start(mut command: Command, log: &Path) -> Result<Self> {
+    pub(super) fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let output = File::options().create(true).append(true).open(log);
         let output = output.with_context(|| format!("open {}", log.display()))?;
         let offset = output.metadata().context("look at containerd's log")?.len() as usize;

@@ -40,7 +40,7 @@ use crate::systemd;
 use crate::waiting::until;
 
 /// The file on the disk of a node to which the agent writes its log.
-pub(crate) const AGENT_LOG: &str = "agent.log";
+pub const AGENT_LOG: &str = "agent.log";
 
 /// A running node.
 ///
@@ -202,6 +202,16 @@ impl Node {
         self.start_containerd()
     }
 
+    /// As `restart_containerd`, in a new mount namespace, as a unit with `PrivateTmp=` has it.
+    pub fn restart_containerd_in_a_new_namespace(&self) -> Result<()> {
+        if let Some(containerd) = self.containerd.borrow_mut().take() {
+            containerd.stop(Signal::SIGTERM)?;
+        }
+        let mut command = self.command("unshare")?;
+        command.args(["--mount", "--propagation", "slave"]);
+        self.start_containerd_by(command.arg(&self.daemon))
+    }
+
     /// The log of containerd and its shims.
     pub fn log(&self) -> Result<String> {
         let file = self.log_file();
@@ -271,7 +281,10 @@ impl Node {
     }
 
     fn start_containerd(&self) -> Result<()> {
-        let mut command = self.command(&self.daemon)?;
+        self.start_containerd_by(&mut self.command(&self.daemon)?)
+    }
+
+    fn start_containerd_by(&self, command: &mut Command) -> Result<()> {
         command.arg("--config").arg(&self.daemon_config);
         *self.containerd.borrow_mut() = Some(Containerd::start(command, &self.log_file())?);
         Ok(())

@@ -10,9 +10,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::sync::Notify;
+
+const OWN_NAMESPACE: &str = "/proc/self/ns/mnt";
 
 /// The sockets of CRIs: containerd, k3s and RKE2, k0s, MicroK8s, CRI-O.
 const SOCKETS: [&str; 5] = [
@@ -83,17 +87,50 @@ pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
         socket: socket.clone(),
         source,
     };
-    let peer = socket_peercred(&stream).map_err(|errno| failed(errno.into()))?;
-    let theirs = format!("/proc/{}/ns/mnt", peer.pid);
-    let number = |path: &str| {
-        fs::metadata(path)
-            .map(|metadata| metadata.ino())
-            .map_err(failed)
-    };
-    if number(&theirs)? == number("/proc/self/ns/mnt")? {
+    let theirs = namespace_behind(&stream).map_err(failed)?;
+    if number_of(&theirs).map_err(failed)? == number_of(OWN_NAMESPACE).map_err(failed)? {
         return Ok(());
     }
     let namespace = File::open(&theirs).map_err(failed)?;
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))
         .map_err(|errno| HostError::Enter(errno.into()))
+}
+
+/// Detects that the runtime was started again in another mount namespace than the one that this
+/// process entered, as a unit of systemd with `PrivateTmp=` gets at each start. Mounts of the old
+/// namespace are no longer those of new containers.
+#[derive(Debug, Clone, Default)]
+pub struct RuntimeNamespace(Arc<Notify>);
+
+impl RuntimeNamespace {
+    /// Refuses a connection to a runtime in another mount namespace.
+    ///
+    /// # Errors
+    /// If the namespaces differ. A namespace that cannot be read is accepted.
+    pub fn accept(&self, stream: &impl AsFd) -> io::Result<()> {
+        let theirs = namespace_behind(stream).and_then(|path| number_of(&path));
+        match (theirs, number_of(OWN_NAMESPACE)) {
+            (Ok(theirs), Ok(own)) if theirs != own => {
+                self.0.notify_one();
+                Err(io::Error::other("the runtime has another mount namespace"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until a connection was refused.
+    pub async fn changed(&self) {
+        self.0.notified().await;
+    }
+}
+
+/// The mount namespace of the process that listens at the other end.
+fn namespace_behind(stream: &impl AsFd) -> io::Result<String> {
+    let peer = socket_peercred(stream)?;
+    Ok(format!("/proc/{}/ns/mnt", peer.pid))
+}
+
+/// The number of a namespace: namespaces(7).
+fn number_of(namespace: &str) -> io::Result<u64> {
+    Ok(fs::metadata(namespace)?.ino())
 }

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::host;
+use crate::host::{self, RuntimeNamespace};
 use crate::idle_memory::IdleMemory;
 use crate::pods;
 use crate::sinks::journal::JournalWriter;
@@ -49,8 +49,10 @@ pub fn run(args: &Args) -> Result<()> {
     let named = named.map_err(|error| anyhow::anyhow!(error_chain(&error)))?;
     // So is the service account.
     let service_account = ServiceAccount::of_this_pod();
+    let mut entered = None;
     if let Some(root) = &args.host {
         host::enter(args.cri.as_deref(), root)?;
+        entered = Some(RuntimeNamespace::default());
     }
     let config = reported(named.unwrap_or_else(load));
     let settings = args.over(config.agent());
@@ -68,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
         .enable_all()
         .build()
         .context("start tokio")?;
-    runtime.block_on(serve(config, service_account, &cri, helper))
+    runtime.block_on(serve(config, service_account, &cri, entered, helper))
 }
 
 /// The active config. An invalid file is not used, as in an admission.
@@ -81,10 +83,15 @@ async fn serve(
     config: Config,
     account: Option<Result<ServiceAccount, AccessError>>,
     cri: &Path,
+    entered: Option<RuntimeNamespace>,
     helper: Option<Arc<HelperProcess>>,
 ) -> Result<()> {
     let metrics = Metrics::new();
-    let (pods, answering) = pods::pods(cri, config.agent().refresh);
+    let client = match entered.clone() {
+        Some(entered) => pods::client_in(entered, cri),
+        None => pods::client(cri),
+    };
+    let (pods, answering) = pods::pods(client, config.agent().refresh);
     tokio::spawn(answering.run());
     let writer = match config.journal() {
         Some(journal) => JournalWriter::start(journal, pods.clone(), Arc::clone(&metrics)),
@@ -165,7 +172,7 @@ async fn serve(
     if let Some(helper) = helper {
         watch_helper(helper, helper_ended)?;
     }
-    ended(&socket, end_of_helper).await
+    ended(&socket, entered.unwrap_or_default(), end_of_helper).await
 }
 
 /// Follows the journal for those who do not wait for a request for figures.
@@ -186,12 +193,22 @@ fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()>
     })
 }
 
-async fn ended(socket: &BoundSocket, helper: oneshot::Receiver<()>) -> Result<()> {
+async fn ended(
+    socket: &BoundSocket,
+    entered: RuntimeNamespace,
+    helper: oneshot::Receiver<()>,
+) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = entered.changed() => {
+            socket.remove();
+            bail!(
+                "the container runtime was started again in another mount namespace; ending, so that the supervisor starts the agent there"
+            );
+        }
         Ok(()) = helper => {
             socket.remove();
             bail!(

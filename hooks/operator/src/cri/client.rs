@@ -81,10 +81,23 @@ pub struct Cri {
 impl Cri {
     /// A client of this socket with a time limit for each call. The first call connects.
     pub fn of(socket: &Path, timeout: Duration) -> Self {
+        Self::of_accepted(socket, timeout, |_| Ok(()))
+    }
+
+    /// The same; `accepts` decides about each new connection.
+    pub fn of_accepted(
+        socket: &Path,
+        timeout: Duration,
+        accepts: impl Fn(&UnixStream) -> io::Result<()> + Clone + Send + 'static,
+    ) -> Self {
         let socket = socket.to_owned();
         let connector = service_fn(move |_: Uri| {
-            let socket = socket.clone();
-            async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+            let (socket, accepts) = (socket.clone(), accepts.clone());
+            async move {
+                let stream = UnixStream::connect(socket).await?;
+                accepts(&stream)?;
+                Ok::<_, io::Error>(TokioIo::new(stream))
+            }
         });
         let endpoint = Endpoint::from_static("http://cri")
             .timeout(timeout)

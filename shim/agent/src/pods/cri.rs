@@ -10,6 +10,7 @@ use bindguard_operator::cri::{Container, ContainerInfo, Cri, CriError, PodSandbo
 
 use super::Pod;
 use super::listing::{Listing, NamedContainer};
+use crate::host::RuntimeNamespace;
 
 /// The label with which the kubelet marks a sandbox (`pkg/kubelet/types/labels.go`).
 const POD_UID: &str = "io.kubernetes.pod.uid";
@@ -20,6 +21,11 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// A client of this socket, which connects at its first call.
 pub fn client(socket: &Path) -> Cri {
     Cri::of(socket, CALL_TIMEOUT)
+}
+
+/// The same, for a runtime whose mount namespace this process entered.
+pub fn client_in(namespace: RuntimeNamespace, socket: &Path) -> Cri {
+    Cri::of_accepted(socket, CALL_TIMEOUT, move |stream| namespace.accept(stream))
 }
 
 /// The pod with this uid, if it has a running sandbox; without its containers.

@@ -9,7 +9,6 @@ mod inits;
 mod listing;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ use tokio::time::timeout;
 use self::inits::Inits;
 use self::listing::Listing;
 
-pub use self::cri::{client, pod};
+pub use self::cri::{client, client_in, pod};
 
 use crate::container::Container;
 
@@ -178,14 +177,14 @@ pub struct Answering {
     inits: Inits,
 }
 
-/// Both ends of the questions to the CRI at this socket.
-pub fn pods(socket: &Path, mode: RefreshMode) -> (PodLookup, Answering) {
+/// Both ends of the questions to this CRI.
+pub fn pods(cri: Cri, mode: RefreshMode) -> (PodLookup, Answering) {
     let (ask, questions) = unbounded_channel();
     let (without_request, listing, inits) = Default::default();
     (
         PodLookup { questions: ask },
         Answering {
-            cri: client(socket),
+            cri,
             mode,
             questions,
             without_request,

@@ -196,7 +196,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.unwrap();
         let _entered = runtime.enter();
-        let (pods, _) = pods::pods(Path::new("/nowhere"), RefreshMode::Off);
+        let (pods, _) = pods::pods(pods::client(Path::new("/nowhere")), RefreshMode::Off);
         write_lines(&journal, &waiting, PodNames::new(pods), &metrics);
         let written = fs::read_to_string(&journal).unwrap();
         let about = |id: &str| written.matches(&format!(r#""id":"{id}""#)).count();
