@@ -1,5 +1,5 @@
-//! The mounts below a private host-root bind: copies of the host's mounts, and mounts that the
-//! container or its runtime made.
+//! The mounts below a recursive bind: copies of the host's mounts, and mounts that the container or
+//! its runtime made.
 //!
 //! A copy may be lost with the bind: the new bind shows what the host has. A mount is certainly a
 //! copy if the host has the same mount at the same place. The host may have unmounted a mount since.
@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::{HostRootBind, NestedBind};
+use super::{HostRootBind, MountsInVolume, NestedBind};
 use crate::evidence::FilePlace;
 use crate::mount_table::{MountAttributes, MountEntry, MountId, MountIndex, MountTable};
 use crate::paths::below;
@@ -40,6 +40,15 @@ pub struct KeptMounts {
     pub released: Vec<PathBuf>,
     /// The binds of the spec that are nested in a volume. The new mount gets new mounts of them.
     pub nested: Vec<NestedBind>,
+}
+
+impl NotOfHost {
+    /// The path in the container.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::InSpec(path) | Self::Perhaps(path) | Self::Stacked(path) => path,
+        }
+    }
 }
 
 /// Why a mount below a bind must not be lost.
@@ -95,15 +104,57 @@ impl<'t> MountsBelow<'t> {
         mounts_before: Option<u64>,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<KeptMounts, NotOfHost> {
-        if let Some(path) = makers.path_below(&bind.destination) {
+        if let Some(path) = makers.paths_below(&bind.destination).next() {
             return Err(NotOfHost::InSpec(path.to_owned()));
         }
-        let host = HostMounts::below(host, &bind.source);
+        let bind = (&*bind.source, &*bind.destination);
+        let others = OtherMakers::of(self, bind.1, makers, mounts_before, place_of);
+        self.compared_by(&self.mounts, bind, host, &others)
+    }
+
+    /// Compares the mounts in a volume that are no binds of the spec with those of the host. The
+    /// volume is bound recursively from `source` to `destination`. Other parameters as in
+    /// [`Self::compared`].
+    ///
+    /// # Errors
+    /// If a mount in the volume must not be lost.
+    pub fn compared_in_volume(
+        &self,
+        found: MountsInVolume<'_>,
+        (source, destination): (&Path, &Path),
+        host: &MountTable,
+        makers: &MountMakers,
+        place_of: &dyn Fn(&Path) -> Option<FilePlace>,
+    ) -> Result<KeptMounts, NotOfHost> {
+        let MountsInVolume { nested, others } = found;
+        let is_nested = |path: &&Path| {
+            nested
+                .iter()
+                .any(|bind| destination.join(&bind.path) == **path)
+        };
+        if let Some(path) = makers
+            .paths_below(destination)
+            .find(|path| !is_nested(path))
+        {
+            return Err(NotOfHost::InSpec(path.to_owned()));
+        }
+        let makers = OtherMakers::of(self, destination, makers, None, place_of);
+        let kept = self.compared_by(&others, (source, destination), host, &makers)?;
+        Ok(KeptMounts { nested, ..kept })
+    }
+
+    fn compared_by(
+        &self,
+        mounts: &[&MountEntry],
+        (source, destination): (&Path, &Path),
+        host: &MountTable,
+        others: &OtherMakers,
+    ) -> Result<KeptMounts, NotOfHost> {
+        let host = HostMounts::below(host, source);
         let mut kept = KeptMounts::default();
-        let mut gone = Vec::new();
-        for mount in &self.mounts {
+        for mount in mounts {
             let perhaps = || NotOfHost::Perhaps(mount.mount_point.clone());
-            let path = below(&mount.mount_point, &bind.destination).ok_or_else(perhaps)?;
+            let path = below(&mount.mount_point, destination).ok_or_else(perhaps)?;
             match host.equal(path, mount) {
                 Some(equal) if is_restricted(mount, equal) => {
                     if host.has_several(path) {
@@ -115,15 +166,11 @@ impl<'t> MountsBelow<'t> {
                     });
                 }
                 Some(_) => {}
-                None => gone.push(*mount),
+                None if others.cannot_have_made(mount, self.index.parent(mount)) => {
+                    kept.released.push(mount.mount_point.clone());
+                }
+                None => return Err(perhaps()),
             }
-        }
-        let others = OtherMakers::of(self, bind, makers, mounts_before, place_of);
-        for mount in gone {
-            if !others.cannot_have_made(mount, self.index.parent(mount)) {
-                return Err(NotOfHost::Perhaps(mount.mount_point.clone()));
-            }
-            kept.released.push(mount.mount_point.clone());
         }
         Ok(kept)
     }
@@ -152,11 +199,11 @@ impl<'t> MountsBelow<'t> {
         mounts_before: Option<u64>,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<Vec<GoneMount<'t>>, NotOfHost> {
-        if let Some(path) = makers.path_below(&bind.destination) {
+        if let Some(path) = makers.paths_below(&bind.destination).next() {
             return Err(NotOfHost::InSpec(path.to_owned()));
         }
         let host = HostMounts::below(host, &bind.source);
-        let others = OtherMakers::of(self, bind, makers, mounts_before, place_of);
+        let others = OtherMakers::of(self, &bind.destination, makers, mounts_before, place_of);
         let is_gone = |mount: &&&MountEntry| {
             let path = below(&mount.mount_point, &bind.destination);
             path.is_none_or(|path| host.equal(path, mount).is_none())
@@ -224,7 +271,7 @@ struct OtherMakers {
 impl OtherMakers {
     fn of(
         below: &MountsBelow<'_>,
-        bind: &HostRootBind,
+        destination: &Path,
         makers: &MountMakers,
         mounts_before: Option<u64>,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
@@ -238,7 +285,7 @@ impl OtherMakers {
         };
         let is_elsewhere = |place: &Path| below.index.stack_at(place).is_empty();
         for mount in makers.mounts() {
-            if mount.destination == bind.destination || !is_elsewhere(&mount.destination) {
+            if mount.destination == destination || !is_elsewhere(&mount.destination) {
                 continue;
             }
             match &mount.source {

@@ -30,7 +30,7 @@ pub use interrupted::{changed_by_tuck, left_shared};
 pub use kept_mounts::{GoneMount, KeptMounts, MountsBelow, NotOfHost, Restriction};
 pub use missing_binds::{SpecBind, missing_binds};
 pub use mounts::{BoundMount, mounts_in_container};
-pub use nested_binds::{InnerBind, NestedBind, NotNested, nested_binds};
+pub use nested_binds::{InnerBind, MountsInVolume, NestedBind, NotNested, mounts_in_volume};
 pub use volumes::{PodVolume, subpaths_in_container};
 pub use way::{Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
 pub use writers::ContainerTable;

@@ -16,6 +16,7 @@ use crate::judge::{
 };
 use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountTable};
+use crate::paths::below;
 
 /// A bind of a spec whose source is a mount point of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct BoundMount {
     pub recorded: Vec<FilePlace>,
     /// The place that the host's mount shows now.
     pub current: FilePlace,
+    /// True if the mounts below the source are bound, too.
+    pub is_recursive: bool,
 }
 
 /// The container's mounts that were made for these binds, with verdicts. `inner` are all binds of
@@ -49,7 +52,13 @@ pub fn mounts_in_container(
             .find(|bind| bind.destination == mount.mount_point);
         bind.is_some_and(|bind| mounts.iter().any(|outer| outer.contains(bind)))
     };
-    let mut shown = judged(table, expected_at, is_of_spec);
+    // Which of these are copies of the host's mounts is judged before the mount is replaced.
+    let may_be_of_host = |mount: &MountEntry| {
+        let mut recursive = mounts.iter().filter(|outer| outer.is_recursive);
+        recursive.any(|outer| lies_below(&mount.mount_point, &outer.destination))
+    };
+    let goes_along = |mount: &MountEntry| is_of_spec(mount) || may_be_of_host(mount);
+    let mut shown = judged(table, expected_at, goes_along);
     for outer in shown.iter_mut().filter(|outer| outer.is_current()) {
         let place = &outer.mount.mount_point;
         let index = index_at(inner, place);
@@ -63,6 +72,11 @@ pub fn mounts_in_container(
         }
     }
     shown
+}
+
+/// True for a path strictly below a place.
+fn lies_below(path: &Path, place: &Path) -> bool {
+    below(path, place).is_some_and(|name| !name.as_os_str().is_empty())
 }
 
 impl BoundMount {
@@ -136,11 +150,12 @@ mod tests {
 
     /// The state of the mounts at `/data`: `0:7` is the host's mount now, `0:5` was recorded.
     fn states(recorded: &[FilePlace], mounts: &[&str]) -> Vec<(u32, &'static str)> {
-        states_with(&[], recorded, mounts)
+        states_with(&[], false, recorded, mounts)
     }
 
     fn states_with(
         inner: &[InnerBind],
+        is_recursive: bool,
         recorded: &[FilePlace],
         mounts: &[&str],
     ) -> Vec<(u32, &'static str)> {
@@ -149,6 +164,7 @@ mod tests {
             destination: "/data".into(),
             recorded: recorded.to_vec(),
             current: place(7, "/"),
+            is_recursive,
         };
         let root = ["1 0 0:9 / / rw - overlay o rw"];
         let text = root.iter().chain(mounts).map(|line| format!("{line}\n"));
@@ -201,12 +217,22 @@ mod tests {
         let now = "7 1 0:7 / /data rw - fuse.d d rw";
         let cache = |parent: u32| format!("8 {parent} 0:8 / /data/cache rw - tmpfs t rw");
         let own = "9 5 0:9 / /data/own rw - tmpfs t rw";
-        let states = |mounts: &[&str]| states_with(&inner, &[place(5, "/")], mounts);
+        let states = |mounts: &[&str]| states_with(&inner, false, &[place(5, "/")], mounts);
         assert_eq!(states(&[dead, &cache(5)]), [(5, "due")]);
         assert_eq!(states(&[dead]), [(5, "due")]);
         assert_eq!(states(&[dead, &cache(5), own]), [(5, "kept")]);
         assert_eq!(states(&[now, &cache(7)]), [(7, "current")]);
         assert_eq!(states(&[now]), [(7, "due")]);
+    }
+
+    #[test]
+    fn a_recursive_bind_with_a_mount_below_is_due_and_a_covered_one_is_kept() {
+        let states = |mounts: &[&str]| states_with(&[], true, &[place(5, "/")], mounts);
+        let dead = "5 1 0:5 / /data rw - fuse.d d rw";
+        let within = "8 5 0:8 / /data/cache rw - tmpfs t rw";
+        assert_eq!(states(&[dead, within]), [(5, "due")]);
+        let above = "8 5 0:8 / /data rw - tmpfs t rw";
+        assert_eq!(states(&[dead, above]), [(5, "kept")]);
     }
 
     #[test]
@@ -226,6 +252,7 @@ mod tests {
             destination: "/data".into(),
             recorded: Vec::new(),
             current: place(7, "/share"),
+            is_recursive: false,
         };
         for (line, state) in [
             ("7 1 0:7 / /data rw - nfs4 none rw", true),

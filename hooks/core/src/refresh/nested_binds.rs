@@ -30,9 +30,22 @@ pub struct NestedBind {
     pub shown: Option<MountEntry>,
 }
 
-/// A mount in a volume that is no bind of the spec: the mount would be lost with the old volume.
+/// The mounts below the mount of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountsInVolume<'t> {
+    /// The binds of the spec, the outer ones first.
+    pub nested: Vec<NestedBind>,
+    /// All other mounts.
+    pub others: Vec<&'t MountEntry>,
+}
+
+/// A mount in a volume that is neither a bind of the spec nor certainly a copy of a mount of the
+/// host: the mount would be lost with the old volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the nested mount at {} is no bind of the spec, and would be lost", .0.display())]
+#[error(
+    "the nested mount at {} is no bind of the spec, may not be a copy of a mount of the host, and would be lost",
+    .0.display()
+)]
 pub struct NotNested(pub PathBuf);
 
 impl InnerBind {
@@ -65,15 +78,12 @@ pub(super) fn index_at(binds: &[InnerBind], place: &Path) -> Option<usize> {
     here.map(|bind| bind.index).max()
 }
 
-/// The binds of the spec in the volume that this mount shows, the outer ones first.
-///
-/// # Errors
-/// If another mount is in the volume.
-pub fn nested_binds(
-    table: &MountTable,
+/// The mounts in the volume that this mount shows.
+pub fn mounts_in_volume<'t>(
+    table: &'t MountTable,
     volume: &MountEntry,
     binds: &[InnerBind],
-) -> Result<Vec<NestedBind>, NotNested> {
+) -> MountsInVolume<'t> {
     let outer_index = index_at(binds, &volume.mount_point);
     let nested = binds.iter().filter_map(|bind| {
         let path = bind.path_below(&volume.mount_point, outer_index)?;
@@ -85,16 +95,17 @@ pub fn nested_binds(
     });
     let mut nested: Vec<NestedBind> = nested.collect();
     nested.sort_by_key(|bind| bind.path.components().count());
+    let mut others = Vec::new();
     let below_it = MountsBelow::of(table, volume.id);
     for mount in below_it.iter().flat_map(MountsBelow::mounts) {
         let path = below(&mount.mount_point, &volume.mount_point);
         let is_here = |bind: &&mut NestedBind| bind.shown.is_none() && Some(&*bind.path) == path;
         match nested.iter_mut().find(is_here) {
             Some(bind) => bind.shown = Some(mount.clone()),
-            None => return Err(NotNested(mount.mount_point.clone())),
+            None => others.push(mount),
         }
     }
-    Ok(nested)
+    MountsInVolume { nested, others }
 }
 
 #[cfg(test)]
@@ -124,7 +135,10 @@ mod tests {
         MountTable::from_mountinfo(lines.collect::<String>().as_bytes()).unwrap()
     }
 
-    fn nested(mounts: &[&str]) -> Result<Vec<(usize, Option<u32>)>, NotNested> {
+    /// The binds with the ids of their mounts, and the ids of the other mounts.
+    type Found = (Vec<(usize, Option<u32>)>, Vec<u32>);
+
+    fn found(mounts: &[&str]) -> Found {
         let binds = [
             bind(0, "/data"),
             bind(1, "/data/cache/deep"),
@@ -133,19 +147,21 @@ mod tests {
         ];
         let table = table(mounts);
         let volume = table.mount(MountId(5)).unwrap();
-        let found = nested_binds(&table, volume, &binds)?;
+        let MountsInVolume { nested, others } = mounts_in_volume(&table, volume, &binds);
         let ids = |it: NestedBind| (it.bind, it.shown.map(|mount| mount.id.0));
-        Ok(found.into_iter().map(ids).collect())
+        let others = others.iter().map(|mount| mount.id.0).collect();
+        (nested.into_iter().map(ids).collect(), others)
     }
 
     const CACHE: &str = "6 5 0:92 / /data/cache rw - tmpfs t rw";
 
     #[test]
     fn the_outer_bind_comes_first_whether_mounted_or_gone() {
-        assert_eq!(nested(&[CACHE]), Ok(vec![(2, Some(6)), (1, None)]));
+        let nested = |mounts: &[&str]| found(mounts).0;
+        assert_eq!(nested(&[CACHE]), [(2, Some(6)), (1, None)]);
         let deep = "7 6 0:91 / /data/cache/deep rw - tmpfs t rw";
-        assert_eq!(nested(&[CACHE, deep]), Ok(vec![(2, Some(6)), (1, Some(7))]));
-        assert_eq!(nested(&[]), Ok(vec![(2, None), (1, None)]));
+        assert_eq!(nested(&[CACHE, deep]), [(2, Some(6)), (1, Some(7))]);
+        assert_eq!(nested(&[]), [(2, None), (1, None)]);
     }
 
     #[test]
@@ -156,22 +172,20 @@ mod tests {
             bind(2, "/data/deep"),
         ];
         let table = table(&[]);
-        let found = nested_binds(&table, table.mount(MountId(5)).unwrap(), &binds).unwrap();
-        let found: Vec<_> = found.iter().map(|bind| bind.bind).collect();
+        let found = mounts_in_volume(&table, table.mount(MountId(5)).unwrap(), &binds);
+        let found: Vec<_> = found.nested.iter().map(|bind| bind.bind).collect();
         assert_eq!(found, [2]);
     }
 
     #[test]
-    fn a_mount_that_is_no_bind_of_the_spec_is_not_lost() {
-        for (line, place) in [
-            ("7 5 0:7 / /data/own rw - tmpfs t rw", "/data/own"),
-            ("7 6 0:7 / /data/cache rw - tmpfs t rw", "/data/cache"),
-            (
-                "7 6 0:7 / /data/cache/own rw - tmpfs t rw",
-                "/data/cache/own",
-            ),
+    fn mounts_that_are_no_binds_of_the_spec_are_told_apart() {
+        for line in [
+            "7 5 0:7 / /data/own rw - tmpfs t rw",
+            "7 6 0:7 / /data/cache rw - tmpfs t rw",
+            "7 6 0:7 / /data/cache/own rw - tmpfs t rw",
         ] {
-            assert_eq!(nested(&[CACHE, line]), Err(NotNested(place.into())));
+            let nested = vec![(2, Some(6)), (1, None)];
+            assert_eq!(found(&[CACHE, line]), (nested, vec![7]), "{line}");
         }
     }
 

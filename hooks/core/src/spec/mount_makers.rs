@@ -133,13 +133,14 @@ impl MountMakers {
         self.container_may_mount
     }
 
-    /// A path below `place` at which the spec mounts, masks or protects something.
-    pub fn path_below(&self, place: &Path) -> Option<&Path> {
+    /// The paths below `place` at which the spec mounts, masks or protects something.
+    pub fn paths_below(&self, place: &Path) -> impl Iterator<Item = &Path> {
         let destinations = self.mounts.iter().map(|mount| &mount.destination);
-        let is_below =
-            |path: &&PathBuf| below(path, place).is_some_and(|name| !name.as_os_str().is_empty());
-        let mut all = destinations.chain(&self.covered);
-        all.find(is_below).map(PathBuf::as_path)
+        let is_below = move |path: &&PathBuf| {
+            below(path, place).is_some_and(|name| !name.as_os_str().is_empty())
+        };
+        let all = destinations.chain(&self.covered);
+        all.filter(is_below).map(PathBuf::as_path)
     }
 }
 
@@ -233,7 +234,11 @@ mod tests {
                 {"destination":"/host/proc","type":"proc","source":"proc"},{"destination":"/hosts","type":"bind"}],
                 "linux":{"maskedPaths":["/proc/kcore"],"readonlyPaths":["/data/etc"]}}"#,
         );
-        let found = |place: &str| spec.path_below(Path::new(place)).and_then(Path::to_str);
+        let found = |place: &str| {
+            spec.paths_below(Path::new(place))
+                .next()
+                .and_then(Path::to_str)
+        };
         assert_eq!(found("/host"), Some("/host/proc"));
         assert_eq!(found("/hosts"), None);
         assert_eq!(found("/data"), Some("/data/etc"));

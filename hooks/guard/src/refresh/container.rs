@@ -259,7 +259,11 @@ impl ContainerRefresh<'_> {
         let opened = self.volumes.open_current(subpath)?;
         let below = || self.volumes.mounts_below(subpath, &self.table);
         let why = opened.and_then(|_| below()).err()?;
-        matches!(why, NotReplaced::HostRoot(_) | NotReplaced::ParentIsShared).then_some(why)
+        let stays = matches!(
+            why,
+            NotReplaced::HostRoot(_) | NotReplaced::ParentIsShared | NotReplaced::Nested(_)
+        );
+        stays.then_some(why)
     }
 
     /// The stale mounts that are worth another round.

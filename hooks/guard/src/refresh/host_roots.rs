@@ -7,7 +7,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bindguard_core::evidence::FilePlace;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::places::Places;
@@ -26,6 +25,7 @@ use bindguard_sys::{Handle, OpenedTarget};
 use super::current_files::CurrentFiles;
 use super::host_root_error::HostRootError;
 use super::outcome::NotReplaced;
+use super::specified_bind::place_of_source;
 use crate::admission::{OpenBundle, OpenError};
 use crate::inspect::inspect;
 use crate::probes::Probes;
@@ -115,7 +115,7 @@ impl HostRoots {
         let makers = self.makers.as_ref();
         let makers = makers.map_err(|error| HostRootError::Spec(Arc::clone(error)))?;
         let host = bindguard_sys::read_mount_table().map_err(HostRootError::HostMounts)?;
-        let kept = below.compared(&root, &host, makers, self.mounts_before, &place_of);
+        let kept = below.compared(&root, &host, makers, self.mounts_before, &place_of_source);
         Ok(kept.map_err(HostRootError::Below)?)
     }
 }
@@ -158,7 +158,7 @@ impl HostRoots {
                 let Some(below) = MountsBelow::of(table, shown.mount.id) else {
                     continue;
                 };
-                let gone = below.gone(&root, &host, makers, self.mounts_before, &place_of);
+                let gone = below.gone(&root, &host, makers, self.mounts_before, &place_of_source);
                 let gone = gone.map_err(HostRootError::Below)?;
                 copies.extend(gone.into_iter().rev().map(|gone| Copy {
                     mount: gone.mount.clone(),
@@ -260,11 +260,4 @@ impl CurrentFiles for HostRoots {
 fn mounts_before(bundle: &Path) -> Option<u64> {
     let record: ExpectedBinds = serde_json::from_slice(&read_record(bundle).ok()?).ok()?;
     record.mounts_before
-}
-
-/// The place of a source of the spec. `None` for a relative path, or if a server would have to
-/// answer.
-fn place_of(source: &Path) -> Option<FilePlace> {
-    let found = BindSource::open_without_waiting(source).filter(|_| source.is_absolute());
-    found?.1.place()
 }

@@ -16,10 +16,10 @@ use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
-    BoundMount, InnerBind, KeptMounts, NestedBind, NotNested, SubpathInContainer,
-    mounts_in_container, nested_binds,
+    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, NotNested,
+    SubpathInContainer, mounts_in_container, mounts_in_volume,
 };
-use bindguard_core::spec::{Bind, SpecView};
+use bindguard_core::spec::{Bind, MountMakers, SpecView};
 use bindguard_sys::bundle::{read_record, read_spec, replace_record};
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, OpenedTarget};
@@ -27,7 +27,7 @@ use bindguard_sys::{Handle, Mounts, OpenedTarget};
 use super::current_files::{CurrentFiles, OpenedNested};
 use super::outcome::NotReplaced;
 use super::pod_folder::PodFolder;
-use super::specified_bind::SpecifiedBind;
+use super::specified_bind::{SpecifiedBind, place_of_source};
 use crate::probes::Probes;
 
 /// Limit of places that the record keeps for one bind.
@@ -38,6 +38,8 @@ const MAX_PLACES: usize = 8;
 pub struct BoundMounts {
     bundle: PathBuf,
     binds: Vec<SpecifiedBind>,
+    /// None if a part of the spec was not understood.
+    makers: Option<MountMakers>,
     record: Mutex<ExpectedBinds>,
     /// The last answers of sources that were probed together, by source.
     probed: Mutex<HashMap<PathBuf, Reach>>,
@@ -66,6 +68,7 @@ impl BoundMounts {
         Some(Self {
             bundle: bundle.to_owned(),
             binds: binds.collect(),
+            makers: MountMakers::from_spec(spec.bytes()).ok(),
             record: Mutex::new(record),
             probed: Mutex::default(),
         })
@@ -125,6 +128,33 @@ impl BoundMounts {
         }
     }
 
+    /// The mounts in a volume, if those that are no binds of the spec may go with the volume: they
+    /// are copies of mounts of the host.
+    fn kept_mounts(
+        &self,
+        bind: &SpecifiedBind,
+        found: MountsInVolume<'_>,
+        table: &MountTable,
+        volume: &MountEntry,
+    ) -> Result<KeptMounts, NotReplaced> {
+        let Some(other) = found.others.first() else {
+            let nested = found.nested;
+            return Ok(KeptMounts {
+                nested,
+                ..KeptMounts::default()
+            });
+        };
+        let refused = NotNested(other.mount_point.clone());
+        let below = MountsBelow::of(table, volume.id).ok_or(NotReplaced::Changed)?;
+        let (true, Some(makers)) = (bind.settings.is_recursive(), &self.makers) else {
+            return Err(refused.into());
+        };
+        let host = bindguard_sys::read_mount_table().map_err(|_| refused)?;
+        let places = (&*bind.source, &*bind.destination);
+        let kept = below.compared_in_volume(found, places, &host, makers, &place_of_source);
+        kept.map_err(|why| NotNested(why.path().to_owned()).into())
+    }
+
     fn recorded(&self, bind: &SpecifiedBind) -> Vec<FilePlace> {
         let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let mut known = record.binds.iter();
@@ -170,6 +200,7 @@ impl CurrentFiles for BoundMounts {
                 destination: bind.destination.clone(),
                 recorded: self.recorded(bind),
                 current: bind.open_mount_point()?.1,
+                is_recursive: bind.settings.is_recursive(),
             })
         });
         mounts_in_container(table, &bound.collect::<Vec<_>>(), &self.inner())
@@ -232,23 +263,20 @@ impl CurrentFiles for BoundMounts {
         stale: &SubpathInContainer,
         table: &MountTable,
     ) -> Result<Option<KeptMounts>, NotReplaced> {
-        if self.bind_of(stale).is_none() {
+        let Some(bind) = self.bind_of(stale) else {
+            return Ok(None);
+        };
+        let volume = table.mount(stale.mount.id).ok_or(NotReplaced::Changed)?;
+        let found = mounts_in_volume(table, volume, &self.inner());
+        if found.nested.is_empty() && found.others.is_empty() {
             return Ok(None);
         }
-        let volume = table.mount(stale.mount.id).ok_or(NotReplaced::Changed)?;
-        let nested = nested_binds(table, volume, &self.inner())?;
-        for bind in &nested {
+        for bind in &found.nested {
             self.refuse_mount_of_container(bind)?;
         }
-        if !nested.is_empty() {
-            let shown = nested.iter().filter_map(|bind| bind.shown.as_ref());
-            refuse_unbindable(shown.chain([volume]))?;
-        }
-        let kept = KeptMounts {
-            nested,
-            ..KeptMounts::default()
-        };
-        Ok((!kept.nested.is_empty()).then_some(kept))
+        let shown = found.nested.iter().filter_map(|bind| bind.shown.as_ref());
+        refuse_unbindable(shown.chain([volume]))?;
+        self.kept_mounts(bind, found, table, volume).map(Some)
     }
 
     /// A source in the pod's folder may have been replaced. Any other source must still be the file

@@ -93,6 +93,13 @@ impl SpecifiedBind {
     }
 }
 
+/// The place of a source of the spec. `None` for a relative path, or if a server would have to
+/// answer.
+pub(super) fn place_of_source(source: &Path) -> Option<FilePlace> {
+    let found = BindSource::open_without_waiting(source).filter(|_| source.is_absolute());
+    found?.1.place()
+}
+
 fn settings_of(bind: &Bind<'_>) -> CloneSettings {
     CloneSettings {
         below: bind.is_recursive().then(|| bind.denied_below()),

@@ -54,6 +54,23 @@ impl Scene {
         scene
     }
 
+    /// The same, of a container without capabilities.
+    fn of_an_unprivileged_container(option: &str) -> Self {
+        let scene = Self::with_options(&[option]);
+        let file = scene.pod.bundle().join("config.json");
+        let spec = fs::read(&file).unwrap();
+        let mut spec: serde_json::Value = serde_json::from_slice(&spec).unwrap();
+        spec["process"]["capabilities"] = serde_json::json!({});
+        fs::write(&file, spec.to_string()).unwrap();
+        scene
+    }
+
+    /// Starts the container with the mounts below the volume.
+    fn start_tree(&self) -> Container {
+        let data = Inside::tree(self.volume(), "data");
+        Container::start(self.root.path(), &[data])
+    }
+
     pub(crate) fn admit(&self) {
         let (policy, places) = (self.pod.policy(), self.pod.places());
         let admission = admit(&self.pod.bundle(), &policy, &places, Attempt::First);
@@ -171,6 +188,70 @@ fn a_recursive_bind_gets_the_mounts_below_the_volume() {
     assert!(container.propagation_at("/data/nested").is_empty());
     umount2(&nested, MntFlags::empty()).unwrap();
     assert_eq!(container.read("data/nested/file").as_deref(), Some("below"));
+}
+
+#[test]
+fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
+    if !can_run() {
+        return;
+    }
+    for option in ["rprivate", "rslave"] {
+        let scene = Scene::of_an_unprivileged_container(option);
+        mount_below(&scene, "1");
+        let container = scene.start_tree();
+        assert_eq!(container.read("data/nested/file").as_deref(), Some("1"));
+        let (mounts, host) = (container.mounts(), mounts_of_host().len());
+        for content in ["2", "3", "4"] {
+            scene.mount_anew(content);
+            live::change(&scene.volume(), MsFlags::MS_SHARED);
+            // To a slave, a mount below comes by propagation, too.
+            let comes_later = option == "rslave" && content == "3";
+            if !comes_later {
+                mount_below(&scene, content);
+            }
+            let refreshed = scene.refresh(&container);
+            assert!(refreshed.is_current(), "{refreshed:?}");
+            assert_eq!(refreshed.replaced(), 1);
+            if comes_later {
+                mount_below(&scene, content);
+            }
+            assert_eq!(container.read("data/0").as_deref(), Some(content));
+            let below = container.read("data/nested/file");
+            assert_eq!(below.as_deref(), Some(content));
+            let now = (container.mounts(), mounts_of_host().len());
+            assert_eq!(now, (mounts, host));
+        }
+        // The driver mounts nothing below any more.
+        scene.mount_anew("5");
+        assert_eq!(scene.refresh(&container).replaced(), 1);
+        assert_eq!(container.read("data/0").as_deref(), Some("5"));
+        assert_eq!(container.mounts(), mounts - 1);
+    }
+}
+
+#[test]
+fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    mount_below(&scene, "1");
+    let container = scene.start_tree();
+    scene.mount_anew("2");
+    let refreshed = scene.refresh(&container);
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::Nested(_)),
+        "{refreshed:?}"
+    );
+    assert_eq!(container.read("data/nested/file").as_deref(), Some("1"));
+}
+
+/// A mount of the host below the volume.
+fn mount_below(scene: &Scene, content: &str) {
+    let nested = scene.volume().join("nested");
+    fs::create_dir(&nested).unwrap();
+    mount_tmpfs(&nested);
+    fs::write(nested.join("file"), content).unwrap();
 }
 
 /// Propagation would bring the top mount alone, and hide what was mounted below.
