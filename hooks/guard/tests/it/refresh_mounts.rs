@@ -98,7 +98,7 @@ impl Scene {
         self.mount(content);
     }
 
-    fn start(&self) -> Container {
+    pub(crate) fn start(&self) -> Container {
         self.start_with(|| {})
     }
 
@@ -244,6 +244,32 @@ fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
         "{refreshed:?}"
     );
     assert_eq!(container.read("data/nested/file").as_deref(), Some("1"));
+}
+
+/// A driver that renews a token mounts over the old mount, and may unmount the new one again.
+#[test]
+fn of_stacked_mounts_the_topmost_arrives() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    let mounts = container.mounts();
+    let shows = |content: &str| {
+        let refreshed = scene.refresh(&container);
+        assert_eq!(refreshed.replaced(), 1, "{content}: {refreshed:?}");
+        assert_eq!(container.read("data/0").as_deref(), Some(content));
+        assert_eq!(container.mounts(), mounts);
+    };
+    let contents = ["2", "3", "4", "5", "6"];
+    for content in contents {
+        scene.mount(content);
+        shows(content);
+    }
+    for content in contents.iter().rev().skip(1) {
+        umount2(&scene.volume(), MntFlags::empty()).unwrap();
+        shows(content);
+    }
 }
 
 /// A mount of the host below the volume.

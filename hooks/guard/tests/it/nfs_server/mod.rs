@@ -92,6 +92,15 @@ impl Server {
     /// Mounts with the options of the kubelet's mount.nfs(8). The client keeps attributes for its
     /// default time.
     pub fn mount(&self, at: &Path) {
+        self.mount_with(at, "");
+    }
+
+    /// As `mount`, but never with the filesystem of an older mount of the share.
+    pub fn mount_unshared(&self, at: &Path) {
+        self.mount_with(at, ",nosharecache");
+    }
+
+    fn mount_with(&self, at: &Path, more: &str) {
         let options =
             "vers=4.2,addr=127.0.0.1,clientaddr=127.0.0.1,proto=tcp,hard,timeo=600,retrans=2";
         mount(
@@ -99,7 +108,7 @@ impl Server {
             at,
             Some("nfs"),
             MsFlags::empty(),
-            Some(options),
+            Some(format!("{options}{more}").as_str()),
         )
         .unwrap();
     }
