@@ -27,6 +27,7 @@ pub mod ignored_requests;
 pub mod namespaces;
 pub mod node;
 pub mod node_report;
+pub mod old_binds;
 pub mod old_files;
 pub mod pods;
 pub mod survey;

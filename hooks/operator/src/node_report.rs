@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 
 use crate::container_mounts::PinnedMounts;
 use crate::ended_pods::EndedPods;
+use crate::old_binds::OldBinds;
 use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
 use crate::pods::{PodContainer, Pods};
@@ -32,6 +33,9 @@ pub struct NodeReport {
     /// Running containers that read old files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub old_files: Vec<OldFiles>,
+    /// Running containers with binds that differ from the host.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub old_binds: Vec<OldBinds>,
     /// Running containers that keep mounts which the host has unmounted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<PinnedMounts>,
@@ -117,6 +121,7 @@ impl NodeReport {
         Self {
             binds,
             old_files: Vec::new(),
+            old_binds: Vec::new(),
             pinned: Vec::new(),
             ended_pods: None,
             checked,
@@ -125,9 +130,10 @@ impl NodeReport {
         }
     }
 
-    /// Leaves out healthy binds.
+    /// Leaves out healthy binds, and binds that are no fault yet.
     pub fn without_healthy(mut self) -> Self {
         self.binds.retain(NodeBind::is_finding);
+        self.old_binds.retain(|old| !old.is_quiet());
         self
     }
 
@@ -146,6 +152,7 @@ impl NodeReport {
             .iter()
             .any(|bind| bind.is_finding() && !bind.bind.is_repaired())
             || self.old_files.iter().any(OldFiles::is_finding)
+            || self.old_binds.iter().any(OldBinds::is_finding)
             || self
                 .ended_pods
                 .as_ref()

@@ -129,6 +129,7 @@ mod restart_is_owed_until_done;
 mod restarts_are_paced;
 mod restored_after_an_update;
 mod running_containers_read_old_files;
+mod running_containers_show_old_binds;
 mod running_runtime_keeps_its_programs;
 mod runtime_does_not_do_what_the_spec_says;
 mod runtime_hangs_and_others_go_on;

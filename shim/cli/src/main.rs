@@ -60,7 +60,8 @@ enum Verb {
     /// Report what admission would find in a bundle, and what it would do. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Check(check::Check),
-    /// Judge every volume-subpath and volume of this node, or of a support bundle. Changes nothing.
+    /// Judge every volume-subpath and volume of this node, or of a support bundle, and the binds of
+    /// running containers. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Diagnose(diagnose::Diagnose),
     /// Bind the current files over stale volume-subpaths, now, or remove what ended pods left.

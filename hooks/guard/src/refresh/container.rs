@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::FileKind;
 use bindguard_core::judge::Verdict;
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{KeptMounts, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::MountResult;
@@ -72,16 +73,12 @@ pub fn find_stale(
     refuse_sandbox(process, &process.mount_namespace()?)?;
     let table = process.mounts()?;
     let (subpaths, overlooked) = limited(volumes.shown_in(&table), |_| false);
-    let without_key = subpaths
-        .iter()
-        .filter(|subpath| subpath.is_due() && is_key_gone(volumes, subpath));
-    let failures = without_key
-        .map(|subpath| (subpath.mount.mount_point.clone(), (1, Failure::KeyGone)))
-        .collect();
+    let due: Vec<_> = subpaths.iter().filter(|subpath| subpath.is_due()).collect();
+    let failures = obstacles(volumes, &due, &table).into_iter();
+    let failures = failures.map(|(subpath, why)| (subpath.mount.mount_point.clone(), (1, why)));
+    let failures = failures.collect();
     let missing = volumes.missing_in(&table);
-    let report = into_report(subpaths, BTreeMap::new(), failures, &missing, |_| {
-        Ok(MountResult::Stale)
-    });
+    let report = into_report(subpaths, BTreeMap::new(), failures, &missing, stale_unless);
     Ok(Refreshed {
         overlooked,
         ..report
@@ -138,7 +135,6 @@ pub fn refresh_container_within(
         RefreshAct::Look => {
             let subpaths = refresh.find()?;
             refresh.look_for_obstacles(&subpaths);
-            let stale_unless = |why: Option<NotReplaced>| why.map_or(Ok(MountResult::Stale), Err);
             return Ok(refresh.into_report(subpaths, stale_unless));
         }
         RefreshAct::Replace(_) if !has_mount_setattr() => return Err(RefreshError::OldKernel),
@@ -192,6 +188,10 @@ pub fn refresh_container_within(
     })
 }
 
+fn stale_unless(failure: Option<NotReplaced>) -> MountOutcome {
+    failure.map_or(Ok(MountResult::Stale), Err)
+}
+
 fn not_replaced(failure: Option<NotReplaced>) -> MountOutcome {
     Err(failure.unwrap_or(NotReplaced::Restless(MAX_ROUNDS)))
 }
@@ -243,27 +243,12 @@ impl ContainerRefresh<'_> {
         Ok(subpaths)
     }
 
-    /// Records the stale mounts whose key is gone, and the host-root binds that must stay: no refresh
-    /// can help them.
+    /// Records the stale mounts that no refresh can help.
     fn look_for_obstacles(&mut self, subpaths: &[SubpathInContainer]) {
-        for subpath in self.due(subpaths) {
-            if is_key_gone(self.volumes, subpath) {
-                self.fail(subpath, Failure::KeyGone);
-            } else if let Some(why) = self.must_stay(subpath) {
-                self.fail(subpath, Failure::NotReplaced(why));
-            }
+        let due = self.due(subpaths);
+        for (subpath, why) in obstacles(self.volumes, &due, &self.table) {
+            self.fail(subpath, why);
         }
-    }
-
-    fn must_stay(&self, subpath: &SubpathInContainer) -> Option<NotReplaced> {
-        let opened = self.volumes.open_current(subpath)?;
-        let below = || self.volumes.mounts_below(subpath, &self.table);
-        let why = opened.and_then(|_| below()).err()?;
-        let stays = matches!(
-            why,
-            NotReplaced::HostRoot(_) | NotReplaced::ParentIsShared | NotReplaced::Nested(_)
-        );
-        stays.then_some(why)
     }
 
     /// The stale mounts that are worth another round.
@@ -446,10 +431,25 @@ fn limited(
     (subpaths, overlooked)
 }
 
-/// True if no refresh can help a stale mount: its volume no longer has the file.
-fn is_key_gone(volumes: &dyn CurrentFiles, stale: &SubpathInContainer) -> bool {
-    let opened = volumes.open_current(stale);
-    opened.is_none_or(|opened| opened.is_ok_and(|opened| opened.file.is_none()))
+/// The stale mounts that no refresh can help: the volume no longer has the file, or a rule keeps the
+/// mount. The sources are probed together.
+fn obstacles<'s>(
+    volumes: &dyn CurrentFiles,
+    due: &[&'s SubpathInContainer],
+    table: &MountTable,
+) -> Vec<(&'s SubpathInContainer, Failure)> {
+    volumes.probe_sources(due);
+    let obstacle = |subpath: &&'s SubpathInContainer| {
+        let why = match volumes.open_current(subpath) {
+            None => Failure::KeyGone,
+            Some(Ok(opened)) if opened.file.is_none() => Failure::KeyGone,
+            Some(Ok(_)) => Failure::NotReplaced(volumes.mounts_below(subpath, table).err()?),
+            Some(Err(why)) => Failure::NotReplaced(why),
+        };
+        let may_pass = matches!(&why, Failure::NotReplaced(why) if !why.is_refusal());
+        (!may_pass).then_some((*subpath, why))
+    };
+    due.iter().filter_map(obstacle).collect()
 }
 
 /// A line for each stale mount, with the attach method if the mount is current now, and a line for

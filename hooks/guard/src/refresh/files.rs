@@ -4,6 +4,7 @@
 //! on, and keeps the folders open while the way is judged: a container may be able to write one of
 //! them.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +16,9 @@ use bindguard_core::refresh::{
     files_in_container,
 };
 use bindguard_core::spec::SpecView;
-use bindguard_sys::{Handle, HostWalk, Mounts, OpenedTarget, WalkedFolder, walk_host_path};
+use bindguard_sys::{
+    Handle, HostWalk, Mounts, OpenedTarget, WalkedFolder, open_without_waiting, walk_host_path,
+};
 
 use super::bound_file_error::BoundFileError;
 use super::current_files::CurrentFiles;
@@ -71,6 +74,15 @@ impl FileBind {
             .and_then(|walk| walk.end);
         end.and_then(|end| end.identity().ok())
             .is_some_and(|identity| identity.kind == FileKind::Directory)
+    }
+
+    /// True if no server or daemon has to answer on the way to the source.
+    pub fn is_local(&self) -> bool {
+        let mounts = Mounts::default();
+        match open_without_waiting(&self.source(), |handle| mounts.is_local(handle)) {
+            Ok(handle) => mounts.is_local(&handle),
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        }
     }
 
     fn source(&self) -> PathBuf {

@@ -200,6 +200,18 @@ impl RefreshError {
 }
 
 impl NotReplaced {
+    /// True if a rule keeps the mount, so that another try has the same result.
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            Self::ParentIsShared | Self::IsShared | Self::Nested(_) | Self::Unbindable(_) => true,
+            Self::NestedSource(_) | Self::ManyNested { .. } | Self::NeedsBeneath => true,
+            Self::HostRoot(_) | Self::SourceIsDead(_) | Self::Refused(_) => true,
+            Self::Tree(_) | Self::Open(_) | Self::Walk(_) | Self::Clone(_) | Self::Ids(_) => false,
+            Self::Enter(_) | Self::NotEntered(_) | Self::Changed | Self::NotRecorded(_) => false,
+            Self::DidNotArrive | Self::OutOfTime(_) | Self::Restless(_) => false,
+        }
+    }
+
     /// The result for the current file at this path, as a report has it.
     fn result(&self, source: &Path) -> MountResult {
         let text = |path: &Path| path.to_string_lossy().into_owned();

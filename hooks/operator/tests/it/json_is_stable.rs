@@ -24,6 +24,7 @@ use bindguard_operator::ended_pods::{EndedPod, EndedPods, LeftMount, LeftOutcome
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
 use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
+use bindguard_operator::old_binds::{BindKind, OldBinds};
 use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::{ContainerState, PodContainer};
 use serde::Serialize;
@@ -108,6 +109,7 @@ fn stale() -> NodeReport {
     NodeReport {
         binds: vec![bind],
         old_files: vec![old_files()],
+        old_binds: vec![old_binds()],
         pinned: Vec::new(),
         ended_pods: Some(ended_pods()),
         checked: 12,
@@ -166,6 +168,23 @@ fn old_files() -> OldFiles {
             MountResult::Stale,
         )],
         command: Some("bindguard refresh --pod default/cache".to_owned()),
+    }
+}
+
+fn old_binds() -> OldBinds {
+    let source = "/var/lib/kubelet/pods/0d63f1a2/volumes/kubernetes.io~csi/pv/mount";
+    let OldFiles { pod, container, .. } = old_files();
+    OldBinds {
+        pod,
+        container,
+        what: BindKind::Volumes,
+        opted_in: Some(false),
+        mounts: vec![RefreshedMount::new(
+            "/data".as_ref(),
+            source.as_ref(),
+            MountResult::Stale,
+        )],
+        command: Some("bindguard refresh --pod default/cache --what volumes".to_owned()),
     }
 }
 

@@ -1,5 +1,6 @@
-//! `bindguard diagnose`: judges every volume-subpath and volume of a node as an admission would.
-//! The node is this node, or the node of a support bundle.
+//! `bindguard diagnose`: judges every volume-subpath and volume of a node as an admission would, and
+//! compares the binds of running containers with the host. The node is this node, or the node of a
+//! support bundle.
 
 pub mod kubediag;
 
@@ -15,6 +16,7 @@ use bindguard_core::places::Places;
 use bindguard_operator::container_mounts::{PinnedMounts, container_mounts};
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::old_binds::old_binds;
 use bindguard_operator::pods::{PodSelector, Pods};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
@@ -30,7 +32,7 @@ pub struct Diagnose {
     /// Report only this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
-    /// Report healthy subpaths and volumes as well.
+    /// Report healthy subpaths and volumes as well, and private binds of the host's root.
     #[arg(long)]
     all: bool,
     /// Print the report as JSON, with the journal's keys.
@@ -81,7 +83,7 @@ impl Diagnose {
             let pods = self.pods.pods_under(config);
             let wanted = self.wanted(&pods, places)?;
             let mut report = survey_node(policy, places, &pods, wanted);
-            self.add_pinned(&mut report, &pods, config)?;
+            self.add_running(&mut report, &pods, config)?;
             // Only root can read the kubelet's credentials and the folders of pods.
             if self.pod.is_none() && is_root() {
                 let ended = self.kubelet.listed(config, &self.pods);
@@ -106,8 +108,8 @@ impl Diagnose {
         )
     }
 
-    /// Adds the containers that keep mounts of the host.
-    fn add_pinned(
+    /// Adds the running containers that keep mounts of the host, or show old ones.
+    fn add_running(
         &self,
         report: &mut NodeReport,
         pods: &Pods,
@@ -122,13 +124,21 @@ impl Diagnose {
         let found = container_mounts(&pods, config.places(), scope);
         let found = found.context("find the mounts that running containers keep")?;
         report.pinned = found.keepers.into_iter().map(PinnedMounts::from).collect();
+        // kubediag has no processor for these.
+        if self.format == Format::Text {
+            let (old_binds, mut unchecked) = old_binds(&pods, config.policy(), config.places());
+            report.old_binds = old_binds;
+            report.problems.append(&mut unchecked);
+        }
         Ok(())
     }
 
     /// An unknown pod is an error. A known pod may have nothing to check.
     fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
-        let is_empty =
-            report.checked == 0 && report.problems.is_empty() && report.pinned.is_empty();
+        let is_empty = report.checked == 0
+            && report.problems.is_empty()
+            && report.pinned.is_empty()
+            && report.old_binds.is_empty();
         let pod = self.pod.as_deref().filter(|_| is_empty);
         match pod.and_then(|pod| unknown_pod(pods, pod)) {
             Some(error) => Err(error),

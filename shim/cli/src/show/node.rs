@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
+use bindguard_operator::old_binds::{BindKind, OldBinds};
 use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::ContainerState;
 
@@ -42,6 +43,10 @@ fn text(report: &NodeReport) -> Lines {
         .old_files
         .iter()
         .for_each(|old| print_old_files(old, &mut lines));
+    report
+        .old_binds
+        .iter()
+        .for_each(|old| print_old_binds(old, &mut lines));
     report
         .pinned
         .iter()
@@ -105,6 +110,36 @@ fn print_old_files(old: &OldFiles, lines: &mut Lines) {
     old.files
         .iter()
         .for_each(|file| lines.below(&file.to_string()));
+    if let Some(command) = &old.command {
+        lines.run(command);
+    }
+}
+
+fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
+    let heading = match old.what {
+        BindKind::Volumes => "old volume",
+        BindKind::HostFiles => "old file",
+        BindKind::HostRoot => "private",
+    };
+    let shown = match old.what {
+        BindKind::Volumes => "the host has mounted it anew",
+        BindKind::HostFiles => "the host has another file or none",
+        BindKind::HostRoot => "it keeps what the host unmounts",
+    };
+    let word = old.what.word();
+    let opt_in = match old.opted_in {
+        Some(true) => format!("opted in to {word}"),
+        Some(false) => format!("not opted in (bindguard.io/refresh-binds: {word})"),
+        None => format!("no CRI reported whether it opted in to {word}"),
+    };
+    let style = if old.is_finding() { FAULTY } else { UNCHECKED };
+    let names = [old.pod.display_name(), old.container.name.clone()];
+    let names: Vec<String> = names.into_iter().flatten().collect();
+    let text = format!("in {}, {shown}: {opt_in}", names.join(" container "));
+    lines.headed(heading, style, &text);
+    old.mounts
+        .iter()
+        .for_each(|mount| lines.below(&mount.to_string()));
     if let Some(command) = &old.command {
         lines.run(command);
     }

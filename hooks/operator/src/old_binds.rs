@@ -1,0 +1,253 @@
+//! Running containers whose binds show an old mount or file of the host: a volume that was mounted
+//! anew, a single file or socket that was replaced, a private copy of the host's mounts.
+//!
+//! The findings are those of `bindguard refresh --dry-run`. Nothing is entered and nothing is
+//! changed. A source is opened only if no server has to answer, and probed with a deadline.
+
+use std::path::{Path, PathBuf};
+
+use bindguard_core::error_chain;
+use bindguard_core::identity::PodName;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Policy;
+use bindguard_core::refresh_request::{HOST_FILES, HOST_ROOT, RequestedBinds, VOLUMES};
+use bindguard_core::report::{MountResult, RefreshedMount};
+use bindguard_guard::refresh::{
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HostRoots, ProcessError,
+    RefreshError, find_stale,
+};
+use serde::Serialize;
+
+use crate::bundles::{bundle_of_container, host_files_of_container};
+use crate::engines::ContainersOfNode;
+use crate::kubelet_roots::kubelets_here;
+use crate::node::{NotInit, hold_init, inits_of, refuse_other_mounts};
+use crate::pods::{ContainerState, PodContainer, Pods};
+
+/// The kinds of binds that a pod opts in by a word, besides subPaths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BindKind {
+    /// Volumes that the host has mounted anew.
+    Volumes,
+    /// Private binds of the host's root.
+    HostRoot,
+    /// Single files and sockets of the host that were replaced.
+    HostFiles,
+}
+
+/// A running container, and its binds of one kind that differ from the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OldBinds {
+    /// Its pod.
+    pub pod: PodName,
+    /// The container.
+    pub container: PodContainer,
+    /// The kind of the binds.
+    pub what: BindKind,
+    /// True if the pod opted in to this kind; none if the pod's annotations are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opted_in: Option<bool>,
+    /// The mounts of the container.
+    pub mounts: Vec<RefreshedMount>,
+    /// The command that shows the container the mounts and files of now; none if a refresh would be
+    /// refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}
+
+impl BindKind {
+    /// The word for the kind in the annotation and on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Volumes => VOLUMES,
+            Self::HostRoot => HOST_ROOT,
+            Self::HostFiles => HOST_FILES,
+        }
+    }
+
+    fn is_requested(self, binds: RequestedBinds) -> bool {
+        match self {
+            Self::Volumes => binds.volumes,
+            Self::HostRoot => binds.host_root,
+            Self::HostFiles => binds.host_files,
+        }
+    }
+}
+
+impl OldBinds {
+    /// True if the pod opted in, and for every volume: a container works on a mount that its driver
+    /// has given up. Kubernetes documents the other kinds.
+    pub fn is_finding(&self) -> bool {
+        self.what == BindKind::Volumes || self.opted_in == Some(true)
+    }
+
+    /// True for private binds of the host's root that no annotation names: nothing is wrong until
+    /// the host unmounts something.
+    pub fn is_quiet(&self) -> bool {
+        self.what == BindKind::HostRoot && !self.is_finding()
+    }
+}
+
+/// The containers of these pods with old binds, and the reasons why others are not checked.
+pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
+    let is_running = |it: &&PodContainer| {
+        matches!(it.state, None | Some(ContainerState::Running)) && it.name.is_some()
+    };
+    let running: Vec<&PodContainer> = pods.containers.iter().filter(is_running).collect();
+    let inits = inits_of(running.iter().map(|container| container.id.as_str()));
+    let (kubelet_roots, _) = kubelets_here(places);
+    let node = NodeBinds {
+        kubelet_roots,
+        policy,
+        places,
+        running: ContainersOfNode::at(Path::new("/")),
+    };
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    for container in running {
+        let Some(init) = inits.get(container.id.as_str()) else {
+            continue;
+        };
+        let process = match hold_init(&container.id, *init) {
+            Ok(process) => process,
+            // The container ended meanwhile.
+            Err(
+                NotInit::Process(ProcessError::Ended(_))
+                | NotInit::Cgroup { .. }
+                | NotInit::Record { .. },
+            ) => continue,
+            Err(NotInit::Process(error)) => {
+                problems.push(problem(container, &error));
+                continue;
+            }
+        };
+        if let Err(error) = refuse_other_mounts(&process) {
+            // The same is true for all containers.
+            problems.push(format!(
+                "the volumes and host files of running containers are not checked: {}",
+                error_chain(&error)
+            ));
+            break;
+        }
+        for kind in [BindKind::Volumes, BindKind::HostFiles, BindKind::HostRoot] {
+            let (mounts, failed) = node.old_mounts(container, &process, kind);
+            problems.extend(failed);
+            found.extend(report(container, kind, mounts, pods));
+        }
+    }
+    (found, problems)
+}
+
+fn problem(container: &PodContainer, error: &(dyn std::error::Error + 'static)) -> String {
+    let pod = container.pod.display_name().unwrap_or_default();
+    let name = container.name.as_deref().unwrap_or(&container.id);
+    format!("{pod} container {name}: {}", error_chain(error))
+}
+
+fn report(
+    container: &PodContainer,
+    what: BindKind,
+    mounts: Vec<RefreshedMount>,
+    pods: &Pods,
+) -> Option<OldBinds> {
+    if mounts.is_empty() {
+        return None;
+    }
+    let pod = container.pod.clone();
+    let request = pod.uid.as_ref();
+    let request = request.and_then(|uid| pods.refresh_requests.get(uid));
+    let opted_in = request.map(|request| what.is_requested(request.binds));
+    let helps = mounts.iter().any(|it| it.outcome == MountResult::Stale);
+    let name = pod.display_name().filter(|_| helps);
+    let command = name.map(|pod| format!("bindguard refresh --pod {pod} --what {}", what.word()));
+    Some(OldBinds {
+        pod,
+        container: container.clone(),
+        what,
+        opted_in,
+        mounts,
+        command,
+    })
+}
+
+/// The parts of the node with which each container is compared.
+struct NodeBinds<'a> {
+    kubelet_roots: Vec<PathBuf>,
+    policy: &'a Policy,
+    places: &'a Places,
+    running: ContainersOfNode,
+}
+
+impl NodeBinds<'_> {
+    /// The old mounts of one kind, and the errors of the sources that could not be followed.
+    fn old_mounts(
+        &self,
+        container: &PodContainer,
+        process: &HeldProcess,
+        kind: BindKind,
+    ) -> (Vec<RefreshedMount>, Vec<String>) {
+        let mut problems = Vec::new();
+        let Some(files) = self.files(container, process, kind, &mut problems) else {
+            return (Vec::new(), problems);
+        };
+        let seen = match find_stale(process, &*files) {
+            Ok(seen) => seen,
+            Err(RefreshError::Process(ProcessError::Ended(_))) => return Default::default(),
+            Err(RefreshError::Process(error)) => {
+                return (Vec::new(), vec![problem(container, &error)]);
+            }
+            // A refresh refuses these containers as well.
+            Err(
+                RefreshError::MountsOfNode(_)
+                | RefreshError::Sandbox(_)
+                | RefreshError::Locked(_)
+                | RefreshError::NoSpec
+                | RefreshError::OldKernel
+                | RefreshError::Namespace(_),
+            ) => return (Vec::new(), problems),
+        };
+        let is_old = |mount: &RefreshedMount| match mount.outcome {
+            MountResult::Stale | MountResult::KeyGone | MountResult::Occupied => true,
+            MountResult::Refused { .. } | MountResult::Failed { .. } => true,
+            // The container covered the mount.
+            MountResult::Hidden => false,
+            MountResult::Replaced { .. } | MountResult::Missing | MountResult::Restless => false,
+        };
+        let mounts = seen.mounts.iter().map(RefreshedMount::from);
+        (mounts.filter(is_old).collect(), problems)
+    }
+
+    /// The mounts or files that the host has now. `None` if the container's spec is not known.
+    fn files(
+        &self,
+        container: &PodContainer,
+        process: &HeldProcess,
+        kind: BindKind,
+        problems: &mut Vec<String>,
+    ) -> Option<Box<dyn CurrentFiles + '_>> {
+        let root = Path::new("/");
+        let bundle = || bundle_of_container(root, &container.id);
+        Some(match kind {
+            BindKind::Volumes => {
+                let uid = container.pod.uid.as_deref()?;
+                let mut folders = self.kubelet_roots.iter();
+                let folder = folders.find_map(|root| {
+                    let folder = root.join("pods").join(uid);
+                    folder.symlink_metadata().is_ok().then_some(folder)
+                })?;
+                Box::new(BoundMounts::open(&bundle()?, &folder)?)
+            }
+            BindKind::HostRoot => {
+                let roots = HostRoots::open(&bundle()?, self.policy, self.places);
+                Box::new(roots.ok()?)
+            }
+            BindKind::HostFiles => {
+                let mut binds = host_files_of_container(root, &container.id, self.places)?;
+                binds.retain(FileBind::is_local);
+                let (files, errors) = BoundFiles::open(binds, process.pid(), &self.running);
+                problems.extend(errors.iter().map(|error| problem(container, error)));
+                Box::new(files.without_shared())
+            }
+        })
+    }
+}
