@@ -30,6 +30,7 @@ pub mod engines;
 pub mod events;
 pub mod footprint;
 pub mod foreign_mounts;
+pub mod fuse_daemon;
 pub mod image;
 pub mod journal;
 pub mod kube_api;

@@ -1,5 +1,5 @@
-//! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file
-//! that changes in a running container.
+//! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file and
+//! a volume that change in a running container.
 //!
 //! Each part prints its progress and returns its observations: the final table and the exit code
 //! rest on observations alone. Everything runs in a separate node: nothing is installed, nothing is
@@ -10,6 +10,7 @@ mod host_root;
 mod refresh;
 mod signals;
 mod table;
+mod volume;
 
 use anyhow::{Context, Result};
 
@@ -32,6 +33,7 @@ pub fn run(generation: Generation, signals: &Signals) -> Result<bool> {
     configmap::show(&node, &mut table)?;
     host_root::show(&node, &mut table)?;
     refresh::show(&node, &mut table)?;
+    volume::show(&node, &mut table)?;
     table.print();
     Ok(table.is_as_said())
 }

@@ -13,7 +13,7 @@ use crate::{Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 const FILE: &str = "/etc/app/app.conf";
-const STEP: &str = "a running container after the configMap changed";
+const STEP: &str = "a running container, its configMap changed";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 /// Time limit for a change that is expected.

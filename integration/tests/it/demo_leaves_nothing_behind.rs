@@ -34,7 +34,7 @@ fn broken_off() -> Result<()> {
         return Ok(());
     }
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
-        for moment in [300, 900, 1500, 2500].map(Duration::from_millis) {
+        for moment in [300, 900, 1500, 2500, 5000].map(Duration::from_millis) {
             broken_off_by(signal, moment).with_context(|| format!("{signal} after {moment:?}"))?;
         }
     }

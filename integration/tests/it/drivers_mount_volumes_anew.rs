@@ -2,17 +2,17 @@
 //! a pod that opted in get the new mount, without a restart. Others keep the old one.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::fuse_daemon::FuseDaemon;
 use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::kubelet::Pod;
 use bindguard_integration::mount_calls::{bind, tmpfs, unmount};
 use bindguard_integration::mounts;
-use bindguard_integration::privilege::{has_program, skipped};
+use bindguard_integration::privilege::skipped;
 use bindguard_integration::process::host;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
@@ -21,8 +21,7 @@ use bindguard_integration::{
     Agent, Generation, KubeletRoot, Node, Setup, VolumeKind, on_every_generation,
 };
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const OPTED_IN: [(&str, &str); 1] = [("bindguard.io/refresh-binds", "volumes")];
@@ -305,51 +304,11 @@ fn a_node_that_refreshes_nothing() {
     });
 }
 
-/// A FUSE daemon of bindfs(1). Drop kills the daemon.
-struct Daemon(Child);
-
-impl Daemon {
-    /// Shows a folder at a place of the host.
-    fn mounted(node: &Node, folder: &Path, place: &Path) -> Result<Self> {
-        let mut command = node.command("bindfs")?;
-        command.arg("-f").arg(folder).arg(place);
-        let daemon = Self(command.spawn().context("start bindfs")?);
-        until("bindfs has mounted", || {
-            let top = mounts::on(place)?.pop();
-            Ok(
-                top.is_some_and(|mount| mount.filesystem.starts_with("fuse"))
-                    && place.join("file").exists(),
-            )
-        })?;
-        Ok(daemon)
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(self.0.id().try_into()?);
-        kill(pid, signal).with_context(|| format!("send {signal} to bindfs"))
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn can_mount() -> bool {
-    let can = has_program("bindfs") && Path::new("/dev/fuse").exists();
-    if !can {
-        skipped("no /dev/fuse, or no bindfs (Debian package bindfs)");
-    }
-    can
-}
-
 /// Its container gets "Transport endpoint is not connected" until the driver is back.
 #[test]
 fn a_fuse_daemon_that_dies() {
-    if !can_mount() {
-        return;
+    if let Some(why) = FuseDaemon::missing() {
+        return skipped(why);
     }
     Setup::on(Generation::V2_1).cri().story(|node| {
         let folder = node.disk().join("bucket");
@@ -358,7 +317,7 @@ fn a_fuse_daemon_that_dies() {
         for (name, annotations) in [("fuse-in", &OPTED_IN[..]), ("fuse-out", &[])] {
             fs::write(folder.join("file"), "one")?;
             let volume = CsiVolume::unpublished(&node.kubelet().pod(&format!("uid-{name}"))?)?;
-            let mut daemon = Daemon::mounted(node, &folder, &volume.0)?;
+            let mut daemon = FuseDaemon::mounted(node, &folder, &volume.0)?;
             let running = volume.used(node, "bindguard", name, annotations)?;
             running.comes_to_read("one")?;
             for content in ["two", "three"] {
@@ -366,7 +325,7 @@ fn a_fuse_daemon_that_dies() {
                 ensure!(running.content().is_err(), "its daemon is dead");
                 volume.unmount_lazily()?;
                 fs::write(folder.join("file"), content)?;
-                daemon = Daemon::mounted(node, &folder, &volume.0)?;
+                daemon = FuseDaemon::mounted(node, &folder, &volume.0)?;
                 let before = mounts::table()?;
                 match annotations {
                     [] => stays(Duration::from_secs(1), "the dead volume stays", || {
@@ -388,15 +347,15 @@ fn a_fuse_daemon_that_dies() {
 /// the volume.
 #[test]
 fn an_empty_dir_within_the_volume_of_a_daemon_that_dies() {
-    if !can_mount() {
-        return;
+    if let Some(why) = FuseDaemon::missing() {
+        return skipped(why);
     }
     Setup::on(Generation::V2_1).cri().story(|node| {
         let (folder, pod) = (node.disk().join("bucket"), node.kubelet().pod("uid-in")?);
         fs::create_dir_all(folder.join("cache"))?;
         fs::write(folder.join("file"), "one")?;
         let volume = CsiVolume::unpublished(&pod)?;
-        let mut daemon = Daemon::mounted(node, &folder, &volume.0)?;
+        let mut daemon = FuseDaemon::mounted(node, &folder, &volume.0)?;
         let cache = pod.empty_volume(VolumeKind::EmptyDir, "cache")?;
         fs::write(cache.path().join("file"), "cached")?;
         let agent = Agent::start(node, "")?;
@@ -415,7 +374,7 @@ fn an_empty_dir_within_the_volume_of_a_daemon_that_dies() {
                 })?;
                 volume.unmount_lazily()?;
                 fs::write(folder.join("file"), content)?;
-                daemon = Daemon::mounted(node, &folder, &volume.0)?;
+                daemon = FuseDaemon::mounted(node, &folder, &volume.0)?;
                 let before = mounts::table()?;
                 for (place, content) in [("/data/file", content), ("/data/cache/file", "cached")] {
                     until("the container reads it", || {
@@ -436,19 +395,19 @@ fn an_empty_dir_within_the_volume_of_a_daemon_that_dies() {
 /// what it has, and does not hang.
 #[test]
 fn a_fuse_daemon_that_answers_late() {
-    if !can_mount() {
-        return;
+    if let Some(why) = FuseDaemon::missing() {
+        return skipped(why);
     }
     Setup::on(Generation::V2_1).cri().story(|node| {
         let (folder, place) = (node.disk().join("bucket"), node.disk().join("served"));
         [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
         fs::write(folder.join("file"), "two")?;
-        let daemon = Daemon::mounted(node, &folder, &place)?;
+        let daemon = FuseDaemon::mounted(node, &folder, &place)?;
         let volume = CsiVolume::publish(&node.kubelet().pod("uid-late")?, "one")?;
         let running = volume.used(node, "runc", "late", &OPTED_IN)?;
         let agent = Agent::start(node, "")?;
         daemon.signal(Signal::SIGSTOP)?;
-        until("bindfs is stopped", || is_stopped(daemon.0.id()))?;
+        until("bindfs is stopped", || is_stopped(daemon.pid()))?;
         volume.unmount_lazily()?;
         bind(&place, &volume.0)?;
         until("the new mount is probed in vain", || {

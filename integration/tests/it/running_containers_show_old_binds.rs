@@ -5,22 +5,21 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::mount;
+use bindguard_integration::fuse_daemon::FuseDaemon;
 use bindguard_integration::mount_calls::{bind, tmpfs, unmount};
 use bindguard_integration::mounts;
-use bindguard_integration::privilege::{has_program, skipped};
+use bindguard_integration::privilege::skipped;
 use bindguard_integration::process::host;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, on_every_generation};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
@@ -155,16 +154,14 @@ fn a_private_bind_of_the_hosts_root() {
 /// The host's mount of now does not answer: `diagnose` returns, and no command would help.
 #[test]
 fn the_new_mount_is_silent() {
-    if !has_program("bindfs") || !Path::new("/dev/fuse").exists() {
-        skipped("no /dev/fuse, or no bindfs (Debian package bindfs)");
-        return;
+    if let Some(why) = FuseDaemon::missing() {
+        return skipped(why);
     }
     Setup::on(Generation::V2_1).cri().story(|node| {
         let (folder, place) = (node.disk().join("bucket"), node.disk().join("served"));
         [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
         fs::write(folder.join("file"), "two")?;
-        let mut command = node.command("bindfs")?;
-        let daemon = Daemon::mounted(command.arg("-f").args([&folder, &place]), &place)?;
+        let daemon = FuseDaemon::mounted(node, &folder, &place)?;
         let (cri, volume) = (node.cri()?, volume(node, "silent")?);
         let sandbox = cri.run_pod("runc", "silent", "uid-silent")?;
         let mounts = [
@@ -173,7 +170,7 @@ fn the_new_mount_is_silent() {
         ];
         cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
         daemon.signal(Signal::SIGSTOP)?;
-        until("bindfs is stopped", || is_stopped(daemon.0.id()))?;
+        until("bindfs is stopped", || is_stopped(daemon.pid()))?;
         unmount_lazily(&volume)?;
         bind(&place, &volume)?;
         let began = Instant::now();
@@ -247,28 +244,5 @@ impl HostFiles {
         fs::remove_file(self.folder.join("socket"))?;
         self.listener = UnixListener::bind(self.folder.join("socket"))?;
         Ok(())
-    }
-}
-
-/// A FUSE daemon of bindfs(1). Drop kills the daemon.
-struct Daemon(Child);
-
-impl Daemon {
-    fn mounted(command: &mut Command, place: &Path) -> Result<Self> {
-        let daemon = Self(command.spawn().context("start bindfs")?);
-        until("bindfs has mounted", || Ok(place.join("file").exists()))?;
-        Ok(daemon)
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(self.0.id().try_into()?);
-        kill(pid, signal).with_context(|| format!("send {signal} to bindfs"))
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
