@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
+use bindguard_core::judge::judge_reach;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::{HOST_FILES, HOST_ROOT, RequestedBinds, VOLUMES};
 use bindguard_core::report::{MountResult, RefreshedMount};
+use bindguard_guard::Probes;
 use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HostRoots, ProcessError,
     RefreshError, find_stale,
@@ -217,6 +219,25 @@ impl NodeBinds<'_> {
         (mounts.filter(is_old).collect(), problems)
     }
 
+    /// Leaves out the binds whose source does not answer, and returns the reasons.
+    fn leave_out_silent(&self, binds: &mut Vec<FileBind>) -> Vec<String> {
+        let served: Vec<_> = binds.extract_if(.., |bind| !bind.is_local()).collect();
+        let sources: Vec<_> = served.iter().map(FileBind::source).collect();
+        let answers = Probes::for_create().reaches(&sources).into_iter();
+        let mut silent = Vec::new();
+        for (bind, reach) in served.into_iter().zip(answers) {
+            match judge_reach(&reach) {
+                None => binds.push(bind),
+                Some(verdict) => silent.push(format!(
+                    "{} is not compared with running containers: {}",
+                    bind.source().display(),
+                    verdict.reason().unwrap_or_default()
+                )),
+            }
+        }
+        silent
+    }
+
     /// The mounts or files that the host has now. `None` if the container's spec is not known.
     fn files(
         &self,
@@ -243,7 +264,7 @@ impl NodeBinds<'_> {
             }
             BindKind::HostFiles => {
                 let mut binds = host_files_of_container(root, &container.id, self.places)?;
-                binds.retain(FileBind::is_local);
+                problems.extend(self.leave_out_silent(&mut binds));
                 let (files, errors) = BoundFiles::open(binds, process.pid(), &self.running);
                 problems.extend(errors.iter().map(|error| problem(container, error)));
                 Box::new(files.without_shared())

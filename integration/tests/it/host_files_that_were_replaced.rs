@@ -9,7 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::fuse_daemon::FuseDaemon;
+use bindguard_integration::mount_calls::unmount;
 use bindguard_integration::mounts;
+use bindguard_integration::privilege::skipped;
+use bindguard_integration::process::host;
 use bindguard_integration::waiting::{stays, until};
 use bindguard_integration::{Agent, Generation, Node, Setup};
 use k8s_cri::v1::Mount;
@@ -208,4 +212,50 @@ impl Running {
         }
         Ok(())
     }
+}
+
+/// The files of LXCFS (lxc/lxcfs#701): the whole filesystem of the file is mounted anew.
+#[test]
+fn a_file_of_a_fuse_filesystem_that_was_mounted_anew() {
+    if let Some(why) = FuseDaemon::missing() {
+        return skipped(why);
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        // Root alone may write the folders of the path.
+        let (folder, place) = (node.disk().join("served"), PathBuf::from("/run/lxcfs"));
+        [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
+        fs::write(folder.join("file"), "one")?;
+        let mut daemon = FuseDaemon::mounted(node, &folder, &place)?;
+        let (cri, uid) = (node.cri()?, "uid-lxcfs");
+        node.kubelet().pod(uid)?;
+        let sandbox = cri.run_annotated_pod("runc", "lxcfs", uid, &OPTED_IN)?;
+        let mounts = [mount(&place.join("file"), "/etc/file", PropagationPrivate)];
+        let id = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+        ensure!(cri.read(&id, "/etc/file")? == "one");
+        let mut agent = None;
+        for content in ["two", "three"] {
+            drop(daemon);
+            ensure!(cri.read(&id, "/etc/file").is_err(), "its daemon is dead");
+            host(["umount".as_ref(), "--lazy".as_ref(), place.as_os_str()])?;
+            fs::write(folder.join("file"), content)?;
+            daemon = FuseDaemon::mounted(node, &folder, &place)?;
+            let before = mounts::table()?;
+            if agent.is_none() {
+                let listed = node.bindguard(["diagnose", "--pod", "default/lxcfs"])?;
+                let command = "bindguard refresh --pod default/lxcfs --what host-files";
+                ensure!(listed.stdout.contains(command), "{listed:?}");
+                node.bindguard(command.split(' ').skip(1))?.success()?;
+                ensure!(cri.read(&id, "/etc/file")? == content);
+                // Every survey but those after its start is minutes away.
+                agent = Some(Agent::start(node, "")?);
+            } else {
+                until("the agent has refreshed the file", || {
+                    Ok(cri.read(&id, "/etc/file").is_ok_and(|read| read == content))
+                })?;
+            }
+            ensure!(mounts::table()? == before, "the host's mounts have changed");
+        }
+        cri.remove_pod(&sandbox)?;
+        unmount(&place)
+    });
 }

@@ -174,7 +174,7 @@ fn the_new_mount_is_silent() {
         unmount_lazily(&volume)?;
         bind(&place, &volume)?;
         let began = Instant::now();
-        let report = diagnose(node, &["--pod", "default/silent"], 1);
+        let report = diagnose(node, &["--pod", "default/silent"], 2);
         let took = began.elapsed();
         daemon.signal(Signal::SIGCONT)?;
         let report = report?;
@@ -184,7 +184,10 @@ fn the_new_mount_is_silent() {
         ensure!(
             found(&report) == [("volumes", 1)]
                 && old.get("command").is_none()
-                && why.is_some_and(|why| why.contains("the host's mount of now is dead")),
+                && why.is_some_and(|why| why.contains("the host's mount of now is dead"))
+                && report["problems"][0].as_str().is_some_and(|problem| {
+                    problem.contains("/served/file is not compared with running containers")
+                }),
             "{report}"
         );
         cri.remove_pod(&sandbox)?;

@@ -4,6 +4,10 @@
 //! The host path comes from the container's spec, which no container can change. A mount belongs to
 //! a bind by its destination, or by the place of its file. [`Way`](super::Way) decides if the file
 //! that the path leads to now may be shown.
+//!
+//! A mount of another filesystem than that of the directory belongs to a bind only at its literal
+//! destination, and only if no other mount is there: the filesystem of the file was mounted anew, as
+//! by LXCFS (lxc/lxcfs#701).
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -33,7 +37,9 @@ pub struct BoundFile {
 /// The mounts of a container that show these files, or older files of the same names.
 pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<SubpathInContainer> {
     let expected_at = |mount: &MountEntry| {
-        let by_destination = files.iter().find(|file| file.is_destination_of(mount));
+        let by_destination = files
+            .iter()
+            .find(|file| file.is_destination_of(mount, table));
         // The mount table names the destination without the symlinks that the image may have on the
         // way.
         let by_name = || files.iter().find(|file| file.is_name_of(mount));
@@ -46,13 +52,28 @@ pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<Subpat
 impl BoundFile {
     /// The old file may have another name or another folder by now: some editors rename it to a
     /// backup, and its folder can be renamed.
-    fn is_destination_of(&self, mount: &MountEntry) -> bool {
-        if mount.mount_point != self.destination || mount.device != self.place.device {
+    fn is_destination_of(&self, mount: &MountEntry, table: &MountTable) -> bool {
+        if mount.mount_point != self.destination {
             return false;
+        }
+        let has_name = mount.root.path.file_name() == Some(self.name.as_os_str());
+        if mount.device != self.place.device {
+            return has_name && self.is_alone(mount, table);
         }
         let inside = below(&mount.root.path, &self.place.path)
             .is_some_and(|name| !name.as_os_str().is_empty());
-        inside || mount.root.path.file_name() == Some(self.name.as_os_str())
+        inside || has_name
+    }
+
+    /// True if no mount of the container is at the destination. An interrupted refresh leaves the
+    /// current file beneath.
+    fn is_alone(&self, mount: &MountEntry, table: &MountTable) -> bool {
+        let is_current = |other: &MountEntry| {
+            let current = self.current.as_ref();
+            current.is_some_and(|current| current.is_root_of(other))
+        };
+        let mut here = table.stack_at(&self.destination);
+        here.all(|other| other.id == mount.id || is_current(other))
     }
 
     fn is_name_of(&self, mount: &MountEntry) -> bool {
@@ -63,7 +84,8 @@ impl BoundFile {
     fn expected(&self) -> Expected<'_> {
         Expected {
             directory: &self.directory,
-            device: self.place.device,
+            // A symlink may lead to another filesystem.
+            device: self.current.as_ref().unwrap_or(&self.place).device,
             writer: Writer::Containers,
             layout: VolumeLayout::Plain,
             sub_path: PathInVolume {
@@ -142,11 +164,58 @@ mod tests {
         );
     }
 
+    /// `8:1` is the filesystem of now.
+    #[test]
+    fn a_file_of_a_filesystem_that_was_mounted_anew_is_stale_unless_the_container_mounted_it() {
+        let (current, at) = (Some("/app/app.conf"), "/etc/app.conf");
+        let states = |mounts: &[&str]| {
+            let lines = mounts
+                .iter()
+                .map(|mount| format!("{mount} rw - fuse d rw\n"));
+            let text = format!(
+                "1 0 0:9 / / rw - overlay o rw\n{}",
+                lines.collect::<String>()
+            );
+            let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+            let found = files_in_container(&table, &[file(current)]);
+            let state = |it: &SubpathInContainer| (it.mount.id.0, it.is_due());
+            found.iter().map(state).collect::<Vec<_>>()
+        };
+        let old = "2 1 0:7 /app.conf /etc/app.conf";
+        assert_eq!(states(&[old]), [(2, true)]);
+        let own = "3 2 0:8 /app.conf /etc/app.conf";
+        assert_eq!(states(&[old, own]), []);
+        // An interrupted refresh: the new mount is beneath, and made last.
+        let (top, beneath) = (
+            "2 3 0:7 /app.conf /etc/app.conf",
+            "3 1 8:1 /app/app.conf /etc/app.conf",
+        );
+        assert_eq!(states(&[top, beneath]), [(2, true)]);
+        // A mount of the container on the current one.
+        let (first, over) = (
+            "2 1 8:1 /app/app.conf /etc/app.conf",
+            "3 2 0:8 /app.conf /etc/app.conf",
+        );
+        assert_eq!(states(&[first, over]), [(2, false)]);
+        assert_eq!(state(current, "0:7", "/app.conf", "/mnt/app.conf"), None);
+        assert_eq!(state(current, "0:7", "/other", at), None);
+        // The name is a symlink to a file of another filesystem.
+        let mut linked = file(current);
+        linked.current = Some(FilePlace {
+            device: Device { major: 0, minor: 7 },
+            path: "/app.conf".into(),
+        });
+        let text = format!("1 0 0:9 / / rw - overlay o rw\n{old} rw - fuse d rw\n");
+        let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        assert!(files_in_container(&table, &[linked])[0].is_current());
+    }
+
     #[test]
     fn a_mount_of_another_directory_is_none_of_ours() {
         let at = "/etc/app.conf";
         for (device, root, point) in [
-            ("8:2", "/app/app.conf//deleted", at),
+            ("8:2", "/app/own.conf//deleted", at),
+            ("8:2", "/app/app.conf//deleted", "/etc/other.conf"),
             ("8:1", "/other/own.conf//deleted", at),
             ("8:1", "/other/app.conf//deleted", "/etc/other.conf"),
             ("8:1", "/application/own.conf", at),

@@ -85,7 +85,8 @@ impl FileBind {
         }
     }
 
-    fn source(&self) -> PathBuf {
+    /// The path on the host.
+    pub fn source(&self) -> PathBuf {
         self.directory.join(&self.name)
     }
 }

@@ -6,10 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
+use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_guard::refresh::FileBind;
 use bindguard_operator::bundles::host_files_of_container;
@@ -32,7 +33,16 @@ const MAX_FILES_OF_POD: usize = 64;
 const MAX_FILES: usize = 1024;
 
 /// The files of each container of a pod, by the container's id.
-type FilesOfPod = HashMap<String, Vec<FileBind>>;
+type FilesOfPod = HashMap<String, FilesOfContainer>;
+
+/// The files of a container.
+#[derive(Debug)]
+struct FilesOfContainer {
+    binds: Vec<FileBind>,
+    /// True if a daemon or server has a file, such as LXCFS: a restarted daemon mounts its filesystem
+    /// anew, and no watch of the old one reports that.
+    is_served: bool,
+}
 
 /// The pods below one kubelet root.
 #[derive(Debug)]
@@ -117,7 +127,8 @@ impl PodFiles<'_> {
                 // A container sees the new files of a directory by itself.
                 binds.retain(|bind| !bind.is_of_directory());
                 has_new = true;
-                Some(binds)
+                let is_served = binds.iter().any(|bind| !bind.is_local());
+                Some(FilesOfContainer { binds, is_served })
             });
             files.extend(binds.map(|binds| (id, binds)));
         }
@@ -126,7 +137,8 @@ impl PodFiles<'_> {
 
     fn watch(&mut self, watches: &mut Watches) {
         let of_pod = |(uid, files): (&String, &FilesOfPod)| {
-            let binds = files.values().flatten().take(MAX_FILES_OF_POD);
+            let binds = files.values().flat_map(|files| &files.binds);
+            let binds = binds.take(MAX_FILES_OF_POD);
             let binds = binds.map(|bind| (uid.clone(), bind.clone()));
             binds.collect::<Vec<_>>()
         };
@@ -165,5 +177,18 @@ impl FollowedFiles for PodFiles<'_> {
 
     fn refresh(&mut self, uid: &str) {
         self.refreshes.plan(self.pod(uid));
+    }
+
+    fn has_mounts(&self) -> bool {
+        let mut files = self.followed.values().flat_map(FilesOfPod::values);
+        files.any(|files| files.is_served)
+    }
+
+    fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
+        let is_at = |bind: &FileBind| places.iter().any(|place| lies_in(&bind.directory, place));
+        let is_served = |files: &FilesOfContainer| files.is_served && files.binds.iter().any(is_at);
+        let pods = self.followed.iter();
+        let pods = pods.filter(|(_, files)| files.values().any(is_served));
+        pods.map(|(uid, _)| uid.clone()).collect()
     }
 }
