@@ -61,4 +61,4 @@ pub use mounts::{MountError, MountOf, Mounts};
 pub use read_file::read_file;
 pub use selinux::selinux_denies_read;
 pub use size_errors::with_size_errors;
-pub use target::{OpenedTarget, TargetError, open_target};
+pub use target::{OpenedTarget, TargetError, current_payload, open_target};

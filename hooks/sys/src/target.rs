@@ -108,7 +108,10 @@ fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetEr
 }
 
 /// The payload directory that `..data` names now.
-pub(crate) fn current_payload(volume: &Handle) -> Result<TimestampDirectory, TargetError> {
+///
+/// # Errors
+/// If the volume has no `..data`, or `..data` leads elsewhere.
+pub fn current_payload(volume: &Handle) -> Result<TimestampDirectory, TargetError> {
     let link = match rustix::fs::readlinkat(volume, DATA_LINK, Vec::new()) {
         Ok(link) => link,
         Err(Errno::NOENT) => return Err(TargetError::NoPayload(volume.path().to_owned())),

@@ -25,6 +25,8 @@ pub enum VolumeKind {
     Projected,
     /// Written by the kubelet, on tmpfs.
     DownwardApi,
+    /// An inline CSI volume that its driver writes as the kubelet writes a secret, on tmpfs.
+    InlineCsi,
     /// Written by the containers, on disk.
     EmptyDir,
     /// Written by the containers, on tmpfs.
@@ -46,6 +48,7 @@ impl VolumeKind {
             Self::Secret => "kubernetes.io~secret",
             Self::Projected => "kubernetes.io~projected",
             Self::DownwardApi => "kubernetes.io~downward-api",
+            Self::InlineCsi => "kubernetes.io~csi",
             Self::EmptyDir | Self::EmptyDirMemory => "kubernetes.io~empty-dir",
         }
     }
@@ -53,7 +56,8 @@ impl VolumeKind {
     fn is_tmpfs(self) -> bool {
         match self {
             Self::ConfigMap | Self::EmptyDir => false,
-            Self::Secret | Self::Projected | Self::DownwardApi | Self::EmptyDirMemory => true,
+            Self::Secret | Self::Projected | Self::DownwardApi => true,
+            Self::InlineCsi | Self::EmptyDirMemory => true,
         }
     }
 }
@@ -67,8 +71,17 @@ pub struct Volume {
 
 impl Volume {
     pub(super) fn create(pod: &Path, kind: VolumeKind, name: &str) -> Result<Self> {
-        let path = pod.join("volumes").join(kind.plugin()).join(name);
+        let folder = pod.join("volumes").join(kind.plugin()).join(name);
+        let path = match kind {
+            VolumeKind::InlineCsi => folder.join("mount"),
+            _ => folder.clone(),
+        };
         fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        if kind == VolumeKind::InlineCsi {
+            let record =
+                r#"{"driverName":"secrets-store.csi.k8s.io","volumeLifecycleMode":"Ephemeral"}"#;
+            fs::write(folder.join("vol_data.json"), record).context("write vol_data.json")?;
+        }
         if kind.is_tmpfs() {
             tmpfs(&path, "mode=777")?;
         }

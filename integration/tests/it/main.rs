@@ -43,6 +43,7 @@ mod crates_depend_downward;
 mod cri_pods;
 mod crio_pods;
 mod crun_killed_before_its_record;
+mod csi_secret_rotated_while_a_container_runs;
 mod daemonset_comes_and_goes;
 mod deleted_before_its_start;
 mod demo_leaves_nothing_behind;

@@ -10,12 +10,14 @@
 //! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
 //! `pkg/kubelet/kubelet_getters.go` of Kubernetes.
 
+mod csi_volume;
 mod mounted_volume;
 mod payload;
 mod plugin;
 mod pod_path;
 mod volume_subpath;
 
+pub use csi_volume::{CSI_RECORD, CsiRecord};
 pub use mounted_volume::MountedVolume;
 pub use payload::{DATA_LINK, TimestampDirectory, VolumeLayout};
 pub use plugin::{Plugin, RequiredMount, Writer};

@@ -50,6 +50,11 @@ impl Plugin {
         HOST_PATH
     }
 
+    /// The plugin of volumes that a CSI driver mounts.
+    pub fn csi() -> Self {
+        CSI_DRIVER
+    }
+
     /// The plugins with nearly all uses of a subPath.
     pub fn usual() -> impl Iterator<Item = Self> {
         Self::all().take(USUAL)
@@ -176,6 +181,11 @@ const HOST_PATH: Plugin = Plugin {
     mount: None,
 };
 
+const CSI_DRIVER: Plugin = Plugin {
+    below: "mount",
+    ..mounted("kubernetes.io~csi", &[], CSI)
+};
+
 /// A volume of a driver outside of the kubelet and of CSI: `vendor~driver/<volume>`.
 const FLEX_VOLUME: Plugin = Plugin {
     folder: "flexVolume",
@@ -191,10 +201,7 @@ const PLUGINS: &[Plugin] = &[
     on_tmpfs("kubernetes.io~projected"),
     on_tmpfs("kubernetes.io~downward-api"),
     unmounted("kubernetes.io~empty-dir", Writer::Containers),
-    Plugin {
-        below: "mount",
-        ..mounted("kubernetes.io~csi", &[], CSI)
-    },
+    CSI_DRIVER,
     mounted("kubernetes.io~nfs", &["nfs", "nfs4"], NFS),
     mounted("kubernetes.io~local-volume", &[], BLOCK),
     mounted("kubernetes.io~aws-ebs", &[], BLOCK),

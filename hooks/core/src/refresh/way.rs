@@ -116,11 +116,13 @@ pub enum RefusedReason {
     MountsUnknown,
     /// SELinux denies the container to read the file.
     SelinuxDenies,
+    /// A container of the pod has a writable mount of the CSI volume: it may have made `..data`.
+    WritableVolume,
 }
 
 impl RefusedReason {
     /// All of them, for tests of documents.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::LinkOfUser,
         Self::LinkInWritableFolder,
         Self::LinkBelowWritableBind,
@@ -130,6 +132,7 @@ impl RefusedReason {
         Self::OtherType,
         Self::MountsUnknown,
         Self::SelinuxDenies,
+        Self::WritableVolume,
     ];
 
     /// The reason in words, after the path.
@@ -150,6 +153,9 @@ impl RefusedReason {
             Self::OtherType => "has another type than the old file",
             Self::MountsUnknown => "may be writable for a container whose mounts could not be read",
             Self::SelinuxDenies => "has an SELinux label that the container may not read",
+            Self::WritableVolume => {
+                "is a CSI volume that a container of the pod may write; mount it read-only in all containers"
+            }
         }
     }
 }

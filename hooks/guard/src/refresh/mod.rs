@@ -1,6 +1,6 @@
 //! Refreshes running containers. Each kind of bind has a module that finds the current files:
 //!
-//! * [`volumes`]: a `subPath` of a kubelet-written volume
+//! * [`volumes`]: a `subPath` of a volume that the kubelet, or a CSI driver in the same way, writes
 //! * [`mounts`] and [`engine_mounts`]: a mount that the host mounted anew, with the nested binds
 //! * [`files`]: a single file of the host that was replaced
 //! * [`host_roots`]: a bind that keeps mounts of the host alive
@@ -12,6 +12,7 @@
 mod bound_file_error;
 mod container;
 mod current_files;
+mod driver_volumes;
 mod engine_mounts;
 mod files;
 mod host;
@@ -38,6 +39,7 @@ pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
 };
 pub use current_files::CurrentFiles;
+pub use driver_volumes::payload_of_driver;
 pub use engine_mounts::EngineMounts;
 pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};

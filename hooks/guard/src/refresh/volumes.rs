@@ -1,18 +1,24 @@
-//! The kubelet-written volumes of a pod, open while its containers are refreshed.
+//! The volumes of a pod with AtomicWriter's layout, open while its containers are refreshed: those
+//! that the kubelet writes, and [those of CSI drivers](super::driver_volumes).
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::kubelet::{DATA_LINK, Plugin, TimestampDirectory, VolumeLayout, Writer};
+use bindguard_core::kubelet::{Plugin, VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{
-    PodVolume, SpecBind, SubpathInContainer, missing_binds, subpaths_in_container,
+    PodVolume, Refused, RefusedReason, SpecBind, SubpathInContainer, missing_binds,
+    subpaths_in_container,
 };
-use bindguard_sys::{Handle, HandleError, MountError, Mounts, OpenedTarget, open_target};
+use bindguard_sys::{
+    Handle, HandleError, MountError, Mounts, OpenedTarget, current_payload, open_target,
+};
 
 use super::current_files::CurrentFiles;
+use super::driver_volumes::{driver_volumes, refusal};
 use super::outcome::NotReplaced;
+use super::pod_folder::PodFolder;
 
 /// Why the volumes of a pod could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +61,7 @@ pub enum VolumesError {
     },
 }
 
-/// The volumes of one pod that only the kubelet writes.
+/// The volumes of one pod that only the kubelet, or only a CSI driver, writes.
 #[derive(Debug)]
 pub struct PodVolumes {
     volumes: Vec<OpenVolume>,
@@ -65,6 +71,8 @@ pub struct PodVolumes {
 struct OpenVolume {
     handle: Handle,
     seen: PodVolume,
+    /// Why its files are not refreshed.
+    refused: Option<RefusedReason>,
 }
 
 impl PodVolumes {
@@ -78,10 +86,35 @@ impl PodVolumes {
         let mut volumes = Vec::new();
         for plugin in written {
             for directory in folders(&pod.join("volumes").join(plugin.folder()))? {
-                volumes.extend(OpenVolume::open(&directory)?);
+                volumes.extend(OpenVolume::open(Handle::of(&directory)?)?);
             }
         }
         Ok(Self { volumes })
+    }
+
+    /// Adds the inline CSI volumes that have AtomicWriter's layout. `writable` returns the sources of
+    /// all writable binds of the pod's containers, also of containers that ended. It is called only
+    /// if the pod has such a volume.
+    ///
+    /// # Errors
+    /// If a volume cannot be opened.
+    pub fn with_drivers<E>(
+        mut self,
+        pod: &Path,
+        writable: impl FnOnce() -> Result<Vec<PathBuf>, E>,
+    ) -> Result<Self, VolumesError> {
+        let found = driver_volumes(pod);
+        if found.is_empty() {
+            return Ok(self);
+        }
+        let (folder, writable) = (PodFolder::of(pod), writable().ok());
+        for volume in found {
+            let refused = refusal(&volume.name, &folder, writable.as_deref());
+            let opened = OpenVolume::open(volume.handle)?;
+            let opened = opened.map(|opened| OpenVolume { refused, ..opened });
+            self.volumes.extend(opened);
+        }
+        Ok(self)
     }
 }
 
@@ -104,6 +137,10 @@ impl CurrentFiles for PodVolumes {
             .volumes
             .iter()
             .find(|known| known.seen.directory == stale.volume)?;
+        if let Some(reason) = volume.refused {
+            let path = volume.seen.directory.clone();
+            return Some(Err(Refused { reason, path }.into()));
+        }
         Some(
             open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload)
                 .map_err(NotReplaced::from),
@@ -149,40 +186,44 @@ impl CurrentFiles for ContainerVolumes<'_> {
 }
 
 impl OpenVolume {
-    fn open(directory: &Path) -> Result<Option<Self>, VolumesError> {
-        let Some(current) = current_payload(directory) else {
+    fn open(handle: Handle) -> Result<Option<Self>, VolumesError> {
+        let Ok(current) = current_payload(&handle) else {
             return Ok(None);
         };
-        let handle = Handle::of(directory)?;
+        let directory = handle.path().to_owned();
         let found = Mounts::default().mount_of(&handle);
         let mount = found
             .map_err(|source| VolumesError::Mount {
-                volume: directory.to_owned(),
+                volume: directory.clone(),
                 source,
             })?
             .entry;
         let resolved = handle.resolved_path();
         let resolved = resolved.map_err(|source| VolumesError::Resolve {
-            volume: directory.to_owned(),
+            volume: directory.clone(),
             source,
         })?;
         let place = mount
             .place_in_filesystem(&resolved)
             .ok_or_else(|| VolumesError::NotBelow {
-                volume: directory.to_owned(),
+                volume: directory.clone(),
                 mount_point: mount.mount_point.clone(),
             })?;
         let seen = PodVolume {
-            directory: directory.to_owned(),
+            directory,
             device: mount.device,
             place,
             current,
         };
-        Ok(Some(Self { handle, seen }))
+        Ok(Some(Self {
+            handle,
+            seen,
+            refused: None,
+        }))
     }
 
     fn observe(&self) -> Option<PodVolume> {
-        let current = current_payload(&self.seen.directory)?;
+        let current = current_payload(&self.handle).ok()?;
         Some(PodVolume {
             current,
             ..self.seen.clone()
@@ -190,12 +231,8 @@ impl OpenVolume {
     }
 }
 
-fn current_payload(volume: &Path) -> Option<TimestampDirectory> {
-    TimestampDirectory::from_name(fs::read_link(volume.join(DATA_LINK)).ok()?.as_os_str())
-}
-
 /// The folders in a folder that may not exist.
-fn folders(path: &Path) -> Result<Vec<PathBuf>, VolumesError> {
+pub(super) fn folders(path: &Path) -> Result<Vec<PathBuf>, VolumesError> {
     let failed = |source| VolumesError::List {
         path: path.to_owned(),
         source,

@@ -27,6 +27,7 @@ mod payloads_of_drivers;
 mod prove;
 mod refresh;
 mod refresh_detach_hangs;
+mod refresh_driver_volumes;
 mod refresh_engine_mounts;
 mod refresh_files;
 mod refresh_files_hostile;

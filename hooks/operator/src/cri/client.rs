@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -23,6 +23,9 @@ use crate::pods::Pods;
 
 /// The size of the largest answer: the kubelet's own limit (`pkg/kubelet/cri/remote/utils.go`).
 const MAX_ANSWER: usize = 16 << 20;
+
+/// The label with which the kubelet marks sandboxes and containers (`pkg/kubelet/types/labels.go`).
+pub const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// The reason why a CRI gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -185,6 +188,40 @@ impl Cri {
             answer => answer.map_err(failed("ContainerStatus"))?.into_inner(),
         };
         Ok(ContainerInfo::in_answer(&answer.info))
+    }
+
+    /// The sources of all writable mounts of a pod's containers in any state, by the kubelet's
+    /// requests. The kubelet keeps each init container that ended while the pod runs.
+    ///
+    /// # Errors
+    /// If the CRI does not answer, or reports no container of the pod.
+    pub async fn writable_mounts(&self, uid: &str) -> Result<Vec<PathBuf>, CriError> {
+        let filter = ContainerFilter {
+            label_selector: HashMap::from([(POD_UID.to_owned(), uid.to_owned())]),
+            ..ContainerFilter::default()
+        };
+        let containers = self.list_containers(filter).await?;
+        if containers.is_empty() {
+            return Err(CriError::Incomplete {
+                method: "ListContainers",
+                missing: "container with the pod's label",
+            });
+        }
+        let mut writable = Vec::new();
+        for container in containers {
+            let request = ContainerStatusRequest {
+                container_id: container.id,
+                verbose: false,
+            };
+            let answer = match self.client.clone().container_status(request).await {
+                Err(status) if status.code() == Code::NotFound => continue,
+                answer => answer.map_err(failed("ContainerStatus"))?.into_inner(),
+            };
+            let mounts = answer.status.unwrap_or_default().mounts.into_iter();
+            let sources = mounts.filter(|mount| !mount.readonly);
+            writable.extend(sources.map(|mount| PathBuf::from(mount.host_path)));
+        }
+        Ok(writable)
     }
 
     /// The runtime's facts about a sandbox, as JSON.

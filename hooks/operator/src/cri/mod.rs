@@ -9,5 +9,5 @@ pub mod of_node;
 
 pub use k8s_cri::v1::{Container, PodSandbox, PodSandboxMetadata, PodSandboxState};
 
-pub use self::client::{Cri, CriError};
+pub use self::client::{Cri, CriError, POD_UID};
 pub use self::info::ContainerInfo;

@@ -1,7 +1,7 @@
 //! Questions to the CRIs of this node, each within the time of an operator at a terminal.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -34,6 +34,17 @@ pub fn info_of(socket: Option<&Path>, container: &str) -> Result<ContainerInfo> 
         query(socket, async |cri| cri.container_info(container).await)
     })?;
     Ok(info.flatten().unwrap_or_default())
+}
+
+/// The sources of all writable mounts of a pod's containers in any state.
+///
+/// # Errors
+/// If there is no CRI, or if the CRI does not answer.
+pub fn writable_mounts(socket: Option<&Path>, uid: &str) -> Result<Vec<PathBuf>> {
+    let mounts = first_cri(socket, |socket| {
+        query(socket, async |cri| cri.writable_mounts(uid).await)
+    })?;
+    mounts.context("this node has no CRI; give --cri SOCKET")
 }
 
 /// The uids of all pods with a sandbox: of the named socket's, or of every CRI of this node.

@@ -6,14 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bindguard_core::spec::SpecUsers;
-use bindguard_operator::cri::{Container, ContainerInfo, Cri, CriError, PodSandbox};
+use bindguard_operator::cri::{Container, ContainerInfo, Cri, CriError, POD_UID, PodSandbox};
 
 use super::Pod;
 use super::listing::{Listing, NamedContainer};
 use crate::host::RuntimeNamespace;
-
-/// The label with which the kubelet marks a sandbox (`pkg/kubelet/types/labels.go`).
-const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// Time limit of one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);

@@ -9,6 +9,7 @@ mod inits;
 mod listing;
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,10 @@ enum Question {
     },
     All(Sender<Result<PodsOfNode, CriError>>),
     WithBinds(Sender<Result<PodsWithBinds, CriError>>),
+    Writable {
+        uid: String,
+        reply: Sender<Result<Vec<PathBuf>, CriError>>,
+    },
     Name {
         uid: String,
         reply: Sender<Result<Option<Pod>, CriError>>,
@@ -131,6 +136,18 @@ impl PodLookup {
             uid: uid.to_owned(),
             update,
             others_wait,
+            reply,
+        })
+    }
+
+    /// The sources of all writable mounts of a pod's containers, also of those that ended. Waits, and
+    /// delays no other question.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub fn writable_mounts(&self, uid: &str) -> Result<Vec<PathBuf>, CriError> {
+        self.query(|reply| Question::Writable {
+            uid: uid.to_owned(),
             reply,
         })
     }
@@ -210,6 +227,10 @@ impl Answering {
                 }
                 Question::All(reply) => drop(reply.send(self.all().await)),
                 Question::WithBinds(reply) => drop(reply.send(self.with_binds().await)),
+                Question::Writable { uid, reply } => {
+                    let cri = self.cri.clone();
+                    tokio::spawn(async move { drop(reply.send(cri.writable_mounts(&uid).await)) });
+                }
                 Question::Name { uid, reply } => self.answer_apart(uid, reply),
             }
         }

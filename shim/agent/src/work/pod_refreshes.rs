@@ -181,7 +181,10 @@ impl<'a> PodRefreshes<'a> {
         };
         let mut warnings = opted_in.request.problems.clone();
         let mut is_out_of_time = false;
-        match PodVolumes::open(&pod.directory()) {
+        let folder = pod.directory();
+        let writable = || self.pods.writable_mounts(&pod.uid);
+        let volumes = PodVolumes::open(&folder);
+        match volumes.and_then(|volumes| volumes.with_drivers(&folder, writable)) {
             Ok(volumes) => {
                 for container in &opted_in.containers {
                     let done = self.refresh(pod, &opted_in, container, &volumes, *turn);

@@ -88,6 +88,14 @@ impl PodsFrom {
         info.ok().and_then(|info| info.pid())
     }
 
+    /// The sources of all writable mounts of a pod's containers in any state.
+    ///
+    /// # Errors
+    /// If there is no CRI, or if the CRI does not answer.
+    pub fn writable_mounts(&self, uid: &str) -> anyhow::Result<Vec<PathBuf>> {
+        of_node::writable_mounts(self.cri.as_deref(), uid)
+    }
+
     /// The uids of all pods with a sandbox, in any state.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ pub struct Refresh {
 /// The kind of binds to refresh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// Files and folders of kubelet-written volumes.
+    /// Files and folders of kubelet-written volumes, and of CSI volumes with the same layout.
     Subpaths,
     /// Volumes that the host has mounted anew, as a restarted CSI driver does.
     Volumes,
@@ -251,7 +251,9 @@ impl Refresh {
         if !self.dry_run && !matches!(self.what, What::HostRoot | What::HostFiles) {
             rebind_host(root, uid, config.policy(), journal, report);
         }
-        let volumes = PodVolumes::open(&pod).with_context(|| format!("refresh {name}"))?;
+        let volumes = PodVolumes::open(&pod)
+            .and_then(|volumes| volumes.with_drivers(&pod, || self.pods.writable_mounts(uid)))
+            .with_context(|| format!("refresh {name}"))?;
         let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
         let bundle = || {
             let bundle = bundle_of_container(Path::new("/"), &container.id);

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -71,6 +71,20 @@ impl Inotify {
         Ok(WatchId(inotify::add_watch(
             &self.descriptor,
             directory,
+            NAMES | only,
+        )?))
+    }
+
+    /// As [`Inotify::watch`], for a directory that is open: no walk of a path waits for a server.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn watch_open(&self, directory: impl AsFd) -> io::Result<WatchId> {
+        let path = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+        let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
+        Ok(WatchId(inotify::add_watch(
+            &self.descriptor,
+            path,
             NAMES | only,
         )?))
     }

@@ -8,7 +8,8 @@
 //! pods/UID/volumes/PLUGIN/VOLUME    ..data is renamed: the volume was updated
 //! ```
 //!
-//! A volume is watched once `volume-subpaths` names it: by then the kubelet has mounted it. The
+//! PLUGIN is the kubelet's, or that of a CSI volume with the same layout, whose directory is
+//! `VOLUME/mount`. A volume is watched once `volume-subpaths` names it: by then the kubelet has mounted it. The
 //! tmpfs of a secret would hide an earlier watch. Volumes without subpaths need no watch.
 
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, Plugin, Writer};
-use bindguard_guard::refresh::VolumeOfPod;
+use bindguard_guard::refresh::{VolumeOfPod, payload_of_driver};
 
 use super::inotify::{Event, Inotify, WatchId};
 
@@ -164,7 +165,7 @@ impl WatchTree {
         }
     }
 
-    /// Watches the directory of a kubelet-written volume. It counts as changed: `..data` may have
+    /// Watches the directory of a volume with AtomicWriter's layout. The volume counts as changed: `..data` may have
     /// been renamed before.
     fn add_volume(&mut self, uid: &str, volume: &str, changes: &mut Changes) {
         let of_pod = VolumeOfPod {
@@ -182,6 +183,14 @@ impl WatchTree {
                 return changes.add(of_pod);
             }
         }
+        let csi = self.pod(uid).join("volumes").join(Plugin::csi().folder());
+        let folder = csi.join(volume);
+        if let Some(directory) = payload_of_driver(&folder) {
+            let watch = self.inotify.watch_open(&directory);
+            if self.watched(watch, &folder, Watched::Volume(of_pod.clone()), changes) {
+                changes.add(of_pod);
+            }
+        }
     }
 
     fn pod(&self, uid: &str) -> PathBuf {
@@ -190,7 +199,18 @@ impl WatchTree {
 
     /// False if the directory is not there, or cannot be watched.
     fn watch(&mut self, directory: &Path, watched: Watched, changes: &mut Changes) -> bool {
-        match self.inotify.watch(directory) {
+        let watch = self.inotify.watch(directory);
+        self.watched(watch, directory, watched, changes)
+    }
+
+    fn watched(
+        &mut self,
+        watch: io::Result<WatchId>,
+        directory: &Path,
+        watched: Watched,
+        changes: &mut Changes,
+    ) -> bool {
+        match watch {
             Ok(watch) => {
                 self.watched.insert(watch, watched);
                 true
@@ -336,6 +356,33 @@ mod tests {
         scene.make("pods/u-1/volumes/kubernetes.io~empty-dir/data");
         scene.make("pods/u-1/volume-subpaths/data/app");
         assert!(scene.tree.survey().volumes.is_empty());
+    }
+
+    #[test]
+    fn an_inline_volume_that_a_driver_writes_is_watched() {
+        let mut scene = Scene::new();
+        let volumes = ["inline", "claim", "plain"].map(|name| {
+            let folder = scene.make(&format!("pods/u-1/volumes/kubernetes.io~csi/{name}"));
+            scene.make(&format!("pods/u-1/volumes/kubernetes.io~csi/{name}/mount"));
+            scene.make(&format!("pods/u-1/volume-subpaths/{name}/app"));
+            let mode = if name == "claim" {
+                "Persistent"
+            } else {
+                "Ephemeral"
+            };
+            let record = format!(r#"{{"volumeLifecycleMode":"{mode}"}}"#);
+            fs::write(folder.join("vol_data.json"), record).unwrap();
+            format!("pods/u-1/volumes/kubernetes.io~csi/{name}/mount")
+        });
+        let [inline, claim, plain] = volumes;
+        scene.update(&inline, "..2026_11_21_05_10_00.1");
+        scene.update(&claim, "..2026_11_21_05_10_00.1");
+        let found = scene.tree.survey();
+        assert_eq!((found.volumes.len(), scene.tree.volumes()), (1, 1));
+        for volume in [inline, claim, plain] {
+            scene.update(&volume, "..2026_11_21_05_10_00.2");
+        }
+        assert_eq!(scene.changed(), ["u-1/inline"]);
     }
 
     #[test]
