@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod annotations;
+pub mod cgroup;
 mod error_chain;
 pub mod evidence;
 pub mod fault_points;

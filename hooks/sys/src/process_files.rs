@@ -31,7 +31,7 @@ use crate::separate_process::SeparateProcess;
 const BLOCKED_INTERVALS: u32 = 3;
 const BLOCKED_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Time limit for all files of a call.
+/// Time limit for all files of a call without another limit.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The parts of a file that can be read.
@@ -64,12 +64,22 @@ impl ProcessFile {
 /// The contents of these files, in the same order. The error of a process that holds its lock is
 /// `TimedOut`.
 pub fn contents(files: &[ProcessFile]) -> Vec<io::Result<Vec<u8>>> {
-    read(files, Part::Content)
+    contents_within(CALL_TIMEOUT, files)
+}
+
+/// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
+pub fn contents_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<Vec<u8>>> {
+    read(files, Part::Content, time)
 }
 
 /// The targets of these links, in the same order.
 pub fn links(files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
-    read(files, Part::Link)
+    links_within(CALL_TIMEOUT, files)
+}
+
+/// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
+pub fn links_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
+    read(files, Part::Link, time)
         .into_iter()
         .map(|link| link.map(|bytes| std::ffi::OsString::from_vec(bytes).into()))
         .collect()
@@ -83,7 +93,7 @@ pub fn inodes(files: &[ProcessFile]) -> Vec<io::Result<u64>> {
             .map(u64::from_ne_bytes)
             .map_err(|_| ErrorKind::InvalidData.into())
     };
-    read(files, Part::Inode)
+    read(files, Part::Inode, CALL_TIMEOUT)
         .into_iter()
         .map(|inode| inode.and_then(number))
         .collect()
@@ -101,10 +111,10 @@ pub fn arguments_of(pids: &[u32]) -> Vec<io::Result<Vec<String>>> {
         .collect()
 }
 
-fn read(files: &[ProcessFile], part: Part) -> Vec<io::Result<Vec<u8>>> {
+fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec<u8>>> {
     let (start, mut answers) = (Instant::now(), Vec::new());
     while let Some(next) = files.get(answers.len()) {
-        let left = CALL_TIMEOUT.saturating_sub(start.elapsed());
+        let left = time.saturating_sub(start.elapsed());
         match read_until_silence(&files[answers.len()..], part, left) {
             Ok(read) if read.is_empty() => {
                 // The lock belongs to the process: its next files would only cost the time limit

@@ -10,6 +10,7 @@
     reason = "a test says what it expects by unwrapping it"
 )]
 
+mod cgroup;
 mod documented;
 mod exiting;
 mod folder;
@@ -23,6 +24,7 @@ mod pod;
 pub mod readers;
 pub mod scene;
 
+pub use cgroup::Cgroup;
 pub use documented::documented;
 pub use exiting::Exiting;
 pub use folder::Folder;

@@ -54,6 +54,7 @@ fn refresh_story(node: &Node) -> Result<()> {
         update_reaches_only_containers_that_opted_in(node, &agent, kind)?;
     }
     a_signal_follows_the_new_file(node)?;
+    a_signal_reaches_a_program_that_is_not_the_init(node)?;
     three_readers_never_see_anything_bad(node, &agent, 150)
 }
 
@@ -182,6 +183,56 @@ fn a_signal_follows_the_new_file(node: &Node) -> Result<()> {
     refreshes_are_journaled(node, &app)?;
     cri.remove_pod(&sandbox)?;
     delete_pod(node, "uid-signal")
+}
+
+/// The init would end by the signal.
+fn a_signal_reaches_a_program_that_is_not_the_init(node: &Node) -> Result<()> {
+    let cri = node.cri()?;
+    let pod = node.kubelet().pod("uid-program")?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let mounts = [at(&volume.subpath("app", 0, "app.conf"), "/etc/app.conf")?];
+    let start = |name: &str, program: &str| -> Result<_> {
+        let notify = format!("signal:SIGUSR2@{program}");
+        let annotations = [
+            ("bindguard.io/refresh", "true"),
+            ("bindguard.io/refresh-notify", &notify),
+        ];
+        let sandbox = cri.run_annotated_pod("runc", name, pod.uid(), &annotations)?;
+        let server =
+            "trap 'echo got $(cat /etc/app.conf)' USR2; echo started; while :; do sleep 0.1; done";
+        let init = format!(
+            "cp /bin/busybox /tmp/busybox-server; /tmp/busybox-server sh -c \"{server}\"; echo ended",
+        );
+        let init = init.replace("$(cat", "\\$(cat");
+        let app = cri.start_container(&sandbox, "app", &["sh", "-c", &init], &mounts)?;
+        until("the program runs", || {
+            Ok(cri.logs(&app)?.contains("started"))
+        })?;
+        Ok((sandbox, app))
+    };
+    let (sandbox, app) = start("program", "busybox-server")?;
+    volume.update(&[("app.conf", "two")])?;
+    until("the program read the new file", || {
+        Ok(cri.logs(&app)?.contains("got two"))
+    })?;
+    cri.remove_pod(&sandbox)?;
+
+    let (sandbox, app) = start("missing", "nginx")?;
+    volume.update(&[("app.conf", "three")])?;
+    until("the missing program is journaled", || {
+        let lines = journal::lines(JOURNAL)?.into_iter();
+        let mut of_app =
+            lines.filter(|line| line["kind"] == "refresh" && line["id"] == app.as_str());
+        let error = "no process of the container runs \"nginx\"";
+        Ok(of_app.any(|line| line["notification"]["error"] == error))
+    })?;
+    ensure!(cri.read(&app, "/etc/app.conf")? == "three");
+    ensure!(
+        !cri.logs(&app)?.contains("ended"),
+        "the signal went elsewhere"
+    );
+    cri.remove_pod(&sandbox)?;
+    delete_pod(node, "uid-program")
 }
 
 /// One line for each update, with the names of the pod, the file and the signal.

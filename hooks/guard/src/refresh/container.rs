@@ -54,7 +54,7 @@ pub const MAX_MOUNTS_OF_FILE: usize = 16;
 const LOCK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The extent of a refresh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RefreshAct {
     /// Report stale mounts.
     Look,
@@ -179,8 +179,8 @@ pub fn refresh_container_within(
     if refresh.abandoned.is_none() {
         refresh.restore_propagation()?;
     }
-    refresh.signal();
     drop(lock);
+    refresh.signal();
     let is_out_of_time = attempts.is_out_of_time() && !refresh.due(&subpaths).is_empty();
     Ok(Refreshed {
         is_out_of_time,
@@ -224,13 +224,18 @@ type Prepared<'s> = (
 impl ContainerRefresh<'_> {
     /// One signal for one update, after all files are new.
     fn signal(&mut self) {
-        if let (Notify::Signal(signal), false) = (self.notify, self.methods.is_empty()) {
-            self.not_notified = self
-                .process
-                .signal(number_of(signal))
-                .err()
-                .map(NotNotified::from);
+        if self.methods.is_empty() {
+            return;
         }
+        let sent = match &self.notify {
+            Notify::None | Notify::Touch => return,
+            Notify::Signal(signal) => self.process.signal(number_of(*signal)),
+            Notify::SignalProgram(signal, program) => {
+                let found = self.process.running(program);
+                found.and_then(|found| found.signal(number_of(*signal)))
+            }
+        };
+        self.not_notified = sent.err().map(NotNotified::from);
     }
 
     fn find(&mut self) -> Result<Vec<SubpathInContainer>, RefreshError> {

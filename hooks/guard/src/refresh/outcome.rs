@@ -285,10 +285,13 @@ impl Refreshed {
     }
 
     /// The notification that a pod requested, if there was a reason for one.
-    pub fn notification(&self, request: Notify) -> Option<Notification> {
+    pub fn notification(&self, request: &Notify) -> Option<Notification> {
         let error = self.not_notified.as_ref().map(|error| error_chain(error));
-        let is_due = request != Notify::None && (self.replaced() > 0 || error.is_some());
-        is_due.then_some(Notification { request, error })
+        let is_due = *request != Notify::None && (self.replaced() > 0 || error.is_some());
+        is_due.then(|| Notification {
+            request: request.clone(),
+            error,
+        })
     }
 
     /// The number of mounts that were replaced.

@@ -10,7 +10,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::proof::Difference;
 use bindguard_core::refresh::RefusedReason;
-use bindguard_core::refresh_request::{Notify, NotifySignal};
+use bindguard_core::refresh_request::{Notify, NotifySignal, ProgramName};
 use bindguard_core::report::{
     Actor, AttachMethod, BindReport, MountResult, Notification, Outcome, PlannedAction, RebindLine,
     RefreshLine, RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy, Report,
@@ -216,13 +216,13 @@ fn of_version_2() -> Vec<Value> {
         2_000
     ];
     short.push(refresh(long));
+    let nginx = ProgramName::from_text("nginx").unwrap();
     let signals = [
-        NotifySignal::Usr1,
-        NotifySignal::Usr2,
-        NotifySignal::Winch,
-        NotifySignal::Hup,
-    ]
-    .map(Notify::Signal);
+        Notify::Signal(NotifySignal::Usr1),
+        Notify::Signal(NotifySignal::Usr2),
+        Notify::Signal(NotifySignal::Winch),
+        Notify::SignalProgram(NotifySignal::Hup, nginx),
+    ];
     short.extend(signals.map(|request| {
         let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Identity::default());
         line.notification = Some(Notification {
@@ -481,16 +481,17 @@ fn the_schema_allows_only_what_is_written() {
             "no result is {result}"
         );
     }
-    for request in schema["$defs"]["notification"]["properties"]["request"]["enum"]
-        .as_array()
-        .unwrap()
-    {
-        assert!(
-            lines
-                .iter()
-                .any(|line| &line["notification"]["request"] == request),
-            "no request is {request}"
-        );
+    let requests = lines
+        .iter()
+        .filter_map(|line| line["notification"]["request"].as_str());
+    let requests: Vec<&str> = requests.collect();
+    for request in [
+        "touch",
+        "signal:SIGUSR1",
+        "signal:SIGWINCH",
+        "signal:SIGHUP@nginx",
+    ] {
+        assert!(requests.contains(&request), "no request is {request}");
     }
     for key in keys(&schema["$defs"]["container"]) {
         assert!(

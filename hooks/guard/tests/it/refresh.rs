@@ -118,7 +118,12 @@ fn a_signal_is_sent_once_and_only_after_a_replacement() {
         u64::from_str_radix(&line, 16).unwrap()
     };
     let act = RefreshAct::Replace(Notify::Signal(NotifySignal::Usr1));
-    assert!(scene.refresh_only(&container, act).mounts.is_empty());
+    assert!(
+        scene
+            .refresh_only(&container, act.clone())
+            .mounts
+            .is_empty()
+    );
     assert_eq!(pending(), 0, "nothing changed");
     scene.pod.update(1);
     assert!(scene.refresh_only(&container, act).is_current());

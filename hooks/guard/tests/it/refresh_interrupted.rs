@@ -36,7 +36,7 @@ fn a_container_that_locks_itself_is_told() {
             &container.process,
             Some(container.spec()),
             &volumes,
-            act,
+            act.clone(),
             &scene.records(),
         )
     };

@@ -8,9 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::iter;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::cgroup::container_of;
 use bindguard_core::process_stat::{START_TIME, number};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::process_files::{ProcessFile, contents};
@@ -75,7 +75,7 @@ fn hold_init_at(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, N
             container: container.to_owned(),
             recorded,
         }),
-        Some(_) | None => Ok(process),
+        Some(_) | None => Ok(process.of_container(container)),
     }
 }
 
@@ -172,24 +172,6 @@ fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
         .collect()
 }
 
-/// The outermost of these containers in whose cgroup a process is, by its `/proc/PID/cgroup`.
-///
-/// A part of the path is the id, or ends with it: `/kubepods/podUID/ID`,
-/// `/kubepods.slice/cri-containerd-ID.scope`. A container may make cgroups of its own below, and
-/// name them after another container.
-fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c str> {
-    cgroup
-        .lines()
-        .flat_map(|line| line.split(['/', ':']))
-        .find_map(|part| {
-            let part = part.strip_suffix(".scope").unwrap_or(part);
-            let after_dashes = part.match_indices('-').map(|(dash, _)| &part[dash + 1..]);
-            iter::once(part)
-                .chain(after_dashes)
-                .find_map(|id| containers.get(id).copied())
-        })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -197,30 +179,6 @@ mod tests {
     use std::process::{Child, Command};
 
     use super::*;
-
-    #[test]
-    fn a_cgroup_names_its_container() {
-        let containers = BTreeSet::from(["abc", "my-app", "outer"]);
-        for (cgroup, expected) in [
-            ("0::/kubepods/besteffort/podu-1/abc", Some("abc")),
-            (
-                "0::/kubepods.slice/kubepods-podu.slice/cri-containerd-abc.scope",
-                Some("abc"),
-            ),
-            ("12:pids:/system.slice/docker-abc.scope/init", Some("abc")),
-            ("0::/machine.slice/libpod-abc.scope/container", Some("abc")),
-            ("2:cpu:/\n1:name=systemd:/default/my-app\n", Some("my-app")),
-            ("0::/system.slice/docker-my-app.scope", Some("my-app")),
-            ("0::/docker/outer/docker/abc", Some("outer")),
-            ("0::/docker/outer/docker/unknown", Some("outer")),
-            ("0::/kubepods/abcd", None),
-            ("0::/kubepods/xabc", None),
-            ("0::/podabc/other", None),
-            ("0::/", None),
-        ] {
-            assert_eq!(container_of(cgroup, &containers), expected, "{cgroup}");
-        }
-    }
 
     #[test]
     fn a_process_has_a_time_and_no_container_has_none() {

@@ -25,6 +25,7 @@ mod opened_by_child;
 mod owner;
 mod process;
 mod process_error;
+mod program;
 mod tree;
 mod tree_child;
 mod tree_message;

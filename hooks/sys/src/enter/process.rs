@@ -25,6 +25,7 @@ use crate::process_files::{self, ProcessFile};
 pub struct HeldProcess {
     pid: u32,
     pidfd: OwnedFd,
+    container: Option<String>,
 }
 
 impl HeldProcess {
@@ -39,7 +40,25 @@ impl HeldProcess {
             .ok_or(ProcessError::Ended(pid))?;
         let pidfd =
             pidfd_open(number, PidfdFlags::empty()).map_err(|_| ProcessError::Ended(pid))?;
-        Ok(Self { pid, pidfd })
+        Ok(Self {
+            pid,
+            pidfd,
+            container: None,
+        })
+    }
+
+    /// The same, as the init of the container with this id.
+    #[must_use]
+    pub fn of_container(self, id: &str) -> Self {
+        Self {
+            container: Some(id.to_owned()),
+            ..self
+        }
+    }
+
+    /// The id of the container whose init it is; `None` if that was not checked.
+    pub(super) fn container(&self) -> Option<&str> {
+        self.container.as_deref()
     }
 
     /// Its pid.

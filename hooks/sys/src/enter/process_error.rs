@@ -52,4 +52,10 @@ pub enum ProcessError {
         #[source]
         source: io::Error,
     },
+    /// No process of the container runs the program.
+    #[error("no process of the container runs {0:?}")]
+    NoProgram(String),
+    /// The cgroup of the container is not known, so neither are its processes.
+    #[error("the processes of the container with process {0} are not known")]
+    NoContainer(u32),
 }

@@ -14,6 +14,7 @@ mod journal;
 mod mount_watch;
 mod mounts;
 mod process_files;
+mod program_of_container;
 mod replace;
 
 mod target;

@@ -268,10 +268,10 @@ impl<'a> PodRefreshes<'a> {
         let mut done = match turn {
             Turn::First => self
                 .refresher
-                .begin(FIRST_TURN, &container, &kinds, request.notify),
+                .begin(FIRST_TURN, &container, &kinds, &request.notify),
             Turn::Last => self
                 .refresher
-                .finish(LAST_TURN, &container, &kinds, request.notify),
+                .finish(LAST_TURN, &container, &kinds, &request.notify),
         };
         done.warnings.extend(unknown);
         done.warnings.extend(errors);

@@ -111,7 +111,7 @@ impl<'a> Refresher<'a> {
         time: Duration,
         container: &Container,
         files: &dyn CurrentFiles,
-        notify: Notify,
+        notify: &Notify,
     ) -> RefreshedContainer {
         if self.known().has_abandoned(&container.id) {
             return RefreshedContainer {
@@ -133,7 +133,7 @@ impl<'a> Refresher<'a> {
         time: Duration,
         container: &Container,
         files: &dyn CurrentFiles,
-        notify: Notify,
+        notify: &Notify,
     ) -> RefreshedContainer {
         let start = Instant::now();
         while self.known().has_abandoned(&container.id) {
@@ -160,7 +160,7 @@ impl<'a> Refresher<'a> {
         time: Duration,
         container: &Container,
         files: &dyn CurrentFiles,
-        notify: Notify,
+        notify: &Notify,
         again: bool,
     ) -> Option<RefreshedContainer> {
         let name = &container.name;
@@ -250,9 +250,9 @@ impl<'a> Refresher<'a> {
         self.reporting.refreshed(line, is_new, &mut known.standing);
     }
 
-    fn act(&self, notify: Notify) -> RefreshAct {
+    fn act(&self, notify: &Notify) -> RefreshAct {
         match self.policy.stale_subpaths {
-            Mode::Repair => RefreshAct::Replace(notify),
+            Mode::Repair => RefreshAct::Replace(notify.clone()),
             Mode::Report | Mode::Off => RefreshAct::Look,
         }
     }
@@ -386,16 +386,14 @@ fn ends(container: &Container) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::PathBuf;
     use std::sync::Arc;
 
     use bindguard_core::identity::Identity;
     use bindguard_core::spec::SpecUsers;
     use bindguard_guard::refresh::PodVolumes;
-    use bindguard_testing::Exiting;
     use bindguard_testing::held_memory::Executing;
     use bindguard_testing::helper;
+    use bindguard_testing::{Cgroup, Exiting};
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
@@ -435,7 +433,7 @@ mod tests {
         };
         cgroup.add(executing.pid());
         let metrics = Metrics::new();
-        let (first, last) = both_turns(&metrics, cgroup.container(executing.pid()));
+        let (first, last) = both_turns(&metrics, container(&cgroup, executing.pid()));
         drop(executing);
         assert_eq!(first.warnings, Vec::<String>::new());
         // A kernel that takes no lock for the program lets the refresh go on.
@@ -464,7 +462,7 @@ mod tests {
             };
             let exiting = Exiting::start_after(enter, Duration::from_millis(400));
             let metrics = Metrics::new();
-            let (first, last) = both_turns(&metrics, cgroup.container(exiting.pid()));
+            let (first, last) = both_turns(&metrics, container(&cgroup, exiting.pid()));
             assert_eq!(first.warnings, Vec::<String>::new());
             assert_eq!(last.warnings, Vec::<String>::new());
             let failed = "bindguard_refreshes_total{outcome=\"failed\"} 0\n";
@@ -487,51 +485,18 @@ mod tests {
         let files = PodVolumes::open(folder.path()).unwrap();
         let time = Duration::from_millis(300);
         (
-            refresher.begin(time, &container, &files, Notify::None),
-            refresher.finish(time, &container, &files, Notify::None),
+            refresher.begin(time, &container, &files, &Notify::None),
+            refresher.finish(time, &container, &files, &Notify::None),
         )
     }
 
-    /// The cgroup of a container. It ends with this value.
-    struct Cgroup {
-        id: String,
-        path: PathBuf,
-    }
-
-    impl Cgroup {
-        /// `None` without the right to make cgroups.
-        fn make(test: &str) -> Option<Self> {
-            let id = format!("{test}{}", std::process::id());
-            let hierarchies =
-                ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
-            let has_processes =
-                |folder: &&PathBuf| fs::metadata(folder.join("cgroup.procs")).is_ok();
-            let path = hierarchies.iter().find(has_processes)?.join(&id);
-            if fs::create_dir(&path).is_err() {
-                eprintln!("SKIPPED: no right to make a cgroup");
-                return None;
-            }
-            Some(Self { id, path })
-        }
-
-        fn add(&self, pid: u32) {
-            fs::write(self.path.join("cgroup.procs"), pid.to_string()).unwrap();
-        }
-
-        fn container(&self, pid: u32) -> Container {
-            Container {
-                name: self.id.clone(),
-                id: self.id.clone(),
-                pid,
-                spec: Some(Arc::new(SpecUsers::from_spec(b"{}").unwrap())),
-                identity: Identity::without_pod(&self.id),
-            }
-        }
-    }
-
-    impl Drop for Cgroup {
-        fn drop(&mut self) {
-            fs::remove_dir(&self.path).unwrap();
+    fn container(cgroup: &Cgroup, pid: u32) -> Container {
+        Container {
+            name: cgroup.id().to_owned(),
+            id: cgroup.id().to_owned(),
+            pid,
+            spec: Some(Arc::new(SpecUsers::from_spec(b"{}").unwrap())),
+            identity: Identity::without_pod(cgroup.id()),
         }
     }
 }

@@ -169,7 +169,7 @@ fn print_refresh(line: &RefreshLine, lines: &mut Lines) {
     match line
         .notification
         .as_ref()
-        .map(|notification| (notification.request, &notification.error))
+        .map(|notification| (&notification.request, &notification.error))
     {
         None => {}
         Some((request, None)) => lines.headed("notified", HEALTHY, &request.to_string()),

@@ -49,7 +49,8 @@ pub struct Refresh {
     #[arg(long, value_name = "WHAT", default_value = "subpaths")]
     what: What,
     /// Notify the application afterwards: `none`, `touch` or `signal:NAME` with HUP, USR1, USR2 or
-    /// WINCH.
+    /// WINCH. `signal:NAME@PROGRAM`: the process of the container that runs this program, instead
+    /// of its init.
     #[arg(long, value_name = "HOW", default_value = "none", value_parser = notify)]
     notify: Notify,
     /// Print the stale mounts and do nothing.
@@ -79,7 +80,7 @@ enum What {
 
 /// An invalid value of `--notify`.
 #[derive(Debug, thiserror::Error)]
-#[error("expected none, touch or signal:NAME with HUP, USR1, USR2 or WINCH")]
+#[error("expected none, touch, signal:NAME or signal:NAME@PROGRAM with HUP, USR1, USR2 or WINCH")]
 struct InvalidNotify;
 
 fn notify(text: &str) -> Result<Notify, InvalidNotify> {
@@ -160,7 +161,7 @@ impl Refresh {
     ) -> RefreshLine {
         let mut line = RefreshLine::new(Actor::Operator, id, identity);
         line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();
-        line.notification = refreshed.notification(self.notify);
+        line.notification = refreshed.notification(&self.notify);
         line.set_duration(took);
         line
     }
@@ -169,7 +170,7 @@ impl Refresh {
         if self.dry_run {
             RefreshAct::Look
         } else {
-            RefreshAct::Replace(self.notify)
+            RefreshAct::Replace(self.notify.clone())
         }
     }
 

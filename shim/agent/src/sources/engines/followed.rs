@@ -107,7 +107,7 @@ impl Followed {
     /// Refreshes a container, if it still runs. A container that needs more time gets a second turn
     /// after all others.
     pub fn refresh(&mut self, id: &str, refresher: &Refresher<'_>) {
-        let begin = |container: &Container, files: &dyn CurrentFiles, notify| {
+        let begin = |container: &Container, files: &dyn CurrentFiles, notify: &Notify| {
             refresher.begin(FIRST_TURN, container, files, notify)
         };
         if self.refresh_by(id, refresher, begin) && !self.late.iter().any(|late| late == id) {
@@ -143,7 +143,7 @@ impl Followed {
         let Some(id) = self.late.pop_front() else {
             return;
         };
-        let finish = |container: &Container, files: &dyn CurrentFiles, notify| {
+        let finish = |container: &Container, files: &dyn CurrentFiles, notify: &Notify| {
             refresher.finish(LAST_TURN, container, files, notify)
         };
         self.refresh_by(&id, refresher, finish);
@@ -154,7 +154,7 @@ impl Followed {
         &self,
         id: &str,
         refresher: &Refresher<'_>,
-        refresh: impl Fn(&Container, &dyn CurrentFiles, Notify) -> RefreshedContainer,
+        refresh: impl Fn(&Container, &dyn CurrentFiles, &Notify) -> RefreshedContainer,
     ) -> bool {
         let Some(opted_in) = self.containers.get(id) else {
             return false;
@@ -183,7 +183,7 @@ impl Followed {
         let mut kinds: Vec<&dyn CurrentFiles> = vec![&files];
         kinds.extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
         kinds.extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
-        let done = refresh(&opted_in.container, &kinds, opted_in.notify);
+        let done = refresh(&opted_in.container, &kinds, &opted_in.notify);
         warnings.extend(done.warnings);
         refresher.warn(id, warnings);
         done.is_out_of_time

@@ -1,0 +1,166 @@
+//! The process of a container that gets a signal by the name of its program.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bindguard_core::refresh_request::ProgramName;
+use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_testing::{Cgroup, own_namespace};
+use rustix::process::Signal;
+
+/// A container, as far as the signal needs it: a cgroup with an init.
+struct Container {
+    folder: tempfile::TempDir,
+    processes: Vec<Child>,
+    cgroup: Cgroup,
+}
+
+impl Container {
+    fn start(test: &str) -> Option<Self> {
+        if !own_namespace() {
+            return None;
+        }
+        let mut container = Self {
+            folder: tempfile::tempdir().unwrap(),
+            processes: Vec::new(),
+            cgroup: Cgroup::make(test)?,
+        };
+        container.run(&container.program("init"), "echo; read forever", true);
+        Some(container)
+    }
+
+    /// A shell with this file name.
+    fn program(&self, name: impl AsRef<OsStr>) -> PathBuf {
+        let path = self.folder.path().join(name.as_ref());
+        fs::copy("/bin/sh", &path).unwrap();
+        path
+    }
+
+    /// Runs a script until it prints a line, in the container or outside.
+    fn run(&mut self, program: &Path, script: &str, is_inside: bool) -> u32 {
+        let members = self.cgroup.members();
+        let enter = match is_inside {
+            true => format!("echo 0 > {}; exec \"$@\"", members.display()),
+            false => "exec \"$@\"".to_owned(),
+        };
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(enter).arg("sh");
+        command.arg(program).arg("-c").arg(script).arg(program);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let pid = child.id();
+        self.processes.push(child);
+        pid
+    }
+
+    fn init(&self) -> HeldProcess {
+        let init = HeldProcess::open(self.processes[0].id()).unwrap();
+        init.of_container(self.cgroup.id())
+    }
+
+    /// The pid of the process that runs nginx.
+    fn nginx(&self) -> Option<u32> {
+        match self
+            .init()
+            .running(&ProgramName::from_text("nginx").unwrap())
+        {
+            Ok(found) => Some(found.pid()),
+            Err(ProcessError::NoProgram(_)) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        for child in &mut self.processes {
+            let _ = child.kill();
+            child.wait().unwrap();
+        }
+        let members = fs::read_to_string(self.cgroup.members()).unwrap();
+        for pid in members.lines().filter_map(|pid| pid.parse().ok()) {
+            let _ = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(pid),
+                nix::sys::signal::Signal::SIGKILL,
+            );
+        }
+    }
+}
+
+/// As nginx: the workers run the same program.
+#[test]
+fn the_master_gets_the_signal_and_its_worker_does_not() {
+    let Some(mut container) = Container::start("master") else {
+        return;
+    };
+    let got = container.folder.path().join("got");
+    let program = container.program("nginx");
+    let trap = |name: &str| format!("trap 'echo {name} >> {}' USR1", got.display());
+    let worker = format!("{}; echo; while :; do sleep 0.05; done", trap("worker"));
+    let worker = format!("$0 -c \"{}\" $0 &", worker.replace('"', "\\\""));
+    let script = format!("{}; {worker} while :; do sleep 0.05; done", trap("master"));
+    let master = container.run(&program, &script, true);
+    assert_eq!(container.nginx(), Some(master));
+    let nginx = ProgramName::from_text("nginx").unwrap();
+    let found = container.init().running(&nginx).unwrap();
+    found.signal(Signal::USR1).unwrap();
+    let start = Instant::now();
+    while fs::read_to_string(&got).unwrap_or_default() != "master\n" {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The upgrade of a package removes the file of the running program.
+    fs::remove_file(&program).unwrap();
+    assert_eq!(container.nginx(), Some(master));
+}
+
+/// The pod may have the pid namespace of the host.
+#[test]
+fn a_process_of_the_host_or_of_an_inner_container_gets_no_signal() {
+    let Some(mut container) = Container::start("outside") else {
+        return;
+    };
+    let program = container.program("nginx");
+    container.run(&program, "echo; read forever", false);
+    assert_eq!(container.nginx(), None);
+    let script = format!(
+        "exec unshare --pid --fork {} -c 'echo; read forever'",
+        program.display()
+    );
+    let shell = container.program("shell");
+    container.run(&shell, &script, true);
+    assert_eq!(container.nginx(), None);
+    let own = container.run(&program, "echo; read forever", true);
+    assert_eq!(container.nginx(), Some(own));
+}
+
+#[test]
+fn only_the_whole_file_name_is_compared() {
+    let Some(mut container) = Container::start("names") else {
+        return;
+    };
+    for name in [
+        &b"x\nnginx"[..],
+        b"nginx\n",
+        b"nginx (deleted) ",
+        b"nginx-debug",
+        b"\xffnginx",
+    ] {
+        let program = container.program(OsStr::from_bytes(name));
+        container.run(&program, "echo; read forever", true);
+    }
+    assert_eq!(container.nginx(), None);
+    let missing = container
+        .init()
+        .running(&ProgramName::from_text("nginx").unwrap());
+    let words = missing.unwrap_err().to_string();
+    assert_eq!(words, "no process of the container runs \"nginx\"");
+}
