@@ -16,11 +16,13 @@ use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
     BoundFiles, FileBind, HeldProcess, NotReplaced, RefreshAct, RefreshError, Refreshed,
-    RunningContainer, TuckRecords, refresh_container,
+    RunningContainer, TuckRecords, find_stale, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, helper, own_namespace, skipped};
-use nix::mount::{MsFlags, mount};
+use bindguard_testing::{Folder, bind, helper, own_namespace, skipped};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::refresh_mounts::mount_tmpfs;
 
 const PLACE: &str = "/etc/app.conf";
 
@@ -66,14 +68,7 @@ impl Scene {
         container: &Container,
         limit: impl Fn(BoundFiles<'static>) -> BoundFiles<'static>,
     ) -> Refreshed {
-        let spec = spec(&[(&self.at("app.conf"), PLACE)]);
-        let (files, errors) = BoundFiles::open(
-            FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
-            container.process.pid(),
-            &NO_OTHERS,
-        );
-        assert!(errors.is_empty(), "{errors:?}");
-        let files = limit(files);
+        let files = limit(self.files(container));
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
         refresh_container(
             helper(),
@@ -84,6 +79,17 @@ impl Scene {
             &records,
         )
         .unwrap()
+    }
+
+    fn files(&self, container: &Container) -> BoundFiles<'static> {
+        let spec = spec(&[(&self.at("app.conf"), PLACE)]);
+        let (files, errors) = BoundFiles::open(
+            FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
+            container.process.pid(),
+            &NO_OTHERS,
+        );
+        assert!(errors.is_empty(), "{errors:?}");
+        files
     }
 }
 
@@ -254,13 +260,49 @@ fn a_file_of_another_directory_is_never_shown() {
     fs::rename(&conf, moved).unwrap();
     symlink("elsewhere", &conf).unwrap();
     fs::write(scene.folder.path().join("elsewhere/app.conf"), "9").unwrap();
-    let refreshed = scene.refresh(&container);
     let refused = MountResult::Refused {
         reason: RefusedReason::OtherFolderOfUser,
         path: scene.folder.path().to_string_lossy().into_owned(),
     };
+    // A survey has the reason as well: a command that is refused is no cure.
+    let seen = find_stale(&container.process, &scene.files(&container)).unwrap();
+    assert_eq!(seen.mounts[0].result(), refused);
+    let refreshed = scene.refresh(&container);
     assert_eq!(refreshed.mounts[0].result(), refused);
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
+}
+
+/// The filesystem of the file is mounted anew, as by LXCFS (lxc/lxcfs#701). A user of the host may
+/// have led the way there: `/tmp` is writable for all. A file of the container in the same place is
+/// none of the spec's.
+#[test]
+fn a_file_of_another_filesystem_is_found_unless_the_container_mounted_it() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let conf = scene.folder.path().join("conf");
+    let own = scene.folder.path().join("root/own");
+    fs::create_dir(&own).unwrap();
+    let over = |place: &Path, content: &str| {
+        mount_tmpfs(place);
+        fs::write(place.join("app.conf"), content).unwrap();
+    };
+    over(&conf, "0");
+    let plain = scene.start();
+    let covered = scene.start_with(|| {
+        over(Path::new("/own"), "7");
+        bind(Path::new("/own/app.conf"), Path::new(PLACE));
+    });
+    umount2(&conf, MntFlags::MNT_DETACH).unwrap();
+    over(&conf, "1");
+    let refreshed = scene.refresh(&plain);
+    let refused = matches!(refreshed.mounts[0].result(), MountResult::Refused { .. });
+    assert!(refused && refreshed.mounts.len() == 1, "{refreshed:?}");
+    let mounts = covered.mounts();
+    let refreshed = scene.refresh(&covered);
+    assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
+    assert_eq!(covered.mounts(), mounts);
 }
 
 /// When the old file is removed, the kernel detaches what is mounted on it: here it stays as a
