@@ -47,9 +47,9 @@ pub enum NotReplaced {
     /// The container's mount is a peer of a mount of the host.
     #[error("the mount is shared with the host: detaching it would reach the host")]
     IsShared,
-    /// The bind is recursive, and the kernel cannot attach the mounts below.
+    /// The new mount has mounts in it or is a slave of the host's, and only propagation attaches.
     #[error(
-        "its bind is recursive, which requires Linux 6.5 or newer and a container without a user namespace of its own"
+        "the volume has mounts in it, or its bind is rslave: this requires Linux 6.5 or newer and a container without a user namespace of its own"
     )]
     NeedsBeneath,
     /// A mount in the volume would be lost.

@@ -1,11 +1,14 @@
 //! One visit of a child to a container: opens every stale mount, attaches every new one, then
 //! detaches the stale ones.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::paths::lies_in;
 use bindguard_core::refresh::{KeptMounts, SubpathInContainer, changed_by_tuck};
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::spec::RequestedPropagation;
 use bindguard_sys::enter::{EnterError, Entered};
 use bindguard_sys::fault;
 use bindguard_sys::replace::ReplaceError;
@@ -118,7 +121,7 @@ impl Round<'_, '_, '_> {
         indices: &[usize],
         table: &MountTable,
     ) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
-        let indices = &self.without_recursive(indices);
+        let indices = &self.without_trees(indices);
         if indices.is_empty() {
             return Ok(Vec::new());
         }
@@ -147,14 +150,25 @@ impl Round<'_, '_, '_> {
         Ok(attached)
     }
 
-    /// Refuses the new mounts that include the mounts below: propagation brings the top mount alone.
-    fn without_recursive(&mut self, indices: &[usize]) -> Vec<usize> {
-        let is_recursive = |index: &usize| {
-            let settings = self.refresh.volumes.clone_settings(self.subpaths[*index]);
-            settings.is_recursive() || self.below[*index].is_some()
+    /// Refuses the new mounts that include mounts below, or that are slaves of the host's:
+    /// propagation brings the top mount alone, and not as a slave of the host's.
+    fn without_trees(&mut self, indices: &[usize]) -> Vec<usize> {
+        if indices.is_empty() {
+            return Vec::new();
+        }
+        // The new mounts exist by now: a mount that the host makes later is in none of them.
+        let host = bindguard_sys::read_mount_table().ok();
+        let host = host.as_ref();
+        let is_tree = |index: &usize| {
+            let subpath = self.subpaths[*index];
+            let settings = self.refresh.volumes.clone_settings(subpath);
+            let has_mounts = || host.is_none_or(|host| has_mounts_in(host, &subpath.volume));
+            self.below[*index].is_some()
+                || settings.requested == RequestedPropagation::RecursiveSlave
+                || settings.is_recursive() && has_mounts()
         };
         let (refused, others): (Vec<usize>, Vec<usize>) =
-            indices.iter().copied().partition(is_recursive);
+            indices.iter().copied().partition(is_tree);
         for index in refused {
             self.fail(index, NotReplaced::NeedsBeneath);
         }
@@ -256,6 +270,12 @@ fn has_same_mounts(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool 
         below.map(|below| (below.restrictions.clone(), below.nested.clone()))
     };
     needed(now) == needed(then)
+}
+
+/// True if a mount lies below this place.
+fn has_mounts_in(table: &MountTable, place: &Path) -> bool {
+    let mut mounts = table.entries().iter();
+    mounts.any(|mount| mount.mount_point != place && lies_in(&mount.mount_point, place))
 }
 
 /// True if the mount of this id still shows the same part of the same volume at the same place.

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::refresh::{
     BoundMounts, NotReplaced, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
@@ -46,9 +47,13 @@ impl Scene {
 
     /// The same with these options of the bind, beside `rbind`.
     fn with_options(options: &[&str]) -> Self {
+        Self::with_bind(&[&["rbind"], options].concat())
+    }
+
+    fn with_bind(options: &[&str]) -> Self {
         let scene = Self::new();
         let mut spec = mount_of(&scene.volume(), "/data", "rprivate");
-        spec["options"] = [&["rbind"], options].concat().into();
+        spec["options"] = options.into();
         scene.pod.write_spec(&[spec]);
         scene.admit();
         scene
@@ -63,6 +68,15 @@ impl Scene {
         spec["process"]["capabilities"] = serde_json::json!({});
         fs::write(&file, spec.to_string()).unwrap();
         scene
+    }
+
+    /// Before Linux 6.5, and in a user namespace.
+    fn start_where_only_propagation_attaches(&self) -> Container {
+        let data = Inside::of(self.volume(), "data");
+        match live::kernel() >= (6, 5) {
+            true => Container::start_in_user_namespace(self.root.path(), &[data]),
+            false => Container::start(self.root.path(), &[data]),
+        }
     }
 
     /// Starts the container with the mounts below the volume.
@@ -282,25 +296,51 @@ fn mount_below(scene: &Scene, content: &str) {
 
 /// Propagation would bring the top mount alone, and hide what was mounted below.
 #[test]
-fn a_recursive_bind_is_refused_where_only_propagation_attaches() {
+fn a_slave_or_a_volume_with_mounts_in_it_is_refused_where_only_propagation_attaches() {
     if !refresh_scene::can_run() {
         return;
     }
-    let scene = Scene::new();
-    let data = Inside::of(scene.volume(), "data");
-    let container = match live::kernel() >= (6, 5) {
-        true => Container::start_in_user_namespace(scene.root.path(), &[data]),
-        false => Container::start(scene.root.path(), &[data]),
-    };
-    let before = container.mounts();
-    scene.mount_anew("2");
-    let refreshed = scene.refresh(&container);
-    assert!(
-        matches!(reason(&refreshed), NotReplaced::NeedsBeneath),
-        "{refreshed:?}"
-    );
-    assert_eq!(container.read("data/0").as_deref(), Some("1"));
-    assert_eq!(container.mounts(), before);
+    for option in ["rprivate", "rslave"] {
+        let scene = Scene::with_options(&[option]);
+        let container = scene.start_where_only_propagation_attaches();
+        let before = container.mounts();
+        scene.mount_anew("2");
+        if option == "rprivate" {
+            mount_below(&scene, "2");
+        }
+        let refreshed = scene.refresh(&container);
+        assert!(
+            matches!(reason(&refreshed), NotReplaced::NeedsBeneath),
+            "{refreshed:?}"
+        );
+        assert_eq!(container.read("data/0").as_deref(), Some("1"));
+        assert_eq!(container.mounts(), before);
+    }
+}
+
+#[test]
+fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
+    if !refresh_scene::can_run() {
+        return;
+    }
+    for options in [&["bind", "ro"][..], &["rbind", "rprivate", "ro"]] {
+        let scene = Scene::with_bind(options);
+        let container = scene.start_where_only_propagation_attaches();
+        let (mounts, root) = (container.mounts(), container.propagation_at("/"));
+        for content in ["2", "3"] {
+            scene.mount_anew(content);
+            live::change(&scene.volume(), MsFlags::MS_SHARED);
+            let host = mounts_of_host();
+            let refreshed = scene.refresh(&container);
+            let outcome = refreshed.mounts[0].result();
+            let method = AttachMethod::Tucked;
+            assert_eq!(outcome, MountResult::Replaced { method }, "{refreshed:?}");
+            assert_eq!(container.read("data/0").as_deref(), Some(content));
+            assert!(container.propagation_at("/data").is_empty());
+            let now = (container.mounts(), container.propagation_at("/"));
+            assert_eq!((now, mounts_of_host()), ((mounts, root.clone()), host));
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,8 @@ use bindguard_testing::own_namespace;
 use nix::mount::{MntFlags, umount2};
 
 use crate::nfs_server::{Server, forget};
-use crate::refresh_mounts::{Scene, can_run, mount_tmpfs, mounts_of_host};
+use crate::refresh_mounts::{Scene, mount_tmpfs, mounts_of_host};
+use crate::refresh_scene;
 
 /// Shorter than the minute for which a stopped server gives a waiting call no answer.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -29,7 +30,7 @@ fn running(server: &Server) -> (Scene, Container) {
 
 #[test]
 fn a_share_that_was_mounted_anew_arrives_again_and_again() {
-    if !own_namespace() || !can_run() {
+    if !own_namespace() || !refresh_scene::can_run() {
         return;
     }
     let Some(server) = Server::start() else {
@@ -53,7 +54,7 @@ fn a_share_that_was_mounted_anew_arrives_again_and_again() {
 
 #[test]
 fn a_share_whose_server_is_gone_is_replaced_in_time() {
-    if !own_namespace() || !can_run() {
+    if !own_namespace() || !refresh_scene::can_run() {
         return;
     }
     let Some(server) = Server::start() else {
