@@ -24,6 +24,7 @@ mod descriptors;
 mod directories;
 mod fork;
 mod handle;
+mod hanging_probes;
 mod heap;
 mod host_path;
 mod inherited_state;

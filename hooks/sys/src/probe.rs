@@ -2,7 +2,8 @@
 //!
 //! A runtime first walks to the path of a bind's source and calls stat(2). A dead mount answers
 //! these with ENOTCONN, ESTALE or not at all (containerd#10828). A separate process makes the
-//! calls.
+//! calls. A filesystem with [a probe that hangs](crate::hanging_probes) is silent without another
+//! one.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,11 +11,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bindguard_core::mount_table::Device;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 
 use crate::handle::Handle;
+use crate::hanging_probes::{self, filesystem_of};
+use crate::mounts::Mounts;
 use crate::separate_process::SeparateProcess;
 
 /// The result of one probe.
@@ -46,6 +50,23 @@ pub struct Patience {
 /// # Errors
 /// When no process can be made.
 pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
+    let mounts = Mounts::default();
+    let hangs = |path: &PathBuf| hanging_probes::contains(filesystem_of(path, &mounts));
+    let silent = match hanging_probes::is_empty() {
+        true => None,
+        false => paths.iter().position(hangs),
+    };
+    let mut answers = answers_before(silent.unwrap_or(paths.len()), paths, patience)?;
+    if silent == Some(answers.len()) {
+        answers.push(Answer::Silent(patience.each));
+    }
+    answers.resize_with(paths.len(), || Answer::NotProbed);
+    Ok(answers)
+}
+
+/// The answers of the first paths, up to the first that is silent.
+fn answers_before(count: usize, paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
+    let paths = &paths[..count];
     if paths.is_empty() {
         return Ok(Vec::new());
     }
@@ -56,41 +77,75 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     })?;
     let (received, end) = read_until(process.output(), patience)?;
     let mut answers = answers(&received);
-    if answers.len() < paths.len() && end == End::Silence {
+    if let Some(silent) = paths.get(answers.len()).filter(|_| end == End::Silence) {
+        hanging_probes::add(filesystem_of(silent, &Mounts::default()), process);
         answers.push(Answer::Silent(patience.each));
     }
-    answers.resize_with(paths.len(), || Answer::NotProbed);
     Ok(answers)
 }
 
-/// Probes each of these paths in a process of its own, all at the same time, for `patience` in all.
-/// A path that hangs delays no other. The answers are in the same order. A process costs a
-/// millisecond: this is for the paths that [`probe`] left.
+/// Probes all of these paths at the same time, for `patience` in all. A path that hangs delays only
+/// the later paths of its filesystem, which are silent then. The answers are in the same order. A
+/// process costs a millisecond: this is for the paths that [`probe`] left.
 ///
 /// # Errors
 /// When no process can be made.
 pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
-    let processes = paths
-        .iter()
-        .map(|path| SeparateProcess::start(|pipe| write_answer(pipe, probe_path(path))));
-    let mut processes = processes.collect::<io::Result<Vec<_>>>()?;
+    let mut answers: Vec<Answer> = paths.iter().map(|_| Answer::NotProbed).collect();
+    let mut started = Vec::new();
+    for (filesystem, indexes) in by_filesystem(paths) {
+        if hanging_probes::contains(filesystem) {
+            indexes
+                .iter()
+                .for_each(|it| answers[*it] = Answer::Silent(patience));
+            continue;
+        }
+        let process = SeparateProcess::start(|pipe| {
+            indexes
+                .iter()
+                .for_each(|index| write_answer(pipe, probe_path(&paths[*index])));
+        })?;
+        started.push((filesystem, indexes, process));
+    }
     let start = Instant::now();
-    let mut answer = |process: &mut SeparateProcess| {
+    for (filesystem, indexes, mut process) in started {
         let left = patience.saturating_sub(start.elapsed());
-        let (received, end) = read_until(
-            process.output(),
-            Patience {
-                each: left,
-                all: left,
-            },
-        )?;
-        Ok(answers(&received).pop().unwrap_or(if end == End::Closed {
-            Answer::NotProbed
-        } else {
-            Answer::Silent(patience)
-        }))
-    };
-    processes.iter_mut().map(&mut answer).collect()
+        let all_left = Patience {
+            each: left,
+            all: left,
+        };
+        let (received, end) = read_until(process.output(), all_left)?;
+        let mut received = self::answers(&received).into_iter();
+        for index in indexes {
+            let silence = || match end {
+                End::Closed => Answer::NotProbed,
+                End::Silence | End::OutOfTime => Answer::Silent(patience),
+            };
+            answers[index] = received.next().unwrap_or_else(silence);
+        }
+        if end != End::Closed {
+            hanging_probes::add(filesystem, process);
+        }
+    }
+    Ok(answers)
+}
+
+/// The paths by their filesystem, each path by its index; a path that is known to be on no server
+/// stands alone.
+fn by_filesystem(paths: &[PathBuf]) -> Vec<(Option<Device>, Vec<usize>)> {
+    let mounts = Mounts::default();
+    let mut groups: Vec<(Option<Device>, Vec<usize>)> = Vec::new();
+    for (index, path) in paths.iter().enumerate() {
+        let filesystem = filesystem_of(path, &mounts);
+        let known = groups
+            .iter_mut()
+            .find(|(it, _)| it.is_some() && *it == filesystem);
+        match known {
+            Some((_, indexes)) => indexes.push(index),
+            None => groups.push((filesystem, vec![index])),
+        }
+    }
+    groups
 }
 
 fn probe_path(path: &Path) -> Result<PathBuf, i32> {

@@ -64,6 +64,19 @@ impl SeparateProcess {
         is_runnable(self.pid)
     }
 
+    /// Kills the process, and returns its pidfd: the process may end much later.
+    pub(crate) fn kill(mut self) -> Option<OwnedFd> {
+        self.send_kill();
+        self.process.take()
+    }
+
+    fn send_kill(&self) {
+        if let Some(process) = &self.process {
+            // The process may have ended, or ends when its server answers. Nothing waits for it.
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+    }
+
     /// The pipe's read end.
     pub(crate) fn output(&mut self) -> &mut File {
         &mut self.output
@@ -81,10 +94,7 @@ pub(crate) fn is_runnable(pid: i32) -> bool {
 
 impl Drop for SeparateProcess {
     fn drop(&mut self) {
-        if let Some(process) = &self.process {
-            // The process may have ended, or ends when its server answers. Nothing waits for it.
-            let _ = pidfd_send_signal(process, Signal::KILL);
-        }
+        self.send_kill();
     }
 }
 

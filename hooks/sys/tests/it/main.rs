@@ -10,6 +10,7 @@ mod enter;
 mod enter_hostile;
 mod enter_limit;
 mod enter_scene;
+mod hanging_probes;
 mod journal;
 mod mount_watch;
 mod mounts;

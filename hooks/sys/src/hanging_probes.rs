@@ -1,0 +1,55 @@
+//! The probes that hang, so that a filesystem has at most one.
+//!
+//! A process whose request a FUSE daemon took ends only with the answer. Each further probe of the
+//! filesystem would be one such process more, for as long as the daemon is silent. So the process of
+//! a silent probe is remembered until its end, and until then the filesystem counts as silent.
+//!
+//! The device names the filesystem: a volume that is mounted anew has another one and is probed at
+//! once. A hanging process keeps the device's number in use. Local filesystems do not count.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bindguard_core::mount_table::Device;
+
+use crate::handle::Handle;
+use crate::mounts::Mounts;
+use crate::poll::is_readable;
+use crate::separate_process::SeparateProcess;
+
+/// The processes that did not end yet, each with the filesystem that it waits for.
+static HANGING: Mutex<Vec<(Device, OwnedFd)>> = Mutex::new(Vec::new());
+
+/// The filesystem of a path that is on a server or a daemon, by the part of the path that the kernel
+/// has in its cache: the root of a mount always is. `None` before Linux 5.12.
+pub(crate) fn filesystem_of(path: &Path, mounts: &Mounts) -> Option<Device> {
+    let handle = path.ancestors().find_map(Handle::cached)?.unqueried();
+    let mount = mounts.mount_of(&handle).ok()?.entry;
+    (!mount.fs_type.is_local()).then_some(mount.device)
+}
+
+/// True if no probe hangs: then nothing need be known of a path.
+pub(crate) fn is_empty() -> bool {
+    hanging().is_empty()
+}
+
+/// True if a probe of the filesystem hangs.
+pub(crate) fn contains(filesystem: Option<Device>) -> bool {
+    filesystem.is_some_and(|device| hanging().iter().any(|(known, _)| *known == device))
+}
+
+/// Ends the process of a silent probe, and remembers that process until its end.
+pub(crate) fn add(filesystem: Option<Device>, process: SeparateProcess) {
+    let process = process.kill();
+    if let Some(hanging_process) = filesystem.zip(process) {
+        hanging().push(hanging_process);
+    }
+}
+
+fn hanging() -> MutexGuard<'static, Vec<(Device, OwnedFd)>> {
+    let mut hanging = HANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    hanging.retain(|(_, process)| !is_readable(process.as_fd(), Duration::ZERO));
+    hanging
+}

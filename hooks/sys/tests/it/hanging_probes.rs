@@ -1,0 +1,127 @@
+//! Probes of a mount whose daemon takes requests and never answers.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
+use bindguard_testing::live::change;
+use bindguard_testing::scene::tmpfs;
+use bindguard_testing::{Folder, Fuse, bind, own_namespace};
+use nix::mount::{MsFlags, mount};
+
+const EACH: Duration = Duration::from_millis(700);
+
+/// A daemon that takes all requests.
+fn silent_daemon() -> Option<Fuse> {
+    let mut fuse = own_namespace().then(Fuse::mounted).flatten()?;
+    fuse.begin();
+    let mut device = fuse.device.as_ref()?.try_clone().unwrap();
+    thread::spawn(move || while device.read(&mut vec![0; 1 << 17]).is_ok() {});
+    Some(fuse)
+}
+
+fn probed(path: &Path) -> Answer {
+    let patience = Patience {
+        each: EACH,
+        all: 2 * EACH,
+    };
+    probe(&[path.to_owned()], patience).unwrap().pop().unwrap()
+}
+
+fn is_silent(answer: &Answer) -> bool {
+    matches!(answer, Answer::Silent(_))
+}
+
+/// A volume and its subPaths are several mounts of one filesystem.
+#[test]
+fn a_filesystem_with_a_probe_that_hangs_is_not_probed_again() {
+    let Some(fuse) = silent_daemon() else { return };
+    let (folder, healthy) = (Folder::new(), Folder::new());
+    bind(&fuse.path(), folder.path());
+    change(folder.path(), MsFlags::MS_PRIVATE);
+    tmpfs(healthy.path());
+    assert!(is_silent(&probed(&fuse.path())));
+    let start = Instant::now();
+    for path in [fuse.path(), folder.path().to_owned(), fuse.path().join("x")] {
+        let answer = probed(&path);
+        assert!(is_silent(&answer), "{}: {answer:?}", path.display());
+    }
+    let paths: [PathBuf; 3] = [folder.path().into(), healthy.path().into(), fuse.path()];
+    let answers = probe_side_by_side(&paths, EACH).unwrap();
+    let silent: Vec<bool> = answers.iter().map(is_silent).collect();
+    assert_eq!(silent, [true, false, true], "{answers:?}");
+    assert!(matches!(answers[1], Answer::Reached(_)), "{answers:?}");
+    assert!(
+        start.elapsed() < EACH,
+        "a process was started: {:?}",
+        start.elapsed()
+    );
+
+    // The driver mounts the volume anew, while the probe of the old mount still hangs.
+    tmpfs(folder.path());
+    assert!(matches!(probed(folder.path()), Answer::Reached(_)));
+    assert!(is_silent(&probed(&fuse.path())));
+}
+
+#[test]
+fn once_the_probe_ended_the_filesystem_is_probed_again() {
+    let Some(mut fuse) = silent_daemon() else {
+        return;
+    };
+    assert!(is_silent(&probed(&fuse.path())));
+    abort_connection(&fuse.path());
+    fuse.device = None;
+    let start = Instant::now();
+    while !matches!(probed(&fuse.path()), Answer::Refused(_)) {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// As if the daemon ended: another thread has its device.
+fn abort_connection(mounted_at: &Path) {
+    let table = bindguard_sys::read_mount_table().unwrap();
+    let mounts = table.entries().iter();
+    let found = mounts
+        .rev()
+        .find(|it| it.mount_point == mounted_at)
+        .unwrap();
+    let connections = Folder::new();
+    let kind = Some("fusectl");
+    mount(
+        kind,
+        connections.path(),
+        kind,
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
+    let abort = connections.path().join(found.device.minor.to_string());
+    std::fs::write(abort.join("abort"), "1").unwrap();
+}
+
+/// The first probe of a filesystem hangs, and no second one begins beside it.
+#[test]
+fn paths_of_one_filesystem_share_a_process() {
+    let Some(fuse) = silent_daemon() else { return };
+    let folders = [(); 4].map(|()| Folder::new());
+    for folder in &folders {
+        bind(&fuse.path(), folder.path());
+    }
+    let paths: Vec<PathBuf> = folders.iter().map(|it| it.path().to_owned()).collect();
+    let answers = probe_side_by_side(&paths, EACH).unwrap();
+    assert!(answers.iter().all(is_silent), "{answers:?}");
+    assert_eq!(probes_in_own_namespace(), 1);
+}
+
+/// The processes in the mount namespace of this test's thread. The thread's own process is in
+/// another one.
+fn probes_in_own_namespace() -> usize {
+    let namespace_in = |folder: &Path| std::fs::read_link(folder.join("ns/mnt")).ok();
+    let own = namespace_in("/proc/thread-self".as_ref());
+    let names = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = names.filter(|it| it.file_name().to_string_lossy().parse::<u32>().is_ok());
+    pids.filter(|pid| namespace_in(&pid.path()) == own).count()
+}
