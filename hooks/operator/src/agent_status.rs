@@ -50,6 +50,20 @@ pub struct AgentStatus {
     pub kubediag: bool,
     /// The number of kubelet roots that do not answer.
     pub silent_roots: u64,
+    /// Its children that hang in containers, which are not refreshed meanwhile.
+    #[serde(default)]
+    pub hanging_children: Vec<HangingChild>,
+}
+
+/// A child of the agent that hangs in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HangingChild {
+    /// The container's name for people.
+    pub container: String,
+    /// The container's id.
+    pub id: String,
+    /// The pid of the child.
+    pub pid: u32,
 }
 
 /// The agent as an NRI plugin.

@@ -84,6 +84,12 @@ fn story(node: &Node, limit: Duration, mounts: u32) -> Result<()> {
             hostile.iter().filter(waits).count() > 0,
             "the neighbour waited for every other container"
         );
+        if text == "one" {
+            until("a child that hangs is listed", || {
+                let status = agent.get("/v1/status");
+                Ok(status.contains("container app\",\"id\":\"") && status.contains("hostile-"))
+            })?;
+        }
         println!("the neighbour reads {text} after {:?}", start.elapsed());
     }
     drop(agent);

@@ -359,7 +359,7 @@ mod tests {
     use bindguard_config::RefreshMode;
     use bindguard_core::identity::PodName;
     use bindguard_core::policy::Mode;
-    use bindguard_operator::agent_status::{AgentStatus, NriState};
+    use bindguard_operator::agent_status::{AgentStatus, HangingChild, NriState};
     use bindguard_testing::documented;
 
     #[test]
@@ -416,6 +416,11 @@ mod tests {
                 nri: NriState::Connected,
                 kubediag: false,
                 silent_roots: 0,
+                hanging_children: vec![HangingChild {
+                    container: "default/web container app".to_owned(),
+                    id: "bb344d713010".to_owned(),
+                    pid: 2214,
+                }],
             })),
             problems: Vec::new(),
         };

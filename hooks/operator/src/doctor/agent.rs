@@ -3,7 +3,7 @@
 use bindguard_core::refresh_request::RefreshMode;
 
 use super::Point;
-use crate::agent_status::{AgentState, AgentStatus, NriState};
+use crate::agent_status::{AgentState, AgentStatus, HangingChild, NriState};
 
 const NAME: &str = "agent";
 
@@ -35,8 +35,25 @@ pub fn agent(state: &AgentState, is_unit: bool) -> Point {
             ),
             "bindguard diagnose",
         ),
-        AgentState::Running(status) => Point::ok(NAME, describe(status)),
+        AgentState::Running(status) => match &status.hanging_children[..] {
+            [] => Point::ok(NAME, describe(status)),
+            [first, ..] => Point::failed(
+                NAME,
+                hanging(&status.hanging_children),
+                format!("cat /proc/{}/stack", first.pid),
+            ),
+        },
     }
+}
+
+/// The children that hang, each with its container.
+fn hanging(children: &[HangingChild]) -> String {
+    let child = |child: &HangingChild| format!("process {} in {}", child.pid, child.container);
+    let children: Vec<String> = children.iter().map(child).collect();
+    format!(
+        "a file server or FUSE daemon of a container does not answer the node agent, and the container is not refreshed: {}",
+        children.join(", ")
+    )
 }
 
 /// The agent in one line.
@@ -100,7 +117,27 @@ mod tests {
             nri,
             kubediag: false,
             silent_roots,
+            hanging_children: Vec::new(),
         }))
+    }
+
+    #[test]
+    fn a_child_that_hangs_is_named_with_its_container() {
+        let AgentState::Running(mut status) = running(NriState::Off, 0) else {
+            panic!("it runs")
+        };
+        status.hanging_children = ["default/web container app", "db"]
+            .map(|container| HangingChild {
+                container: container.to_owned(),
+                id: "bb344d713010".to_owned(),
+                pid: 41,
+            })
+            .to_vec();
+        let point = agent(&AgentState::Running(status), true);
+        assert_eq!(point.status, Status::Failed);
+        let named = "process 41 in default/web container app, process 41 in db";
+        assert!(point.message.ends_with(named), "{}", point.message);
+        assert_eq!(point.command.as_deref(), Some("cat /proc/41/stack"));
     }
 
     #[test]

@@ -247,6 +247,7 @@ impl Entered {
     /// Gives it up. The value shows if the child still waits for something in the container.
     pub fn abandon(self) -> Abandoned {
         Abandoned {
+            pid: self.child.pid.unsigned_abs(),
             child: self.child.pidfd.try_clone().ok(),
         }
     }
@@ -323,10 +324,16 @@ impl Drop for Entered {
 /// A child that was given up.
 #[derive(Debug)]
 pub struct Abandoned {
+    pid: u32,
     child: Option<OwnedFd>,
 }
 
 impl Abandoned {
+    /// The pid of the child.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
         self.child

@@ -2,6 +2,7 @@
 //! module of this folder names a module of the other folders.
 
 pub mod events;
+pub mod hanging_children;
 pub mod journal;
 pub mod kubernetes;
 pub mod log_line;

@@ -55,6 +55,7 @@ impl StatusSource {
             },
             kubediag: self.serves_kubediag,
             silent_roots: u64::try_from(metrics.silent_roots.get()).unwrap_or_default(),
+            hanging_children: metrics.hanging_children.listed(),
         }
     }
 }

@@ -15,8 +15,8 @@ use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
-    Abandoned, CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE,
-    MountRefresh, RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
+    CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, MountRefresh,
+    RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
@@ -68,9 +68,6 @@ pub struct Refresher<'a> {
 /// The findings of earlier refreshes.
 #[derive(Debug, Default)]
 struct Known {
-    /// Children that hang in a container, by the container's id. No second child enters that
-    /// container.
-    abandoned: HashMap<String, Abandoned>,
     warned: HashMap<String, Vec<String>>,
     standing: Standing<String>,
     /// The journaled mounts of each container that could not be replaced: a survey finds the same
@@ -113,7 +110,7 @@ impl<'a> Refresher<'a> {
         files: &dyn CurrentFiles,
         notify: &Notify,
     ) -> RefreshedContainer {
-        if self.known().has_abandoned(&container.id) {
+        if self.metrics.hanging_children.are_in(&container.id) {
             return RefreshedContainer {
                 warnings: Vec::new(),
                 is_out_of_time: true,
@@ -136,7 +133,7 @@ impl<'a> Refresher<'a> {
         notify: &Notify,
     ) -> RefreshedContainer {
         let start = Instant::now();
-        while self.known().has_abandoned(&container.id) {
+        while self.metrics.hanging_children.are_in(&container.id) {
             if start.elapsed() > time {
                 let warning = format!(
                     "refresh {}: an earlier refresh still hangs in it",
@@ -213,11 +210,11 @@ impl<'a> Refresher<'a> {
                 .extend((!line.mounts.is_empty()).then_some(overlooked));
         }
         self.hand_over(line);
-        self.known().abandoned.extend(
-            refreshed
-                .abandoned
-                .map(|child| (container.id.clone(), child)),
-        );
+        if let Some(child) = refreshed.abandoned {
+            self.metrics
+                .hanging_children
+                .add(&container.id, name, child);
+        }
         Some(RefreshedContainer {
             warnings,
             is_out_of_time,
@@ -319,11 +316,6 @@ impl<'a> Refresher<'a> {
 }
 
 impl Known {
-    fn has_abandoned(&mut self, id: &str) -> bool {
-        self.abandoned.retain(|_, child| child.is_alive());
-        self.abandoned.contains_key(id)
-    }
-
     fn is_new_problem(&mut self, id: &str, problem: &str) -> bool {
         let before = self.problems.insert(id.to_owned(), problem.to_owned());
         before.is_none_or(|before| before != problem)

@@ -29,6 +29,8 @@ pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
 pub use self::outcomes::RefreshResult;
 pub use self::plain_text::plain_text;
 
+use crate::sinks::hanging_children::HangingChildren;
+
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
@@ -54,6 +56,9 @@ pub struct Metrics {
     pub restarts: Counter,
     /// Kubelet roots that do not answer.
     pub silent_roots: Gauge,
+    /// Children that hang in containers.
+    pub hanging_children: HangingChildren,
+    hanging_count: Gauge,
     rebinds: Family<OutcomeLabel, Counter>,
     rebind_seconds: Histogram,
     refreshes: Family<RefreshLabel, Counter>,
@@ -111,6 +116,8 @@ impl Metrics {
             last_survey: Gauge::default(),
             restarts: Counter::default(),
             silent_roots: Gauge::default(),
+            hanging_children: HangingChildren::default(),
+            hanging_count: Gauge::default(),
             rebinds: Family::default(),
             rebind_seconds: Histogram::new(BUCKETS),
             refreshes: Family::default(),
@@ -170,6 +177,11 @@ impl Metrics {
             "agent_silent_roots",
             "Kubelet roots that do not answer",
             self.silent_roots.clone(),
+        );
+        registry.register(
+            "agent_hanging_children",
+            "Children of the agent that hang in containers",
+            self.hanging_count.clone(),
         );
         registry.register(
             "subpath_rebinds",
@@ -317,6 +329,8 @@ impl Metrics {
     /// # Errors
     /// If a figure cannot be encoded.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let hanging = self.hanging_children.listed().len();
+        self.hanging_count.set(hanging as i64);
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

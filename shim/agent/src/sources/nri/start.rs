@@ -141,9 +141,7 @@ impl Starts {
         let work = move || refreshed(helper.as_deref(), &container, &config, until);
         let answer = match self.deadline.within(START_TIMEOUT, work) {
             Ok(Ok(None)) => StartAnswer::current,
-            Ok(Ok(Some((names, refreshed)))) => {
-                self.report(&id, names, &refreshed, start.elapsed())
-            }
+            Ok(Ok(Some((names, refreshed)))) => self.report(&id, names, refreshed, start.elapsed()),
             Ok(Err(error)) => {
                 warn!(
                     "container {id} starts as it is: check its mounts: {}",
@@ -206,7 +204,7 @@ impl Starts {
         &self,
         id: &str,
         names: Identity,
-        refreshed: &Refreshed,
+        refreshed: Refreshed,
         took: Duration,
     ) -> StartAnswer {
         let mounts: Vec<RefreshedMount> = refreshed.mounts.iter().map(Into::into).collect();
@@ -214,6 +212,9 @@ impl Starts {
         mounts
             .iter()
             .for_each(|mount| self.metrics.refreshed(RefreshResult::of(&mount.outcome)));
+        if let Some(child) = refreshed.abandoned {
+            self.metrics.hanging_children.add(id, id, child);
+        }
         if all > 0 {
             let mut line = RefreshLine::new(Actor::Agent, id, names);
             line.mounts = mounts;
