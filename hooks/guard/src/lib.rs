@@ -23,6 +23,7 @@ mod prove;
 mod rebind;
 pub mod refresh;
 mod roots_in_use;
+mod staging;
 
 pub use admission::OpenError;
 pub use admit::{Admission, Attempt, admit, admit_spec};
@@ -37,6 +38,7 @@ pub use oci_state::bundle_and_pid;
 pub use probes::{Answers, Probes};
 pub use prove::{Proved, prove_container, prove_new_container};
 pub use rebind::{NotRebound, Rebound, rebind};
+pub use staging::dead_volume;
 
 /// Reads a small file that may lie on a server that does not answer, without waiting for that
 /// server.

@@ -17,7 +17,7 @@ mod plugin;
 mod pod_path;
 mod volume_subpath;
 
-pub use csi_volume::{CSI_RECORD, CsiRecord};
+pub use csi_volume::{CSI_RECORD, CsiRecord, STAGING_MOUNT};
 pub use mounted_volume::MountedVolume;
 pub use payload::{DATA_LINK, TimestampDirectory, VolumeLayout};
 pub use plugin::{Plugin, RequiredMount, Writer};

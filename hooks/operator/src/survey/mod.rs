@@ -21,7 +21,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
-use bindguard_guard::Probes;
+use bindguard_guard::{Probes, dead_volume};
 use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
 use bindguard_sys::{MountinfoError, Mounts, read_mount_table};
 
@@ -186,7 +186,13 @@ fn judged<V>(
                 .flatten()
                 .as_ref()
                 .and_then(judge_reach);
-            dead.unwrap_or_else(|| judge(volume, &held.observe(&mounts)))
+            match dead {
+                Some(Verdict::Dead(words)) => {
+                    Verdict::Dead(dead_volume(place(volume), words, probes))
+                }
+                Some(verdict) => verdict,
+                None => judge(volume, &held.observe(&mounts)),
+            }
         };
         volumes
             .iter()

@@ -7,6 +7,7 @@
 )]
 
 mod dead_kubelet_root;
+mod dead_publish_mount;
 mod ended_pods;
 mod hostile_mount_tables;
 mod json_is_stable;
