@@ -1,10 +1,12 @@
-//! Running containers that read old files of a configMap, secret, projected or downwardAPI volume.
+//! Running containers that read old files of a configMap, secret, projected, downwardAPI or inline
+//! CSI volume.
 //!
 //! A `subPath` file of a running container never changes (kubernetes#50345). The container's own
 //! mount table shows which of its mounts are stale. Nothing is entered and nothing is changed.
 
 use bindguard_core::identity::PodName;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
@@ -70,7 +72,10 @@ pub(crate) fn old_files<'r>(
     );
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for (folder, containers) in by_pod {
-        match PodVolumes::open(&folder) {
+        // A look is harmless also where a container can write the volume.
+        let none_writable = || Ok::<_, Infallible>(Vec::new());
+        let volumes = PodVolumes::open(&folder);
+        match volumes.and_then(|volumes| volumes.with_drivers(&folder, none_writable)) {
             Ok(volumes) => {
                 for container in containers {
                     let Some(init) = inits.get(container.id.as_str()) else {

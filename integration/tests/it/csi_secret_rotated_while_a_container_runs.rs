@@ -96,6 +96,11 @@ fn a_volume_that_an_init_container_wrote_stays(node: &Node, runtime: &str) -> Re
         "the old file stays, and each refusal is one line",
         || Ok(cri.read(&app, "/etc/tls.crt")? == "one" && refused()?.len() == 2),
     )?;
+    let seen = node.bindguard(["diagnose", "--pod", "default/init"])?;
+    ensure!(
+        seen.code() == 1 && seen.stdout.contains("/etc/tls.crt"),
+        "{seen:?}"
+    );
     let by_hand = node.bindguard(["refresh", "--pod", "default/init"])?;
     let words = "is a CSI volume that a container of the pod may write";
     ensure!(
