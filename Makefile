@@ -99,9 +99,9 @@ faults: setup
 deb: build package-files
 	sh config/debian/build.sh $(VERSION) $(BIN) target/package $(DEB)
 
-# For the tests: the package of the programs that they run.
+# For the tests: the package of the programs that they run, without ten seconds of compression.
 test-deb: programs package-files
-	sh config/debian/build.sh $(VERSION) $(DEV) target/package $(DEB)
+	COMPRESSION=none sh config/debian/build.sh $(VERSION) $(DEV) target/package $(DEB)
 
 ## the manuals, the completions and the units of the package
 package-files: programs

@@ -2,6 +2,7 @@
 # Builds the Debian package of programs that are built already. dpkg-deb, which every Debian has, needs nothing else.
 #   build.sh VERSION PROGRAMS FILES PACKAGE     PROGRAMS: the folder of the programs; FILES: the folder of the manuals, completions
 #                                               and the units (make package-files); PACKAGE: the file to write
+# COMPRESSION: that of dpkg-deb -Z; xz by default.
 set -eu
 version=$1; programs=$2; files=$3; package=$4
 here=$(cd "$(dirname "$0")" && pwd)
@@ -58,4 +59,4 @@ Description: checks and repairs the binds of every container
  it. A timer finishes a removal that running pods have held up.
 END
 mkdir -p "$(dirname "$package")"
-dpkg-deb --root-owner-group -Zxz --build "$root" "$package" >/dev/null
+dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$root" "$package" >/dev/null

@@ -81,12 +81,12 @@ fn story(generation: Generation, steps: impl Fn(&Node, &[u8]) -> Result<()>) {
     });
 }
 
-/// Every change in `make soak`, which sets `BINDGUARD_SOAK`; every second one in `make test`.
+/// Every change in `make soak`, which sets `BINDGUARD_SOAK`; every third one in `make test`.
 fn stride() -> usize {
     if std::env::var_os("BINDGUARD_SOAK").is_some() {
         1
     } else {
-        2
+        3
     }
 }
 
