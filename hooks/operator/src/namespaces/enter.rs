@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -9,8 +10,9 @@ use bindguard_core::mount_table::MountTable;
 use bindguard_sys::ReadTableError;
 use bindguard_sys::enter::{mounts_in, open_process_file};
 use bindguard_sys::process_files::ProcessFile;
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{Mode, OFlags};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::UnreadTable;
 
@@ -77,7 +79,7 @@ fn open_table(namespace: &File) -> io::Result<File> {
         let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty())?;
         // setns(2) refuses a thread that shares its root directory with others.
         unshare(CloneFlags::CLONE_FS)?;
-        setns(namespace, CloneFlags::CLONE_NEWNS)?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let table = rustix::fs::openat(&own, "mountinfo", flags, Mode::empty())?;
         Ok(File::from(table))

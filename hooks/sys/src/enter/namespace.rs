@@ -13,9 +13,10 @@ use std::thread;
 
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::mount_namespace::{MountNamespace, NamespaceError, identity, is_same};
 use super::mounts::mounts_in;
@@ -150,7 +151,7 @@ impl MountNamespace {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let proc = rustix::fs::openat(CWD, "/proc", flags, Mode::empty())?;
             unshare(CloneFlags::CLONE_FS)?;
-            setns(&self.file, CloneFlags::CLONE_NEWNS)?;
+            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Mount))?;
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
             Ok(rustix::fs::openat(&proc, "thread-self/mountinfo", flags, Mode::empty())?.into())
         };

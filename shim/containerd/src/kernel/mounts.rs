@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
-use nix::unistd::{Pid, pause};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use nix::unistd::pause;
+use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 
 /// Forks a child that is the only member of a new user namespace, and idles until it is killed.
 pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
@@ -23,14 +23,15 @@ pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
     // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of all other
     // memory, so it cannot harm the parent. It makes two system calls that a child of a process
     // with threads may make, and never returns.
-    Ok(unsafe {
+    let child = unsafe {
         clone(
             idle,
             &mut stack,
             CloneFlags::CLONE_NEWUSER,
             Some(libc::SIGCHLD),
         )
-    }?)
+    }?;
+    Pid::from_raw(child.as_raw()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Maps the ids of a detached mount and of those below it by a user namespace, makes them private,

@@ -15,12 +15,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use nix::mount::{MntFlags, umount2};
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
-use nix::unistd::Pid;
 use rustix::fs::CWD;
-use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::overlay::common_parent;
 use crate::kernel::{child_in_user_namespace, map_ids};
@@ -47,7 +44,7 @@ impl IdMap {
     /// replaced by its clone.
     pub(super) fn apply(&self, target: &Path) -> io::Result<()> {
         let mapped = self.clone_of(target, false)?;
-        umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
+        unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
         attach(&mapped, target)
     }
 
@@ -113,9 +110,9 @@ impl Drop for MappedLayers {
     fn drop(&mut self) {
         // Unmounted already, or never mounted; without the directory there is nothing to remove
         // either.
-        let _ = umount2(
+        let _ = unmount(
             &self.directory,
-            MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW,
+            UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
         );
         if let Err(error) = fs::remove_dir(&self.directory) {
             tracing::warn!(path = %self.directory.display(), %error, "cannot remove the mount point of an overlay's mapped layers");
@@ -162,15 +159,15 @@ struct NamespaceChild(Pid);
 
 impl NamespaceChild {
     fn file(&self, name: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/{name}", self.0))
+        PathBuf::from(format!("/proc/{}/{name}", self.0.as_raw_nonzero()))
     }
 }
 
 impl Drop for NamespaceChild {
     fn drop(&mut self) {
-        let _ = kill(self.0, Signal::SIGKILL);
+        let _ = kill_process(self.0, Signal::KILL);
         // ECHILD: the reaper of orphans was faster.
-        let _ = waitpid(self.0, None);
+        let _ = waitpid(Some(self.0), WaitOptions::empty());
     }
 }
 

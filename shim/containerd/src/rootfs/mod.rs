@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::error_chain;
 use containerd_shim_protos::types::mount::Mount;
 use nix::mount::MsFlags;
-use nix::sys::statvfs::FsFlags;
+use rustix::fs::StatVfsMountFlags;
 
 use crate::blocking::run_blocking;
 use fuse::Fuse;
@@ -232,12 +232,12 @@ fn remount(target: &Path, flags: MsFlags) -> io::Result<()> {
 }
 
 fn lockable_flags(target: &Path) -> io::Result<MsFlags> {
-    let has = nix::sys::statvfs::statvfs(target)?.flags();
+    let has = rustix::fs::statvfs(target)?.f_flag;
     let lockable = [
-        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
-        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
-        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
-        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (StatVfsMountFlags::RDONLY, MsFlags::MS_RDONLY),
+        (StatVfsMountFlags::NOSUID, MsFlags::MS_NOSUID),
+        (StatVfsMountFlags::NODEV, MsFlags::MS_NODEV),
+        (StatVfsMountFlags::NOEXEC, MsFlags::MS_NOEXEC),
     ];
     Ok(lockable
         .into_iter()

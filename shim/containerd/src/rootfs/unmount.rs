@@ -5,8 +5,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::mount::{MntFlags, umount2};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 
 use super::RootfsError;
 
@@ -28,16 +28,16 @@ pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
     let mut busy = 0;
     loop {
         let lazy = if busy > BUSY_TRIES {
-            MntFlags::MNT_DETACH
+            UnmountFlags::DETACH
         } else {
-            MntFlags::empty()
+            UnmountFlags::empty()
         };
-        match umount2(rootfs, lazy | MntFlags::UMOUNT_NOFOLLOW) {
+        match unmount(rootfs, lazy | UnmountFlags::NOFOLLOW) {
             // There may be another mount underneath.
             Ok(()) => {}
             // EINVAL: nothing is mounted on the root filesystem's path.
-            Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
-            Err(Errno::EBUSY) if busy <= BUSY_TRIES => {
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            Err(Errno::BUSY) if busy <= BUSY_TRIES => {
                 busy += 1;
                 thread::sleep(BUSY_PAUSE);
             }
