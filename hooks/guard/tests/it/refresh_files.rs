@@ -19,10 +19,11 @@ use bindguard_guard::refresh::{
     RunningContainer, TuckRecords, find_stale, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, bind, helper, own_namespace, skipped};
+use bindguard_testing::{Folder, bind, helper, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_mounts::mount_tmpfs;
+use crate::refresh_scene::can_run;
 
 const PLACE: &str = "/etc/app.conf";
 
@@ -103,10 +104,6 @@ fn spec(binds: &[(&Path, &str)]) -> Vec<u8> {
 }
 
 /// False, with a printed reason, without privilege.
-fn can_run() -> bool {
-    own_namespace()
-}
-
 /// A way in which programs replace a file, given its scene and the new content.
 type Replace = fn(&Scene, &str);
 

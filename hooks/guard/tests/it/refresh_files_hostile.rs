@@ -19,13 +19,13 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{bind, helper, own_namespace};
+use bindguard_testing::{bind, helper};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, pivot_root};
 
-use crate::refresh_scene::rounds;
+use crate::refresh_scene::{can_run, rounds};
 
 const PLACE: &str = "/app/.env";
 const CONF: &str = "data/a/conf";
@@ -149,7 +149,7 @@ fn shown(container: &Container) -> String {
 
 #[test]
 fn a_link_of_the_container_never_leads_out_of_its_volume() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     // The file's folder; one and two levels above it; by `..`, by the whole path, and through a
@@ -188,7 +188,7 @@ fn a_link_of_the_container_never_leads_out_of_its_volume() {
 
 #[test]
 fn a_link_of_another_container_is_refused() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -215,7 +215,7 @@ fn a_link_of_another_container_is_refused() {
 /// tables must not fill the agent's memory.
 #[test]
 fn no_table_is_read_after_that_of_a_container_that_leads() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -271,7 +271,7 @@ const HIDING: [Step; 2] = [
 
 #[test]
 fn a_container_that_hides_its_mounts_in_namespaces_of_its_own_leads_nowhere() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -310,7 +310,7 @@ impl Drop for Ends<'_> {
 /// folder of the container's own.
 #[test]
 fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -361,7 +361,7 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
 /// mount point.
 #[test]
 fn a_mount_point_that_the_container_renamed_is_refused() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -396,7 +396,7 @@ fn a_mount_point_that_the_container_renamed_is_refused() {
 
 #[test]
 fn a_file_mounted_on_the_name_is_refused() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -416,7 +416,7 @@ fn a_file_mounted_on_the_name_is_refused() {
 /// of it hidden by another volume.
 #[test]
 fn a_hidden_part_of_a_volume_is_not_given() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -453,7 +453,7 @@ fn a_hidden_part_of_a_volume_is_not_given() {
 /// The way stays in the volume, or the container has the whole host: nothing new is given.
 #[test]
 fn a_container_that_has_the_file_anyway_gets_it() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -489,7 +489,7 @@ fn a_container_that_has_the_file_anyway_gets_it() {
 /// systemd removes a RuntimeDirectory= and makes it anew: only root may write the folders above.
 #[test]
 fn a_folder_that_root_made_anew_is_followed() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     for is_renamed in [false, true] {
@@ -513,7 +513,7 @@ fn a_folder_that_root_made_anew_is_followed() {
 /// sticky bit or not.
 #[test]
 fn a_folder_that_a_user_may_have_made_is_refused() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     for (owner, mode) in [(1000, 0o755), (0, 0o775), (0, 0o757), (0, 0o1777)] {
@@ -547,7 +547,7 @@ fn a_folder_that_a_user_may_have_made_is_refused() {
 
 #[test]
 fn a_link_that_a_user_may_have_made_is_refused() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     for (owner, mode, link_owner, expected) in [
@@ -576,7 +576,7 @@ fn a_link_that_a_user_may_have_made_is_refused() {
 
 #[test]
 fn a_file_of_another_type_is_refused() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -596,7 +596,7 @@ fn a_file_of_another_type_is_refused() {
 /// A hard link that root made is root's decision.
 #[test]
 fn a_hard_link_needs_no_rule() {
-    if !own_namespace() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
