@@ -15,7 +15,7 @@ pub(super) struct Credentials {
     /// The name in the server's certificate, if it is not that of its address.
     pub(super) server_name: Option<String>,
     pub(super) authorities: Vec<CertificateDer<'static>>,
-    pub(super) identity: Option<Identity>,
+    pub(super) identity: Option<ClientIdentity>,
     pub(super) token: Option<Token>,
 }
 
@@ -34,7 +34,7 @@ impl Credentials {
 
 /// A client certificate.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(super) struct ClientIdentity {
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
 }

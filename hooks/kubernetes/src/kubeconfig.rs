@@ -10,7 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-use super::credentials::{Credentials, Identity, ReadError, Token, bytes, certificates, key};
+use super::credentials::{ClientIdentity, Credentials, ReadError, Token, bytes, certificates, key};
 
 /// The kubeconfigs of kubelets: kubeadm's, EKS' and others', k3s', RKE2's, k0s', MicroK8s'.
 pub const KUBECONFIGS: [&str; 6] = [
@@ -176,7 +176,7 @@ pub(super) fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigErro
 }
 
 impl User {
-    fn identity(&self, folder: &Path) -> Result<Option<Identity>, KubeconfigError> {
+    fn identity(&self, folder: &Path) -> Result<Option<ClientIdentity>, KubeconfigError> {
         let chain = content(
             &self.client_certificate,
             &self.client_certificate_data,
@@ -186,7 +186,7 @@ impl User {
         let (Some(chain), Some(pem)) = (chain, pem) else {
             return Ok(None);
         };
-        Ok(Some(Identity {
+        Ok(Some(ClientIdentity {
             chain: certificates(&chain, "client's certificate")?,
             key: key(&pem)?,
         }))

@@ -42,4 +42,4 @@ mod support_bundle;
 
 pub use block_device::block_device;
 pub use kubelet_roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};
-pub use survey::{Act, repair_node, survey_node, survey_recorded};
+pub use survey::{RepairAct, repair_node, survey_node, survey_recorded};

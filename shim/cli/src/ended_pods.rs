@@ -14,7 +14,7 @@ use bindguard_core::error_chain;
 use bindguard_kubernetes::{
     Kubelet, NoPods, kubeconfig_here, node_name, pods_of_api_server, pods_of_kubelet,
 };
-use bindguard_operator::ended_pods::{Act, EndedPods, Observations, PodFolders, left_by};
+use bindguard_operator::ended_pods::{EndedPods, LeftoversAct, Observations, PodFolders, left_by};
 use bindguard_sys::read_mount_table;
 use clap::Args;
 use http::Uri;
@@ -50,7 +50,7 @@ impl PodsOfKubelet {
         if self.kubelet.is_none() && self.kubeconfig(config).is_none() {
             return EndedPods::default();
         }
-        match self.find(config, cri, Act::List) {
+        match self.find(config, cri, LeftoversAct::List) {
             Ok(found) => found,
             Err(error) => EndedPods::unchecked(format!("{error:#}")),
         }
@@ -60,7 +60,7 @@ impl PodsOfKubelet {
     ///
     /// # Errors
     /// If the CRI or the kubelet does not answer. Then nothing was done.
-    pub fn find(&self, config: &Config, cri: &PodsFrom, act: Act) -> Result<EndedPods> {
+    pub fn find(&self, config: &Config, cri: &PodsFrom, act: LeftoversAct) -> Result<EndedPods> {
         let Some(folders) = PodFolders::here(config.places())? else {
             return Ok(EndedPods::default());
         };

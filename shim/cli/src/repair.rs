@@ -18,7 +18,7 @@ use bindguard_operator::ended_pods;
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::pods::PodSelector;
-use bindguard_operator::{Act, named_subpath, repair_node};
+use bindguard_operator::{RepairAct, named_subpath, repair_node};
 use bindguard_sys::Handle;
 use clap::Args;
 
@@ -113,8 +113,8 @@ impl Repair {
     /// Without an answer of the CRI, and of the kubelet or the API server, nothing is done.
     fn remove_ended_pods(&self, config: &Config) -> anyhow::Result<ExitCode> {
         let act = match self.dry_run {
-            true => ended_pods::Act::List,
-            false => ended_pods::Act::Remove,
+            true => ended_pods::LeftoversAct::List,
+            false => ended_pods::LeftoversAct::Remove,
         };
         let ended = self
             .kubelet
@@ -124,11 +124,11 @@ impl Repair {
         Ok(show::ended_pods_exit_code(&ended))
     }
 
-    fn act(&self) -> Act {
+    fn act(&self) -> RepairAct {
         match (self.dry_run, self.unmount) {
-            (true, _) => Act::Check,
-            (false, true) => Act::Detach,
-            (false, false) => Act::Rebind,
+            (true, _) => RepairAct::Check,
+            (false, true) => RepairAct::Detach,
+            (false, false) => RepairAct::Rebind,
         }
     }
 

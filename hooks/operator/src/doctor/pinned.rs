@@ -2,7 +2,7 @@
 //! resource busy".
 
 use crate::host_mounts::HostMounts;
-use crate::namespaces::MountNamespace;
+use crate::namespaces::NamespaceMounts;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::text::shell_word;
@@ -16,7 +16,7 @@ const NAMED: usize = 3;
 /// The point for them. `problems`: namespaces that could not be read.
 pub fn pinned(
     own: &MountTable,
-    others: &[MountNamespace],
+    others: &[NamespaceMounts],
     problems: &[String],
     places: &Places,
 ) -> Point {
@@ -47,7 +47,7 @@ pub fn pinned(
             format!("bindguard holders {}", shell_word(first)),
         );
     }
-    let unread = || others.iter().find_map(MountNamespace::unread);
+    let unread = || others.iter().find_map(NamespaceMounts::unread);
     match problems.first().cloned().or_else(unread) {
         Some(why) => Point::unknown(NAME, why),
         None => Point::ok(
@@ -70,13 +70,13 @@ mod tests {
         MountTable::from_mountinfo(lines.as_bytes()).unwrap()
     }
 
-    fn container(table: MountTable) -> Vec<MountNamespace> {
+    fn container(table: MountTable) -> Vec<NamespaceMounts> {
         let held_by = HeldBy::Process {
             pid: 7,
             command: "exporter".to_owned(),
             cgroup: String::new(),
         };
-        vec![MountNamespace {
+        vec![NamespaceMounts {
             id: 9,
             held_by,
             processes: 1,

@@ -24,7 +24,7 @@ use serde::Serialize;
 
 pub use self::folders::{EndedPodsError, PodFolders};
 pub use self::observations::{AbsentPod, CONFIRMATION_INTERVAL, Observations};
-pub use self::removal::{Act, left_by};
+pub use self::removal::{LeftoversAct, left_by};
 
 /// Ended pods with their mounts and directories.
 #[derive(Debug, Clone, Default, Serialize)]

@@ -13,7 +13,7 @@ use super::{AbsentPod, EndedPod, LeftMount, LeftOutcome, PodFolders};
 
 /// The action for the leftovers of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum LeftoversAct {
     /// None: they are listed.
     List,
     /// Those of a pod that has ended are removed.
@@ -21,10 +21,15 @@ pub enum Act {
 }
 
 /// The mounts and directories that a pod left. `table` has the kernel's names.
-pub fn left_by(pod: AbsentPod, folders: &PodFolders, table: &MountTable, act: Act) -> EndedPod {
+pub fn left_by(
+    pod: AbsentPod,
+    folders: &PodFolders,
+    table: &MountTable,
+    act: LeftoversAct,
+) -> EndedPod {
     let folder = folders.of(&pod.uid);
     let confirmed = pod.is_confirmed();
-    let removes = confirmed && act == Act::Remove;
+    let removes = confirmed && act == LeftoversAct::Remove;
     let mounts = mounts_below(&folder, table)
         .into_iter()
         .map(|entry| LeftMount {

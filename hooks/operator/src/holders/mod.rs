@@ -19,6 +19,6 @@ mod system;
 mod wanted;
 
 pub use cgroup::{container_ids, pod_uid};
-pub use release::Release;
+pub use release::ReleaseCommand;
 pub use report::{HeldMount, Holder, HolderKind, HoldersReport};
 pub use wanted::Wanted;

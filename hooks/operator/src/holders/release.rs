@@ -10,7 +10,7 @@ use crate::namespaces::HeldBy;
 
 /// A command that releases a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Release {
+pub struct ReleaseCommand {
     /// The effect of the command.
     pub effect: &'static str,
     /// The command.
@@ -37,11 +37,11 @@ pub(super) fn releases(
     mount: Option<&MountEntry>,
     goes_with: Option<&MountEntry>,
     is_in_bind: bool,
-) -> Vec<Release> {
+) -> Vec<ReleaseCommand> {
     let mut releases = Vec::new();
     if let Some(own) = goes_with {
         let run = format!("umount {}", shell_word(&own.mount_point));
-        releases.push(Release {
+        releases.push(ReleaseCommand {
             effect: "an unmount here reaches it",
             command: run,
         });
@@ -50,30 +50,30 @@ pub(super) fn releases(
     match held_by {
         HeldBy::Process { pid, .. } => {
             let pod = pod.and_then(|pod| Some((pod.namespace.as_ref()?, pod.name.as_ref()?)));
-            releases.extend(pod.filter(|_| is_in_bind).map(|(namespace, name)| Release {
+            releases.extend(pod.filter(|_| is_in_bind).map(|(namespace, name)| ReleaseCommand {
                 effect: "give a private bind of the host's root the mounts of now, while the pod runs on",
                 command: format!("bindguard refresh --pod {namespace}/{name} --what host-root"),
             }));
-            releases.extend(mount.map(|mount| Release {
+            releases.extend(mount.map(|mount| ReleaseCommand {
                 effect: "unmount it in that namespace only",
                 command: from_outside(*pid, mount),
             }));
             if let Some((namespace, name)) = pod {
                 let run = format!("kubectl -n {namespace} delete pod {name}");
-                releases.push(Release {
+                releases.push(ReleaseCommand {
                     effect: "or delete the pod, so that its controller creates a new one",
                     command: run,
                 });
             }
         }
         HeldBy::Descriptor { pid, .. } => {
-            releases.push(Release {
+            releases.push(ReleaseCommand {
                 effect: "end the process that has the namespace open",
                 command: format!("kill {pid}"),
             });
         }
         HeldBy::BindMount(path) => {
-            releases.push(Release {
+            releases.push(ReleaseCommand {
                 effect: "release the namespace",
                 command: format!("umount {}", shell_word(path)),
             });

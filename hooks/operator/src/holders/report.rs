@@ -11,11 +11,11 @@ use bindguard_core::places::Places;
 use bindguard_core::text::{serialize_path, shell_word};
 
 use super::cgroup::looks_like_an_id;
-use super::release::{Release, releases};
+use super::release::{ReleaseCommand, releases};
 use super::spread::Spread;
 use super::system::SystemMounts;
 use super::{Wanted, container_ids, pod_uid};
-use crate::namespaces::{Checked, HeldBy, MountNamespace};
+use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
 
 /// The holders of the mounts at or below a path; `holders --json` prints this report.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -75,7 +75,7 @@ pub struct Holder {
     /// The searched mounts in it.
     pub mounts: Vec<HeldMount>,
     /// Commands that would release them.
-    pub release: Vec<Release>,
+    pub release: Vec<ReleaseCommand>,
 }
 
 /// A mount of a holder.
@@ -142,7 +142,7 @@ impl HoldersReport {
         path: &Path,
         wanted: &Wanted,
         own: &MountTable,
-        others: &[MountNamespace],
+        others: &[NamespaceMounts],
         pods: &Pods,
         places: &Places,
     ) -> Self {
@@ -204,7 +204,7 @@ fn in_own_namespace(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holde
         .filter(|entry| wanted.is(entry, &own.index))
         .collect();
     let first = others.iter().find(|entry| !own.system.must_stay(entry));
-    let release = |entry: &&MountEntry| Release {
+    let release = |entry: &&MountEntry| ReleaseCommand {
         effect: "unmount this other mount of it",
         command: format!("umount {}", shell_word(&entry.mount_point)),
     };
@@ -222,7 +222,7 @@ fn in_own_namespace(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holde
 }
 
 fn holder(
-    namespace: &MountNamespace,
+    namespace: &NamespaceMounts,
     table: &MountTable,
     wanted: &Wanted,
     own: &Own<'_>,
@@ -324,7 +324,7 @@ mod tests {
             command: "exporter".to_owned(),
             cgroup: String::new(),
         };
-        let others = [MountNamespace {
+        let others = [NamespaceMounts {
             id: 9,
             held_by,
             processes: 1,
@@ -369,7 +369,7 @@ mod tests {
             command: "exporter".to_owned(),
             cgroup: String::new(),
         };
-        let others = [MountNamespace {
+        let others = [NamespaceMounts {
             id: 9,
             held_by,
             processes: 1,

@@ -16,13 +16,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountTable, TableError};
-use bindguard_sys::enter::{HeldProcess, MountNamespace as OpenNamespace};
+use bindguard_sys::enter::{HeldProcess, MountNamespace};
 use bindguard_sys::process_files::{ProcessFile, inodes, links};
 use bindguard_sys::{ReadTableError, read_host_table};
 
 pub use self::enter::ReadMountsError;
 use self::enter::{NamespaceFile, mounts_of_namespace};
-pub use self::namespace::{Checked, HeldBy, MountNamespace};
+pub use self::namespace::{Checked, HeldBy, NamespaceMounts};
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
@@ -96,7 +96,7 @@ pub struct Namespaces {
     /// The reader's own mounts.
     pub own: MountTable,
     /// The other namespaces.
-    pub others: Vec<MountNamespace>,
+    pub others: Vec<NamespaceMounts>,
     /// The numbers of processes and namespaces that were read.
     pub checked: Checked,
     /// The reasons why others could not be read.
@@ -151,7 +151,7 @@ impl Proc {
         summed_up(&mut problems);
         let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
         let mut memory = Memory::default();
-        let mut others: Vec<MountNamespace> = lived_in
+        let mut others: Vec<NamespaceMounts> = lived_in
             .filter_map(|(id, pids)| self.lived_in(*id, pids, &mut memory))
             .collect();
         // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would
@@ -171,7 +171,7 @@ impl Proc {
     }
 
     /// `None` if all of its processes ended meanwhile.
-    fn lived_in(&self, id: u64, pids: &[u32], memory: &mut Memory) -> Option<MountNamespace> {
+    fn lived_in(&self, id: u64, pids: &[u32], memory: &mut Memory) -> Option<NamespaceMounts> {
         for pid in pids {
             let text = |name: &str| {
                 fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default()
@@ -196,7 +196,7 @@ impl Proc {
                 command,
                 cgroup: text("cgroup"),
             };
-            return Some(MountNamespace {
+            return Some(NamespaceMounts {
                 id,
                 held_by,
                 processes: pids.len(),
@@ -208,11 +208,11 @@ impl Proc {
 
     /// The namespace that a process is in. This `/proc` may be of another pid namespace, where the
     /// pid belongs to another process.
-    fn mount_namespace(&self, pid: u32, id: u64) -> io::Result<OpenNamespace> {
+    fn mount_namespace(&self, pid: u32, id: u64) -> io::Result<MountNamespace> {
         let by_pid = HeldProcess::open(pid).and_then(|process| process.mount_namespace());
         match by_pid {
             Ok(namespace) if namespace.number()? == id => Ok(namespace),
-            Ok(_) | Err(_) => OpenNamespace::open(&self.file_of(pid, "ns/mnt")),
+            Ok(_) | Err(_) => MountNamespace::open(&self.file_of(pid, "ns/mnt")),
         }
     }
 
@@ -222,7 +222,7 @@ impl Proc {
         own: &MountTable,
         memory: &mut Memory,
         is_known: impl Fn(u64) -> bool,
-    ) -> Vec<MountNamespace> {
+    ) -> Vec<NamespaceMounts> {
         let mut found = BTreeMap::new();
         for entry in own
             .entries()
@@ -263,7 +263,7 @@ impl Proc {
         }
         let seen = found.into_iter().map(|(id, (held_by, file))| {
             let table = mounts_of_namespace(&file).and_then(|table| memory.add(table));
-            MountNamespace {
+            NamespaceMounts {
                 id,
                 held_by,
                 processes: 0,

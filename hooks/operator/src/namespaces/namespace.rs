@@ -8,7 +8,7 @@ use super::UnreadTable;
 
 /// One mount namespace.
 #[derive(Debug)]
-pub struct MountNamespace {
+pub struct NamespaceMounts {
     /// Its number, as in `mnt:[4026531841]`.
     pub id: u64,
     /// The holder of the namespace.
@@ -19,7 +19,7 @@ pub struct MountNamespace {
     pub table: Result<MountTable, UnreadTable>,
 }
 
-impl MountNamespace {
+impl NamespaceMounts {
     /// The reason for unknown mounts, with the numbers of the namespace and of a process in the
     /// namespace.
     pub(crate) fn unread(&self) -> Option<String> {

@@ -31,7 +31,7 @@ pub use recorded::survey_recorded;
 
 /// The action for the stale subpaths of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum RepairAct {
     /// Nothing: report the effect of a re-bind.
     Check,
     /// Bind the current target in their place.
@@ -72,21 +72,21 @@ pub fn repair_node(
     policy: &Policy,
     places: &Places,
     pods: &Pods,
-    act: Act,
+    act: RepairAct,
     wanted: impl Fn(&VolumeSubpath) -> bool,
 ) -> NodeReport {
     // Read before the repair: the report names the sources that the mounts had then.
     let table = read_mount_table();
     let roots = Roots::of(places);
     let report = match act {
-        Act::Check => diagnose_subpaths(
+        RepairAct::Check => diagnose_subpaths(
             &for_operators(policy),
             &roots,
             &Probes::for_operator(),
             wanted,
         ),
-        Act::Rebind => rebind_subpaths(policy, &roots, wanted),
-        Act::Detach => detach_subpaths(&roots, wanted),
+        RepairAct::Rebind => rebind_subpaths(policy, &roots, wanted),
+        RepairAct::Detach => detach_subpaths(&roots, wanted),
     };
     with_table(report, table, roots, places, pods)
 }

@@ -3,7 +3,7 @@
 
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
-use bindguard_operator::{Act, repair_node, survey_node};
+use bindguard_operator::{RepairAct, repair_node, survey_node};
 use bindguard_testing::Fuse;
 use bindguard_testing::own_namespace;
 
@@ -22,7 +22,13 @@ fn a_root_that_never_answers_is_reported_in_time() {
     };
     let policy = Policy::default();
     let surveyed = survey_node(&policy, &places, &Default::default(), |_| true);
-    let repaired = repair_node(&policy, &places, &Default::default(), Act::Rebind, |_| true);
+    let repaired = repair_node(
+        &policy,
+        &places,
+        &Default::default(),
+        RepairAct::Rebind,
+        |_| true,
+    );
     for report in [surveyed, repaired] {
         assert!(
             report

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::places::Places;
 use bindguard_operator::ended_pods::{
-    AbsentPod, Act, EndedPod, EndedPodsError, LeftOutcome, PodFolders, left_by,
+    AbsentPod, EndedPod, EndedPodsError, LeftOutcome, LeftoversAct, PodFolders, left_by,
 };
 use bindguard_sys::read_mount_table;
 use bindguard_testing::{Folder, bind, own_namespace};
@@ -47,7 +47,7 @@ impl Node {
         PodFolders::here(&places).unwrap().unwrap()
     }
 
-    fn left(&self, absent_s: u64, act: Act) -> EndedPod {
+    fn left(&self, absent_s: u64, act: LeftoversAct) -> EndedPod {
         let uid = "uid-1".to_owned();
         let pod = AbsentPod { uid, absent_s };
         left_by(pod, &self.folders(), &read_mount_table().unwrap(), act)
@@ -74,12 +74,12 @@ fn nothing_is_removed_before_ten_minutes_or_when_only_listed() {
     let node = Node::new();
     let volume = node.make("volumes/kubernetes.io~secret/keys");
     tmpfs("tmpfs", &volume);
-    for (absent_s, act) in [(599, Act::Remove), (600, Act::List)] {
+    for (absent_s, act) in [(599, LeftoversAct::Remove), (600, LeftoversAct::List)] {
         let left = node.left(absent_s, act);
         assert_eq!(left.mounts[0].outcome, LeftOutcome::Left);
         assert!(left.is_left() && !left.removed && volume.join("..").is_here());
     }
-    let left = node.left(600, Act::Remove);
+    let left = node.left(600, LeftoversAct::Remove);
     assert_eq!(left.mounts[0].outcome, LeftOutcome::Unmounted);
     assert!(!left.is_left() && !node.pod().is_here(), "{left:?}");
 }
@@ -101,7 +101,7 @@ fn no_file_no_symlink_and_nothing_behind_a_mount_is_removed() {
     let csi = node.make("volumes/kubernetes.io~csi/pv");
     fs::write(csi.join("vol_data.json"), "{}").unwrap();
     node.make("volumes/kubernetes.io~empty-dir/none/deep");
-    let left = node.left(600, Act::Remove);
+    let left = node.left(600, LeftoversAct::Remove);
     assert_eq!(left.mounts[0].outcome, LeftOutcome::Busy);
     assert!(elsewhere.join("empty").is_here(), "{left:?}");
     assert_eq!((left.file_count, left.files.len()), (2, 2), "{left:?}");
@@ -113,7 +113,7 @@ fn no_file_no_symlink_and_nothing_behind_a_mount_is_removed() {
         .collect();
     assert_eq!(names, ["deep", "none"]);
     drop(user);
-    node.left(600, Act::Remove);
+    node.left(600, LeftoversAct::Remove);
     assert!(elsewhere.join("empty").is_here());
     assert!(!bound.is_here() && csi.join("vol_data.json").is_here());
 }
@@ -131,7 +131,7 @@ fn block_devices_of_csi_drivers_are_only_listed() {
     tmpfs("server:/share", &share);
     let raw = node.make("volumeDevices/kubernetes.io~csi/raw");
     tmpfs("devtmpfs", &raw);
-    let left = node.left(600, Act::Remove);
+    let left = node.left(600, LeftoversAct::Remove);
     let outcome = |place: &Path| {
         let mount = left.mounts.iter().find(|mount| mount.mount_point == place);
         mount.unwrap().outcome.clone()
@@ -153,7 +153,7 @@ fn of_a_stack_the_topmost_mount_goes_first() {
     tmpfs("two", &volume);
     fs::create_dir(volume.join("inside")).unwrap();
     tmpfs("three", &volume.join("inside"));
-    let left = node.left(600, Act::Remove);
+    let left = node.left(600, LeftoversAct::Remove);
     let sources: Vec<_> = left
         .mounts
         .iter()

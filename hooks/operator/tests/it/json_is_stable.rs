@@ -21,7 +21,7 @@ use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::doctor::{DoctorReport, Status, host_root};
 use bindguard_operator::ended_pods::{EndedPod, EndedPods, LeftMount, LeftOutcome};
-use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
+use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, ReleaseCommand};
 use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
 use bindguard_operator::old_binds::{BindKind, OldBinds};
@@ -207,7 +207,7 @@ fn held() -> HoldersReport {
         container: Some("bb344d713010".to_owned()),
         pod: Some(pod("monitoring", "exporter-x7k2p")),
         mounts: vec![mount("/host/mnt/disk", "private", false)],
-        release: vec![Release {
+        release: vec![ReleaseCommand {
             effect: "or delete the pod, so that its controller creates a new one",
             command: run,
         }],

@@ -7,7 +7,7 @@ use std::path::Path;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::Outcome;
-use bindguard_operator::{Act, named_subpath, repair_node, survey_node};
+use bindguard_operator::{RepairAct, named_subpath, repair_node, survey_node};
 use bindguard_testing::own_namespace;
 use bindguard_testing::scene::Scene;
 
@@ -61,7 +61,7 @@ fn a_node_is_surveyed_once_and_repaired_by_any_of_its_names() {
         &Policy::default(),
         &places,
         &Default::default(),
-        Act::Rebind,
+        RepairAct::Rebind,
         |subpath| *subpath == named,
     );
     assert_eq!(

@@ -5,7 +5,7 @@
 //! separately.
 
 use bindguard_core::text::shell_word;
-use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, Release};
+use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, ReleaseCommand};
 
 use crate::show::{DIMMED, FAULTY, HEALTHY, Lines};
 
@@ -78,7 +78,7 @@ fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
 }
 
 /// The commands that free the mounts of a group: mildest first, each once.
-fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r Release> {
+fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r ReleaseCommand> {
     let most = group
         .iter()
         .map(|holder| holder.release.len())
@@ -89,7 +89,7 @@ fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r Release> {
             .iter()
             .filter_map(move |holder| holder.release.get(rank))
     });
-    let mut releases: Vec<&Release> = Vec::new();
+    let mut releases: Vec<&ReleaseCommand> = Vec::new();
     for release in all {
         if !releases.contains(&release) {
             releases.push(release);

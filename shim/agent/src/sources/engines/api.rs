@@ -20,7 +20,7 @@ const MAX_ANSWER: usize = 16 << 20;
 /// Why an engine gave no answer.
 #[derive(Debug, thiserror::Error)]
 #[error("query {}", socket.display())]
-pub struct ApiError {
+pub struct EngineError {
     /// Its socket.
     pub socket: PathBuf,
     /// The reason.
@@ -55,8 +55,8 @@ pub enum QueryError {
 }
 
 /// The answer to a query. It blocks, for at most [`REQUEST_TIMEOUT`].
-pub fn get<A: serde::de::DeserializeOwned>(socket: &Path, path: &str) -> Result<A, ApiError> {
-    let failed = |source| ApiError {
+pub fn get<A: serde::de::DeserializeOwned>(socket: &Path, path: &str) -> Result<A, EngineError> {
+    let failed = |source| EngineError {
         socket: socket.to_owned(),
         source,
     };

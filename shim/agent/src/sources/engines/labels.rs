@@ -10,7 +10,7 @@ use bindguard_core::spec::SpecView;
 use bindguard_operator::engines::Engine;
 use serde::Deserialize;
 
-use super::api::{self, ApiError};
+use super::api::{self, EngineError};
 
 /// `filters={"label":["bindguard.refresh"]}` in the form of a URL, and the same filter for
 /// `bindguard.refresh-binds`. A filter with two labels lists only containers that have each of them.
@@ -41,7 +41,7 @@ pub struct Labelled {
 
 /// The containers with the label, by id. None if the engine has no socket: Podman has one only if
 /// it was enabled.
-pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>, ApiError> {
+pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>, EngineError> {
     let Some(socket) = socket(root, engine) else {
         return Ok(HashMap::new());
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::sources::watch::{Completeness, Event, Inotify, WatchError, WatchId};
+use crate::sources::watch::{Completeness, Inotify, WatchError, WatchEvent, WatchId};
 
 /// The purposes of one watch.
 #[derive(Debug, Default)]
@@ -91,16 +91,16 @@ impl Watches {
         let mut changes = Changes::default();
         for event in self.inotify.wait(Some(limit))? {
             match event {
-                Event::Appeared(watch, name, completeness) => {
+                WatchEvent::Appeared(watch, name, completeness) => {
                     self.appeared(watch, &name, completeness, &mut changes)
                 }
-                Event::Gone(watch) => {
+                WatchEvent::Gone(watch) => {
                     // A renamed directory is still watched, while a new directory may have the
                     // path.
                     self.inotify.unwatch(watch);
                     changes.survey |= self.watched.remove(&watch).is_some();
                 }
-                Event::Overflow => changes.survey = true,
+                WatchEvent::Overflow => changes.survey = true,
             }
         }
         Ok(changes)

@@ -13,7 +13,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Actor, BindReport, RebindLine, Report};
 use bindguard_operator::pods::Pods;
-use bindguard_operator::{Act, NotASubpath, exact_subpath, repair_node};
+use bindguard_operator::{NotASubpath, RepairAct, exact_subpath, repair_node};
 
 /// Why a path is not repaired.
 #[derive(Debug, thiserror::Error)]
@@ -43,10 +43,10 @@ pub enum NotRecovered {
 pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine, NotRecovered> {
     let start = Instant::now();
     let subpath = exact_subpath(path, places)?;
-    let rebound = repaired(&subpath, Act::Rebind, policy, places)?;
+    let rebound = repaired(&subpath, RepairAct::Rebind, policy, places)?;
     let bind = match rebound.outcome {
         Some(_) if rebound.is_repaired() => rebound,
-        Some(_) => repaired(&subpath, Act::Detach, policy, places)?,
+        Some(_) => repaired(&subpath, RepairAct::Detach, policy, places)?,
         None => return Err(not_stale(path, &rebound)),
     };
     if !bind.is_repaired() {
@@ -70,7 +70,7 @@ pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLi
 
 fn repaired(
     subpath: &VolumeSubpath,
-    act: Act,
+    act: RepairAct,
     policy: &Policy,
     places: &Places,
 ) -> Result<BindReport, NotRecovered> {

@@ -20,13 +20,13 @@ const BUFFER: usize = 16 << 10;
 /// Limit of events that are read at once; the others wait in the kernel.
 const MAX_EVENTS: usize = 4096;
 
-/// A watched directory. The kernel gives the same number again only after [`Event::Gone`].
+/// A watched directory. The kernel gives the same number again only after [`WatchEvent::Gone`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WatchId(i32);
 
 /// A change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum WatchEvent {
     /// A name appeared in a directory, or its file was written.
     Appeared(WatchId, OsString, Completeness),
     /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no
@@ -113,7 +113,7 @@ impl Inotify {
     ///
     /// # Errors
     /// poll(2)'s and read(2)'s.
-    pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Event>> {
+    pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<WatchEvent>> {
         let timeout = limit.map(|limit| Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
@@ -128,7 +128,7 @@ impl Inotify {
         }
     }
 
-    fn read(&self) -> io::Result<Vec<Event>> {
+    fn read(&self) -> io::Result<Vec<WatchEvent>> {
         let mut buffer = [MaybeUninit::uninit(); BUFFER];
         let mut reader = Reader::new(&self.descriptor, &mut buffer);
         let mut events = Vec::new();
@@ -142,7 +142,7 @@ impl Inotify {
                     let name = event
                         .file_name()
                         .map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
-                    events.extend(Event::of(event.wd(), event.events(), name));
+                    events.extend(WatchEvent::of(event.wd(), event.events(), name));
                 }
                 Err(Errno::WOULDBLOCK) => return Ok(events),
                 Err(errno) => return Err(errno.into()),
@@ -157,7 +157,7 @@ impl AsFd for Inotify {
     }
 }
 
-impl Event {
+impl WatchEvent {
     fn of(watch: i32, flags: ReadFlags, name: Option<OsString>) -> Option<Self> {
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             return Some(Self::Overflow);

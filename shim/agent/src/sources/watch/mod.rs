@@ -19,7 +19,7 @@ use bindguard_guard::refresh::VolumeOfPod;
 
 use self::tree::{Changes, WatchTree};
 
-pub use self::inotify::{Completeness, Event, Inotify, WatchId};
+pub use self::inotify::{Completeness, Inotify, WatchEvent, WatchId};
 pub use self::rechecks::Rechecks;
 pub use self::tree::WatchError;
 

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::kubelet::{DATA_LINK, Plugin, Writer};
 use bindguard_guard::refresh::{VolumeOfPod, payload_of_driver};
 
-use super::inotify::{Event, Inotify, WatchId};
+use super::inotify::{Inotify, WatchEvent, WatchId};
 
 const PODS: &str = "pods";
 const SUBPATHS: &str = "volume-subpaths";
@@ -105,17 +105,17 @@ impl WatchTree {
     }
 
     /// Follows events: adds watches for new directories, and returns the volumes that changed.
-    pub fn follow(&mut self, events: Vec<Event>) -> Changes {
+    pub fn follow(&mut self, events: Vec<WatchEvent>) -> Changes {
         let mut changes = Changes::default();
         for event in events {
             match event {
-                Event::Appeared(watch, name, _) => {
+                WatchEvent::Appeared(watch, name, _) => {
                     if let Some(watched) = self.watched.get(&watch).cloned() {
                         self.appeared(watched, &name, &mut changes);
                     }
                 }
-                Event::Gone(watch) => self.gone(watch, &mut changes),
-                Event::Overflow => changes.survey = true,
+                WatchEvent::Gone(watch) => self.gone(watch, &mut changes),
+                WatchEvent::Overflow => changes.survey = true,
             }
         }
         changes
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn lost_events_need_a_survey() {
         let mut scene = Scene::new();
-        assert!(scene.tree.follow(vec![Event::Overflow]).survey);
+        assert!(scene.tree.follow(vec![WatchEvent::Overflow]).survey);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use toml_edit::{Document, Item, Key, Table};
 
 /// A text and the places in it.
 #[derive(Debug)]
-pub struct Layout<'t> {
+pub struct TextLayout<'t> {
     /// The text.
     pub text: &'t str,
     /// Its content.
@@ -48,7 +48,7 @@ pub struct Entry {
     pub end: usize,
 }
 
-impl<'t> Layout<'t> {
+impl<'t> TextLayout<'t> {
     /// Finds the places.
     pub fn of(document: &'t Document<&'t str>) -> Self {
         let text = document.raw();

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use toml_edit::{Document, InlineTable, Item, Key, Table, Value};
 
-use self::layout::{Layout, Section};
+use self::layout::{Section, TextLayout};
 
 /// The place of runtimes in a program's TOML.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Place {
         runtime: &Item,
     ) -> Result<String, NotEdited> {
         let document = parse(text)?;
-        let layout = Layout::of(&document);
+        let layout = TextLayout::of(&document);
         if layout
             .find(&member(&self.runtimes, name))
             .is_some_and(|present| same(present, runtime))
@@ -74,7 +74,7 @@ impl Place {
             removal_of_table(&layout, &member(&self.runtimes, name)),
         );
         let document = parse(&text)?;
-        let layout = Layout::of(&document);
+        let layout = TextLayout::of(&document);
         let splice = match runtime {
             Item::Table(table) => insertion_of_table(&layout, &self.runtimes, name, table)?,
             other => assignment(
@@ -92,7 +92,7 @@ impl Place {
     /// As [`Place::with_runtime`].
     pub fn with_default(&self, text: &str, name: &str) -> Result<String, NotEdited> {
         let document = parse(text)?;
-        let layout = Layout::of(&document);
+        let layout = TextLayout::of(&document);
         let present = layout.find(&self.default).and_then(Item::span);
         let is_literal = present.is_some_and(|place| text[place].starts_with('\''));
         let value = match is_literal && !name.contains(['\'', '\n']) {
@@ -117,7 +117,7 @@ impl Place {
         original: &str,
     ) -> Result<String, NotEdited> {
         let document = parse(text)?;
-        let layout = Layout::of(&document);
+        let layout = TextLayout::of(&document);
         let names_it = layout.find(&self.default).and_then(Item::as_str) == Some(name);
         let text = spliced(
             text,
@@ -127,12 +127,12 @@ impl Place {
             return Ok(text);
         }
         let original = parse(original)?;
-        let original = Layout::of(&original);
+        let original = TextLayout::of(&original);
         if let Some(former) = original.find(&self.default).and_then(Item::as_str) {
             return self.with_default(&text, former);
         }
         let document = parse(&text)?;
-        let layout = Layout::of(&document);
+        let layout = TextLayout::of(&document);
         Ok(spliced(
             &text,
             removal_of_key(&layout, &self.default, &original),
@@ -146,7 +146,7 @@ impl Place {
 /// If the text is not TOML.
 pub fn with_root_value(text: &str, key: &str, literal: &str) -> Result<String, NotEdited> {
     let document = parse(text)?;
-    let layout = Layout::of(&document);
+    let layout = TextLayout::of(&document);
     let splice = match layout.entries.iter().find(|entry| entry.path == [key]) {
         Some(entry) => (entry.value.clone(), literal.to_owned()),
         None => {
@@ -215,7 +215,7 @@ fn content(item: &Item) -> Option<toml::Value> {
 
 /// The splice that adds a table to the table at `path`.
 fn insertion_of_table(
-    layout: &Layout<'_>,
+    layout: &TextLayout<'_>,
     path: &[String],
     name: &str,
     table: &Table,
@@ -290,7 +290,7 @@ impl Lines<'_> {
 }
 
 /// Lines after `end`, which is the end of a line or of a text whose last line does not end.
-fn insertion_of_lines(layout: &Layout<'_>, end: usize, block: &str) -> Splice {
+fn insertion_of_lines(layout: &TextLayout<'_>, end: usize, block: &str) -> Splice {
     let before = &layout.text[..end];
     let is_empty = before.trim_start_matches('\u{feff}').is_empty();
     let block = if is_empty {
@@ -306,7 +306,7 @@ fn insertion_of_lines(layout: &Layout<'_>, end: usize, block: &str) -> Splice {
 }
 
 /// The splices that remove a table, in whatever form the text has it.
-fn removal_of_table(layout: &Layout<'_>, path: &[String]) -> Vec<Splice> {
+fn removal_of_table(layout: &TextLayout<'_>, path: &[String]) -> Vec<Splice> {
     let Some(item) = layout.find(path) else {
         return Vec::new();
     };
@@ -339,7 +339,7 @@ fn removal_of_table(layout: &Layout<'_>, path: &[String]) -> Vec<Splice> {
 }
 
 /// The lines of sections, each with the empty line before it.
-fn lines_of(layout: &Layout<'_>, sections: &[&Section]) -> Vec<Range<usize>> {
+fn lines_of(layout: &TextLayout<'_>, sections: &[&Section]) -> Vec<Range<usize>> {
     let empty_line = format!("{eol}{eol}", eol = layout.eol);
     let mut all: Vec<Range<usize>> = Vec::new();
     for section in sections {
@@ -361,7 +361,11 @@ fn lines_of(layout: &Layout<'_>, sections: &[&Section]) -> Vec<Range<usize>> {
 }
 
 /// The splice that gives a key a value.
-fn assignment(layout: &Layout<'_>, path: &[String], literal: &str) -> Result<Splice, NotEdited> {
+fn assignment(
+    layout: &TextLayout<'_>,
+    path: &[String],
+    literal: &str,
+) -> Result<Splice, NotEdited> {
     let Some((key, parent)) = path.split_last() else {
         return Ok((0..0, String::new()));
     };
@@ -452,7 +456,7 @@ fn assignment(layout: &Layout<'_>, path: &[String], literal: &str) -> Result<Spl
 }
 
 /// True if a key is in a section at or below `path`, and not a dotted key of a section above.
-fn is_in(layout: &Layout<'_>, entry: &layout::Entry, path: &[String]) -> bool {
+fn is_in(layout: &TextLayout<'_>, entry: &layout::Entry, path: &[String]) -> bool {
     let section = layout
         .sections
         .iter()
@@ -462,7 +466,11 @@ fn is_in(layout: &Layout<'_>, entry: &layout::Entry, path: &[String]) -> bool {
 
 /// The splices that remove a key. They also remove the header above the key if it would be empty
 /// and the original lacks it.
-fn removal_of_key(layout: &Layout<'_>, path: &[String], original: &Layout<'_>) -> Vec<Splice> {
+fn removal_of_key(
+    layout: &TextLayout<'_>,
+    path: &[String],
+    original: &TextLayout<'_>,
+) -> Vec<Splice> {
     let Some((key, parent)) = path.split_last() else {
         return Vec::new();
     };
@@ -475,7 +483,7 @@ fn removal_of_key(layout: &Layout<'_>, path: &[String], original: &Layout<'_>) -
         return Vec::new();
     };
     let has_header =
-        |layout: &Layout<'_>| layout.sections.iter().any(|section| section.path == parent);
+        |layout: &TextLayout<'_>| layout.sections.iter().any(|section| section.path == parent);
     let section = layout
         .sections
         .iter()
@@ -506,7 +514,7 @@ fn removal_of_key(layout: &Layout<'_>, path: &[String], original: &Layout<'_>) -
 
 /// The inline table at `path` or above it, and the names that are missing below that table.
 fn inline_on<'l, 't>(
-    layout: &'l Layout<'t>,
+    layout: &'l TextLayout<'t>,
     path: &'l [String],
 ) -> Result<Option<(&'t InlineTable, &'l [String])>, NotEdited> {
     let mut found = None;
@@ -525,7 +533,7 @@ fn inline_on<'l, 't>(
 
 /// A member after the others of an inline table.
 fn insertion_into_inline(
-    layout: &Layout<'_>,
+    layout: &TextLayout<'_>,
     inline: &InlineTable,
     name: &str,
     value: &str,
@@ -610,7 +618,7 @@ fn nested(names: &[String], name: &str, table: &Table) -> String {
         .to_string()
 }
 
-fn sections_below<'l>(layout: &'l Layout<'_>, path: &[String]) -> Vec<&'l Section> {
+fn sections_below<'l>(layout: &'l TextLayout<'_>, path: &[String]) -> Vec<&'l Section> {
     layout
         .sections
         .iter()
@@ -619,7 +627,7 @@ fn sections_below<'l>(layout: &'l Layout<'_>, path: &[String]) -> Vec<&'l Sectio
 }
 
 /// The deepest section at or above `path`.
-fn ancestor_of<'l>(layout: &'l Layout<'_>, path: &[String]) -> &'l Section {
+fn ancestor_of<'l>(layout: &'l TextLayout<'_>, path: &[String]) -> &'l Section {
     let above = layout
         .sections
         .iter()
@@ -630,7 +638,7 @@ fn ancestor_of<'l>(layout: &'l Layout<'_>, path: &[String]) -> &'l Section {
 }
 
 /// The end of the last section at or below `path`.
-fn end_of(layout: &Layout<'_>, path: &[String]) -> usize {
+fn end_of(layout: &TextLayout<'_>, path: &[String]) -> usize {
     let last = layout
         .sections
         .iter()
@@ -766,7 +774,7 @@ mod tests {
                 .unwrap();
             let document = parse(&edited).unwrap();
             assert!(
-                Layout::of(&document)
+                TextLayout::of(&document)
                     .find(&member(&place.runtimes, "guard"))
                     .is_some(),
                 "{edited}"

@@ -23,7 +23,7 @@ const GENERATED: [&str; 4] = [
 
 /// A node's containerd.
 #[derive(Debug)]
-pub struct Layout {
+pub struct ContainerdLayout {
     /// The distribution that owns containerd's files.
     pub distribution: Distribution,
     /// The file that it reads.
@@ -36,7 +36,7 @@ pub struct Layout {
     pub unread: Option<PathBuf>,
 }
 
-impl Layout {
+impl ContainerdLayout {
     /// The containerd that serves pods in this root, or the containerd that reads the named file.
     ///
     /// # Errors

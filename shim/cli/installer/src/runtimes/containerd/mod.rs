@@ -32,7 +32,7 @@ use self::edit::{DROP_IN, Edited, Trial};
 use self::effective::{Effective, Meant};
 use self::former::FormerTexts;
 use self::handler::{Handler, HandlerKind, as_item};
-use self::layout::Layout;
+use self::layout::ContainerdLayout;
 use self::main_file::{MainFile, with_imports};
 use self::program::Containerd;
 use crate::change::{self, Change};
@@ -49,7 +49,7 @@ const K0S_MANAGED: &str = "k0s_managed=true";
 
 /// Plans the changes to containerd's files, from any state in which an earlier install left them.
 pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
-    let layout = Layout::detect(options.containerd_config.as_deref())?;
+    let layout = ContainerdLayout::detect(options.containerd_config.as_deref())?;
     let inputs = inputs(&layout, options, record)?;
     if let Some(verified) = record
         .verified(Owner::Containerd)
@@ -111,7 +111,11 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
 
 /// All inputs of a plan. If they equal the recorded inputs of the last finished plan, nothing is to
 /// do, and containerd need not run.
-pub fn inputs(layout: &Layout, options: &InstallOptions, record: &Record) -> Result<String> {
+pub fn inputs(
+    layout: &ContainerdLayout,
+    options: &InstallOptions,
+    record: &Record,
+) -> Result<String> {
     let program = options
         .containerd
         .as_deref()
@@ -160,7 +164,7 @@ pub fn inputs(layout: &Layout, options: &InstallOptions, record: &Record) -> Res
 /// The inputs of the next plan, if nothing changes until then.
 pub fn inputs_now(options: &InstallOptions, record: &Record) -> Result<String> {
     inputs(
-        &Layout::detect(options.containerd_config.as_deref())?,
+        &ContainerdLayout::detect(options.containerd_config.as_deref())?,
         options,
         record,
     )
@@ -168,7 +172,7 @@ pub fn inputs_now(options: &InstallOptions, record: &Record) -> Result<String> {
 
 /// The effect of the files as they are, bindguard in them included.
 fn effective_now(
-    layout: &Layout,
+    layout: &ContainerdLayout,
     containerd: &Containerd,
     main: &MainFile,
     before: &Effective,
@@ -214,7 +218,7 @@ fn changes(distribution: Distribution, trial: &Trial<'_>, record: &Record) -> Re
 
 /// Every file in which an installation may have put an entry.
 pub fn files() -> Vec<PathBuf> {
-    let Ok(layout) = Layout::detect(None) else {
+    let Ok(layout) = ContainerdLayout::detect(None) else {
         return Vec::new();
     };
     let text = fs::read_to_string(&layout.config).unwrap_or_default();
@@ -234,12 +238,14 @@ pub fn files() -> Vec<PathBuf> {
 
 /// The command after which containerd reads its files again.
 pub fn restart_command() -> Option<String> {
-    Layout::detect(None).ok().map(|layout| layout.restart)
+    ContainerdLayout::detect(None)
+        .ok()
+        .map(|layout| layout.restart)
 }
 
 /// The folder of the file that containerd reads.
 pub fn folder() -> Option<PathBuf> {
-    Layout::detect(None)
+    ContainerdLayout::detect(None)
         .ok()?
         .config
         .parent()
@@ -264,7 +270,7 @@ fn places() -> [Place; 2] {
 }
 
 /// Prints the operator's own steps and fails if an edit would not last.
-fn refuse_foreign_files(layout: &Layout) -> Result<()> {
+fn refuse_foreign_files(layout: &ContainerdLayout) -> Result<()> {
     layout
         .distribution
         .instruction()
