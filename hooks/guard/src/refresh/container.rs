@@ -42,7 +42,7 @@ use super::outcome::{
 };
 use super::progress::{ContainerRefresh, Failure, STEP_TIMEOUT};
 use super::records::TuckRecords;
-use super::round::Round;
+use super::round::{Round, is_on_shared};
 use super::sandbox::refuse_sandbox;
 use crate::attempts::{Attempts, MAX_FAILURES, MAX_ROUNDS, REPLACE_TIMEOUT};
 
@@ -179,6 +179,7 @@ pub fn refresh_container_within(
     if refresh.abandoned.is_none() {
         refresh.restore_propagation()?;
     }
+    refresh.settle_unanswered(&subpaths);
     drop(lock);
     refresh.signal();
     let is_out_of_time = attempts.is_out_of_time() && !refresh.due(&subpaths).is_empty();
@@ -222,6 +223,28 @@ type Prepared<'s> = (
 );
 
 impl ContainerRefresh<'_> {
+    /// The table decides about a detach that gave no answer: the call may wait for a dead server
+    /// after it has detached the old mount.
+    fn settle_unanswered(&mut self, subpaths: &[SubpathInContainer]) {
+        for subpath in subpaths.iter().filter(|subpath| subpath.is_current()) {
+            let place = &subpath.mount.mount_point;
+            let Some(method) = self.unanswered.remove(place) else {
+                continue;
+            };
+            self.methods.insert(place.clone(), method);
+            if method == AttachMethod::Beneath && is_on_shared(subpath) {
+                // The failure stays: no child has set the propagation of the new mount.
+                continue;
+            }
+            let failure = self.failures.remove(place);
+            if let Some((_, Failure::NotReplaced(NotReplaced::Enter(error)))) = failure
+                && self.notify == Notify::Touch
+            {
+                self.not_notified = Some(error.into());
+            }
+        }
+    }
+
     /// One signal for one update, after all files are new.
     fn signal(&mut self) {
         if self.methods.is_empty() {
@@ -475,9 +498,13 @@ fn into_report(
                 Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
                 None => otherwise(None),
             },
-            Verdict::Current => Ok(MountResult::Replaced {
-                method: *methods.get(place)?,
-            }),
+            Verdict::Current => {
+                let method = *methods.get(place)?;
+                match failures.remove(place) {
+                    Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
+                    Some((_, Failure::KeyGone)) | None => Ok(MountResult::Replaced { method }),
+                }
+            }
             Verdict::Foreign => Ok(MountResult::Hidden),
             Verdict::Stale { .. } => Ok(MountResult::Occupied),
             Verdict::Orphaned { .. }

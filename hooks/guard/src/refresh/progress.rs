@@ -30,6 +30,9 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) table: MountTable,
     /// The method that replaced the mount at each mount point.
     pub(super) methods: BTreeMap<PathBuf, AttachMethod>,
+    /// The method for each mount point whose old mount was to be detached by a call that gave no
+    /// answer.
+    pub(super) unanswered: BTreeMap<PathBuf, AttachMethod>,
     /// The failures at each mount point, and the last reason.
     pub(super) failures: BTreeMap<PathBuf, (u32, Failure)>,
     pub(super) notify: Notify,
@@ -67,6 +70,7 @@ impl<'a> ContainerRefresh<'a> {
             records,
             table: MountTable::default(),
             methods: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             failures: BTreeMap::new(),
             notify: Notify::None,
             not_notified: None,

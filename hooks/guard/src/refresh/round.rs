@@ -26,7 +26,7 @@ pub(super) struct Round<'r, 'a, 's> {
 }
 
 impl Round<'_, '_, '_> {
-    /// Returns true if the child gave no answer.
+    /// Returns true if the child gave no answer and may still change mounts.
     pub(super) fn run(&mut self) -> Result<bool, RefreshError> {
         let all: Vec<usize> = (0..self.subpaths.len()).collect();
         let mut open = Vec::new();
@@ -55,7 +55,19 @@ impl Round<'_, '_, '_> {
         let same = self.without_changes_below(same, &table);
         let attached = self.attach(&same, &table)?;
         self.detach(&attached);
-        Ok(false)
+        Ok(self.entered.is_over() && !self.has_detached(&attached)?)
+    }
+
+    /// True if each attached mount has replaced its old one. The end of an old mount may still wait
+    /// for a dead server.
+    fn has_detached(&self, attached: &[(usize, AttachMethod)]) -> Result<bool, RefreshError> {
+        let table = self.refresh.namespace.mounts()?;
+        let is_gone = |(index, _): &(usize, AttachMethod)| {
+            let stale = &self.subpaths[*index].mount;
+            let now = table.mount(stale.id);
+            now.is_none_or(|now| now.unique_id != stale.unique_id)
+        };
+        Ok(!attached.is_empty() && attached.iter().all(is_gone))
     }
 
     /// Refuses the stale mounts that have other mounts below than before: those would be lost.
@@ -197,15 +209,27 @@ impl Round<'_, '_, '_> {
         let attached = self.with_private_trees(attached);
         let indices: Vec<usize> = attached.iter().map(|(index, _)| *index).collect();
         for ((index, method), detached) in attached.iter().zip(self.entered.detach_all(&indices)) {
-            match detached.and_then(|()| self.keep_propagation(*index, *method)) {
-                Ok(()) => {
-                    self.refresh
-                        .methods
-                        .insert(self.subpaths[*index].mount.mount_point.clone(), *method);
-                    self.touch(*index);
+            match detached {
+                Ok(()) => self.finish(*index, *method),
+                Err(error) => {
+                    if error.is_over() {
+                        let place = self.subpaths[*index].mount.mount_point.clone();
+                        self.refresh.unanswered.insert(place, *method);
+                    }
+                    self.fail(*index, error.into());
                 }
-                Err(error) => self.fail(*index, error.into()),
             }
+        }
+    }
+
+    /// The steps after the detach.
+    fn finish(&mut self, index: usize, method: AttachMethod) {
+        let place = &self.subpaths[index].mount.mount_point;
+        self.refresh.methods.insert(place.clone(), method);
+        self.refresh.failures.remove(place);
+        match self.keep_propagation(index, method) {
+            Ok(()) => self.touch(index),
+            Err(error) => self.fail(index, error.into()),
         }
     }
 
@@ -231,12 +255,8 @@ impl Round<'_, '_, '_> {
 
     /// A mount that is attached to a shared one becomes shared.
     fn keep_propagation(&self, index: usize, method: AttachMethod) -> Result<(), EnterError> {
-        let on_shared = self.subpaths[index]
-            .parent
-            .as_ref()
-            .is_some_and(|it| it.propagation.peer_group.is_some());
         match method {
-            AttachMethod::Beneath if !on_shared => Ok(()),
+            AttachMethod::Beneath if !is_on_shared(self.subpaths[index]) => Ok(()),
             AttachMethod::Finished => Ok(()),
             AttachMethod::Beneath | AttachMethod::Tucked => self.entered.set_propagation(index),
         }
@@ -276,6 +296,12 @@ fn has_same_mounts(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool 
 fn has_mounts_in(table: &MountTable, place: &Path) -> bool {
     let mut mounts = table.entries().iter();
     mounts.any(|mount| mount.mount_point != place && lies_in(&mount.mount_point, place))
+}
+
+/// True if a new mount at the same place becomes shared.
+pub(super) fn is_on_shared(subpath: &SubpathInContainer) -> bool {
+    let parent = subpath.parent.as_ref();
+    parent.is_some_and(|parent| parent.propagation.peer_group.is_some())
 }
 
 /// True if the mount of this id still shows the same part of the same volume at the same place.

@@ -34,14 +34,14 @@ fn can_run() -> bool {
 }
 
 /// A folder of the host with a kubelet's root and a disk in it, which a container has at `/host`.
-struct Scene {
+pub(crate) struct Scene {
     host: Folder,
     root: tempfile::TempDir,
     policy: Policy,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let scene = Self {
             host: Folder::new(),
             root: tempfile::tempdir().unwrap(),
@@ -56,7 +56,7 @@ impl Scene {
         scene
     }
 
-    fn disk(&self) -> PathBuf {
+    pub(crate) fn disk(&self) -> PathBuf {
         self.host.path().join("disk")
     }
 
@@ -76,11 +76,11 @@ impl Scene {
         fs::write(self.bundle().join("config.json"), spec.to_string()).unwrap();
     }
 
-    fn bundle(&self) -> PathBuf {
+    pub(crate) fn bundle(&self) -> PathBuf {
         self.host.path().join("bundle")
     }
 
-    fn start(&self) -> Container {
+    pub(crate) fn start(&self) -> Container {
         self.start_with(|| {})
     }
 
@@ -147,7 +147,7 @@ impl Scene {
         released.unwrap()
     }
 
-    fn refresh(&self, container: &Container) -> Refreshed {
+    pub(crate) fn refresh(&self, container: &Container) -> Refreshed {
         self.act(container, RefreshAct::Replace(Notify::None))
     }
 

@@ -112,6 +112,9 @@ pub struct Entered {
     until: Instant,
     /// The child has changed a propagation and must still restore that propagation.
     is_tucking: Cell<bool>,
+    /// A reply did not arrive in time, or the child ended. A late reply would be read as the answer
+    /// to the next request.
+    is_over: Cell<bool>,
 }
 
 impl Entered {
@@ -144,6 +147,7 @@ impl Entered {
             step_timeout,
             until,
             is_tucking: Cell::new(false),
+            is_over: Cell::new(false),
         };
         entered.reply()?;
         Ok(entered)
@@ -244,6 +248,11 @@ impl Entered {
         self.call(Request::Touch, index)
     }
 
+    /// True if the child serves no further request.
+    pub fn is_over(&self) -> bool {
+        self.is_over.get()
+    }
+
     /// Gives it up. The value shows if the child still waits for something in the container.
     pub fn abandon(self) -> Abandoned {
         Abandoned {
@@ -265,27 +274,23 @@ impl Entered {
         indices: &[usize],
     ) -> Vec<Result<(), EnterError>> {
         let mut results = Vec::with_capacity(indices.len());
-        let mut is_over = false;
         for some in indices.chunks(MAX_PENDING_REQUESTS) {
             let sent: Vec<_> = some
                 .iter()
                 .map(|index| self.send(request, *index))
                 .collect();
-            for sent in sent {
-                // A child that gave one reply too late is not waited for a second time.
-                let result = if is_over {
-                    Err(EnterError::Ended)
-                } else {
-                    sent.and_then(|()| self.reply())
-                };
-                is_over |= result.as_ref().is_err_and(EnterError::is_over);
-                results.push(result);
-            }
+            results.extend(
+                sent.into_iter()
+                    .map(|sent| sent.and_then(|()| self.reply())),
+            );
         }
         results
     }
 
     fn send(&self, request: impl Fn(u16) -> Request, index: usize) -> Result<(), EnterError> {
+        if self.is_over() {
+            return Err(EnterError::Ended);
+        }
         let index = u16::try_from(index).map_err(|_| EnterError::Ended)?;
         rustix::net::send(
             &self.child.socket,
@@ -296,7 +301,18 @@ impl Entered {
         Ok(())
     }
 
+    /// A child that gave one reply too late is not waited for a second time.
     fn reply(&self) -> Result<(), EnterError> {
+        if self.is_over() {
+            return Err(EnterError::Ended);
+        }
+        let reply = self.next_reply();
+        self.is_over
+            .set(reply.as_ref().is_err_and(EnterError::is_over));
+        reply
+    }
+
+    fn next_reply(&self) -> Result<(), EnterError> {
         let timeout = self
             .step_timeout
             .min(self.until.saturating_duration_since(Instant::now()));
