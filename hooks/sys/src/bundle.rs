@@ -138,13 +138,15 @@ pub fn write_record(bundle: &Path, record: &[u8]) -> io::Result<()> {
     })
 }
 
-/// Replaces the record: a reader sees the old one or the new one.
+/// Replaces the record: a reader sees the old one or the new one. First removes the files of
+/// processes that were killed while they did the same.
 ///
 /// # Errors
 /// If the new record cannot be written or renamed. Then the old one is unchanged.
 pub fn replace_record(bundle: &Path, record: &[u8]) -> io::Result<()> {
     let path = bundle.join(EXPECTED_FILE);
     let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
+    clear_leavings(bundle);
     write_like(&path, &beside, record)
         .and_then(|()| fs::rename(&beside, &path))
         .inspect_err(|_| {

@@ -34,6 +34,7 @@ mod refresh_files_hostile;
 mod refresh_host_roots;
 mod refresh_hostile;
 mod refresh_interrupted;
+mod refresh_killed;
 mod refresh_linked_root;
 mod refresh_mounts;
 mod refresh_namespaces;

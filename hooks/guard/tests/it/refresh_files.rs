@@ -25,18 +25,18 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use crate::refresh_mounts::mount_tmpfs;
 use crate::refresh_scene::can_run;
 
-const PLACE: &str = "/etc/app.conf";
+pub(crate) const PLACE: &str = "/etc/app.conf";
 
 /// No other container runs.
-static NO_OTHERS: Vec<RunningContainer> = Vec::new();
+pub(crate) static NO_OTHERS: Vec<RunningContainer> = Vec::new();
 
 /// A directory of the host with a file, and the root of a container that binds it.
-struct Scene {
-    folder: Folder,
+pub(crate) struct Scene {
+    pub(crate) folder: Folder,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let scene = Self {
             folder: Folder::new(),
         };
@@ -47,11 +47,11 @@ impl Scene {
         scene
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join("conf").join(name)
     }
 
-    fn start(&self) -> Container {
+    pub(crate) fn start(&self) -> Container {
         self.start_with(|| {})
     }
 
@@ -60,7 +60,7 @@ impl Scene {
         Container::start_with(&self.folder.path().join("root"), &binds, more)
     }
 
-    fn refresh(&self, container: &Container) -> Refreshed {
+    pub(crate) fn refresh(&self, container: &Container) -> Refreshed {
         self.refresh_by(container, |files| files)
     }
 
@@ -94,7 +94,7 @@ impl Scene {
     }
 }
 
-fn spec(binds: &[(&Path, &str)]) -> Vec<u8> {
+pub(crate) fn spec(binds: &[(&Path, &str)]) -> Vec<u8> {
     let mounts = binds
         .iter()
         .map(|(source, place)| bindguard_testing::mount_of(source, place, "rprivate"));

@@ -35,9 +35,9 @@ fn can_run() -> bool {
 
 /// A folder of the host with a kubelet's root and a disk in it, which a container has at `/host`.
 pub(crate) struct Scene {
-    host: Folder,
+    pub(crate) host: Folder,
     root: tempfile::TempDir,
-    policy: Policy,
+    pub(crate) policy: Policy,
 }
 
 impl Scene {
@@ -93,7 +93,7 @@ impl Scene {
     }
 
     /// A node whose policy only reports, and a privileged container.
-    fn for_record() -> Self {
+    pub(crate) fn for_record() -> Self {
         let mut scene = Self::new();
         scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
         scene.policy.host_root = Mode::Report;
@@ -102,23 +102,28 @@ impl Scene {
 
     /// Starts the container as bindguard's shim does.
     fn start_recorded(&self) -> Container {
-        let (bundle, places) = (self.bundle(), self.places());
-        let admission = admit(&bundle, &self.policy, &places, Attempt::First);
-        assert!(admission.is_provable, "{admission:?}");
         // The proof comes after the runtime's mounts, and before the container's own.
-        let container = self.start();
+        let container = self.start_unproved();
         self.prove(&container);
         container
     }
 
-    fn prove(&self, container: &Container) {
+    /// The same without the proof.
+    pub(crate) fn start_unproved(&self) -> Container {
+        let (bundle, places) = (self.bundle(), self.places());
+        let admission = admit(&bundle, &self.policy, &places, Attempt::First);
+        assert!(admission.is_provable, "{admission:?}");
+        self.start()
+    }
+
+    pub(crate) fn prove(&self, container: &Container) {
         let pid = container.process.pid();
         let proved = prove_container(&self.bundle(), pid, &self.policy, &self.places());
         assert!(proved.report.problems.is_empty(), "{proved:?}");
     }
 
     /// Starts a container as bindguard's shim does, then calls `more` in the container.
-    fn recorded(more: impl FnOnce() + Send) -> (Self, Container) {
+    pub(crate) fn recorded(more: impl FnOnce() + Send) -> (Self, Container) {
         let scene = Self::for_record();
         let container = scene.start_recorded();
         let namespace = container.namespace();
@@ -131,14 +136,14 @@ impl Scene {
         (scene, container)
     }
 
-    fn places(&self) -> Places {
+    pub(crate) fn places(&self) -> Places {
         Places {
             kubelet_roots: vec![self.host.path().join("kubelet")],
             ..Places::default()
         }
     }
 
-    fn release(&self, container: &Container, extent: Release) -> Vec<Released> {
+    pub(crate) fn release(&self, container: &Container, extent: Release) -> Vec<Released> {
         let roots = HostRoots::open(&self.bundle(), &self.policy, &self.places()).unwrap();
         let (process, spec) = (&container.process, Some(container.spec()));
         let host = mounts_of_host();
@@ -201,7 +206,7 @@ fn remount(place: &Path, flags: MsFlags) {
     mount(None::<&str>, place, None::<&str>, flags, None::<&str>).unwrap();
 }
 
-fn mounts_of_host() -> Vec<String> {
+pub(crate) fn mounts_of_host() -> Vec<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     table.lines().map(str::to_owned).collect()
 }
@@ -502,7 +507,7 @@ fn a_refresh_that_was_interrupted_is_finished() {
 
 /// False, with a printed reason, where the kernel does not list another namespace's mounts with
 /// unique ids.
-fn can_record() -> bool {
+pub(crate) fn can_record() -> bool {
     let has_ids = live::kernel() >= (6, 11);
     if !has_ids {
         bindguard_testing::skipped("no unique ids of another namespace's mounts before Linux 6.11");

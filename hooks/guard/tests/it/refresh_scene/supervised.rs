@@ -3,6 +3,7 @@
 //! sees one without `MOVE_MOUNT_BENEATH`.
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Lines};
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
@@ -24,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// The calls that change mounts or enter another namespace.
-const CALLS: [libc::c_long; 6] = [
+pub const MOUNT_CALLS: [libc::c_long; 6] = [
     libc::SYS_mount,
     libc::SYS_umount2,
     libc::SYS_open_tree,
@@ -43,8 +44,13 @@ const SEND: libc::c_ulong = 0xc018_2101;
 /// Lets a refresh make this many mount calls, then kills the refresh with its children before the
 /// next call. Returns true if the refresh ended before.
 pub fn killed_after(calls: u32, refresh: &Refresh) -> bool {
-    let program = refresh.start(Mode::Supervised);
-    let ended = let_go_on(calls, &program);
+    work_killed_after(calls, &refresh.work())
+}
+
+/// The same for other work.
+pub fn work_killed_after(calls: u32, work: &Work) -> bool {
+    let program = work.start(Mode::Supervised);
+    let ended = let_go_on(calls, &program, work.has_beneath);
     if ended {
         let status = program.wait();
         assert!(status.success(), "{status:?}");
@@ -56,7 +62,7 @@ pub fn killed_after(calls: u32, refresh: &Refresh) -> bool {
 
 /// Kills a refresh with its children some time after it began.
 pub fn killed_while_it_runs(time: Duration, refresh: &Refresh) {
-    let program = refresh.start(Mode::Free);
+    let program = refresh.work().start(Mode::Free);
     thread::sleep(time);
     program.kill();
 }
@@ -72,6 +78,15 @@ pub struct Refresh {
     pub init: u32,
 }
 
+/// Work in a process that executes this test program anew.
+pub struct Work {
+    /// The ignored test that calls [`begin`], then works.
+    pub test: &'static str,
+    pub environment: Vec<(&'static str, OsString)>,
+    /// True if the kernel has `MOVE_MOUNT_BENEATH` for the work.
+    pub has_beneath: bool,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Supervised,
@@ -85,20 +100,28 @@ const INIT: &str = "BINDGUARD_TEST_INIT";
 const SUPERVISED: &str = "BINDGUARD_TEST_SUPERVISED";
 
 /// The line that the program prints before the refresh.
-const BEGINS: &str = "the refresh begins";
+const BEGINS: &str = "the work begins";
 
 impl Refresh {
+    fn work(&self) -> Work {
+        Work {
+            test: "refresh_scene::supervised::program",
+            environment: vec![
+                (POD, self.pod.clone().into()),
+                (RECORDS, self.records.clone().into()),
+                (INIT, self.init.to_string().into()),
+            ],
+            has_beneath: false,
+        }
+    }
+}
+
+impl Work {
     fn start(&self, mode: Mode) -> Program {
         let mut command = Command::new("/proc/self/exe");
         command
-            .args([
-                "--exact",
-                "refresh_scene::supervised::program",
-                "--ignored",
-                "--nocapture",
-            ])
-            .envs([(POD, &self.pod), (RECORDS, &self.records)])
-            .env(INIT, self.init.to_string())
+            .args(["--exact", self.test, "--ignored", "--nocapture"])
+            .envs(self.environment.iter().cloned())
             .env_remove(SUPERVISED)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -112,7 +135,7 @@ impl Refresh {
         let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
         assert!(
             output.any(|line| line.unwrap().ends_with(BEGINS)),
-            "the program of the refresh ended"
+            "the program of the work ended"
         );
         Program {
             process,
@@ -133,12 +156,9 @@ fn program() {
     let records = TuckRecords::at(Path::new(&env::var_os(RECORDS).unwrap()));
     let init = env::var(INIT).unwrap().parse().unwrap();
     let process = HeldProcess::open(init).unwrap();
-    if env::var_os(SUPERVISED).is_some() {
-        supervise_self().unwrap();
-    }
     // Its children have the filter, too.
+    begin(&MOUNT_CALLS);
     let helper = HelperProcess::start().unwrap();
-    println!("{BEGINS}");
     let volumes = PodVolumes::open(Path::new(&pod)).unwrap();
     let act = RefreshAct::Replace(Notify::None);
     refresh_container(
@@ -152,7 +172,15 @@ fn program() {
     .unwrap();
 }
 
-/// A refresh that runs.
+/// Reports that the work begins. If this process is supervised, these calls wait for the test.
+pub fn begin(calls: &[libc::c_long]) {
+    println!("{BEGINS}");
+    if env::var_os(SUPERVISED).is_some() {
+        supervise_self(calls).unwrap();
+    }
+}
+
+/// Work that runs.
 struct Program {
     process: Child,
     pidfd: OwnedFd,
@@ -177,16 +205,28 @@ impl Program {
     }
 }
 
-fn let_go_on(calls: u32, program: &Program) -> bool {
+fn let_go_on(calls: u32, program: &Program, has_beneath: bool) -> bool {
     let process = &program.pidfd;
-    let listener = pidfd_getfd(process, LISTENER, PidfdGetfdFlags::empty()).unwrap();
+    let listener = listener_of(process);
     for _ in 0..calls {
         if !is_waiting(&listener, process) {
             return true;
         }
-        answer(&listener);
+        answer(&listener, has_beneath);
     }
     !is_waiting(&listener, process)
+}
+
+/// The program has the listener soon after it has reported that the work begins.
+fn listener_of(process: &OwnedFd) -> OwnedFd {
+    let start = Instant::now();
+    loop {
+        match pidfd_getfd(process, LISTENER, PidfdGetfdFlags::empty()) {
+            Ok(listener) => return listener,
+            Err(errno) => assert!(start.elapsed() < Duration::from_secs(60), "{errno}"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 const LISTENER: i32 = 700;
@@ -211,8 +251,8 @@ fn is_waiting(listener: &OwnedFd, process: &OwnedFd) -> bool {
     both[0].revents().contains(PollFlags::IN)
 }
 
-/// Lets the kernel make the call, but for one with [`BENEATH`].
-fn answer(listener: &OwnedFd) {
+/// Lets the kernel make the call, but for one with [`BENEATH`] that it does not have.
+fn answer(listener: &OwnedFd, has_beneath: bool) {
     // SAFETY: the structures are the kernel's, and zero is a valid value of each field.
     unsafe {
         let mut call: libc::seccomp_notif = mem::zeroed();
@@ -222,11 +262,12 @@ fn answer(listener: &OwnedFd) {
             "{}",
             io::Error::last_os_error()
         );
-        let is_beneath = i64::from(call.data.nr) == libc::SYS_move_mount
+        let is_refused = !has_beneath
+            && i64::from(call.data.nr) == libc::SYS_move_mount
             && call.data.args[4] as u32 & BENEATH != 0;
         let mut reply: libc::seccomp_notif_resp = mem::zeroed();
         reply.id = call.id;
-        if is_beneath {
+        if is_refused {
             reply.error = -libc::EINVAL;
         } else {
             reply.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
@@ -251,9 +292,9 @@ pub fn without_call<T: Send>(call: libc::c_long, work: impl FnOnce() -> T + Send
 }
 
 /// From now on the calls of this process wait for the one that has the listener.
-fn supervise_self() -> io::Result<()> {
+fn supervise_self(calls: &[libc::c_long]) -> io::Result<()> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    let listener = set_filter(&CALLS, libc::SECCOMP_RET_USER_NOTIF, flags);
+    let listener = set_filter(calls, libc::SECCOMP_RET_USER_NOTIF, flags);
     if listener < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,0 +1,243 @@
+//! A release, a refresh of a bound file and a proof that are killed before each of their calls:
+//! nothing is lost, nothing is left over, and the next run finishes.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bindguard_core::places::Places;
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::refresh_request::Notify;
+use bindguard_core::spec::SpecView;
+use bindguard_guard::prove_container;
+use bindguard_guard::refresh::{
+    BoundFiles, FileBind, HeldProcess, HelperProcess, HostRoots, NotReleased, RefreshAct, Release,
+    ReleaseOutcome, TuckRecords, refresh_container, release_copies,
+};
+use bindguard_testing::live::{self, Container};
+use nix::libc;
+use nix::mount::{MntFlags, umount2};
+
+use crate::refresh_files::{self, NO_OTHERS, PLACE, spec};
+use crate::refresh_host_roots::{self, can_record, mounts_of_host};
+use crate::refresh_scene::can_run;
+use crate::refresh_scene::supervised::{MOUNT_CALLS, Work, begin, work_killed_after};
+
+/// The environment of the programs.
+const FOLDER: &str = "BINDGUARD_TEST_FOLDER";
+const INIT: &str = "BINDGUARD_TEST_INIT";
+
+/// More calls than each program makes.
+const MAX_CALLS: u32 = 300;
+
+/// The calls that read or change files.
+const FILE_CALLS: [libc::c_long; 6] = [
+    libc::SYS_openat,
+    libc::SYS_write,
+    libc::SYS_fchmod,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+];
+
+fn work(test: &'static str, folder: &Path, container: &Container) -> Work {
+    let init: OsString = container.process.pid().to_string().into();
+    Work {
+        test,
+        environment: vec![(FOLDER, folder.into()), (INIT, init)],
+        has_beneath: true,
+    }
+}
+
+/// The folder and the init of a program's container. `None`, with a printed reason, if no test
+/// started the program.
+fn program() -> Option<(PathBuf, u32)> {
+    let Some(folder) = env::var_os(FOLDER) else {
+        bindguard_testing::skipped("it is the program of other tests");
+        return None;
+    };
+    Some((folder.into(), env::var(INIT).unwrap().parse().unwrap()))
+}
+
+/// The settings of [`refresh_host_roots::Scene::for_record`].
+fn settings(folder: &Path) -> (PathBuf, Policy, Places) {
+    let policy = Policy {
+        host_root: Mode::Report,
+        ..Policy::default()
+    };
+    let places = Places {
+        kubelet_roots: vec![folder.join("kubelet")],
+        ..Places::default()
+    };
+    (folder.join("bundle"), policy, places)
+}
+
+#[test]
+#[ignore = "other tests run this program"]
+fn releases() {
+    let Some((folder, init)) = program() else {
+        return;
+    };
+    let (bundle, policy, places) = settings(&folder);
+    let process = HeldProcess::open(init).unwrap();
+    let roots = HostRoots::open(&bundle, &policy, &places).unwrap();
+    begin(&MOUNT_CALLS);
+    let helper = HelperProcess::start().unwrap();
+    let spec = live::spec_of(None);
+    let extent = Release::Unmount;
+    release_copies(&helper, &process, Some(&spec), &roots, |_, _| true, extent).unwrap();
+}
+
+#[test]
+fn a_release_that_is_killed_before_each_call_is_finished_by_the_next_one() {
+    if !can_record() {
+        return;
+    }
+    let mut was_killed_before_umount = 0;
+    for calls in 0..MAX_CALLS {
+        let (scene, container) = refresh_host_roots::Scene::recorded(|| {});
+        umount2(&scene.disk(), MntFlags::empty()).unwrap();
+        let (mounts, host) = (container.mounts(), mounts_of_host());
+        let release = work("refresh_killed::releases", scene.host.path(), &container);
+        let has_ended = work_killed_after(calls, &release);
+        let is_there = !container.mounts_at("/host/disk").is_empty();
+        was_killed_before_umount += u32::from(is_there);
+        assert_eq!(container.mounts(), mounts - usize::from(!is_there));
+        let released = scene.release(&container, Release::Unmount);
+        assert_eq!(released.len(), usize::from(is_there), "{released:?}");
+        assert!(container.mounts_at("/host/disk").is_empty(), "{released:?}");
+        assert_eq!((container.mounts(), mounts_of_host()), (mounts - 1, host));
+        if has_ended {
+            assert!(was_killed_before_umount > 1);
+            return;
+        }
+    }
+    panic!("the release makes new calls without an end");
+}
+
+#[test]
+#[ignore = "other tests run this program"]
+fn refreshes_a_file() {
+    let Some((folder, init)) = program() else {
+        return;
+    };
+    let process = HeldProcess::open(init).unwrap();
+    let spec = spec(&[(&folder.join("conf/app.conf"), PLACE)]);
+    let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
+    let (files, errors) = BoundFiles::open(binds, init, &NO_OTHERS);
+    assert!(errors.is_empty(), "{errors:?}");
+    let (act, records) = (
+        RefreshAct::Replace(Notify::None),
+        TuckRecords::at(&folder.join("tucks")),
+    );
+    begin(&MOUNT_CALLS);
+    let helper = HelperProcess::start().unwrap();
+    let spec = live::spec_of(None);
+    refresh_container(&helper, &process, Some(&spec), &files, act, &records).unwrap();
+}
+
+#[test]
+fn a_refresh_of_a_file_that_is_killed_before_each_call_is_finished_by_the_next_one() {
+    if !can_run() {
+        return;
+    }
+    for has_beneath in [false, true] {
+        let scene = refresh_files::Scene::new();
+        let container = scene.start().reading();
+        let look = || {
+            let propagation = ["/", PLACE].map(|place| container.propagation_at(place));
+            (container.mounts(), propagation)
+        };
+        let (before, mut left_old) = (look(), 0);
+        let host = mounts_of_host();
+        for calls in 0..=MAX_CALLS {
+            assert!(calls < MAX_CALLS, "it makes new calls without an end");
+            let content = (calls + 1).to_string();
+            fs::write(scene.at("next"), &content).unwrap();
+            fs::rename(scene.at("next"), scene.at("app.conf")).unwrap();
+            let refresh = Work {
+                has_beneath,
+                ..work(
+                    "refresh_killed::refreshes_a_file",
+                    scene.folder.path(),
+                    &container,
+                )
+            };
+            let has_ended = work_killed_after(calls, &refresh);
+            let read = || container.read("etc/app.conf");
+            let shown = read();
+            assert!(
+                [Some(calls.to_string()), Some(content.clone())].contains(&shown),
+                "after {calls} calls: {shown:?}"
+            );
+            left_old += u32::from(shown.as_ref() != Some(&content));
+            let next = scene.refresh(&container);
+            assert!(next.is_current(), "after {calls} calls: {next:?}");
+            assert_eq!(look(), before, "after {calls} calls");
+            assert_eq!(read(), Some(content));
+            assert_eq!(mounts_of_host(), host);
+            if has_ended {
+                break;
+            }
+        }
+        assert!(left_old > 1, "no kill was in a refresh");
+        let records = fs::read_dir(scene.folder.path().join("tucks"));
+        assert_eq!(records.map_or(0, Iterator::count), 0, "records are left");
+        let seen = container.stop();
+        assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+    }
+}
+
+#[test]
+#[ignore = "other tests run this program"]
+fn proves() {
+    let Some((folder, init)) = program() else {
+        return;
+    };
+    let (bundle, policy, places) = settings(&folder);
+    begin(&FILE_CALLS);
+    let proved = prove_container(&bundle, init, &policy, &places);
+    assert!(proved.report.problems.is_empty(), "{proved:?}");
+}
+
+/// The proof is repeated if the runtime's `start` is repeated.
+#[test]
+fn a_proof_that_is_killed_before_each_call_leaves_a_whole_record() {
+    if !can_record() {
+        return;
+    }
+    let mut without_record = 0;
+    for calls in 0..MAX_CALLS {
+        let scene = refresh_host_roots::Scene::for_record();
+        let container = scene.start_unproved();
+        let list = || {
+            let entries = fs::read_dir(scene.bundle()).unwrap();
+            let mut names: Vec<_> = entries.map(|it| it.unwrap().file_name()).collect();
+            names.sort_unstable();
+            names
+        };
+        let (mounts, files) = (container.mounts(), list());
+        let prove = work("refresh_killed::proves", scene.host.path(), &container);
+        let has_ended = work_killed_after(calls, &prove);
+        umount2(&scene.disk(), MntFlags::empty()).unwrap();
+        let looked = scene.release(&container, Release::Look);
+        without_record += match &looked[..] {
+            [only] => u32::from(matches!(
+                only.outcome,
+                ReleaseOutcome::NotReleased(NotReleased::NoRecord)
+            )),
+            others => panic!("after {calls} calls: {others:?}"),
+        };
+        scene.prove(&container);
+        assert_eq!(list(), files, "after {calls} calls");
+        let released = scene.release(&container, Release::Unmount);
+        assert!(container.mounts_at("/host/disk").is_empty(), "{released:?}");
+        assert_eq!(container.mounts(), mounts - 1);
+        if has_ended {
+            assert!(without_record > 1);
+            return;
+        }
+    }
+    panic!("the proof makes new calls without an end");
+}
