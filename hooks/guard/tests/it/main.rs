@@ -33,6 +33,7 @@ mod refresh_files;
 mod refresh_files_hostile;
 mod refresh_host_roots;
 mod refresh_hostile;
+mod refresh_idmapped;
 mod refresh_interrupted;
 mod refresh_killed;
 mod refresh_linked_root;

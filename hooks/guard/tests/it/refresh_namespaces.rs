@@ -46,10 +46,10 @@ const DROP_PRIVILEGES: usize = 9;
 const READ_COPY: usize = 10;
 const READ: usize = 11;
 const WIDEN: [usize; 2] = [12, 13];
-const MAKE_OTHER: usize = 14;
-const FLIP: usize = 15;
+pub(crate) const MAKE_OTHER: usize = 14;
+pub(crate) const FLIP: usize = 15;
 const CHANGE_ROOT: usize = 16;
-const STEPS: [Step; 17] = [
+pub(crate) const STEPS: [Step; 17] = [
     || remount_without(MsFlags::MS_RDONLY),
     || remount_without(MsFlags::MS_NOSUID),
     || remount_without(MsFlags::MS_NODEV),
@@ -440,7 +440,7 @@ fn idmap_stale(scene: &Scene, process: &HeldProcess) -> io::Result<()> {
 }
 
 /// mount_setattr(2): read-only, with this user namespace's ids.
-fn idmap(mount: &OwnedFd, users: &File) -> io::Result<()> {
+pub(crate) fn idmap(mount: &OwnedFd, users: &File) -> io::Result<()> {
     let request = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP | libc::MOUNT_ATTR_RDONLY,
         attr_clr: 0,

@@ -56,6 +56,13 @@ pub enum CloneError {
         #[source]
         source: io::Error,
     },
+    /// The filesystem of the target cannot be idmapped, unlike that of the mount that it is to
+    /// replace.
+    #[error("{} is on a filesystem that cannot be idmapped", path.display())]
+    NotIdmappable {
+        /// The target.
+        path: PathBuf,
+    },
     /// It cannot get the attributes of the mount that it is to replace.
     #[error("give the new mount the attributes {attributes}")]
     Attributes {
@@ -127,6 +134,15 @@ pub fn clone_like(
         None => stale.attributes,
     };
     let set = mount_setattr_in_full(&mount, attributes, propagation, users);
+    // mount_setattr(2) has one error for each wrong argument: without the ids the call succeeds.
+    if set.as_ref().is_err_and(is_invalid)
+        && users.is_some()
+        && mount_setattr_in_full(&mount, attributes, propagation, None).is_ok()
+    {
+        return Err(CloneError::NotIdmappable {
+            path: target.path().to_owned(),
+        });
+    }
     let set = set.and_then(|()| match settings.below {
         Some(denied) => mount_setattr_below(&mount, denied, propagation),
         None => Ok(()),
@@ -171,6 +187,10 @@ fn copy(file: impl AsFd, below: OpenTreeFlags) -> Result<OwnedFd, Errno> {
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
     rustix::mount::open_tree(file, c"", flags)
+}
+
+fn is_invalid(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::INVAL)
 }
 
 /// The errors of a kernel, or of a seccomp filter, without mount_setattr(2).
