@@ -38,6 +38,7 @@ mod refresh_interrupted;
 mod refresh_killed;
 mod refresh_linked_root;
 mod refresh_mounts;
+mod refresh_mounts_hostile;
 mod refresh_namespaces;
 mod refresh_nested;
 mod refresh_nested_binds;

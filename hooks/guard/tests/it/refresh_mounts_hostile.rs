@@ -1,0 +1,166 @@
+//! A container that works against the refresh of its volume: it changes namespaces, has thousands of
+//! mounts, and mounts over the volume, in the volume and beneath the volume's place.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bindguard_core::refresh_request::Notify;
+use bindguard_guard::refresh::{
+    BoundMounts, NamespaceError, RefreshAct, RefreshError, TuckRecords, refresh_container,
+};
+use bindguard_testing::hostile_process::HostileProcess;
+use bindguard_testing::live::{self, Inside};
+use bindguard_testing::{bind, helper};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::refresh_mounts::{Scene, can_run, mount_tmpfs, mounts_of_host};
+use crate::refresh_namespaces::{FLIP, MAKE_OTHER, STEPS};
+use crate::refresh_scene::rounds;
+
+/// The refresh checks, reads and enters one of two namespaces, never both.
+#[test]
+fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    fs::write(scene.root().join("copy"), "").unwrap();
+    let binds = [
+        Inside::of(scene.volume(), "data"),
+        Inside::of(scene.pod.subpath(0), "etc/app/0"),
+    ];
+    let mut container = HostileProcess::start(scene.root(), &binds, None, &STEPS);
+    let other = container.does(MAKE_OTHER);
+    let mounts = || fs::read_to_string(format!("/proc/{other}/mountinfo")).unwrap();
+    let before = mounts();
+    container.begins(FLIP);
+    let records = TuckRecords::at(&scene.root().join("tucks"));
+    let (mut refreshed, mut refused) = (0, 0);
+    for version in 1..=rounds(100, 10_000) {
+        scene.mount_anew(&version.to_string());
+        let host = mounts_of_host();
+        let volumes = BoundMounts::open(&scene.pod.bundle(), &scene.pod.directory()).unwrap();
+        let done = refresh_container(
+            helper(),
+            &container.process,
+            Some(&live::spec_of(None)),
+            &volumes,
+            RefreshAct::Replace(Notify::None),
+            &records,
+        );
+        match done {
+            Ok(done) => refreshed += done.replaced(),
+            Err(RefreshError::Namespace(NamespaceError::OtherOwner(_))) => refused += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+        assert_eq!(mounts(), before, "after version {version}");
+        assert_eq!(mounts_of_host(), host, "after version {version}");
+    }
+    assert!(
+        refreshed > 10 && refused > 10,
+        "{refreshed} refreshed, {refused} refused"
+    );
+}
+
+/// Copies of the volume that the container made keep the old one.
+#[test]
+fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start_with(|| {
+        live::make_mounts(2000);
+        fs::create_dir("/copies").unwrap();
+        for number in 0..2000 {
+            let place = format!("/copies/{number}");
+            fs::create_dir(&place).unwrap();
+            bind(Path::new("/data"), Path::new(&place));
+        }
+    });
+    let mounts = container.mounts();
+    assert!(mounts > 4000);
+    for content in ["2", "3"] {
+        scene.mount_anew(content);
+        let (start, host) = (Instant::now(), mounts_of_host());
+        let refreshed = scene.refresh(&container);
+        assert!(start.elapsed() < Duration::from_secs(10), "it is late");
+        assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
+        assert_eq!(container.read("data/0").as_deref(), Some(content));
+        assert_eq!(container.read("copies/1999/0").as_deref(), Some("1"));
+        assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
+    }
+}
+
+#[test]
+fn a_container_with_thousands_of_mounts_over_its_volume_keeps_them() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start_with(|| {
+        for _ in 0..2000 {
+            mount_tmpfs(Path::new("/data"));
+        }
+    });
+    let before = container.mounts_at("/data");
+    assert_eq!(before.len(), 2001);
+    scene.mount_anew("2");
+    let start = Instant::now();
+    let refreshed = scene.refresh(&container);
+    assert!(start.elapsed() < Duration::from_secs(10), "it is late");
+    assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
+    assert_eq!(container.mounts_at("/data"), before);
+}
+
+/// The container mounts over the volume and in the volume, exchanges the folder beneath, moves the
+/// volume away and back, and shares its mounts, all while refreshes run.
+#[test]
+fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
+    if !can_run() {
+        return;
+    }
+    let mount_for_ever = || {
+        for folder in ["/away", "/data/nested"] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        std::thread::spawn(|| {
+            let (kind, none) = (Some("tmpfs"), None::<&str>);
+            let set = |place: &str, flags| _ = mount(none, place, none, flags, none);
+            loop {
+                // A refresh may take each place away at any moment.
+                for place in ["/data/nested", "/data", "/"] {
+                    set(place, MsFlags::MS_SHARED | MsFlags::MS_REC);
+                    let _ = mount(kind, place, kind, MsFlags::empty(), none);
+                    let _ = umount2(place, MntFlags::MNT_DETACH);
+                    set(place, MsFlags::MS_PRIVATE | MsFlags::MS_REC);
+                }
+                let moved = MsFlags::MS_MOVE;
+                let _ = mount(Some("/data"), "/away", none, moved, none);
+                let _ = fs::rename("/data", "/other");
+                let _ = fs::create_dir("/data");
+                let _ = fs::remove_dir("/data");
+                let _ = fs::rename("/other", "/data");
+                let _ = mount(Some("/away"), "/data", none, moved, none);
+            }
+        });
+    };
+    let mut replaced = 0;
+    for version in 0..rounds(40, 1000) {
+        let scene = Scene::new();
+        fs::create_dir(scene.volume().join("nested")).unwrap();
+        let data = Inside::writable(scene.volume(), "data");
+        let container = live::Container::start_with(scene.root(), &[data], mount_for_ever);
+        for turn in 0..4 {
+            scene.mount_anew(&version.to_string());
+            fs::create_dir(scene.volume().join("nested")).unwrap();
+            let host = mounts_of_host();
+            replaced += scene.refresh(&container).replaced();
+            assert_eq!(mounts_of_host(), host, "version {version}, turn {turn}");
+            let content = fs::read_to_string(scene.volume().join("0")).unwrap();
+            assert_eq!(content, version.to_string());
+        }
+    }
+    assert!(replaced > 0, "no refresh was in time");
+}
