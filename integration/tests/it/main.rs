@@ -159,6 +159,7 @@ mod systemd_makes_the_scopes;
 mod ten_thousand_updates;
 mod terminal_and_streams_by_hand;
 mod two_creates_at_once;
+mod unusual_mounts_are_proven;
 mod update_lands_between_admission_and_mount;
 mod updates_during_starts;
 mod upgrade_under_running_pods;
