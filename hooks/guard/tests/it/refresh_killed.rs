@@ -12,8 +12,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::prove_container;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, HelperProcess, HostRoots, NotReleased, RefreshAct, Release,
-    ReleaseOutcome, TuckRecords, refresh_container, release_copies,
+    BoundFiles, FileBind, HeldProcess, HelperProcess, HostRoots, NotReleased, NotReplaced,
+    RefreshAct, Refreshed, Release, ReleaseOutcome, TuckRecords, refresh_container, release_copies,
 };
 use bindguard_testing::live::{self, Container};
 use nix::libc;
@@ -21,8 +21,11 @@ use nix::mount::{MntFlags, umount2};
 
 use crate::refresh_files::{self, NO_OTHERS, PLACE, spec};
 use crate::refresh_host_roots::{self, can_record, mounts_of_host};
+use crate::refresh_mounts;
 use crate::refresh_scene::can_run;
-use crate::refresh_scene::supervised::{MOUNT_CALLS, Work, begin, work_killed_after};
+use crate::refresh_scene::supervised::{
+    MOUNT_CALLS, Work, begin, without_return_of, work_killed_after,
+};
 
 /// The environment of the programs.
 const FOLDER: &str = "BINDGUARD_TEST_FOLDER";
@@ -119,9 +122,12 @@ fn a_release_that_is_killed_before_each_call_is_finished_by_the_next_one() {
 #[test]
 #[ignore = "other tests run this program"]
 fn refreshes_a_file() {
-    let Some((folder, init)) = program() else {
-        return;
-    };
+    if let Some((folder, init)) = program() {
+        refresh_file(&folder, init);
+    }
+}
+
+fn refresh_file(folder: &Path, init: u32) -> Refreshed {
     let process = HeldProcess::open(init).unwrap();
     let spec = spec(&[(&folder.join("conf/app.conf"), PLACE)]);
     let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
@@ -134,7 +140,46 @@ fn refreshes_a_file() {
     begin(&MOUNT_CALLS);
     let helper = HelperProcess::start().unwrap();
     let spec = live::spec_of(None);
-    refresh_container(&helper, &process, Some(&spec), &files, act, &records).unwrap();
+    refresh_container(&helper, &process, Some(&spec), &files, act, &records).unwrap()
+}
+
+#[test]
+#[ignore = "other tests run this program"]
+fn refreshes_a_file_without_a_detach() {
+    let Some((folder, init)) = program() else {
+        return;
+    };
+    let refreshed = refresh_file(&folder, init);
+    let [only] = &refreshed.mounts[..] else {
+        panic!("{refreshed:?}");
+    };
+    assert!(
+        matches!(&only.outcome, Err(NotReplaced::Enter(why)) if why.is_over()),
+        "{refreshed:?}"
+    );
+    assert!(refreshed.abandoned.is_some(), "{refreshed:?}");
+}
+
+/// The old mount is still in the table.
+#[test]
+fn a_detach_that_hangs_before_it_begins_is_a_failure_and_finished_later() {
+    if !refresh_mounts::can_run() {
+        return;
+    }
+    let scene = refresh_files::Scene::new();
+    let container = scene.start();
+    let before = container.mounts();
+    fs::write(scene.at("next"), "1").unwrap();
+    fs::rename(scene.at("next"), scene.at("app.conf")).unwrap();
+    let test = "refresh_killed::refreshes_a_file_without_a_detach";
+    let refresh = work(test, scene.folder.path(), &container);
+    without_return_of(libc::SYS_umount2, &refresh);
+    assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
+    assert_eq!(container.mounts(), before + 1);
+    let next = scene.refresh(&container);
+    assert_eq!(next.replaced(), 1, "{next:?}");
+    assert_eq!(container.read("etc/app.conf").as_deref(), Some("1"));
+    assert_eq!(container.mounts(), before);
 }
 
 #[test]

@@ -60,6 +60,29 @@ pub fn work_killed_after(calls: u32, work: &Work) -> bool {
     ended
 }
 
+/// Lets the work make its calls before the first one of this number, which never returns.
+///
+/// # Panics
+/// If the work fails, or makes no such call.
+pub fn without_return_of(call: libc::c_long, work: &Work) {
+    let program = work.start(Mode::Supervised);
+    let listener = listener_of(&program.pidfd);
+    let next = || {
+        assert!(
+            is_waiting(&listener, &program.pidfd),
+            "it made no such call"
+        );
+        receive(&listener)
+    };
+    let mut made = next();
+    while i64::from(made.data.nr) != call {
+        answer(&listener, &made, work.has_beneath);
+        made = next();
+    }
+    let status = program.wait();
+    assert!(status.success(), "{status:?}");
+}
+
 /// Kills a refresh with its children some time after it began.
 pub fn killed_while_it_runs(time: Duration, refresh: &Refresh) {
     let program = refresh.work().start(Mode::Free);
@@ -212,7 +235,7 @@ fn let_go_on(calls: u32, program: &Program, has_beneath: bool) -> bool {
         if !is_waiting(&listener, process) {
             return true;
         }
-        answer(&listener, has_beneath);
+        answer(&listener, &receive(&listener), has_beneath);
     }
     !is_waiting(&listener, process)
 }
@@ -251,34 +274,31 @@ fn is_waiting(listener: &OwnedFd, process: &OwnedFd) -> bool {
     both[0].revents().contains(PollFlags::IN)
 }
 
+fn receive(listener: &OwnedFd) -> libc::seccomp_notif {
+    // SAFETY: the structure is the kernel's, and zero is a valid value of each field.
+    let mut call: libc::seccomp_notif = unsafe { mem::zeroed() };
+    // SAFETY: the kernel fills a structure of the size that the request names.
+    let received = unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call) };
+    assert_eq!(received, 0, "{}", io::Error::last_os_error());
+    call
+}
+
 /// Lets the kernel make the call, but for one with [`BENEATH`] that it does not have.
-fn answer(listener: &OwnedFd, has_beneath: bool) {
-    // SAFETY: the structures are the kernel's, and zero is a valid value of each field.
-    unsafe {
-        let mut call: libc::seccomp_notif = mem::zeroed();
-        assert_eq!(
-            libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call),
-            0,
-            "{}",
-            io::Error::last_os_error()
-        );
-        let is_refused = !has_beneath
-            && i64::from(call.data.nr) == libc::SYS_move_mount
-            && call.data.args[4] as u32 & BENEATH != 0;
-        let mut reply: libc::seccomp_notif_resp = mem::zeroed();
-        reply.id = call.id;
-        if is_refused {
-            reply.error = -libc::EINVAL;
-        } else {
-            reply.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
-        }
-        assert_eq!(
-            libc::ioctl(listener.as_raw_fd(), SEND, &raw mut reply),
-            0,
-            "{}",
-            io::Error::last_os_error()
-        );
+fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, has_beneath: bool) {
+    let is_refused = !has_beneath
+        && i64::from(call.data.nr) == libc::SYS_move_mount
+        && call.data.args[4] as u32 & BENEATH != 0;
+    // SAFETY: the structure is the kernel's, and zero is a valid value of each field.
+    let mut reply: libc::seccomp_notif_resp = unsafe { mem::zeroed() };
+    reply.id = call.id;
+    if is_refused {
+        reply.error = -libc::EINVAL;
+    } else {
+        reply.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
     }
+    // SAFETY: the kernel reads a structure of the size that the request names.
+    let sent = unsafe { libc::ioctl(listener.as_raw_fd(), SEND, &raw mut reply) };
+    assert_eq!(sent, 0, "{}", io::Error::last_os_error());
 }
 
 /// Runs `work` in a thread for which the kernel has no such call.
