@@ -243,16 +243,16 @@ KUBERNETES ?=
 
 ## a real kubelet in the fake one's place; builds it, ten minutes; KUBERNETES=DIR builds one of your own source
 kubelet: build matrix helm
-	sh integration/matrix/setup.sh openssl:openssl
+	sh integration/matrix/setup.sh openssl:openssl /usr/lib/python3/dist-packages/h2:python3-h2
 ifeq ($(KUBERNETES),)
 	sh integration/cluster/fetch.sh $(CLUSTER)
 	sh integration/cluster/network.sh $(CLUSTER)/network
-	$(STORY) real_kubelet:: chart_on_a_cluster:: --ignored --nocapture --test-threads 1 --skip containerd_2_1
+	$(STORY) real_kubelet:: real_kubelet_csi:: chart_on_a_cluster:: --ignored --nocapture --test-threads 1 --skip containerd_2_1
 else
 	sh integration/cluster/build.sh $(CLUSTER)-own $(KUBERNETES)
 	sh integration/cluster/network.sh $(CLUSTER)-own/network
 	BINDGUARD_CLUSTER=$(CLUSTER)-own $(STORY) $(addprefix real_kubelet::,containerd_2_1 a_race_that_the_kubelet_has_on_containerd_2_1 \
-	  live_refresh_on_containerd_2_1) chart_on_a_cluster::containerd_2_1 --exact \
+	  live_refresh_on_containerd_2_1) real_kubelet_csi::a_driver_that_restarts_on_containerd_2_1 chart_on_a_cluster::containerd_2_1 --exact \
 	  --ignored --nocapture --test-threads 1
 endif
 

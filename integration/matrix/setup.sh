@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the missing programs of the machine that build and run the integration stories.
-#   setup.sh [PROGRAM:PACKAGE...]     further programs that a target of the Makefile needs
+#   setup.sh [PROGRAM:PACKAGE...]     further programs or files that a target of the Makefile needs
 # For Debian and its relatives. Installing needs root; without missing programs there is no output.
 set -eu
 
@@ -12,7 +12,6 @@ unshare util-linux namespaces
 losetup mount loop devices
 mount mount loop mounts
 mount.fuse3 fuse3 root filesystems that a program serves
-bindfs bindfs such a program
 mkfs.ext4 e2fsprogs a kubelet with a filesystem of its own
 mkfs.xfs xfsprogs the same, with xfs
 mkfs.btrfs btrfs-progs the same, with btrfs
@@ -29,6 +28,7 @@ ${more%%:*} ${more#*:}"; done
 
 # Debian has dynamic and static packages of busybox: only a static one runs in an empty root filesystem
 is_there() {
+  case $1 in /*) [ -e "$1" ]; return ;; esac
   found=$(PATH=$PATH:/usr/sbin:/sbin command -v "$1") || return 1
   [ "$1" != busybox ] || ! ldd "$found" >/dev/null 2>&1
 }

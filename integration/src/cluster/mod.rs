@@ -7,6 +7,7 @@
 //! A [whole](Cluster::start_whole) cluster has the controllers and the scheduler as well, and pods
 //! with a [`Network`].
 
+mod csi_driver;
 mod daemons;
 mod helm;
 mod network;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+pub use self::csi_driver::{CSI_FILE, CsiDriver};
 pub use self::helm::Helm;
 pub use self::network::Network;
 pub use self::pods::{NODE, PodManifest};

@@ -117,6 +117,7 @@ mod process_files_by_choice;
 mod prometheus_reads_the_figures;
 mod raw_block_volume;
 mod real_kubelet;
+mod real_kubelet_csi;
 mod refresh_apps;
 mod refresh_budgets;
 mod refreshed_in_every_kind_of_container;

@@ -17,7 +17,7 @@ use bindguard_integration::mounts;
 use bindguard_integration::{Agent, Generation, Node, Setup};
 use serde_json::{Value, json};
 
-const FILE: &str = "/etc/app/app.conf";
+pub(crate) const FILE: &str = "/etc/app/app.conf";
 const RACES: usize = 8;
 
 /// Limit of rounds of races: on a quiet machine the kubelet seldom loses.
@@ -101,7 +101,7 @@ struct Case {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Change {
+pub(crate) enum Change {
     /// The kubelet, as the API's object changes; where it writes the file, below the volume.
     Kubelet(&'static str),
     /// The container, which has the whole volume, too.
@@ -220,15 +220,15 @@ impl Case {
 }
 
 /// A container of a pod, as it was first started.
-struct Started {
-    name: String,
+pub(crate) struct Started {
+    pub(crate) name: String,
     uid: String,
-    id: String,
+    pub(crate) id: String,
     change: Change,
 }
 
 impl Started {
-    fn of(cluster: &Cluster<'_>, name: &str, change: Change) -> Result<Self> {
+    pub(crate) fn of(cluster: &Cluster<'_>, name: &str, change: Change) -> Result<Self> {
         cluster.until(&format!("{name} runs"), |cluster| {
             Ok(!cluster.app_of(name)?["state"]["running"].is_null())
         })?;
@@ -365,7 +365,11 @@ fn every_volume_is_current_after_a_restart(node: &Node) -> Result<()> {
 }
 
 /// The content that the restarted container of a pod reads.
-fn content_after_a_restart(cluster: &Cluster<'_>, node: &Node, pod: &str) -> Result<String> {
+pub(crate) fn content_after_a_restart(
+    cluster: &Cluster<'_>,
+    node: &Node,
+    pod: &str,
+) -> Result<String> {
     let mut app = Value::Null;
     cluster.until(&format!("{pod} runs again"), |cluster| {
         app = cluster.app_of(pod)?;
@@ -374,7 +378,7 @@ fn content_after_a_restart(cluster: &Cluster<'_>, node: &Node, pod: &str) -> Res
     node.ctr().in_namespace("k8s.io").read(&id_of(&app)?, FILE)
 }
 
-fn all_pods_go(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
+pub(crate) fn all_pods_go(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
     cluster
         .kubectl(&["delete", "pods", "--all", "--wait=false"], "")?
         .success()?;
