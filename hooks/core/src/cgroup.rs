@@ -1,4 +1,4 @@
-//! The container in whose cgroup a process is.
+//! The container in whose cgroup a process is, and the cgroups of a container.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -11,18 +11,67 @@ use std::iter;
 pub fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c str> {
     cgroup
         .lines()
-        .flat_map(|line| line.split(['/', ':']))
-        .find_map(|part| {
-            let part = part.strip_suffix(".scope").unwrap_or(part);
-            let after_dashes = part.match_indices('-').map(|(dash, _)| &part[dash + 1..]);
-            iter::once(part)
-                .chain(after_dashes)
-                .find_map(|id| containers.get(id).copied())
-        })
+        .flat_map(|line| path_of(line).split('/'))
+        .find_map(|part| ids(part).find_map(|id| containers.get(id).copied()))
+}
+
+/// The cgroups of a container in all hierarchies, by the `/proc/PID/cgroup` of its init.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerCgroups(Vec<String>);
+
+impl ContainerCgroups {
+    /// The outermost cgroup with the container's id in each hierarchy. `None` if there is none.
+    pub fn of_init(cgroup: &str, container: &str) -> Option<Self> {
+        let lines = cgroup.lines();
+        let found = lines.filter_map(|line| up_to_container(line, container));
+        let found: Vec<String> = found.map(str::to_owned).collect();
+        (!found.is_empty()).then_some(Self(found))
+    }
+
+    /// True for a process in one of these cgroups, or below. Another container may name a cgroup of
+    /// its own after this container, so the whole path is compared.
+    pub fn contain(&self, cgroup: &str) -> bool {
+        let is_within = |line: &str, outer: &String| {
+            let rest = line.strip_prefix(outer.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let mut lines = cgroup.lines();
+        lines.any(|line| self.0.iter().any(|outer| is_within(line, outer)))
+    }
+}
+
+/// A line without the part of the path that is below the container's cgroup.
+fn up_to_container<'l>(line: &'l str, container: &str) -> Option<&'l str> {
+    let path = path_of(line);
+    let mut end = line.len() - path.len();
+    for part in path.split('/') {
+        end += part.len();
+        if ids(part).any(|id| id == container) {
+            return line.get(..end);
+        }
+        end += 1;
+    }
+    None
+}
+
+/// The path of a line `HIERARCHY:CONTROLLERS:PATH`.
+fn path_of(line: &str) -> &str {
+    line.splitn(3, ':').nth(2).unwrap_or_default()
+}
+
+/// The ids that a part of a path may name.
+fn ids(part: &str) -> impl Iterator<Item = &str> {
+    part.split(':').flat_map(|part| {
+        let part = part.strip_suffix(".scope").unwrap_or(part);
+        let after_dashes = part.match_indices('-').map(|(dash, _)| &part[dash + 1..]);
+        iter::once(part).chain(after_dashes)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
     use super::*;
 
     #[test]
@@ -43,9 +92,29 @@ mod tests {
             ("0::/kubepods/abcd", None),
             ("0::/kubepods/xabc", None),
             ("0::/podabc/other", None),
+            ("2:abc:/other", None),
+            ("0::/system.slice:docker:abc", Some("abc")),
             ("0::/", None),
         ] {
             assert_eq!(container_of(cgroup, &containers), expected, "{cgroup}");
         }
+    }
+
+    #[test]
+    fn a_cgroup_of_another_container_with_the_id_is_not_of_the_container() {
+        let init = "2:cpu:/pods/abc/init\n1:name=systemd:/pods/abc\n0::/\n";
+        let cgroups = ContainerCgroups::of_init(init, "abc").unwrap();
+        for (cgroup, expected) in [
+            ("2:cpu:/pods/abc", true),
+            ("1:name=systemd:/pods/abc/worker", true),
+            ("2:cpu:/pods/abcd", false),
+            ("2:cpu:/pods/conmon-abc.scope", false),
+            ("2:cpu:/pods/hostile/abc", false),
+            ("2:cpu:/pods/hostile/pods/abc", false),
+            ("0::/", false),
+        ] {
+            assert_eq!(cgroups.contain(cgroup), expected, "{cgroup}");
+        }
+        assert_eq!(ContainerCgroups::of_init(init, "other"), None);
     }
 }

@@ -19,6 +19,15 @@ impl Cgroup {
             ["unified", "pids", ""].map(|name| Path::new("/sys/fs/cgroup").join(name));
         let has_processes = |folder: &&PathBuf| fs::metadata(folder.join("cgroup.procs")).is_ok();
         let path = hierarchies.iter().find(has_processes)?.join(&id);
+        Self::at(path, id)
+    }
+
+    /// A cgroup with this id in this one.
+    pub fn below(&self, id: &str) -> Option<Self> {
+        Self::at(self.path.join(id), id.to_owned())
+    }
+
+    fn at(path: PathBuf, id: String) -> Option<Self> {
         if fs::create_dir(&path).is_err() {
             skipped("no right to make a cgroup");
             return None;

@@ -11,13 +11,13 @@
 //! opened first, and everything is compared again through its pidfd. A process can block the reader
 //! of its `exe`; it is left out then.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bindguard_core::cgroup::container_of;
+use bindguard_core::cgroup::ContainerCgroups;
 use bindguard_core::process_stat::{START_TIME, number};
 use bindguard_core::refresh_request::ProgramName;
 
@@ -49,7 +49,10 @@ impl HeldProcess {
         let depth = Status::of(self.pid())
             .ok_or(ProcessError::Ended(self.pid()))?
             .depth;
-        let of_container = |pid| member(pid, container, depth);
+        let cgroup = self.read("cgroup")?;
+        let cgroups = ContainerCgroups::of_init(&String::from_utf8_lossy(&cgroup), container)
+            .ok_or(ProcessError::NoContainer(self.pid()))?;
+        let of_container = |pid| member(pid, &cgroups, depth);
         for _ in 0..MAX_LOOKS {
             let members: Vec<Member> = pids().filter_map(of_container).collect();
             let Some(pid) = first_of(&topmost(&running(&members, program))) else {
@@ -73,10 +76,11 @@ fn pids() -> impl Iterator<Item = u32> {
 }
 
 /// The process, if it is one of the container.
-fn member(pid: u32, container: &str, depth: usize) -> Option<Member> {
+fn member(pid: u32, cgroups: &ContainerCgroups, depth: usize) -> Option<Member> {
     let cgroup = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
-    let cgroup = String::from_utf8_lossy(&cgroup);
-    container_of(&cgroup, &BTreeSet::from([container]))?;
+    if !cgroups.contain(&String::from_utf8_lossy(&cgroup)) {
+        return None;
+    }
     let status = Status::of(pid).filter(|status| status.depth == depth)?;
     let parent = status.parent;
     Some(Member { pid, parent })

@@ -61,6 +61,12 @@ impl Container {
         pid
     }
 
+    fn kill_last(&mut self) {
+        let mut child = self.processes.pop().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
     fn init(&self) -> HeldProcess {
         let init = HeldProcess::open(self.processes[0].id()).unwrap();
         init.of_container(self.cgroup.id())
@@ -140,6 +146,26 @@ fn a_process_of_the_host_or_of_an_inner_container_gets_no_signal() {
     assert_eq!(container.nginx(), None);
     let own = container.run(&program, "echo; read forever", true);
     assert_eq!(container.nginx(), Some(own));
+}
+
+/// A container that can make cgroups names one after another container.
+#[test]
+fn a_process_in_a_cgroup_of_the_same_name_elsewhere_gets_no_signal() {
+    let Some(mut container) = Container::start("victim") else {
+        return;
+    };
+    let Some(hostile) = Cgroup::make("hostile") else {
+        return;
+    };
+    let Some(fake) = hostile.below(container.cgroup.id()) else {
+        return;
+    };
+    let program = container.program("nginx");
+    let impostor = container.run(&program, "echo; read forever", false);
+    fake.add(impostor);
+    let found = container.nginx();
+    container.kill_last();
+    assert_eq!(found, None);
 }
 
 #[test]
