@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::evidence::{FileKind, FilePlace};
-use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::refresh::{
     BoundFile, Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder,
     files_in_container,
 };
 use bindguard_core::spec::SpecView;
+use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{
     Handle, HostWalk, Mounts, OpenedTarget, WalkedFolder, open_without_waiting, walk_host_path,
 };
@@ -34,6 +35,8 @@ pub struct FileBind {
     pub name: PathBuf,
     /// The path in the container.
     pub destination: PathBuf,
+    /// The permissions that the spec denies.
+    pub denied: MountAttributes,
 }
 
 impl FileBind {
@@ -49,6 +52,7 @@ impl FileBind {
                 directory: directory.to_owned(),
                 name: name.into(),
                 destination: bind.destination().to_owned(),
+                denied: bind.denied(),
             })
         });
         named.collect()
@@ -153,6 +157,12 @@ impl<'a> BoundFiles<'a> {
         self.binds.iter()
     }
 
+    /// The binds of the file that a stale mount should show.
+    fn binds_of(&self, stale: &SubpathInContainer) -> impl Iterator<Item = &FileBind> {
+        let binds = self.binds.iter();
+        binds.filter(|bind| bind.directory == stale.volume && bind.name == stale.sub_path)
+    }
+
     /// Refuses a way that a container or a user may have changed since the start of the container.
     fn judge(
         &self,
@@ -203,14 +213,26 @@ impl CurrentFiles for BoundFiles<'_> {
         files_in_container(table, &files)
     }
 
+    /// The container may have remounted its mount, or have mounted a file of its own with the same
+    /// name.
+    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
+        let binds: Vec<&FileBind> = self.binds_of(stale).collect();
+        let here = |bind: &&FileBind| bind.destination == stale.mount.mount_point;
+        let bind = match binds[..] {
+            [only] => Some(only),
+            _ => binds.into_iter().find(here),
+        };
+        CloneSettings {
+            denied: bind.map(|bind| bind.denied),
+            ..CloneSettings::default()
+        }
+    }
+
     fn open_current(
         &self,
         stale: &SubpathInContainer,
     ) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let bind = self
-            .binds
-            .iter()
-            .find(|bind| bind.directory == stale.volume && bind.name == stale.sub_path)?;
+        let bind = self.binds_of(stale).next()?;
         let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
         if !self.may_be_on_shared && stale.parent.as_ref().is_none_or(is_shared) {
             return Some(Err(NotReplaced::ParentIsShared));
@@ -246,6 +268,7 @@ fn observe(bind: &FileBind) -> Option<BoundFile> {
         directory,
         name,
         destination,
+        denied: _,
     } = bind.clone();
     // A file that is replaced at this moment has no place: it counts as stale, and the next round
     // sees the new one.

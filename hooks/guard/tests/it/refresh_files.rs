@@ -69,13 +69,16 @@ impl Scene {
         container: &Container,
         limit: impl Fn(BoundFiles<'static>) -> BoundFiles<'static>,
     ) -> Refreshed {
-        let files = limit(self.files(container));
+        self.refresh_with(container, &limit(self.files(container)))
+    }
+
+    fn refresh_with(&self, container: &Container, files: &BoundFiles<'_>) -> Refreshed {
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
         refresh_container(
             helper(),
             &container.process,
             Some(container.spec()),
-            &files,
+            files,
             RefreshAct::Replace(Notify::None),
             &records,
         )
@@ -300,6 +303,30 @@ fn a_file_of_another_filesystem_is_found_unless_the_container_mounted_it() {
     let refreshed = scene.refresh(&covered);
     assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
     assert_eq!(covered.mounts(), mounts);
+}
+
+/// The container may have remounted its mount, or have a file of its own with that name in place.
+#[test]
+fn a_new_mount_of_a_file_denies_what_the_spec_denies() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let none = None::<&str>;
+    let writable = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+    let container = scene.start_with(|| mount(none, PLACE, none, writable, none).unwrap());
+    let at = container.mounts_at(PLACE);
+    assert!(at[0].1.starts_with("rw,"), "{at:?}");
+    let mut bind = bindguard_testing::mount_of(&scene.at("app.conf"), PLACE, "rprivate");
+    bind["options"] = serde_json::json!(["rbind", "ro", "nosuid"]);
+    let spec = serde_json::json!({"mounts": [bind]}).to_string();
+    rename_over(&scene, "1");
+    let binds = FileBind::of_spec(&SpecView::from_bytes(spec.as_bytes()).unwrap());
+    let (files, _) = BoundFiles::open(binds, container.process.pid(), &NO_OTHERS);
+    assert_eq!(scene.refresh_with(&container, &files).replaced(), 1);
+    assert_eq!(container.read("etc/app.conf").as_deref(), Some("1"));
+    let at = container.mounts_at(PLACE);
+    assert!(at[0].1.starts_with("ro,nosuid"), "{at:?}");
 }
 
 /// When the old file is removed, the kernel detaches what is mounted on it: here it stays as a
