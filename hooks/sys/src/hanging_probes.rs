@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bindguard_core::mount_table::Device;
+use bindguard_core::paths::{below, lies_in};
 
 use crate::handle::Handle;
 use crate::mounts::Mounts;
@@ -23,11 +24,29 @@ use crate::separate_process::SeparateProcess;
 static HANGING: Mutex<Vec<(Device, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// The filesystem of a path that is on a server or a daemon, by the part of the path that the kernel
-/// has in its cache: the root of a mount always is. `None` before Linux 5.12.
+/// has in its cache: the root of a mount always is. `None` before Linux 5.12, and if another mount
+/// is in the rest of the path: the hanging filesystem may be either of the two.
 pub(crate) fn filesystem_of(path: &Path, mounts: &Mounts) -> Option<Device> {
-    let handle = path.ancestors().find_map(Handle::cached)?.unqueried();
+    let cached = |known| Some((known, Handle::cached(known)?));
+    let (known, handle) = path.ancestors().find_map(cached)?;
+    let handle = handle.unqueried();
     let mount = mounts.mount_of(&handle).ok()?.entry;
-    (!mount.fs_type.is_local()).then_some(mount.device)
+    let is_served = !mount.fs_type.is_local();
+    (is_served && !has_mount_between(path, known, &handle, mounts)).then_some(mount.device)
+}
+
+fn has_mount_between(path: &Path, known: &Path, handle: &Handle, mounts: &Mounts) -> bool {
+    if path == known {
+        return false;
+    }
+    let (Some(rest), Ok(from), Ok(table)) =
+        (below(path, known), handle.resolved_path(), mounts.table())
+    else {
+        return true;
+    };
+    let end = from.join(rest);
+    let mut entries = table.entries().iter().map(|mount| &mount.mount_point);
+    entries.any(|place| *place != from && lies_in(place, &from) && lies_in(&end, place))
 }
 
 /// True if no probe hangs: then nothing need be known of a path.

@@ -1,6 +1,6 @@
 //! Probes of a mount whose daemon takes requests and never answers.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -100,6 +100,58 @@ fn abort_connection(mounted_at: &Path) {
     .unwrap();
     let abort = connections.path().join(found.device.minor.to_string());
     std::fs::write(abort.join("abort"), "1").unwrap();
+}
+
+/// A daemon that answers, with the directory `dir`, which the kernel looks up at each walk.
+fn answering_daemon() -> Option<Fuse> {
+    let mut fuse = Fuse::mounted()?;
+    fuse.begin();
+    let mut device = fuse.device.as_ref()?.try_clone().unwrap();
+    thread::spawn(move || {
+        let mut request = vec![0; 1 << 17];
+        while device.read(&mut request).is_ok() {
+            let operation = u32::from_ne_bytes(request[4..8].try_into().unwrap());
+            // `struct fuse_attr`: a directory.
+            let mut attributes = [0; 88];
+            attributes[0] = 2;
+            attributes[60..64].copy_from_slice(&0o40755_u32.to_ne_bytes());
+            attributes[64] = 2;
+            let (error, reply) = match operation {
+                // FUSE_LOOKUP: `struct fuse_entry_out`, valid for no time.
+                1 => (
+                    0,
+                    [&2_u64.to_ne_bytes()[..], &[0; 32], &attributes].concat(),
+                ),
+                // FUSE_GETATTR: `struct fuse_attr_out`
+                3 => (0, [&[0; 16][..], &attributes].concat()),
+                // FUSE_FORGET, FUSE_INTERRUPT, FUSE_BATCH_FORGET
+                2 | 36 | 42 => continue,
+                _ => (-(nix::errno::Errno::ENOSYS as i32), Vec::new()),
+            };
+            let length = 16_u32 + u32::try_from(reply.len()).unwrap();
+            let head = [length.to_ne_bytes(), i32::to_ne_bytes(error)].concat();
+            let _ = device.write(&[&head[..], &request[8..16], &reply].concat());
+        }
+    });
+    Some(fuse)
+}
+
+#[test]
+fn a_filesystem_with_a_mount_in_it_that_hangs_is_probed() {
+    let Some(silent) = silent_daemon() else {
+        return;
+    };
+    let Some(outer) = answering_daemon() else {
+        return;
+    };
+    let inner = outer.path().join("dir");
+    bind(&silent.path(), &inner);
+    assert!(is_silent(&probed(&inner)));
+    let answer = probed(&outer.path());
+    assert!(matches!(answer, Answer::Reached(_)), "{answer:?}");
+    let paths = [inner, outer.path()];
+    let answers = probe_side_by_side(&paths, EACH).unwrap();
+    assert!(matches!(answers[1], Answer::Reached(_)), "{answers:?}");
 }
 
 /// The first probe of a filesystem hangs, and no second one begins beside it.
