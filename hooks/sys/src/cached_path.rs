@@ -11,6 +11,10 @@ use std::path::Path;
 
 use crate::handle::Handle;
 
+/// Limit of walks to one path. A mount, an umount or a rename anywhere on the node ends a walk that
+/// uses the cache alone (fs/namei.c, `LOOKUP_RCU`), as if the cache lacked a name.
+const MAX_WALKS: usize = 4;
+
 /// Opens the file that an absolute path leads to, a final symlink followed, if the walk needs no
 /// answer from a server or a daemon. The file itself may be on a server.
 ///
@@ -18,6 +22,17 @@ use crate::handle::Handle;
 /// `WouldBlock` if the walk may have to wait; `InvalidInput` before Linux 5.12, which has no
 /// `RESOLVE_CACHED`; otherwise the kernel's error, which is certain.
 pub fn open_without_waiting(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
+    let mut walked = walk(path, &is_local);
+    for _ in 1..MAX_WALKS {
+        match walked {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => walked = walk(path, &is_local),
+            certain => return certain,
+        }
+    }
+    walked
+}
+
+fn walk(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
     match Handle::try_cached(path) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
             one_step_more(path, is_local).unwrap_or(Err(error))

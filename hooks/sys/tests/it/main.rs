@@ -6,6 +6,7 @@
     reason = "a test says what it expects by unwrapping it"
 )]
 
+mod cached_paths;
 mod enter;
 mod enter_hostile;
 mod enter_limit;
