@@ -11,6 +11,9 @@ pub enum BoundFileError {
     /// The path could not be walked.
     #[error("walk to a bound file")]
     Walk(#[from] WalkError),
+    /// A daemon or server on the way is silent.
+    #[error("{} does not answer", .0.display())]
+    Silent(PathBuf),
     /// The directory of the file is gone.
     #[error("the directory {} is gone", .0.display())]
     NoDirectory(PathBuf),

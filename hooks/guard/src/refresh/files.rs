@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bindguard_core::evidence::{FileKind, FilePlace};
+use bindguard_core::evidence::{FileKind, FilePlace, Reach};
 use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::refresh::{
@@ -25,6 +25,7 @@ use super::bound_file_error::BoundFileError;
 use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
 use super::running::RunningContainers;
+use crate::probes::Probes;
 
 /// A bind of a spec whose source has a name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,11 +72,10 @@ impl FileBind {
     }
 
     /// True if the source is a directory at this moment. A container sees the new files of a
-    /// directory by itself.
+    /// directory by itself. False for a source of a daemon or server that is silent.
     pub fn is_of_directory(&self) -> bool {
-        let end = walk_host_path(&self.source())
-            .ok()
-            .and_then(|walk| walk.end);
+        let walk = self.answers().then(|| walk_host_path(&self.source()));
+        let end = walk.and_then(|walk| walk.ok()?.end);
         end.and_then(|end| end.identity().ok())
             .is_some_and(|identity| identity.kind == FileKind::Directory)
     }
@@ -87,6 +87,13 @@ impl FileBind {
             Ok(handle) => mounts.is_local(&handle),
             Err(error) => error.kind() == ErrorKind::NotFound,
         }
+    }
+
+    /// False if a daemon or server on the way to the source is silent: a walk would wait for its
+    /// answer.
+    pub fn answers(&self) -> bool {
+        let reaches = || Probes::for_create().reaches(&[self.source()]);
+        self.is_local() || !matches!(reaches()[..], [Reach::Silent(_) | Reach::NotProbed])
     }
 
     /// The path on the host.
@@ -284,6 +291,9 @@ fn observe(bind: &FileBind) -> Option<BoundFile> {
 
 impl WalkedWay {
     fn of(bind: &FileBind) -> Result<Self, BoundFileError> {
+        if !bind.answers() {
+            return Err(BoundFileError::Silent(bind.source()));
+        }
         let HostWalk {
             folders,
             look_ups,

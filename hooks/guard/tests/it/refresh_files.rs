@@ -9,6 +9,9 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
@@ -19,7 +22,7 @@ use bindguard_guard::refresh::{
     RunningContainer, TuckRecords, find_stale, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, bind, helper, skipped};
+use bindguard_testing::{Folder, Fuse, bind, helper, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_mounts::mount_tmpfs;
@@ -303,6 +306,27 @@ fn a_file_of_another_filesystem_is_found_unless_the_container_mounted_it() {
     let refreshed = scene.refresh(&covered);
     assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
     assert_eq!(covered.mounts(), mounts);
+}
+
+/// The agent has one thread for the files of all pods: a daemon that is silent, as a stopped LXCFS,
+/// must not keep that thread.
+#[test]
+fn a_file_of_a_silent_daemon_is_not_waited_for() {
+    let Some(mut fuse) = can_run().then(Fuse::mounted).flatten() else {
+        return;
+    };
+    fuse.begin();
+    let mut device = fuse.device.as_ref().unwrap().try_clone().unwrap();
+    thread::spawn(move || while device.read(&mut [0; 8192]).is_ok() {});
+    let spec = spec(&[(&fuse.path().join("meminfo"), PLACE)]);
+    let (done, finished) = mpsc::channel();
+    thread::spawn(move || {
+        let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
+        let (_, errors) = BoundFiles::open(binds, std::process::id(), &NO_OTHERS);
+        done.send(errors.len()).unwrap();
+    });
+    let errors = finished.recv_timeout(Duration::from_secs(30));
+    assert_eq!(errors, Ok(1));
 }
 
 /// The container may have remounted its mount, or have a file of its own with that name in place.

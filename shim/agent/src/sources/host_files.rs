@@ -144,7 +144,8 @@ impl PodFiles<'_> {
         };
         let binds = self.followed.iter().flat_map(of_pod).take(MAX_FILES);
         let mut warnings = HashSet::new();
-        for (uid, bind) in binds {
+        // To add a watch is a walk.
+        for (uid, bind) in binds.filter(|(_, bind)| bind.answers()) {
             if let Err(error) = watches.watch_file(&uid, &bind.directory, &bind.name) {
                 self.metrics.watch_errors.inc();
                 warnings.insert(error_chain(&error));

@@ -267,7 +267,8 @@ impl Followed {
 
 impl FollowedContainer {
     fn watch(&mut self, watches: &mut Watches) {
-        for bind in &self.binds {
+        // To add a watch is a walk.
+        for bind in self.binds.iter().filter(|bind| bind.answers()) {
             if let Err(error) = watches.watch_file(&self.container.id, &bind.directory, &bind.name)
             {
                 self.problems
