@@ -11,6 +11,7 @@
 //! A container that has the kubelet's root, or may remount, is not looked for: such a container
 //! reaches every file of the node.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{CSI_RECORD, CsiRecord, Plugin};
@@ -19,7 +20,6 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_sys::{Handle, Mounts, current_payload, open_without_waiting, read_file};
 
 use super::pod_folder::PodFolder;
-use super::volumes::folders;
 
 /// Limit of the kubelet's record.
 const MAX_RECORD: u64 = 64 << 10;
@@ -33,11 +33,12 @@ pub(super) struct DriverVolume {
 
 /// The volumes of the pod with this folder.
 pub(super) fn driver_volumes(pod: &Path) -> Vec<DriverVolume> {
-    let folders = folders(&pod.join("volumes").join(Plugin::csi().folder()));
-    let volumes = folders.into_iter().flatten().filter_map(|folder| {
+    let folders = fs::read_dir(pod.join("volumes").join(Plugin::csi().folder()));
+    let folders = folders.into_iter().flatten().flatten();
+    let volumes = folders.filter_map(|entry| {
         Some(DriverVolume {
-            handle: payload_of_driver(&folder)?,
-            name: folder.file_name()?.into(),
+            handle: payload_of_driver(&entry.path())?,
+            name: entry.file_name().into(),
         })
     });
     volumes.collect()

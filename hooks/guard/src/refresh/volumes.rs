@@ -232,7 +232,7 @@ impl OpenVolume {
 }
 
 /// The folders in a folder that may not exist.
-pub(super) fn folders(path: &Path) -> Result<Vec<PathBuf>, VolumesError> {
+fn folders(path: &Path) -> Result<Vec<PathBuf>, VolumesError> {
     let failed = |source| VolumesError::List {
         path: path.to_owned(),
         source,
