@@ -14,6 +14,11 @@ pub fn lies_in(path: &Path, directory: &Path) -> bool {
     below(path, directory).is_some()
 }
 
+/// True if `path` is below `directory`, and not `directory` itself.
+pub fn lies_below(path: &Path, directory: &Path) -> bool {
+    below(path, directory).is_some_and(|rest| !rest.as_os_str().is_empty())
+}
+
 /// The part of `path` after `directory`; `None` if `path` is outside of `directory`.
 pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
     match by_bytes(bytes(path), bytes(directory)) {

@@ -13,6 +13,7 @@ mod admission;
 mod admit;
 mod attempts;
 mod check;
+mod csi_record;
 mod directories;
 mod expect;
 mod inspect;

@@ -8,13 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::evidence::Reach;
-use bindguard_core::kubelet::{CSI_RECORD, CsiRecord, Plugin, STAGING_MOUNT};
-use bindguard_sys::{Handle, Mounts, read_file};
+use bindguard_core::kubelet::{Plugin, STAGING_MOUNT};
+use bindguard_sys::{Handle, Mounts};
 
+use crate::csi_record::csi_record_in;
 use crate::probes::Probes;
-
-/// Limit of the kubelet's record.
-const MAX_RECORD: u64 = 64 << 10;
 
 /// Limit of staging folders that are compared.
 const MAX_FOLDERS: usize = 4096;
@@ -43,7 +41,7 @@ fn staging_mount(publish: &Path) -> Option<PathBuf> {
     if folder.parent()?.file_name()? != csi.folder() {
         return None;
     }
-    let volume = record_in(folder)?;
+    let volume = csi_record_in(folder)?;
     let is_mounted = |staging: &PathBuf| {
         let handle = Handle::of(staging).map(Handle::unqueried);
         let mount = handle
@@ -59,14 +57,10 @@ fn staging_mount(publish: &Path) -> Option<PathBuf> {
         .take(MAX_FOLDERS)
         .map(|entry| entry.path());
     let mut of_volume = folders
-        .filter(|folder| record_in(folder).is_some_and(|record| record.is_of_volume(&volume)));
+        .filter(|folder| csi_record_in(folder).is_some_and(|record| record.is_of_volume(&volume)));
     let staging = of_volume.next().map(|folder| folder.join(STAGING_MOUNT));
     let staging = staging.or_else(|| volume.old_staging_mount(root));
     staging.filter(is_mounted)
-}
-
-fn record_in(folder: &Path) -> Option<CsiRecord> {
-    CsiRecord::from_json(&read_file(&folder.join(CSI_RECORD), MAX_RECORD).ok()?)
 }
 
 fn is_alive(staging: &Path, probes: &Probes) -> bool {

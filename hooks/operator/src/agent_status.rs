@@ -50,7 +50,7 @@ pub struct AgentStatus {
     pub kubediag: bool,
     /// The number of kubelet roots that do not answer.
     pub silent_roots: u64,
-    /// Its children that hang in containers, which are not refreshed meanwhile.
+    /// Children of the agent that hang in containers. Until a child ends, its container is not refreshed.
     #[serde(default)]
     pub hanging_children: Vec<HangingChild>,
 }

@@ -24,7 +24,7 @@ use crate::bundles::{bundle_of_container, host_files_of_container};
 use crate::engines::ContainersOfNode;
 use crate::kubelet_roots::kubelets_here;
 use crate::node::{NotInit, hold_init, inits_of, refuse_other_mounts};
-use crate::pods::{ContainerState, PodContainer, Pods};
+use crate::pods::{PodContainer, Pods};
 
 /// The kinds of binds that a pod opts in by a word, besides subPaths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -78,8 +78,9 @@ impl BindKind {
 }
 
 impl OldBinds {
-    /// True if the pod opted in, and for every volume: a container works on a mount that its driver
-    /// has given up. Kubernetes documents the other kinds.
+    /// True for every volume, because the container works on a mount that the driver has given up;
+    /// for other kinds only if the pod opted in, because Kubernetes documents that such binds stay
+    /// old.
     pub fn is_finding(&self) -> bool {
         self.what == BindKind::Volumes || self.opted_in == Some(true)
     }
@@ -93,10 +94,7 @@ impl OldBinds {
 
 /// The containers of these pods with old binds, and the reasons why others are not checked.
 pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
-    let is_running = |it: &&PodContainer| {
-        matches!(it.state, None | Some(ContainerState::Running)) && it.name.is_some()
-    };
-    let running: Vec<&PodContainer> = pods.containers.iter().filter(is_running).collect();
+    let running: Vec<&PodContainer> = pods.running().collect();
     let inits = inits_of(running.iter().map(|container| container.id.as_str()));
     let (kubelet_roots, _) = kubelets_here(places);
     let node = NodeBinds {
@@ -119,12 +117,12 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
                 | NotInit::Record { .. },
             ) => continue,
             Err(NotInit::Process(error)) => {
-                problems.push(problem(container, &error));
+                problems.push(container.problem(&error));
                 continue;
             }
         };
         if let Err(error) = refuse_other_mounts(&process) {
-            // The same is true for all containers.
+            // No other container of this node can be compared either.
             problems.push(format!(
                 "the volumes and host files of running containers are not checked: {}",
                 error_chain(&error)
@@ -138,12 +136,6 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
         }
     }
     (found, problems)
-}
-
-fn problem(container: &PodContainer, error: &(dyn std::error::Error + 'static)) -> String {
-    let pod = container.pod.display_name().unwrap_or_default();
-    let name = container.name.as_deref().unwrap_or(&container.id);
-    format!("{pod} container {name}: {}", error_chain(error))
 }
 
 fn report(
@@ -196,7 +188,7 @@ impl NodeBinds<'_> {
             Ok(seen) => seen,
             Err(RefreshError::Process(ProcessError::Ended(_))) => return Default::default(),
             Err(RefreshError::Process(error)) => {
-                return (Vec::new(), vec![problem(container, &error)]);
+                return (Vec::new(), vec![container.problem(&error)]);
             }
             // A refresh refuses these containers as well.
             Err(
@@ -266,7 +258,7 @@ impl NodeBinds<'_> {
                 let mut binds = host_files_of_container(root, &container.id, self.places)?;
                 problems.extend(self.leave_out_silent(&mut binds));
                 let (files, errors) = BoundFiles::open(binds, process.pid(), &self.running);
-                problems.extend(errors.iter().map(|error| problem(container, error)));
+                problems.extend(errors.iter().map(|error| container.problem(error)));
                 Box::new(files.without_shared())
             }
         })

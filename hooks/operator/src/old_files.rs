@@ -4,19 +4,19 @@
 //! A `subPath` file of a running container never changes (kubernetes#50345). The container's own
 //! mount table shows which of its mounts are stale. Nothing is entered and nothing is changed.
 
-use bindguard_core::identity::PodName;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
+use bindguard_core::identity::PodName;
 use bindguard_core::report::{MountResult, RefreshedMount};
 use bindguard_guard::refresh::{PodVolumes, ProcessError, RefreshError, Refreshed, find_stale};
 use serde::Serialize;
 
 use crate::bundles::binds_of_container;
 use crate::node::{NotInit, hold_init, inits_of};
-use crate::pods::{ContainerState, PodContainer, Pods};
+use crate::pods::{PodContainer, Pods};
 
 /// A running container, and the old files that it reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -50,11 +50,8 @@ pub(crate) fn old_files<'r>(
     pods: &Pods,
     wanted: impl Fn(&Path) -> bool,
 ) -> (Vec<OldFiles>, Vec<String>) {
-    let is_running = |it: &&PodContainer| {
-        matches!(it.state, None | Some(ContainerState::Running)) && it.name.is_some()
-    };
     let mut by_pod = BTreeMap::<PathBuf, Vec<&PodContainer>>::new();
-    for container in pods.containers.iter().filter(is_running) {
+    for container in pods.running() {
         let folder = container
             .pod
             .uid
@@ -83,7 +80,7 @@ pub(crate) fn old_files<'r>(
                     };
                     match of_container(container, *init, &volumes, pods) {
                         Ok(old_files) => found.extend(old_files),
-                        Err(error) => problems.push(problem(container, &error)),
+                        Err(error) => problems.push(container.problem(&error)),
                     }
                 }
             }
@@ -99,12 +96,6 @@ pub(crate) fn old_files<'r>(
 fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -> Option<PathBuf> {
     let has_subpaths = |folder: &PathBuf| folder.join("volume-subpaths").symlink_metadata().is_ok();
     kubelet_roots.find_map(|root| Some(root.join("pods").join(uid)).filter(has_subpaths))
-}
-
-fn problem(container: &PodContainer, error: &ProcessError) -> String {
-    let pod = container.pod.display_name().unwrap_or_default();
-    let name = container.name.as_deref().unwrap_or(&container.id);
-    format!("{pod} container {name}: {}", error_chain(error))
 }
 
 /// `None` if all files are current, or if the container ended or has no mounts that this kernel

@@ -5,8 +5,10 @@
 //! selects pods with [`PodSelector`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::fmt;
 
+use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use serde::Serialize;
@@ -96,7 +98,24 @@ pub struct Pods {
     pub refresh_requests: BTreeMap<String, RefreshRequest>,
 }
 
+impl PodContainer {
+    /// A problem with the container, for people.
+    pub(crate) fn problem(&self, error: &dyn Error) -> String {
+        let pod = self.pod.display_name().unwrap_or_default();
+        let name = self.name.as_deref().unwrap_or(&self.id);
+        format!("{pod} container {name}: {}", error_chain(error))
+    }
+}
+
 impl Pods {
+    /// The containers that run, or of which no state is known; without sandboxes.
+    pub(crate) fn running(&self) -> impl Iterator<Item = &PodContainer> {
+        self.containers.iter().filter(|container| {
+            matches!(container.state, None | Some(ContainerState::Running))
+                && container.name.is_some()
+        })
+    }
+
     /// The pod with this uid. If no more is known, it has only the uid.
     pub fn of_uid(&self, uid: &str) -> PodName {
         let known = self.containers.iter().map(|container| &container.pod);

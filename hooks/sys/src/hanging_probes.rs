@@ -1,4 +1,4 @@
-//! The probes that hang, so that a filesystem has at most one.
+//! Remembers probes that hang: no filesystem is probed again while its last probe hangs.
 //!
 //! A process whose request a FUSE daemon took ends only with the answer. Each further probe of the
 //! filesystem would be one such process more, for as long as the daemon is silent. So the process of
@@ -20,7 +20,7 @@ use crate::mounts::Mounts;
 use crate::poll::is_readable;
 use crate::separate_process::SeparateProcess;
 
-/// The processes that did not end yet, each with the filesystem that it waits for.
+/// The filesystems with a hanging probe, and the pidfd of the probe.
 static HANGING: Mutex<Vec<(Device, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// The filesystem of a path that is on a server or a daemon, by the part of the path that the kernel

@@ -130,8 +130,8 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
     Ok(answers)
 }
 
-/// The paths by their filesystem, each path by its index; a path that is known to be on no server
-/// stands alone.
+/// Groups the indexes of the paths by filesystem. A path on no server or daemon has a group of its
+/// own.
 fn by_filesystem(paths: &[PathBuf]) -> Vec<(Option<Device>, Vec<usize>)> {
     let mounts = Mounts::default();
     let mut groups: Vec<(Option<Device>, Vec<usize>)> = Vec::new();

@@ -22,7 +22,7 @@ impl Cgroup {
         Self::at(path, id)
     }
 
-    /// A cgroup with this id in this one.
+    /// A child cgroup with this id.
     pub fn below(&self, id: &str) -> Option<Self> {
         Self::at(self.path.join(id), id.to_owned())
     }

@@ -96,9 +96,9 @@ pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
         .map_err(|errno| HostError::Enter(errno.into()))
 }
 
-/// Detects that the runtime was started again in another mount namespace than the one that this
-/// process entered, as a unit of systemd with `PrivateTmp=` gets at each start. Mounts of the old
-/// namespace are no longer those of new containers.
+/// Detects that the runtime left the mount namespace that this process entered. A unit of systemd
+/// with `PrivateTmp=` gets a new mount namespace at each start, and new containers get the mounts of
+/// the new namespace.
 #[derive(Debug, Clone, Default)]
 pub struct RuntimeNamespace(Arc<Notify>);
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::SubpathInContainer;
 use crate::mount_table::MountTable;
-use crate::paths::below;
+use crate::paths::lies_below;
 use crate::spec::SpecView;
 
 /// A bind of a container's spec.
@@ -42,9 +42,7 @@ pub fn missing_binds<'b>(
     binds: &'b [SpecBind],
 ) -> Vec<&'b SpecBind> {
     let is_mounted = |bind: &SpecBind| table.stack_at(&bind.destination).next().is_some();
-    let is_in = |bind: &SpecBind, directory: &PathBuf| {
-        below(&bind.destination, directory).is_some_and(|name| !name.as_os_str().is_empty())
-    };
+    let is_in = |bind: &SpecBind, directory: &PathBuf| lies_below(&bind.destination, directory);
     let outer: Vec<&PathBuf> = subpaths
         .iter()
         .map(|subpath| &subpath.mount.mount_point)

@@ -16,7 +16,7 @@ use crate::judge::{
 };
 use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountTable};
-use crate::paths::below;
+use crate::paths::lies_below;
 
 /// A bind of a spec whose source is a mount point of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,11 +72,6 @@ pub fn mounts_in_container(
         }
     }
     shown
-}
-
-/// True for a path strictly below a place.
-fn lies_below(path: &Path, place: &Path) -> bool {
-    below(path, place).is_some_and(|name| !name.as_os_str().is_empty())
 }
 
 impl BoundMount {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::paths::below;
+use crate::paths::lies_below;
 
 /// The capability of mount(2): capabilities(7).
 const CAP_SYS_ADMIN: &str = "CAP_SYS_ADMIN";
@@ -136,9 +136,7 @@ impl MountMakers {
     /// The paths below `place` at which the spec mounts, masks or protects something.
     pub fn paths_below(&self, place: &Path) -> impl Iterator<Item = &Path> {
         let destinations = self.mounts.iter().map(|mount| &mount.destination);
-        let is_below = move |path: &&PathBuf| {
-            below(path, place).is_some_and(|name| !name.as_os_str().is_empty())
-        };
+        let is_below = move |path: &&PathBuf| lies_below(path, place);
         let all = destinations.chain(&self.covered);
         all.filter(is_below).map(PathBuf::as_path)
     }

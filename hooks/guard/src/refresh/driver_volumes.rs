@@ -14,15 +14,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::kubelet::{CSI_RECORD, CsiRecord, Plugin};
+use bindguard_core::kubelet::Plugin;
 use bindguard_core::paths::lies_in;
 use bindguard_core::refresh::RefusedReason;
-use bindguard_sys::{Handle, Mounts, current_payload, open_without_waiting, read_file};
+use bindguard_sys::{Handle, Mounts, current_payload, open_without_waiting};
 
 use super::pod_folder::PodFolder;
-
-/// Limit of the kubelet's record.
-const MAX_RECORD: u64 = 64 << 10;
+use crate::csi_record::csi_record_in;
 
 /// A volume of a driver.
 #[derive(Debug)]
@@ -56,8 +54,7 @@ pub fn payload_of_driver(folder: &Path) -> Option<Handle> {
     if !is_local(&handle) || current_payload(&handle).is_err() {
         return None;
     }
-    let record = read_file(&folder.join(CSI_RECORD), MAX_RECORD).ok()?;
-    CsiRecord::from_json(&record)?.is_inline().then_some(handle)
+    csi_record_in(folder)?.is_inline().then_some(handle)
 }
 
 /// The reason not to refresh the files of a volume, by the sources of all writable binds of the

@@ -1,11 +1,10 @@
 //! One visit of a child to a container: opens every stale mount, attaches every new one, then
 //! detaches the stale ones.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::paths::lies_in;
+use bindguard_core::paths::lies_below;
 use bindguard_core::refresh::{KeptMounts, SubpathInContainer, changed_by_tuck};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::RequestedPropagation;
@@ -58,8 +57,8 @@ impl Round<'_, '_, '_> {
         Ok(self.entered.is_over() && !self.has_detached(&attached)?)
     }
 
-    /// True if each attached mount has replaced its old one. The end of an old mount may still wait
-    /// for a dead server.
+    /// True if the table has no stale mount of these any more. The end of a stale mount may still
+    /// wait for a dead server.
     fn has_detached(&self, attached: &[(usize, AttachMethod)]) -> Result<bool, RefreshError> {
         let table = self.refresh.namespace.mounts()?;
         let is_gone = |(index, _): &(usize, AttachMethod)| {
@@ -168,13 +167,14 @@ impl Round<'_, '_, '_> {
         if indices.is_empty() {
             return Vec::new();
         }
-        // The new mounts exist by now: a mount that the host makes later is in none of them.
+        // The new mounts exist by now and get no mounts that the host makes later.
         let host = bindguard_sys::read_mount_table().ok();
         let host = host.as_ref();
         let is_tree = |index: &usize| {
             let subpath = self.subpaths[*index];
             let settings = self.refresh.volumes.clone_settings(subpath);
-            let has_mounts = || host.is_none_or(|host| has_mounts_in(host, &subpath.volume));
+            let is_in = |mount: &MountEntry| lies_below(&mount.mount_point, &subpath.volume);
+            let has_mounts = || host.is_none_or(|host| host.entries().iter().any(is_in));
             self.below[*index].is_some()
                 || settings.requested == RequestedPropagation::RecursiveSlave
                 || settings.is_recursive() && has_mounts()
@@ -290,12 +290,6 @@ fn has_same_mounts(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool 
         below.map(|below| (below.restrictions.clone(), below.nested.clone()))
     };
     needed(now) == needed(then)
-}
-
-/// True if a mount lies below this place.
-fn has_mounts_in(table: &MountTable, place: &Path) -> bool {
-    let mut mounts = table.entries().iter();
-    mounts.any(|mount| mount.mount_point != place && lies_in(&mount.mount_point, place))
 }
 
 /// True if a new mount at the same place becomes shared.

@@ -67,7 +67,7 @@ fn a_volume_that_the_container_may_not_read_is_refused() {
 }
 
 #[test]
-fn what_the_policy_does_not_name_is_not_refused() {
+fn the_label_of_the_container_decides() {
     if !has_policy() {
         return;
     }

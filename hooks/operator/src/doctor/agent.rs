@@ -46,7 +46,7 @@ pub fn agent(state: &AgentState, is_unit: bool) -> Point {
     }
 }
 
-/// The children that hang, each with its container.
+/// Names the hanging children and their containers.
 fn hanging(children: &[HangingChild]) -> String {
     let child = |child: &HangingChild| format!("process {} in {}", child.pid, child.container);
     let children: Vec<String> = children.iter().map(child).collect();

@@ -4,12 +4,12 @@
 //! container's init: a container within the container has a pid namespace, and so one pid more. The
 //! pid namespace alone is not enough: pods share one, or have the host's.
 //!
-//! Of several such processes, those whose parent runs the same program do not count: the master of
-//! nginx is the parent of its workers. Of the others, the one that started first counts.
+//! The workers of nginx run the program of their parent, the master: a process whose parent runs the
+//! same program does not count. If several processes remain, the oldest process counts.
 //!
-//! Between a look and a signal, the process may end, and its pid may be another's. So the process is
-//! opened first, and everything is compared again through its pidfd. A process can block the reader
-//! of its `exe`; it is left out then.
+//! Between a look and a signal, the process may end, and its pid may be reused. So the process is
+//! opened first, and cgroup and program are compared again through the pidfd. A process that blocks
+//! the reader of its `exe` is left out.
 
 use std::collections::HashSet;
 use std::fs;
@@ -39,7 +39,7 @@ struct Member {
 }
 
 impl HeldProcess {
-    /// The process that runs this program in the container whose init this is.
+    /// The process of this init's container that runs the program.
     ///
     /// # Errors
     /// [`ProcessError::NoProgram`] if there is none, and [`ProcessError::NoContainer`].
@@ -60,9 +60,9 @@ impl HeldProcess {
             };
             let Ok(found) = Self::open(pid) else { continue };
             let name = found.program_name();
-            let is_it = name.is_ok_and(|name| program.is_program(&name));
-            // Alive afterwards: the cgroup is that of this process.
-            if is_it && of_container(pid).is_some() && found.is_alive() {
+            let runs_program = name.is_ok_and(|name| program.is_program(&name));
+            // Still alive afterwards: the pid was not reused when its cgroup was read.
+            if runs_program && of_container(pid).is_some() && found.is_alive() {
                 return Ok(found);
             }
         }
@@ -86,7 +86,7 @@ fn member(pid: u32, cgroups: &ContainerCgroups, depth: usize) -> Option<Member> 
     Some(Member { pid, parent })
 }
 
-/// Those that run the program.
+/// The members that run the program.
 fn running(members: &[Member], program: &ProgramName) -> Vec<Member> {
     let exe = |member: &Member| ProcessFile::of(member.pid, "exe");
     let files: Vec<ProcessFile> = members.iter().map(exe).collect();
@@ -100,7 +100,7 @@ fn running(members: &[Member], program: &ProgramName) -> Vec<Member> {
     matching.map(|(member, _)| *member).collect()
 }
 
-/// Those whose parent is none of them.
+/// The pids of the members whose parent is no member of the list.
 fn topmost(members: &[Member]) -> Vec<u32> {
     let pids: HashSet<u32> = members.iter().map(|member| member.pid).collect();
     let top = members.iter().filter(|it| !pids.contains(&it.parent));

@@ -20,7 +20,7 @@ pub fn client(socket: &Path) -> Cri {
     Cri::of(socket, CALL_TIMEOUT)
 }
 
-/// The same, for a runtime whose mount namespace this process entered.
+/// A client of a runtime whose mount namespace this process entered.
 pub fn client_in(namespace: RuntimeNamespace, socket: &Path) -> Cri {
     Cri::of_accepted(socket, CALL_TIMEOUT, move |stream| namespace.accept(stream))
 }
