@@ -213,13 +213,7 @@ impl Admission {
             repairs_host_root
                 && binds.any(|it| it.bind == Some(index) && it.kind == SourceKind::HostRoot)
         };
-        let keeps_host_mounts = self.report.binds.iter().any(|bind| {
-            let finding = &bind.finding;
-            let is_pinning = matches!(&finding.verdict, Verdict::Pinning(pinning) if pinning.bind);
-            let is_edited = |index| edits.contains(&SpecEdit::BindRslave { bind: index });
-            is_pinning && !finding.bind.is_some_and(is_edited)
-        });
-        let expectation = record_expected_binds(bundle, edits, is_host_root, keeps_host_mounts);
+        let expectation = record_expected_binds(bundle, edits, is_host_root);
         self.report.unproven = expectation.unproven;
         self.is_provable = !expectation.expected.binds.is_empty();
         if let Some(error) = expectation.problem {

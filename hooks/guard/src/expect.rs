@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::policy::Alarm;
 use bindguard_core::proof::{ExpectedBind, ExpectedBinds, ExpectedPropagation};
 use bindguard_core::spec::{Bind, RequestedPropagation, SpecEdit};
-use bindguard_sys::bundle;
+use bindguard_sys::bundle::record;
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::{Handle, Mounts, open_without_waiting};
 
@@ -35,16 +35,14 @@ struct Wanted<'w, 'a> {
 }
 
 /// Writes the record of a bundle whose spec has these edits. `is_host_root`: true for the position
-/// of a bind that must receive the host's umounts. `keeps_host_mounts`: true if a host-root bind
-/// stays private. Returns an empty record if policy wants no proof, and a problem if the file cannot
-/// be written.
+/// of a bind that must receive the host's umounts. Returns an empty record if policy wants no proof,
+/// and a problem if the file cannot be written.
 pub(crate) fn record_expected_binds(
     bundle: &OpenBundle<'_>,
     edits: &[SpecEdit],
     is_host_root: impl Fn(usize) -> bool,
-    keeps_host_mounts: bool,
 ) -> Expectation {
-    bundle::remove_record(bundle.path);
+    record::remove(bundle.path);
     let binds = bundle.spec.binds();
     if bundle.policy.proof == Alarm::Off || binds.is_empty() {
         return Expectation::default();
@@ -53,9 +51,8 @@ pub(crate) fn record_expected_binds(
     let wanted = wanted(binds, &sources, |bind| {
         propagation(bundle, bind, edits, is_host_root(bind.index()))
     });
-    let mut expectation = expect(&wanted);
-    expectation.expected.keeps_host_mounts = keeps_host_mounts;
-    match write(bundle.path, &expectation.expected) {
+    let expectation = expect(&wanted);
+    match record::write(bundle.path, &expectation.expected) {
         Ok(()) => expectation,
         Err(error) => Expectation {
             unproven: binds.len(),
@@ -215,9 +212,4 @@ fn propagation(
         RequestedPropagation::RecursiveSlave if is_host_root => ExpectedPropagation::Slave,
         requested => ExpectedPropagation::of_request(requested, bundle.spec.rootfs_propagation()),
     }
-}
-
-fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
-    let json = serde_json::to_vec(expected)?;
-    bundle::write_record(bundle, &json)
 }

@@ -14,7 +14,7 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
-use bindguard_sys::bundle::{self, BundleError};
+use bindguard_sys::bundle::{self, BundleError, record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 
 use crate::admission::{OpenBundle, OpenError};
@@ -38,8 +38,6 @@ enum ProveError {
     /// The agent was started since, or was late.
     #[error("its create was not checked by this agent")]
     CreateNotChecked,
-    #[error("parse the record of expected binds")]
-    Record(#[from] serde_json::Error),
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
@@ -74,7 +72,7 @@ pub fn prove_new_container(
     policy: &Policy,
     places: &Places,
 ) -> Option<Proved> {
-    if bundle::read_record(path).is_ok() {
+    if record::read(path).is_ok() {
         return None;
     }
     let start = Instant::now();
@@ -97,14 +95,12 @@ impl Proved {
         policy: &Policy,
         places: &Places,
     ) -> Result<(), ProveError> {
-        let mut expected: ExpectedBinds = serde_json::from_slice(&bundle::read_record(path)?)?;
-        // Only the first proof is before the container's own mounts: `start` may be called again.
-        if expected.keeps_host_mounts && expected.mounts_before.is_none() {
-            record_mount_limit(path, &mut expected);
-        }
+        let expected = record::read(path)?;
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
         let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
-        self.compare_mounts(&bundle, &expected, pid, places)
+        self.compare_mounts(&bundle, &expected, pid, places)?;
+        record::add_mount_limit(path, expected);
+        Ok(())
     }
 
     fn compare_new(
@@ -198,14 +194,6 @@ impl Proved {
         let policy = &bundle.policy;
         self.refusal = findings.iter().find_map(|it| refusal_of_wrong(it, policy));
         self.report.add(findings, |_| None);
-    }
-}
-
-/// Without the number no mount of the container is ever released.
-fn record_mount_limit(bundle: &Path, expected: &mut ExpectedBinds) {
-    expected.mounts_before = bindguard_sys::next_mount_id();
-    if let Ok(json) = serde_json::to_vec(expected) {
-        let _ = bundle::replace_record(bundle, &json);
     }
 }
 

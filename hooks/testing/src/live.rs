@@ -5,11 +5,12 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{ContainerNamespace, HeldProcess};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, chdir, fork, pivot_root};
@@ -205,6 +206,17 @@ impl Container {
             .unwrap()
             .accepted(&self.process, self.spec.namespace())
             .unwrap()
+    }
+
+    /// Calls `act` in a thread in the container's mount namespace, at the container's root.
+    pub fn run_inside(&self, act: impl FnOnce() + Send) {
+        let namespace = self.namespace();
+        let enter = || {
+            unshare(CloneFlags::CLONE_FS).unwrap();
+            setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
+            act();
+        };
+        thread::scope(|scope| scope.spawn(enter).join().unwrap());
     }
 
     /// From now on the container reads the files of its binds without a pause.

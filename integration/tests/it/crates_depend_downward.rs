@@ -66,7 +66,6 @@ fn the_shim_and_the_runtime_do_not_link_the_operator_crate() -> Result<()> {
         &[
             "bindguard-operator",
             "bindguard-guard",
-            "bindguard-sys",
             "bindguard-kubernetes",
         ],
     )?;

@@ -1,5 +1,7 @@
 //! Compares a mount table, mount by mount, with the expected binds.
 
+use std::path::PathBuf;
+
 use super::{Difference, ExpectedBind, ExpectedBinds, ExpectedPropagation};
 use crate::mount_table::{MountEntry, Propagation};
 
@@ -14,6 +16,9 @@ pub struct Comparison<'e> {
 #[derive(Debug)]
 struct Compared<'e> {
     expected: &'e ExpectedBind,
+    /// The destination as the kernel prints a path. Comparing paths by their components for each
+    /// bind and mount takes longer than the kernel takes to print the mounts.
+    mount_point: PathBuf,
     /// The least difference of the mounts that show the source; `Ok` if one has none.
     anywhere: Option<Result<(), Difference>>,
     /// The same of the mounts at the literal destination.
@@ -23,8 +28,9 @@ struct Compared<'e> {
 impl<'e> Comparison<'e> {
     /// Starts with no mount.
     pub fn new(expected: &'e ExpectedBinds) -> Self {
-        let compared = |expected| Compared {
+        let compared = |expected: &'e ExpectedBind| Compared {
             expected,
+            mount_point: expected.destination.components().collect(),
             anywhere: None,
             at_destination: None,
         };
@@ -61,7 +67,7 @@ impl Compared<'_> {
         if is_source {
             keep_better(&mut self.anywhere, self.expected.permits(mount));
         }
-        if mount.mount_point == self.expected.destination {
+        if mount.mount_point.as_os_str() == self.mount_point.as_os_str() {
             let here = match is_source {
                 true => self.expected.permits(mount),
                 false => Err(Difference::OtherSource {

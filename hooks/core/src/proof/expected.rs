@@ -13,11 +13,8 @@ use crate::spec::{Bind, RequestedPropagation, RootfsPropagation};
 pub struct ExpectedBinds {
     /// The binds whose source is known.
     pub binds: Vec<ExpectedBind>,
-    /// True if a bind of the spec keeps mounts of the host alive, and was left so.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub keeps_host_mounts: bool,
-    /// Such a bind's mounts, and all other mounts of the create, have unique ids below this number.
-    /// The container's own mounts have greater ones. Written after the create.
+    /// The mounts of the create have unique ids below this number; the container's own mounts have
+    /// greater ones. Written after the create; `None` before Linux 6.8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounts_before: Option<u64>,
 }

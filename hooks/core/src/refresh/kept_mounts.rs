@@ -124,6 +124,7 @@ impl<'t> MountsBelow<'t> {
         (source, destination): (&Path, &Path),
         host: &MountTable,
         makers: &MountMakers,
+        mounts_before: Option<u64>,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<KeptMounts, NotOfHost> {
         let MountsInVolume { nested, others } = found;
@@ -138,7 +139,7 @@ impl<'t> MountsBelow<'t> {
         {
             return Err(NotOfHost::InSpec(path.to_owned()));
         }
-        let makers = OtherMakers::of(self, destination, makers, None, place_of);
+        let makers = OtherMakers::of(self, destination, makers, mounts_before, place_of);
         let kept = self.compared_by(&others, (source, destination), host, &makers)?;
         Ok(KeptMounts { nested, ..kept })
     }

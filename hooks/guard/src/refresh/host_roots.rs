@@ -11,13 +11,12 @@ use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
-use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
     HostRootBind, KeptMounts, MountsBelow, SubpathInContainer, host_roots_in_container,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation};
-use bindguard_sys::bundle::{read_record, read_spec};
+use bindguard_sys::bundle::{read_spec, record};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, OpenedTarget};
@@ -80,7 +79,9 @@ impl HostRoots {
             binds: found.collect(),
             makers: MountMakers::from_spec(bundle.spec.bytes()).map_err(Arc::new),
             mode: policy.host_root,
-            mounts_before: mounts_before(bundle.path),
+            mounts_before: record::read(bundle.path)
+                .ok()
+                .and_then(|it| it.mounts_before),
         }
     }
 
@@ -255,9 +256,4 @@ impl CurrentFiles for HostRoots {
         bind.map(|bind| self.kept_mounts(bind, stale, table))
             .transpose()
     }
-}
-
-fn mounts_before(bundle: &Path) -> Option<u64> {
-    let record: ExpectedBinds = serde_json::from_slice(&read_record(bundle).ok()?).ok()?;
-    record.mounts_before
 }

@@ -20,7 +20,7 @@ use bindguard_core::refresh::{
     SubpathInContainer, mounts_in_container, mounts_in_volume,
 };
 use bindguard_core::spec::{Bind, MountMakers, SpecView};
-use bindguard_sys::bundle::{read_record, read_spec, replace_record};
+use bindguard_sys::bundle::{read_spec, record};
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, OpenedTarget};
 
@@ -62,10 +62,7 @@ impl BoundMounts {
         let bytes = read_spec(bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
         let binds = spec.binds().iter().map(specified);
-        let record = read_record(bundle)
-            .ok()
-            .and_then(|json| serde_json::from_slice(&json).ok())
-            .unwrap_or_default();
+        let record = record::read(bundle).unwrap_or_default();
         Some(Self {
             bundle: bundle.to_owned(),
             binds: binds.collect(),
@@ -152,7 +149,10 @@ impl BoundMounts {
         };
         let host = bindguard_sys::read_mount_table().map_err(|_| refused)?;
         let places = (&*bind.source, &*bind.destination);
-        let kept = below.compared_in_volume(found, places, &host, makers, &place_of_source);
+        let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
+        let limit = record.mounts_before;
+        drop(record);
+        let kept = below.compared_in_volume(found, places, &host, makers, limit, &place_of_source);
         kept.map_err(|why| NotNested(why.path().to_owned()).into())
     }
 
@@ -186,10 +186,8 @@ impl BoundMounts {
         expected.refreshed.push(place.clone());
         let excess = expected.refreshed.len().saturating_sub(MAX_PLACES);
         expected.refreshed.drain(..excess);
-        if let Ok(json) = serde_json::to_vec(&*record) {
-            // Without the record, the next refresh keeps the new mount: the container may have made it.
-            let _ = replace_record(&self.bundle, &json);
-        }
+        // Without the record, the next refresh keeps the new mount: the container may have made it.
+        let _ = record::replace(&self.bundle, &record);
     }
 }
 

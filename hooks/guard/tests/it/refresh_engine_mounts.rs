@@ -15,7 +15,6 @@ use bindguard_guard::refresh::{
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper, mount_of};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, setns, unshare};
 use serde_json::json;
 
 use crate::refresh_scene;
@@ -102,15 +101,8 @@ impl Scene {
 }
 
 /// The container renames a folder: in its own namespace the folder is no mount point.
-fn rename_in(container: &Container, from: &'static str, to: &'static str) {
-    let namespace = format!("/proc/{}/ns/mnt", container.process.pid());
-    let namespace = fs::File::open(namespace).unwrap();
-    let renaming = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_FS).unwrap();
-        setns(namespace, CloneFlags::CLONE_NEWNS).unwrap();
-        fs::rename(from, to).unwrap();
-    });
-    renaming.join().unwrap();
+fn rename_in(container: &Container, from: &str, to: &str) {
+    container.run_inside(|| fs::rename(from, to).unwrap());
 }
 
 fn mount_tmpfs(place: &Path) {

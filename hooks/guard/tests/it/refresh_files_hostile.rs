@@ -369,14 +369,10 @@ fn a_mount_point_that_the_container_renamed_is_refused() {
     fs::create_dir(scene.at("data/a/vault")).unwrap();
     bind(&scene.at("secret"), &scene.at("data/a/vault"));
     // Only where it is not mounted can a mount point be renamed.
-    let namespace = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
-    let attack = move || {
-        unshare(CloneFlags::CLONE_FS).unwrap();
-        nix::sched::setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
+    container.run_inside(|| {
         fs::rename("/data/a/conf", "/data/a/old").unwrap();
         fs::rename("/data/a/vault", "/data/a/conf").unwrap();
-    };
-    thread::spawn(attack).join().unwrap();
+    });
     assert_eq!(
         fs::read_to_string(scene.at(CONF).join(".env")).unwrap(),
         "SECRET",

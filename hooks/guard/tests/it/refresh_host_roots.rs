@@ -126,13 +126,7 @@ impl Scene {
     pub(crate) fn recorded(more: impl FnOnce() + Send) -> (Self, Container) {
         let scene = Self::for_record();
         let container = scene.start_recorded();
-        let namespace = container.namespace();
-        let enter = || {
-            unshare(CloneFlags::CLONE_FS).unwrap();
-            setns(&namespace, CloneFlags::CLONE_NEWNS).unwrap();
-            more();
-        };
-        std::thread::scope(|scope| scope.spawn(enter).join().unwrap());
+        container.run_inside(more);
         (scene, container)
     }
 

@@ -8,12 +8,12 @@ use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::refresh::{
     BoundMounts, NotReplaced, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
-use bindguard_guard::{Attempt, admit};
+use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Fuse, Pod, bind, helper, mount_of};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::refresh_scene;
+use crate::{refresh_host_roots, refresh_scene};
 
 /// False, with a printed reason, without privilege or `MOVE_MOUNT_BENEATH`.
 pub(crate) fn can_run() -> bool {
@@ -258,6 +258,36 @@ fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
         "{refreshed:?}"
     );
     assert_eq!(container.read("data/nested/file").as_deref(), Some("1"));
+}
+
+/// The record of the create shows which mounts in the volume are copies of mounts of the host.
+#[test]
+fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() {
+    if !refresh_host_roots::can_record() {
+        return;
+    }
+    for is_mounted_by_container in [false, true] {
+        let scene = Scene::with_options(&["rprivate"]);
+        mount_below(&scene, "1");
+        let container = scene.start_tree();
+        let pid = container.process.pid();
+        let (policy, places) = (scene.pod.policy(), scene.pod.places());
+        let proved = prove_container(&scene.pod.bundle(), pid, &policy, &places);
+        assert!(proved.report.problems.is_empty(), "{proved:?}");
+        if is_mounted_by_container {
+            container.run_inside(|| mount_tmpfs(Path::new("/data/nested")));
+        }
+        scene.mount_anew("2");
+        let refreshed = scene.refresh(&container);
+        if is_mounted_by_container {
+            let why = reason(&refreshed);
+            assert!(matches!(why, NotReplaced::Nested(_)), "{refreshed:?}");
+        } else {
+            assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
+            assert_eq!(container.read("data/0").as_deref(), Some("2"));
+            assert!(container.mounts_at("/data/nested").is_empty());
+        }
+    }
 }
 
 /// A driver that renews a token mounts over the old mount, and may unmount the new one again.

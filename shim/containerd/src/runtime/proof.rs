@@ -3,8 +3,7 @@
 //!
 //! The shim compares the container's mount table with the record that the guard left in the bundle.
 //! The kernel prints the table without a call to any filesystem, and without a lock that a process
-//! of the container can hold. If the shim finds a difference, the table is long, or a bind keeps
-//! mounts of the host alive,
+//! of the container can hold. If the shim finds a difference, or the table is long,
 //! `bindguard-runtime` compares in full in a process of its own: it opens the sources again,
 //! writes the journal, and knows the policy.
 
@@ -17,6 +16,7 @@ use bindguard_core::handover::PROVE_VERB;
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::plan::refusal_of_uncompared;
 use bindguard_core::proof::{Comparison, EXPECTED_FILE, ExpectedBinds};
+use bindguard_sys::bundle::record;
 
 use super::Runtime;
 use super::guard::{GuardSettings, guard_program};
@@ -84,10 +84,6 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
         .read_to_end(&mut record)?;
     let expected: ExpectedBinds = serde_json::from_slice(&record)?;
     drop(record);
-    if expected.keeps_host_mounts {
-        // The other process also records which mounts are of the create.
-        return Ok(false);
-    }
     let mut comparison = Comparison::new(&expected);
     let table = File::open(format!("/proc/{pid}/mountinfo"))?;
     let mut table = BufReader::with_capacity(4 << 10, table.take(MAX_TEXT));
@@ -102,9 +98,13 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
         comparison.add(&mount);
         line.clear();
     }
-    Ok(comparison
+    let shows_all = comparison
         .differences()
-        .is_some_and(|differences| differences.is_empty()))
+        .is_some_and(|differences| differences.is_empty());
+    if shows_all {
+        record::add_mount_limit(bundle, expected);
+    }
+    Ok(shows_all)
 }
 
 #[cfg(test)]

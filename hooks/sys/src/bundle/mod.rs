@@ -1,12 +1,13 @@
 //! The files of a bundle that the guard reads and writes: config.json, read whole and replaced
-//! whole, and the record of the binds that the new container must show.
+//! whole, and the [record](record) of the binds that the new container must show.
+
+pub mod record;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use bindguard_core::proof::EXPECTED_FILE;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -35,6 +36,15 @@ pub enum BundleError {
         /// The kernel's error.
         #[source]
         source: io::Error,
+    },
+    /// The record is no record.
+    #[error("parse {}", .path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The parser's error.
+        #[source]
+        source: serde_json::Error,
     },
     /// It is larger than any spec that a runtime makes.
     #[error("read {}: it is larger than {} MiB", .0.display(), MAX_SPEC >> 20)]
@@ -82,16 +92,20 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
 /// beside it.
 pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     let path = bundle.join("config.json");
+    let replaced = replace(bundle, &path, spec);
+    replaced.map_err(|source| BundleError::Replace { path, source })
+}
+
+fn replace(bundle: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
     clear_leavings(bundle);
-    let replaced = write_like(&path, &beside, spec).and_then(|()| {
+    let replaced = write_like(path, &beside, bytes).and_then(|()| {
         fault::reach(FaultPoint::SpecWritten);
-        fs::rename(&beside, &path)
+        fs::rename(&beside, path)
     });
-    replaced.map_err(|source| {
+    replaced.inspect_err(|_| {
         // Best effort: the error that counts is the first one.
         let _ = fs::remove_file(&beside);
-        BundleError::Replace { path, source }
     })
 }
 
@@ -119,59 +133,6 @@ fn is_abandoned(id: &str) -> bool {
     pid.is_some_and(|pid| {
         pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH)
     })
-}
-
-/// Writes the record of expected binds: [`EXPECTED_FILE`]. Follows no link.
-///
-/// # Errors
-/// If it cannot be written. Then no record is there.
-pub fn write_record(bundle: &Path, record: &[u8]) -> io::Result<()> {
-    let path = bundle.join(EXPECTED_FILE);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&path)?;
-    with_size_errors(|| file.write_all(record)).inspect_err(|_| {
-        // Best effort: a part of a record is no JSON, and so counts as no record.
-        let _ = fs::remove_file(&path);
-    })
-}
-
-/// Replaces the record: a reader sees the old one or the new one. First removes the files of
-/// processes that were killed while they did the same.
-///
-/// # Errors
-/// If the new record cannot be written or renamed. Then the old one is unchanged.
-pub fn replace_record(bundle: &Path, record: &[u8]) -> io::Result<()> {
-    let path = bundle.join(EXPECTED_FILE);
-    let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
-    clear_leavings(bundle);
-    write_like(&path, &beside, record)
-        .and_then(|()| fs::rename(&beside, &path))
-        .inspect_err(|_| {
-            // Best effort: the error that counts is the first one.
-            let _ = fs::remove_file(&beside);
-        })
-}
-
-/// Removes the record of an earlier create, if there is one.
-pub fn remove_record(bundle: &Path) {
-    let _ = fs::remove_file(bundle.join(EXPECTED_FILE));
-}
-
-/// Reads the record of expected binds.
-///
-/// # Errors
-/// If the record is missing or cannot be read.
-pub fn read_record(bundle: &Path) -> Result<Vec<u8>, BundleError> {
-    let path = bundle.join(EXPECTED_FILE);
-    let read = || {
-        let mut record = Vec::new();
-        File::open(&path)?.take(MAX_SPEC).read_to_end(&mut record)?;
-        Ok(record)
-    };
-    read().map_err(|source| BundleError::Read { path, source })
 }
 
 fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -1,0 +1,78 @@
+//! The record of a bundle: [`ExpectedBinds`], in [`EXPECTED_FILE`].
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds};
+
+use super::{BundleError, MAX_SPEC};
+use crate::mount_ids::next_mount_id;
+use crate::size_errors::with_size_errors;
+
+/// Writes the record. Follows no link.
+///
+/// # Errors
+/// If the record cannot be written. Then no record is there.
+pub fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
+    let json = serde_json::to_vec(expected)?;
+    let path = bundle.join(EXPECTED_FILE);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
+    with_size_errors(|| file.write_all(&json)).inspect_err(|_| {
+        // Best effort: a part of a record is no JSON, and so counts as no record.
+        let _ = fs::remove_file(&path);
+    })
+}
+
+/// Replaces the record: a reader sees the old one or the new one. First removes the files of
+/// processes that were killed while they did the same.
+///
+/// # Errors
+/// If the new record cannot be written or renamed. Then the old one is unchanged.
+pub fn replace(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
+    let json = serde_json::to_vec(expected)?;
+    super::replace(bundle, &bundle.join(EXPECTED_FILE), &json)
+}
+
+/// Adds the unique id that the next mount of the node will have: all mounts of the create have
+/// lesser ids, and all mounts of the container's program have greater ones. Keeps the number of an
+/// earlier call: the program may run since.
+///
+/// Best effort: without the number, a mount that the container may have made is never unmounted.
+pub fn add_mount_limit(bundle: &Path, mut expected: ExpectedBinds) {
+    if expected.mounts_before.is_some() {
+        return;
+    }
+    expected.mounts_before = next_mount_id();
+    if expected.mounts_before.is_some() {
+        let _ = replace(bundle, &expected);
+    }
+}
+
+/// Removes the record of an earlier create, if there is one.
+pub fn remove(bundle: &Path) {
+    let _ = fs::remove_file(bundle.join(EXPECTED_FILE));
+}
+
+/// Reads the record.
+///
+/// # Errors
+/// If the record is missing, cannot be read, or cannot be parsed.
+pub fn read(bundle: &Path) -> Result<ExpectedBinds, BundleError> {
+    let path = bundle.join(EXPECTED_FILE);
+    let read = || {
+        let mut json = Vec::new();
+        File::open(&path)?.take(MAX_SPEC).read_to_end(&mut json)?;
+        Ok(json)
+    };
+    let json = read().map_err(|source| BundleError::Read {
+        path: path.clone(),
+        source,
+    })?;
+    serde_json::from_slice(&json).map_err(|source| BundleError::Parse { path, source })
+}
