@@ -91,6 +91,29 @@ fn by_the_agent() {
     });
 }
 
+/// The stock shim makes the bind of the new container private again.
+#[test]
+fn by_the_agent_after_a_restart_of_the_container() {
+    if !can_run() {
+        return;
+    }
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let agent = Agent::start(node, "")?;
+        let opted_in = [("bindguard.io/refresh-binds", "host-root")];
+        let mut running = Running::start(node, "again", &opted_in)?;
+        let replaced = |count: f64| {
+            until("the agent has replaced the bind", || {
+                Ok(agent.figure(REPLACED) == count)
+            })
+        };
+        replaced(1.0)?;
+        running.restart()?;
+        replaced(2.0)?;
+        running.follows_the_host(node)?;
+        running.remove()
+    });
+}
+
 /// The agent enters no pod that did not opt in, and no command changes what policy only reports.
 #[test]
 fn unless_policy_only_reports() {
@@ -305,9 +328,16 @@ impl Running {
             _ => "exporter",
         };
         let sandbox = cri.run_annotated_pod(runtime, pod, &uid, annotations)?;
-        let root = [mount("/".as_ref(), "/host", PropagationPrivate)];
-        let id = cri.start_container(&sandbox, "app", &SLEEP, &root)?;
+        let id = start_app(&cri, &sandbox)?;
         Ok(Self { cri, sandbox, id })
+    }
+
+    /// As the kubelet replaces a container that ended.
+    fn restart(&mut self) -> Result<()> {
+        self.cri.stop(&self.id, 0)?;
+        self.cri.remove(&self.id)?;
+        self.id = start_app(&self.cri, &self.sandbox)?;
+        Ok(())
     }
 
     /// The host's later mounts and umounts arrive in the container, which runs on.
@@ -346,6 +376,11 @@ impl Running {
     fn remove(&self) -> Result<()> {
         self.cri.remove_pod(&self.sandbox)
     }
+}
+
+fn start_app(cri: &Cri, sandbox: &Sandbox) -> Result<String> {
+    let root = [mount("/".as_ref(), "/host", PropagationPrivate)];
+    cri.start_container(sandbox, "app", &SLEEP, &root)
 }
 
 /// The process whose descriptor 3 is this file, by the path in its mount namespace.

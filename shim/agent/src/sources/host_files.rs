@@ -18,15 +18,11 @@ use tracing::warn;
 
 use crate::pods::PodLookup;
 use crate::sinks::metrics::Metrics;
-use crate::sources::files::{self, FollowedFiles, Schedule, Watches};
+use crate::sources::files::{self, AFTER_START, FollowedFiles, Schedule, Watches};
 use crate::sources::volumes::watch_states;
 use crate::sources::watch::Inotify;
 use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
-
-/// The times after the start of a container at which its state may be complete. Containers that
-/// start all the time cause one list of pods in a second.
-const AFTER_START: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 
 /// Limits of watched files, for each pod and for each kubelet root. Surveys refresh further files.
 const MAX_FILES_OF_POD: usize = 64;

@@ -28,7 +28,7 @@ use bindguard_sys::MountWatchError;
 use crate::sources::watch::Rechecks;
 
 pub use self::mounts::{AFTER_MOUNT, NewMounts};
-pub use self::schedule::Schedule;
+pub use self::schedule::{AFTER_START, Schedule};
 pub use self::watches::Watches;
 
 /// The pause after work, as a multiple of the time that the work took.

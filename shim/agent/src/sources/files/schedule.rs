@@ -17,6 +17,10 @@ const REFRESH_BURST: u32 = 5;
 /// The interval of paced refreshes.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The times after the start of a pod's container at which the runtime lists it. Containers that
+/// start all the time cause one list of pods in a second.
+pub const AFTER_START: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+
 /// A refresh that is planned.
 #[derive(Debug, PartialEq, Eq)]
 struct PlannedRefresh {

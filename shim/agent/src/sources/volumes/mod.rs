@@ -1,6 +1,6 @@
 //! Follows the mounts of drivers: once the host mounts a volume anew, the containers of its pod are
-//! refreshed, if the pod opted in. Pods that opted in to host-root binds are refreshed when they
-//! are first seen, and at each survey.
+//! refreshed, if the pod opted in. Pods that opted in to host-root binds are refreshed when one of
+//! their containers is first seen, and at each survey.
 //!
 //! ```text
 //! a container starts ─► pods that opted in ─ none? ─► wait for the next container
@@ -10,10 +10,10 @@
 //! ```
 //!
 //! The mount table is watched only while a pod has opted in to volumes. The pod's sandbox has the
-//! annotations and starts before the containers. So a new folder of a container causes a list of
-//! the pods.
+//! annotations and starts before the containers. So a new folder of a container causes two lists of
+//! the pods: the runtime lists the container a moment later.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,15 +28,11 @@ use bindguard_sys::MountWatchError;
 use tracing::warn;
 
 use crate::pods::{PodLookup, PodsWithBinds};
-use crate::sources::files::{AFTER_MOUNT, NewMounts, Watches};
+use crate::sources::files::{AFTER_MOUNT, AFTER_START, NewMounts, Schedule, Watches};
 use crate::sources::watch::{Inotify, Rechecks};
 use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
 use crate::work::updates::Updates;
-
-/// The pause between the start of a container and the list of pods. Containers that start in this
-/// pause share one list, and the sandbox is ready after the pause.
-const LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The volumes of the pods that opted in, below one kubelet root.
 #[derive(Debug)]
@@ -49,6 +45,9 @@ pub struct FollowedVolumes<'a> {
     folder: PathBuf,
     /// The pods that opted in.
     opted_in: PodsWithBinds,
+    /// The running containers of each pod that opted in to host-root binds, by uid: a runtime
+    /// without bindguard makes the binds of a restarted container private again.
+    with_roots: HashMap<String, HashSet<String>>,
     /// Listed while a pod has opted in to volumes.
     mounts: NewMounts,
     rechecks: Rechecks<PodOfRoot>,
@@ -69,6 +68,7 @@ impl<'a> FollowedVolumes<'a> {
             updates,
             folder: root.join("pods"),
             opted_in: PodsWithBinds::new(),
+            with_roots: HashMap::new(),
             mounts: NewMounts::default(),
             rechecks: Rechecks::new(&AFTER_MOUNT),
         }
@@ -82,11 +82,12 @@ impl<'a> FollowedVolumes<'a> {
     /// If the folders of containers, or the mounts of the host, cannot be watched.
     pub fn follow(&mut self, interval: Duration, follow_files: impl Fn()) -> io::Result<()> {
         let mut watches = Watches::new(Inotify::new()?);
-        let (mut next_list, mut next_survey) = (None, Instant::now());
+        let mut next_survey = Instant::now();
+        let mut lists = Schedule::new(interval, &AFTER_START, next_survey);
         loop {
             let now = Instant::now();
             let is_survey = now >= next_survey;
-            if is_survey || next_list.is_some_and(|next| now >= next) {
+            if lists.is_survey_due(now) || is_survey {
                 let before = watches.begin();
                 watch_states(&mut watches);
                 watches.remove_unused(&before);
@@ -94,7 +95,6 @@ impl<'a> FollowedVolumes<'a> {
                 if self.opted_in.values().any(|binds| binds.host_files) {
                     follow_files();
                 }
-                next_list = None;
             }
             if is_survey {
                 next_survey = now + interval;
@@ -102,20 +102,22 @@ impl<'a> FollowedVolumes<'a> {
             self.list_mounts(now).map_err(other)?;
             let due = self.rechecks.due(now);
             self.refresh(due);
-            let next = [next_list, self.mounts.due(), self.rechecks.next()];
+            let next = [self.mounts.due(), self.rechecks.next()];
             let until = next.into_iter().flatten().fold(next_survey, Instant::min);
+            let until = until.min(lists.next());
             let left = until.saturating_duration_since(Instant::now());
             let woken = watches.wait_with(self.mounts.polled(), left)?;
             if woken.by_mounts {
                 self.mounts.changed(Instant::now());
             }
             if woken.by_events && watches.wait(Duration::ZERO)?.survey {
-                next_list.get_or_insert(Instant::now() + LIST_INTERVAL);
+                lists.plan_surveys(Instant::now());
             }
         }
     }
 
-    /// Lists the pods that opted in, and refreshes the new ones, or all.
+    /// Lists the pods that opted in, and refreshes the new ones and those with a new container that
+    /// may have host-root binds, or all.
     fn list_pods(&mut self, all: bool) -> Result<(), MountWatchError> {
         // A runtime that does not answer still has its pods.
         let Ok(opted_in) = self.pods.with_binds() else {
@@ -132,11 +134,34 @@ impl<'a> FollowedVolumes<'a> {
             // The watch reports no mount that came before it.
             self.rechecks.plan(&self.pod(uid), Instant::now());
         }
+        let with_new_roots = self.with_new_roots();
         let uids = self.opted_in.keys();
-        let due = uids.filter(|uid| all || !before.contains_key(*uid));
+        let due = uids.filter(|uid| {
+            all || !before.contains_key(*uid) || with_new_roots.iter().any(|new| new == *uid)
+        });
         let due = due.map(|uid| self.pod(uid)).collect();
         self.refresh(due);
         Ok(())
+    }
+
+    /// The pods that opted in to host-root binds and have a container since the last list.
+    fn with_new_roots(&mut self) -> Vec<String> {
+        let mut before = std::mem::take(&mut self.with_roots);
+        let mut with_new = Vec::new();
+        let now = Instant::now();
+        for (uid, _) in self.opted_in.iter().filter(|(_, binds)| binds.host_root) {
+            let known = before.remove(uid).unwrap_or_default();
+            let running = match self.pods.opted_in(uid, now, true) {
+                Ok(Some(pod)) => pod.containers.into_iter().map(|it| it.id).collect(),
+                Ok(None) => continue,
+                Err(_) => known.clone(),
+            };
+            if !known.is_superset(&running) {
+                with_new.push(uid.clone());
+            }
+            self.with_roots.insert(uid.clone(), running);
+        }
+        with_new
     }
 
     /// Refreshes the pods that have a new mount.
