@@ -53,7 +53,7 @@ pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path};
 pub use inherited_state::{inherited_pipe, restore_inherited_state};
 pub use kernel_features::{KernelFeatures, kernel_features};
 pub use mount_ids::next_mount_id;
-pub use mount_setattr::has_mount_setattr;
+pub use mount_setattr::{has_mount_setattr, map_ids};
 pub use mount_watch::{MountWatch, MountWatchError};
 pub use mountinfo::{
     MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table,

@@ -69,6 +69,26 @@ pub(crate) fn mount_setattr_below(
     set(mount.as_fd(), libc::AT_RECURSIVE, &request)
 }
 
+/// Maps the ids of a detached mount and of those below it by a user namespace, makes them private,
+/// and read-only if requested.
+///
+/// # Errors
+/// As [`mount_setattr`], and `EINVAL` where the filesystem cannot be idmapped.
+pub fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) -> io::Result<()> {
+    let read_only = if read_only {
+        libc::MOUNT_ATTR_RDONLY
+    } else {
+        0
+    };
+    let request = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP | read_only,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: namespace.as_fd().as_raw_fd() as u64,
+        ..NOTHING
+    };
+    set(tree.as_fd(), libc::AT_RECURSIVE, &request)
+}
+
 /// True if the kernel knows the call. The request of this probe changes nothing.
 pub fn has_mount_setattr() -> bool {
     let probed = set(CWD, 0, &NOTHING);

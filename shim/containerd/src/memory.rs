@@ -75,7 +75,7 @@ pub(crate) async fn trim_when_quiet() {
     };
     while ended.next().await.is_ok() {
         while matches!(timeout(QUIET_TIME, ended.next()).await, Ok(Ok(()))) {}
-        kernel::trim_heap();
+        bindguard_sys::trim_heap();
         kernel::release_stack();
     }
 }

@@ -1,5 +1,4 @@
-//! Returns the memory that the allocator and the stack keep after a burst; changes the process's
-//! environment.
+//! Returns the memory that the stack keeps after a burst; changes the process's environment.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,15 +21,6 @@ pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
             Some(value) => env::set_var(name, value),
             None => env::remove_var(name),
         }
-    }
-}
-
-/// Returns the unused pages of the heap to the system, also those between pages in use.
-pub(crate) fn trim_heap() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim(3) takes a number and locks the heaps itself.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }
 
@@ -57,7 +47,6 @@ pub(crate) fn release_stack() {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::io::Read;
     use std::os::unix::fs::FileExt;
 
     use super::*;
@@ -95,34 +84,5 @@ mod tests {
                 (before, pages_below())
             });
         assert_eq!(thread.unwrap().join().unwrap(), (16, 0));
-    }
-
-    #[test]
-    fn free_heap_pages_are_released() {
-        let resident = || {
-            let mut statm = String::new();
-            File::open("/proc/self/statm")
-                .unwrap()
-                .read_to_string(&mut statm)
-                .unwrap();
-            statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
-        };
-        // Every hundredth stays: the heap cannot shrink, but most of its pages are unused.
-        let mut boxes: Vec<_> = (0..100_000)
-            .map(|number| Some(Box::new([number; 60])))
-            .collect();
-        boxes
-            .iter_mut()
-            .enumerate()
-            .filter(|(number, _)| number % 100 != 0)
-            .for_each(|(_, one)| drop(one.take()));
-        let before = resident();
-        trim_heap();
-        assert!(
-            resident() + 3000 < before,
-            "{before} pages before, {} after",
-            resident()
-        );
-        drop(boxes);
     }
 }

@@ -14,10 +14,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 pub(crate) use child::{die_with_this_thread, inherit, inherit_from_three, with_default_signals};
-pub(crate) use memory::{release_stack, set_environment, trim_heap};
-pub(crate) use mounts::{
-    LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device, map_ids,
-};
+pub(crate) use memory::{release_stack, set_environment};
+pub(crate) use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device};
 pub(crate) use signals::{forward_signal, ignore_stray_signals};
 
 /// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the

@@ -1,9 +1,8 @@
-//! System calls for root filesystems: id-mapped mounts, and loop devices.
+//! System calls for root filesystems: a user namespace for mappings of ids, and loop devices.
 
 use std::fs::File;
 use std::io;
-use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
@@ -32,41 +31,6 @@ pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
         )
     }?;
     Pid::from_raw(child.as_raw()).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-/// Maps the ids of a detached mount and of those below it by a user namespace, makes them private,
-/// and read-only if requested. See mount_setattr(2).
-pub(crate) fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) -> io::Result<()> {
-    let userns_fd = u64::try_from(namespace.as_fd().as_raw_fd()).map_err(io::Error::other)?;
-    let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP
-            | if read_only {
-                libc::MOUNT_ATTR_RDONLY
-            } else {
-                0
-            },
-        attr_clr: 0,
-        propagation: libc::MS_PRIVATE,
-        userns_fd,
-    };
-    let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
-    // SAFETY: the call reads a descriptor that outlives it, an empty C string, and a struct of the
-    // given size.
-    let set = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_fd().as_raw_fd(),
-            c"".as_ptr(),
-            flags,
-            &raw const attributes,
-            size_of::<libc::mount_attr>(),
-        )
-    };
-    if set == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 // linux/loop.h

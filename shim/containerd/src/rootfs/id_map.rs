@@ -15,12 +15,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use bindguard_sys::map_ids;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::overlay::common_parent;
-use crate::kernel::{child_in_user_namespace, map_ids};
+use crate::kernel::child_in_user_namespace;
 
 /// A mapping, in the one form that the kernel accepts.
 #[derive(Debug)]
