@@ -4,7 +4,7 @@
 
 /// Undoes the kernel's escapes. A backslash without three octal digits is kept: the kernel writes
 /// no such backslash, and refusing the table for it has no benefit.
-pub fn unescape(field: &[u8]) -> Vec<u8> {
+pub(super) fn unescape(field: &[u8]) -> Vec<u8> {
     // Nearly no field has escapes: one copy is faster than a push for each byte.
     if !field.contains(&b'\\') {
         return field.to_vec();

@@ -18,7 +18,6 @@ mod table;
 
 pub use attributes::MountAttributes;
 pub use entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
-pub use escape::unescape;
 pub use index::MountIndex;
 pub use limits::{ExceededLimit, TableError, TableLimits};
 pub use parse::{ParseError, WrongField};

@@ -7,7 +7,8 @@
 //! elsewhere.
 
 use std::cell::OnceCell;
-use std::fs;
+use std::fs::{self, File};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
@@ -136,8 +137,14 @@ impl Search {
         if let Some(mounts) = self.mounts.get() {
             return Ok(mounts);
         }
-        let text = read("/proc/thread-self/mountinfo".into())?;
-        Ok(self.mounts.get_or_init(|| CgroupMount::parse_all(&text)))
+        let path = Path::new("/proc/thread-self/mountinfo");
+        let mounts =
+            File::open(path).and_then(|table| CgroupMount::read_all(BufReader::new(table)));
+        let mounts = mounts.map_err(|source| CgroupError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(self.mounts.get_or_init(|| mounts))
     }
 }
 

