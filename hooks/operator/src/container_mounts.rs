@@ -8,17 +8,17 @@
 use std::path::PathBuf;
 
 use bindguard_core::identity::PodName;
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::text::serialize_paths;
-use bindguard_sys::enter::ProcessError;
 use bindguard_sys::{MountinfoError, read_mount_table};
 use serde::Serialize;
 
 use crate::host_mounts::HostMounts;
-use crate::node::{NotInit, hold_init, inits_of};
-use crate::pods::{ContainerState, PodContainer, Pods};
+use crate::pods::{PodContainer, Pods};
+use crate::running_containers::RunningContainers;
+
+pub use crate::running_containers::UnreadContainer;
 
 /// The mounts of the host in the running containers of pods.
 #[derive(Debug, Default)]
@@ -73,15 +73,6 @@ impl From<Keeper> for PinnedMounts {
     }
 }
 
-/// A container whose mount table could not be read, for example because it is too large.
-#[derive(Debug)]
-pub struct UnreadContainer {
-    /// The container, with its pod.
-    pub container: PodContainer,
-    /// The reason.
-    pub why: ProcessError,
-}
-
 /// Reads the mount tables of the running containers of pods, one after the other. Only one is in
 /// memory at a time.
 ///
@@ -92,36 +83,20 @@ pub fn container_mounts(
     places: &Places,
     scope: Scope,
 ) -> Result<ContainerMounts, MountinfoError> {
-    let running =
-        |it: &&PodContainer| it.state == Some(ContainerState::Running) && it.name.is_some();
-    let running: Vec<&PodContainer> = pods.containers.iter().filter(running).collect();
-    if running.is_empty() {
+    if pods.running().next().is_none() {
         return Ok(ContainerMounts::default());
     }
-    let inits = inits_of(running.iter().map(|container| container.id.as_str()));
+    let mut running = RunningContainers::of(pods.running());
     let table = read_mount_table()?;
     let host = HostMounts::of(&table, places);
     let mut found = ContainerMounts::default();
-    for container in running {
-        let Some(init) = inits.get(container.id.as_str()) else {
+    for container in pods.running() {
+        // A container that ended keeps nothing.
+        let Some(process) = running.hold(container) else {
             continue;
         };
-        let table = match table_of(&container.id, *init) {
-            Ok(table) => table,
-            // A container that ends meanwhile keeps nothing, nor does one whose pid is another
-            // process by now.
-            Err(
-                NotInit::Process(ProcessError::Ended(_))
-                | NotInit::Cgroup { .. }
-                | NotInit::Record { .. },
-            ) => continue,
-            Err(NotInit::Process(why)) => {
-                found.unread.push(UnreadContainer {
-                    container: container.clone(),
-                    why,
-                });
-                continue;
-            }
+        let Some(table) = running.unless_ended(container, process.mounts()) else {
+            continue;
         };
         for is_reached in host.host_root_binds(&table, scope) {
             *if is_reached {
@@ -143,9 +118,6 @@ pub fn container_mounts(
             });
         }
     }
+    found.unread = running.into_unread();
     Ok(found)
-}
-
-fn table_of(container: &str, init: u32) -> Result<MountTable, NotInit> {
-    Ok(hold_init(container, init)?.mounts()?)
 }

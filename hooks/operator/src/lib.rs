@@ -38,6 +38,7 @@ mod block_device;
 mod host_mounts;
 mod kubelet_roots;
 mod other_roots;
+mod running_containers;
 mod support_bundle;
 
 pub use block_device::block_device;

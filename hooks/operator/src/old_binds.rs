@@ -16,15 +16,15 @@ use bindguard_core::report::{MountResult, RefreshedMount};
 use bindguard_guard::Probes;
 use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HostRoots, ProcessError,
-    RefreshError, find_stale,
 };
 use serde::Serialize;
 
 use crate::bundles::{bundle_of_container, host_files_of_container};
 use crate::engines::ContainersOfNode;
 use crate::kubelet_roots::kubelets_here;
-use crate::node::{NotInit, hold_init, inits_of, refuse_other_mounts};
+use crate::node::refuse_other_mounts;
 use crate::pods::{PodContainer, Pods};
+use crate::running_containers::{RunningContainers, stale_mounts};
 
 /// The kinds of binds that a pod opts in by a word, besides subPaths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -94,32 +94,18 @@ impl OldBinds {
 
 /// The containers of these pods with old binds, and the reasons why others are not checked.
 pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
-    let running: Vec<&PodContainer> = pods.running().collect();
-    let inits = inits_of(running.iter().map(|container| container.id.as_str()));
     let (kubelet_roots, _) = kubelets_here(places);
     let node = NodeBinds {
         kubelet_roots,
         policy,
         places,
-        running: ContainersOfNode::at(Path::new("/")),
+        engines: ContainersOfNode::at(Path::new("/")),
     };
+    let mut running = RunningContainers::of(pods.running());
     let (mut found, mut problems) = (Vec::new(), Vec::new());
-    for container in running {
-        let Some(init) = inits.get(container.id.as_str()) else {
+    for container in pods.running() {
+        let Some(process) = running.hold(container) else {
             continue;
-        };
-        let process = match hold_init(&container.id, *init) {
-            Ok(process) => process,
-            // The container ended meanwhile.
-            Err(
-                NotInit::Process(ProcessError::Ended(_))
-                | NotInit::Cgroup { .. }
-                | NotInit::Record { .. },
-            ) => continue,
-            Err(NotInit::Process(error)) => {
-                problems.push(container.problem(&error));
-                continue;
-            }
         };
         if let Err(error) = refuse_other_mounts(&process) {
             // No other container of this node can be compared either.
@@ -130,11 +116,15 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
             break;
         }
         for kind in [BindKind::Volumes, BindKind::HostFiles, BindKind::HostRoot] {
-            let (mounts, failed) = node.old_mounts(container, &process, kind);
+            let seen = node.old_mounts(container, &process, kind);
+            let Some((mounts, failed)) = running.unless_ended(container, seen) else {
+                break;
+            };
             problems.extend(failed);
             found.extend(report(container, kind, mounts, pods));
         }
     }
+    problems.extend(running.into_problems());
     (found, problems)
 }
 
@@ -169,7 +159,7 @@ struct NodeBinds<'a> {
     kubelet_roots: Vec<PathBuf>,
     policy: &'a Policy,
     places: &'a Places,
-    running: ContainersOfNode,
+    engines: ContainersOfNode,
 }
 
 impl NodeBinds<'_> {
@@ -179,27 +169,12 @@ impl NodeBinds<'_> {
         container: &PodContainer,
         process: &HeldProcess,
         kind: BindKind,
-    ) -> (Vec<RefreshedMount>, Vec<String>) {
+    ) -> Result<(Vec<RefreshedMount>, Vec<String>), ProcessError> {
         let mut problems = Vec::new();
         let Some(files) = self.files(container, process, kind, &mut problems) else {
-            return (Vec::new(), problems);
+            return Ok((Vec::new(), problems));
         };
-        let seen = match find_stale(process, &*files) {
-            Ok(seen) => seen,
-            Err(RefreshError::Process(ProcessError::Ended(_))) => return Default::default(),
-            Err(RefreshError::Process(error)) => {
-                return (Vec::new(), vec![container.problem(&error)]);
-            }
-            // A refresh refuses these containers as well.
-            Err(
-                RefreshError::MountsOfNode(_)
-                | RefreshError::Sandbox(_)
-                | RefreshError::Locked(_)
-                | RefreshError::NoSpec
-                | RefreshError::OldKernel
-                | RefreshError::Namespace(_),
-            ) => return (Vec::new(), problems),
-        };
+        let mut mounts = stale_mounts(process, &*files)?;
         let is_old = |mount: &RefreshedMount| match mount.outcome {
             MountResult::Stale | MountResult::KeyGone | MountResult::Occupied => true,
             MountResult::Refused { .. } | MountResult::Failed { .. } => true,
@@ -207,8 +182,8 @@ impl NodeBinds<'_> {
             MountResult::Hidden => false,
             MountResult::Replaced { .. } | MountResult::Missing | MountResult::Restless => false,
         };
-        let mounts = seen.mounts.iter().map(RefreshedMount::from);
-        (mounts.filter(is_old).collect(), problems)
+        mounts.retain(is_old);
+        Ok((mounts, problems))
     }
 
     /// Leaves out the binds whose source does not answer, and returns the reasons.
@@ -257,7 +232,7 @@ impl NodeBinds<'_> {
             BindKind::HostFiles => {
                 let mut binds = host_files_of_container(root, &container.id, self.places)?;
                 problems.extend(self.leave_out_silent(&mut binds));
-                let (files, errors) = BoundFiles::open(binds, process.pid(), &self.running);
+                let (files, errors) = BoundFiles::open(binds, process.pid(), &self.engines);
                 problems.extend(errors.iter().map(|error| container.problem(error)));
                 Box::new(files.without_shared())
             }

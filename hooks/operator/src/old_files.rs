@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
 use bindguard_core::report::{MountResult, RefreshedMount};
-use bindguard_guard::refresh::{PodVolumes, ProcessError, RefreshError, Refreshed, find_stale};
+use bindguard_guard::refresh::PodVolumes;
 use serde::Serialize;
 
 use crate::bundles::binds_of_container;
-use crate::node::{NotInit, hold_init, inits_of};
 use crate::pods::{PodContainer, Pods};
+use crate::running_containers::{RunningContainers, stale_mounts};
 
 /// A running container, and the old files that it reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -61,12 +61,7 @@ pub(crate) fn old_files<'r>(
             by_pod.entry(folder).or_default().push(container);
         }
     }
-    let inits = inits_of(
-        by_pod
-            .values()
-            .flatten()
-            .map(|container| container.id.as_str()),
-    );
+    let mut running = RunningContainers::of(by_pod.values().flatten().copied());
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for (folder, containers) in by_pod {
         // A look is harmless also where a container can write the volume.
@@ -75,12 +70,13 @@ pub(crate) fn old_files<'r>(
         match volumes.and_then(|volumes| volumes.with_drivers(&folder, none_writable)) {
             Ok(volumes) => {
                 for container in containers {
-                    let Some(init) = inits.get(container.id.as_str()) else {
+                    let Some(process) = running.hold(container) else {
                         continue;
                     };
-                    match of_container(container, *init, &volumes, pods) {
-                        Ok(old_files) => found.extend(old_files),
-                        Err(error) => problems.push(container.problem(&error)),
+                    let binds = binds_of_container(Path::new("/"), &container.id);
+                    let mounts = stale_mounts(&process, &volumes.for_container(binds));
+                    if let Some(mounts) = running.unless_ended(container, mounts) {
+                        found.extend(report(container, mounts, pods));
                     }
                 }
             }
@@ -89,6 +85,7 @@ pub(crate) fn old_files<'r>(
             Err(error) => problems.push(error_chain(&error)),
         }
     }
+    problems.extend(running.into_problems());
     (found, problems)
 }
 
@@ -98,69 +95,34 @@ fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -
     kubelet_roots.find_map(|root| Some(root.join("pods").join(uid)).filter(has_subpaths))
 }
 
-/// `None` if all files are current, or if the container ended or has no mounts that this kernel
-/// shows.
-fn of_container(
+/// `None` if all files are current.
+fn report(
     container: &PodContainer,
-    init: u32,
-    volumes: &PodVolumes,
+    mut files: Vec<RefreshedMount>,
     pods: &Pods,
-) -> Result<Option<OldFiles>, ProcessError> {
-    let seen = match look_at(container, init, volumes) {
-        Ok(seen) => seen,
-        Err(RefreshError::Process(ProcessError::Ended(_))) => return Ok(None),
-        Err(RefreshError::Process(error)) => return Err(error),
-        Err(
-            RefreshError::MountsOfNode(_)
-            | RefreshError::Sandbox(_)
-            | RefreshError::Locked(_)
-            | RefreshError::NoSpec
-            | RefreshError::OldKernel
-            | RefreshError::Namespace(_),
-        ) => return Ok(None),
-    };
-    let mounts = seen.mounts.iter().map(RefreshedMount::from);
+) -> Option<OldFiles> {
     let is_old = |mount: &RefreshedMount| match mount.outcome {
         MountResult::Stale | MountResult::KeyGone | MountResult::Missing => true,
         MountResult::Replaced { .. } | MountResult::Hidden | MountResult::Occupied => false,
         MountResult::Restless | MountResult::Refused { .. } | MountResult::Failed { .. } => false,
     };
-    let files: Vec<_> = mounts.filter(is_old).collect();
-    let (pod, names) = (
-        container.pod.clone(),
-        (container.pod.uid.as_deref(), container.name.as_deref()),
-    );
-    let (false, (Some(uid), Some(name))) = (files.is_empty(), names) else {
-        return Ok(None);
-    };
-    let opted_in = pods.opted_in(uid, name);
+    files.retain(is_old);
+    if files.is_empty() {
+        return None;
+    }
+    let pod = container.pod.clone();
+    let opted_in = pods.opted_in(pod.uid.as_deref()?, container.name.as_deref()?);
     // A removed key does not come back by a refresh, and a bind that is gone only by a restart.
     let helps = files.iter().any(|file| file.outcome == MountResult::Stale);
     let command = pod
         .display_name()
         .filter(|_| helps)
         .map(|pod| format!("bindguard refresh --pod {pod}"));
-    Ok(Some(OldFiles {
+    Some(OldFiles {
         pod,
         container: container.clone(),
         opted_in,
         files,
         command,
-    }))
-}
-
-fn look_at(
-    container: &PodContainer,
-    init: u32,
-    volumes: &PodVolumes,
-) -> Result<Refreshed, RefreshError> {
-    let process = match hold_init(&container.id, init) {
-        Ok(process) => process,
-        Err(NotInit::Process(error)) => return Err(error.into()),
-        Err(NotInit::Cgroup { .. } | NotInit::Record { .. }) => {
-            return Err(ProcessError::Ended(init).into());
-        }
-    };
-    let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
-    find_stale(&process, &volumes)
+    })
 }
