@@ -40,11 +40,11 @@ use super::ids::Users;
 use super::outcome::{
     AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,
 };
-use super::progress::{ContainerRefresh, Failure, STEP_TIMEOUT};
+use super::progress::{ContainerRefresh, Failure, MountProgress, STEP_TIMEOUT};
 use super::records::TuckRecords;
 use super::round::{Round, is_on_shared};
 use super::sandbox::refuse_sandbox;
-use crate::attempts::{Attempts, MAX_FAILURES, MAX_ROUNDS, REPLACE_TIMEOUT};
+use crate::attempts::{Attempts, MAX_ROUNDS, REPLACE_TIMEOUT};
 
 /// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may
 /// bind the file thousands of times.
@@ -74,11 +74,14 @@ pub fn find_stale(
     let table = process.mounts()?;
     let (subpaths, overlooked) = limited(volumes.shown_in(&table), |_| false);
     let due: Vec<_> = subpaths.iter().filter(|subpath| subpath.is_due()).collect();
-    let failures = obstacles(volumes, &due, &table).into_iter();
-    let failures = failures.map(|(subpath, why)| (subpath.mount.mount_point.clone(), (1, why)));
-    let failures = failures.collect();
+    let obstacles = obstacles(volumes, &due, &table).into_iter();
+    let progress = obstacles.map(|(subpath, why)| {
+        let place = subpath.mount.mount_point.clone();
+        (place, MountProgress::of_failure(why))
+    });
+    let progress = progress.collect();
     let missing = volumes.missing_in(&table);
-    let report = into_report(subpaths, BTreeMap::new(), failures, &missing, stale_unless);
+    let report = into_report(subpaths, progress, &missing, stale_unless);
     Ok(Refreshed {
         overlooked,
         ..report
@@ -161,8 +164,8 @@ pub fn refresh_container_within(
         if !attempts.begin() {
             // Stale after a round without a failure: its volume changes all the time.
             let is_restless = |subpath: &&&SubpathInContainer| {
-                let place = &subpath.mount.mount_point;
-                attempts.rounds() > 0 && !refresh.failures.contains_key(place)
+                let progress = refresh.progress.get(&subpath.mount.mount_point);
+                attempts.rounds() > 0 && progress.is_none_or(|it| it.failure.is_none())
             };
             if !attempts.is_out_of_time() {
                 break;
@@ -227,17 +230,18 @@ impl ContainerRefresh<'_> {
     /// after it has detached the old mount.
     fn settle_unanswered(&mut self, subpaths: &[SubpathInContainer]) {
         for subpath in subpaths.iter().filter(|subpath| subpath.is_current()) {
-            let place = &subpath.mount.mount_point;
-            let Some(method) = self.unanswered.remove(place) else {
+            let Some(progress) = self.progress.get_mut(&subpath.mount.mount_point) else {
                 continue;
             };
-            self.methods.insert(place.clone(), method);
-            if method == AttachMethod::Beneath && is_on_shared(subpath) {
-                // The failure stays: no child has set the propagation of the new mount.
+            let Some(method) = progress.unanswered.take() else {
                 continue;
-            }
-            let failure = self.failures.remove(place);
-            if let Some((_, Failure::NotReplaced(NotReplaced::Enter(error)))) = failure
+            };
+            let failure = progress.failure.take();
+            progress.replace(method);
+            if method == AttachMethod::Beneath && is_on_shared(subpath) {
+                // No child has set the propagation of the new mount.
+                progress.failure = failure;
+            } else if let Some(Failure::NotReplaced(NotReplaced::Enter(error))) = failure
                 && self.notify == Notify::Touch
             {
                 self.not_notified = Some(error.into());
@@ -247,7 +251,7 @@ impl ContainerRefresh<'_> {
 
     /// One signal for one update, after all files are new.
     fn signal(&mut self) {
-        if self.methods.is_empty() {
+        if self.progress.values().all(|it| it.replaced.is_none()) {
             return;
         }
         let sent = match &self.notify {
@@ -282,11 +286,8 @@ impl ContainerRefresh<'_> {
     /// The stale mounts that are worth another round.
     fn due<'s>(&self, subpaths: &'s [SubpathInContainer]) -> Vec<&'s SubpathInContainer> {
         let is_due = |subpath: &&SubpathInContainer| {
-            let failed = self.failures.get(&subpath.mount.mount_point);
-            subpath.is_due()
-                && failed.is_none_or(|(times, why)| {
-                    *times < MAX_FAILURES && !matches!(why, Failure::KeyGone)
-                })
+            let progress = self.progress.get(&subpath.mount.mount_point);
+            subpath.is_due() && progress.is_none_or(MountProgress::may_try_again)
         };
         subpaths
             .iter()
@@ -416,8 +417,7 @@ impl ContainerRefresh<'_> {
         otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
     ) -> Refreshed {
         let Self {
-            methods,
-            failures,
+            progress,
             missing,
             not_notified,
             overlooked,
@@ -428,7 +428,7 @@ impl ContainerRefresh<'_> {
             not_notified,
             overlooked,
             abandoned,
-            ..into_report(subpaths, methods, failures, &missing, otherwise)
+            ..into_report(subpaths, progress, &missing, otherwise)
         }
     }
 }
@@ -484,25 +484,25 @@ fn obstacles<'s>(
 /// each missing bind.
 fn into_report(
     subpaths: Vec<SubpathInContainer>,
-    methods: BTreeMap<PathBuf, AttachMethod>,
-    mut failures: BTreeMap<PathBuf, (u32, Failure)>,
+    mut progress: BTreeMap<PathBuf, MountProgress>,
     missing: &[SpecBind],
     otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
 ) -> Refreshed {
     let count = subpaths.len();
     let mounts = subpaths.into_iter().filter_map(|subpath| {
-        let place = &subpath.mount.mount_point;
+        let progress = progress.get_mut(&subpath.mount.mount_point);
         let outcome = match &subpath.verdict {
-            _ if subpath.is_due() => match failures.remove(place) {
-                Some((_, Failure::KeyGone)) => Ok(MountResult::KeyGone),
-                Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
+            _ if subpath.is_due() => match progress.and_then(|it| it.failure.take()) {
+                Some(Failure::KeyGone) => Ok(MountResult::KeyGone),
+                Some(Failure::NotReplaced(why)) => otherwise(Some(why)),
                 None => otherwise(None),
             },
             Verdict::Current => {
-                let method = *methods.get(place)?;
-                match failures.remove(place) {
-                    Some((_, Failure::NotReplaced(why))) => otherwise(Some(why)),
-                    Some((_, Failure::KeyGone)) | None => Ok(MountResult::Replaced { method }),
+                let progress = progress?;
+                let method = progress.replaced?;
+                match progress.failure.take() {
+                    Some(Failure::NotReplaced(why)) => otherwise(Some(why)),
+                    Some(Failure::KeyGone) | None => Ok(MountResult::Replaced { method }),
                 }
             }
             Verdict::Foreign => Ok(MountResult::Hidden),

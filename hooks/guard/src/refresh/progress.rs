@@ -1,7 +1,7 @@
 //! A running refresh of a container: the stale mounts and the results so far.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountTable;
@@ -14,6 +14,7 @@ use bindguard_sys::{Handle, selinux_denies_read};
 use super::current_files::CurrentFiles;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced};
 use super::records::TuckRecords;
+use crate::attempts::MAX_FAILURES;
 
 /// Time limit of one step in the container.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -28,13 +29,8 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) records: &'a TuckRecords,
     /// The container's mounts when they were judged last.
     pub(super) table: MountTable,
-    /// The method that replaced the mount at each mount point.
-    pub(super) methods: BTreeMap<PathBuf, AttachMethod>,
-    /// The method for each mount point whose old mount was to be detached by a call that gave no
-    /// answer.
-    pub(super) unanswered: BTreeMap<PathBuf, AttachMethod>,
-    /// The failures at each mount point, and the last reason.
-    pub(super) failures: BTreeMap<PathBuf, (u32, Failure)>,
+    /// The progress at each mount point at which something was done or failed.
+    pub(super) progress: BTreeMap<PathBuf, MountProgress>,
     pub(super) notify: Notify,
     pub(super) not_notified: Option<NotNotified>,
     pub(super) until: Instant,
@@ -42,6 +38,20 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) abandoned: Option<Abandoned>,
     /// The binds of the spec that are gone.
     pub(super) missing: Vec<SpecBind>,
+}
+
+/// The progress of the replacement at one mount point.
+#[derive(Debug, Default)]
+pub(super) struct MountProgress {
+    /// The method that replaced the mount.
+    pub(super) replaced: Option<AttachMethod>,
+    /// The method that attached the new mount, if the call that detaches the old mount gave no
+    /// answer.
+    pub(super) unanswered: Option<AttachMethod>,
+    /// The last failure since the mount was replaced.
+    pub(super) failure: Option<Failure>,
+    /// The number of failures since the mount was replaced.
+    failures: u32,
 }
 
 /// The reason for which a mount is not replaced in this round.
@@ -69,9 +79,7 @@ impl<'a> ContainerRefresh<'a> {
             volumes,
             records,
             table: MountTable::default(),
-            methods: BTreeMap::new(),
-            unanswered: BTreeMap::new(),
-            failures: BTreeMap::new(),
+            progress: BTreeMap::new(),
             notify: Notify::None,
             not_notified: None,
             until: Instant::now() + time,
@@ -96,12 +104,38 @@ impl<'a> ContainerRefresh<'a> {
         }
     }
 
+    pub(super) fn progress_at(&mut self, mount_point: &Path) -> &mut MountProgress {
+        self.progress.entry(mount_point.to_owned()).or_default()
+    }
+
     /// A failure after the end of the time is not counted: the mount may be replaced in the next
     /// turn.
     pub(super) fn fail(&mut self, subpath: &SubpathInContainer, why: Failure) {
-        let place = subpath.mount.mount_point.clone();
-        let times = self.failures.get(&place).map_or(0, |(times, _)| *times);
-        let counted = u32::from(Instant::now() < self.until);
-        self.failures.insert(place, (times + counted, why));
+        let is_in_time = Instant::now() < self.until;
+        let progress = self.progress_at(&subpath.mount.mount_point);
+        progress.failures += u32::from(is_in_time);
+        progress.failure = Some(why);
+    }
+}
+
+impl MountProgress {
+    pub(super) fn of_failure(why: Failure) -> Self {
+        Self {
+            failure: Some(why),
+            failures: 1,
+            ..Self::default()
+        }
+    }
+
+    /// The new mount is there, and the old mount is not.
+    pub(super) fn replace(&mut self, method: AttachMethod) {
+        self.replaced = Some(method);
+        self.failure = None;
+        self.failures = 0;
+    }
+
+    /// True if another round may replace the mount.
+    pub(super) fn may_try_again(&self) -> bool {
+        self.failures < MAX_FAILURES && !matches!(self.failure, Some(Failure::KeyGone))
     }
 }

@@ -213,8 +213,8 @@ impl Round<'_, '_, '_> {
                 Ok(()) => self.finish(*index, *method),
                 Err(error) => {
                     if error.is_over() {
-                        let place = self.subpaths[*index].mount.mount_point.clone();
-                        self.refresh.unanswered.insert(place, *method);
+                        let place = &self.subpaths[*index].mount.mount_point;
+                        self.refresh.progress_at(place).unanswered = Some(*method);
                     }
                     self.fail(*index, error.into());
                 }
@@ -225,8 +225,7 @@ impl Round<'_, '_, '_> {
     /// The steps after the detach.
     fn finish(&mut self, index: usize, method: AttachMethod) {
         let place = &self.subpaths[index].mount.mount_point;
-        self.refresh.methods.insert(place.clone(), method);
-        self.refresh.failures.remove(place);
+        self.refresh.progress_at(place).replace(method);
         match self.keep_propagation(index, method) {
             Ok(()) => self.touch(index),
             Err(error) => self.fail(index, error.into()),
