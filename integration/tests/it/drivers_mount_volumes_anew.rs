@@ -27,6 +27,7 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const OPTED_IN: [(&str, &str); 1] = [("bindguard.io/refresh-binds", "volumes")];
 const REPLACED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
 const FAILED: &str = "bindguard_refreshes_total{outcome=\"failed\"}";
+const REFUSED: &str = "bindguard_refreshes_total{outcome=\"refused\"}";
 
 fn story(generation: Generation) {
     Setup::on(generation)
@@ -411,7 +412,7 @@ fn a_fuse_daemon_that_answers_late() {
         volume.unmount_lazily()?;
         bind(&place, &volume.0)?;
         until("the new mount is probed in vain", || {
-            Ok(agent.figure(FAILED) >= 1.0)
+            Ok(agent.figure(REFUSED) >= 1.0)
         })?;
         ensure!(running.content()? == "one", "it was replaced");
         daemon.signal(Signal::SIGCONT)?;

@@ -180,11 +180,12 @@ fn the_new_mount_is_silent() {
         let report = report?;
         ensure!(took < SILENT_TIMEOUT, "it took {took:?}");
         let old = &report["old_binds"][0];
-        let why = old["mounts"][0]["outcome"]["error"].as_str();
+        let outcome = &old["mounts"][0]["outcome"];
         ensure!(
             found(&report) == [("volumes", 1)]
                 && old.get("command").is_none()
-                && why.is_some_and(|why| why.contains("the host's mount of now is dead"))
+                && outcome["reason"] == "source-is-dead"
+                && outcome["error"].is_string()
                 && report["problems"][0].as_str().is_some_and(|problem| {
                     problem.contains("/served/file is not compared with running containers")
                 }),

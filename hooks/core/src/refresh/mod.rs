@@ -13,6 +13,7 @@ mod kept_mounts;
 mod missing_binds;
 mod mounts;
 mod nested_binds;
+mod refused;
 mod volumes;
 mod way;
 mod writers;
@@ -31,8 +32,9 @@ pub use kept_mounts::{GoneMount, KeptMounts, MountsBelow, NotOfHost, Restriction
 pub use missing_binds::{SpecBind, missing_binds};
 pub use mounts::{BoundMount, mounts_in_container};
 pub use nested_binds::{InnerBind, MountsInVolume, NestedBind, NotNested, mounts_in_volume};
+pub use refused::{Refused, RefusedReason};
 pub use volumes::{PodVolume, subpaths_in_container};
-pub use way::{Found, LookUp, Refused, RefusedReason, ReliedOn, Way, WayFolder};
+pub use way::{Found, LookUp, ReliedOn, Way, WayFolder};
 pub use writers::ContainerTable;
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on

@@ -41,11 +41,7 @@ pub struct MountsInVolume<'t> {
 
 /// A mount in a volume that is neither a bind of the spec nor certainly a copy of a mount of the
 /// host: the mount would be lost with the old volume.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the nested mount at {} is no bind of the spec, may not be a copy of a mount of the host, and would be lost",
-    .0.display()
-)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotNested(pub PathBuf);
 
 impl InnerBind {

@@ -17,8 +17,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
+use super::refused::{Refused, RefusedReason};
 use crate::evidence::FilePlace;
 use crate::mount_table::MountEntry;
 
@@ -80,84 +79,6 @@ pub struct Way {
     pub folders: Vec<WayFolder>,
     /// The look-ups, in their order.
     pub look_ups: Vec<LookUp>,
-}
-
-/// Why a container does not get a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// The reason.
-    pub reason: RefusedReason,
-    /// The symlink, folder or file on the host.
-    pub path: PathBuf,
-}
-
-/// The reasons for which a container does not get a file of the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RefusedReason {
-    /// The symlink does not belong to root.
-    LinkOfUser,
-    /// Others than root may write the folder of the symlink.
-    LinkInWritableFolder,
-    /// A container may write the folder of the symlink.
-    LinkBelowWritableBind,
-    /// The folder is not the folder of the container's start, and users besides root may have put
-    /// the folder there.
-    OtherFolderOfUser,
-    /// The folder is another one than at the container's start, and a container may have put it
-    /// there.
-    OtherFolderBelowWritableBind,
-    /// Another file is mounted on the name.
-    MountPoint,
-    /// The file has another type than the old file, for example a socket.
-    OtherType,
-    /// The mounts of a running container could not be read: the container may be able to write the
-    /// folder.
-    MountsUnknown,
-    /// SELinux denies the container to read the file.
-    SelinuxDenies,
-    /// A container of the pod has a writable mount of the CSI volume: it may have made `..data`.
-    WritableVolume,
-}
-
-impl RefusedReason {
-    /// All of them, for tests of documents.
-    pub const ALL: [Self; 10] = [
-        Self::LinkOfUser,
-        Self::LinkInWritableFolder,
-        Self::LinkBelowWritableBind,
-        Self::OtherFolderOfUser,
-        Self::OtherFolderBelowWritableBind,
-        Self::MountPoint,
-        Self::OtherType,
-        Self::MountsUnknown,
-        Self::SelinuxDenies,
-        Self::WritableVolume,
-    ];
-
-    /// The reason in words, after the path.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::LinkOfUser => "is a symlink that does not belong to root",
-            Self::LinkInWritableFolder => {
-                "is a symlink in a folder that others than root may write"
-            }
-            Self::LinkBelowWritableBind => "is a symlink in a folder that a container may write",
-            Self::OtherFolderOfUser => {
-                "is another folder than at the container's start, and others than root may have put it there"
-            }
-            Self::OtherFolderBelowWritableBind => {
-                "is another folder than at the container's start, and a container may have put it there"
-            }
-            Self::MountPoint => "is a mount point",
-            Self::OtherType => "has another type than the old file",
-            Self::MountsUnknown => "may be writable for a container whose mounts could not be read",
-            Self::SelinuxDenies => "has an SELinux label that the container may not read",
-            Self::WritableVolume => {
-                "is a CSI volume that a container of the pod may write; mount it read-only in all containers"
-            }
-        }
-    }
 }
 
 /// A folder that no container may be able to write.
@@ -237,18 +158,12 @@ impl Way {
             .look_ups
             .iter()
             .position(|look_up| look_up.found == Found::MountPoint)?;
-        Some(Refused {
-            reason: RefusedReason::MountPoint,
-            path: self.path_of(found),
-        })
+        Some(Refused::new(RefusedReason::MountPoint, self.path_of(found)))
     }
 
     /// The refusal because a container may write the folder.
     pub fn refusal(&self, relied_on: &ReliedOn<'_>, reason: RefusedReason) -> Refused {
-        Refused {
-            reason,
-            path: self.path_of(relied_on.look_up),
-        }
+        Refused::new(reason, self.path_of(relied_on.look_up))
     }
 
     /// The look-ups of all symlinks, and those that decide which folder the file is in. The latter
@@ -297,12 +212,7 @@ impl Way {
     fn relied_on_at(&self, look_up: usize, reason: RefusedReason) -> Result<ReliedOn<'_>, Refused> {
         let LookUp { folder, found, .. } = &self.look_ups[look_up];
         let folder = &self.folders[*folder];
-        let refused = |reason| {
-            Err(Refused {
-                reason,
-                path: self.path_of(look_up),
-            })
-        };
+        let refused = |reason| Err(Refused::new(reason, self.path_of(look_up)));
         match found {
             Found::Link { owner } if *owner != 0 => return refused(RefusedReason::LinkOfUser),
             Found::Link { .. } if !folder.is_roots_alone() => {

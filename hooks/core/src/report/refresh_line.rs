@@ -114,12 +114,15 @@ pub enum MountResult {
     Missing,
     /// The volume changed faster than the mount could be replaced.
     Restless,
-    /// A container or a user may have led the way to the file on the host elsewhere.
+    /// A rule leaves the mount as it is.
     Refused {
         /// The reason.
         reason: RefusedReason,
-        /// The symlink, folder or file on the host.
+        /// The symlink, folder, file or mount that the rule is about.
         path: String,
+        /// Details that the reason lacks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
     },
     /// It could not be replaced.
     Failed {
@@ -182,7 +185,11 @@ impl RefreshedMount {
                 "the kernel detached this bind when the directory around it was updated; restart the container".into()
             }
             MountResult::Restless => "its volume changed all the time".into(),
-            MountResult::Refused { reason, path } => format!("{path} {}", reason.words()).into(),
+            MountResult::Refused {
+                reason,
+                path,
+                error,
+            } => reason.describe(path, error.as_deref()).into(),
             MountResult::Failed { error } => error.into(),
         })
     }

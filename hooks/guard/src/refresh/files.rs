@@ -240,12 +240,13 @@ impl CurrentFiles for BoundFiles<'_> {
         stale: &SubpathInContainer,
     ) -> Option<Result<OpenedTarget, NotReplaced>> {
         let bind = self.binds_of(stale).next()?;
+        let refused = |reason| Some(Err(Refused::new(reason, &stale.mount.mount_point).into()));
         let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
         if !self.may_be_on_shared && stale.parent.as_ref().is_none_or(is_shared) {
-            return Some(Err(NotReplaced::ParentIsShared));
+            return refused(RefusedReason::ParentIsShared);
         }
         if !self.may_be_on_shared && is_shared(&stale.mount) {
-            return Some(Err(NotReplaced::IsShared));
+            return refused(RefusedReason::MountIsShared);
         }
         let walked = match WalkedWay::of(bind) {
             Ok(walked) => walked,

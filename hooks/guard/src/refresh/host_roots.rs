@@ -12,7 +12,8 @@ use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
 use bindguard_core::refresh::{
-    HostRootBind, KeptMounts, MountsBelow, SubpathInContainer, host_roots_in_container,
+    HostRootBind, KeptMounts, MountsBelow, Refused, RefusedReason, SubpathInContainer,
+    host_roots_in_container,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation};
@@ -110,14 +111,17 @@ impl HostRoots {
         }
         let parent = table.mount(now.parent);
         if parent.is_none_or(|parent| parent.propagation.peer_group.is_some()) {
-            return Err(NotReplaced::ParentIsShared);
+            let place = &now.mount_point;
+            return Err(Refused::new(RefusedReason::ParentIsShared, place).into());
         }
         let (_, root) = bind.open().ok_or(NotReplaced::Changed)?;
-        let makers = self.makers.as_ref();
-        let makers = makers.map_err(|error| HostRootError::Spec(Arc::clone(error)))?;
-        let host = bindguard_sys::read_mount_table().map_err(HostRootError::HostMounts)?;
+        let makers = self.makers.as_ref().map_err(|error| {
+            let refused = Refused::new(RefusedReason::SpecUnknown, &bind.destination);
+            refused.with_error(error.to_string())
+        })?;
+        let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
         let kept = below.compared(&root, &host, makers, self.mounts_before, &place_of_source);
-        Ok(kept.map_err(HostRootError::Below)?)
+        Ok(kept.map_err(Refused::from)?)
     }
 }
 
@@ -204,15 +208,14 @@ impl RootBind {
         Some((handle, root))
     }
 
-    fn refusal(&self, mode: Mode) -> Option<HostRootError> {
+    fn refusal(&self, mode: Mode) -> Option<Refused> {
+        let here = |reason| Some(Refused::new(reason, &self.destination));
         match (self.pinning.kept, &self.pinning.private_mount) {
-            (Some(Kept::RecursivelyReadOnly), _) => Some(HostRootError::RecursivelyReadOnly),
-            (Some(Kept::ReadOnly), _) => Some(HostRootError::ReadOnlyKept),
-            (None, Some(mount)) => {
-                let mount = mount.clone();
-                Some(HostRootError::PrivateOnHost { mount })
-            }
-            (None, None) => (mode != Mode::Repair).then_some(HostRootError::OnlyReported),
+            (Some(Kept::RecursivelyReadOnly), _) => here(RefusedReason::RecursivelyReadOnly),
+            (Some(Kept::ReadOnly), _) => here(RefusedReason::ReadOnlyKept),
+            (None, Some(mount)) => Some(Refused::new(RefusedReason::PrivateOnHost, mount)),
+            (None, None) if mode != Mode::Repair => here(RefusedReason::OnlyReported),
+            (None, None) => None,
         }
     }
 }

@@ -16,8 +16,8 @@ use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
-    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, NotNested,
-    SubpathInContainer, mounts_in_container, mounts_in_volume,
+    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, NotNested, Refused,
+    RefusedReason, SubpathInContainer, mounts_in_container, mounts_in_volume,
 };
 use bindguard_core::spec::{Bind, MountMakers, SpecView};
 use bindguard_sys::bundle::{read_spec, record};
@@ -79,8 +79,9 @@ impl BoundMounts {
         self.volumes().find(is_of)
     }
 
-    /// Why the source does not answer: a FUSE mount is in the mount table before its daemon answers.
-    fn error_of(&self, source: &Path) -> Option<String> {
+    /// The refusal of a source that does not answer: a FUSE mount is in the mount table before its
+    /// daemon answers.
+    fn refusal_of_dead(&self, source: &Path) -> Option<Refused> {
         let probed = self.probed.lock().unwrap_or_else(|it| it.into_inner());
         let known = probed.get(source).cloned();
         drop(probed);
@@ -88,10 +89,11 @@ impl BoundMounts {
             let reaches = Probes::for_create().reaches(&[source.to_owned()]);
             reaches.into_iter().next().unwrap_or(Reach::NotProbed)
         });
-        match judge_reach(&reach)? {
-            Verdict::Dead(words) => Some(dead_volume(source, words, &Probes::for_create())),
-            verdict => verdict.reason(),
-        }
+        let error = match judge_reach(&reach)? {
+            Verdict::Dead(words) => dead_volume(source, words, &Probes::for_create()),
+            verdict => verdict.reason()?,
+        };
+        Some(Refused::new(RefusedReason::SourceIsDead, source).with_error(error))
     }
 
     fn volumes(&self) -> impl Iterator<Item = &SpecifiedBind> {
@@ -210,15 +212,16 @@ impl CurrentFiles for BoundMounts {
         stale: &SubpathInContainer,
     ) -> Option<Result<OpenedTarget, NotReplaced>> {
         let bind = self.bind_of(stale)?;
+        let refused = |reason| Some(Err(Refused::new(reason, &stale.mount.mount_point).into()));
         if stale
             .parent
             .as_ref()
             .is_some_and(|parent| parent.propagation.peer_group.is_some())
         {
-            return Some(Err(NotReplaced::ParentIsShared));
+            return refused(RefusedReason::ParentIsShared);
         }
         if stale.mount.propagation.peer_group.is_some() {
-            return Some(Err(NotReplaced::IsShared));
+            return refused(RefusedReason::MountIsShared);
         }
         let Some((handle, _)) = bind.open_mount_point() else {
             return Some(Ok(OpenedTarget {
@@ -226,8 +229,8 @@ impl CurrentFiles for BoundMounts {
                 file: None,
             }));
         };
-        if let Some(words) = self.error_of(&bind.source) {
-            return Some(Err(NotReplaced::SourceIsDead(words)));
+        if let Some(refused) = self.refusal_of_dead(&bind.source) {
+            return Some(Err(refused.into()));
         }
         Some(Ok(OpenedTarget {
             timestamp: None,
@@ -283,12 +286,14 @@ impl CurrentFiles for BoundMounts {
     fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
         let bind = self.binds.iter().find(|it| it.index == nested.bind);
         let bind = bind.ok_or(NotReplaced::Changed)?;
-        let refused = || NotReplaced::NestedSource(bind.destination.clone());
+        let refused = |reason| NotReplaced::from(Refused::new(reason, &bind.destination));
         let is_peer = |shown: &MountEntry| shown.propagation.peer_group.is_some();
         if bind.is_shared || nested.shown.as_ref().is_some_and(is_peer) {
-            return Err(NotReplaced::IsShared);
+            return Err(refused(RefusedReason::MountIsShared));
         }
-        let (file, place, made) = bind.open_source().ok_or_else(refused)?;
+        let (file, place, made) = bind
+            .open_source()
+            .ok_or_else(|| refused(RefusedReason::NestedSource))?;
         let is_mount_point = || bind.place_of(&file, &Mounts::default()).is_some();
         let is_as_before = || match &nested.shown {
             Some(shown) => certainly_shows(shown, &place, is_mount_point),
@@ -296,10 +301,10 @@ impl CurrentFiles for BoundMounts {
             None => self.recorded(bind).contains(&place) && self.is_recorded_file(bind, &file),
         };
         if !bind.is_in_pod && !is_as_before() {
-            return Err(refused());
+            return Err(refused(RefusedReason::NestedSource));
         }
-        if let Some(words) = self.error_of(&bind.source) {
-            return Err(NotReplaced::SourceIsDead(words));
+        if let Some(refused) = self.refusal_of_dead(&bind.source) {
+            return Err(refused.into());
         }
         self.add_place(bind, &place);
         Ok(OpenedNested {
@@ -321,7 +326,7 @@ fn refuse_unbindable<'t>(
     mut mounts: impl Iterator<Item = &'t MountEntry>,
 ) -> Result<(), NotReplaced> {
     match mounts.find(|mount| mount.propagation.unbindable) {
-        Some(mount) => Err(NotReplaced::Unbindable(mount.mount_point.clone())),
+        Some(mount) => Err(Refused::new(RefusedReason::Unbindable, &mount.mount_point).into()),
         None => Ok(()),
     }
 }

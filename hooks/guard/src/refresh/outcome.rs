@@ -9,14 +9,13 @@ use bindguard_core::refresh::{NotNested, Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_core::source::KindName;
-use bindguard_sys::TargetError;
 use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError, TreeError};
 use bindguard_sys::replace::{CloneError, ReplaceError};
+use bindguard_sys::{MountinfoError, TargetError};
 
 pub use bindguard_core::report::AttachMethod;
 
 use super::bound_file_error::BoundFileError;
-use super::host_root_error::HostRootError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
 
@@ -41,52 +40,21 @@ pub type MountOutcome = Result<MountResult, NotReplaced>;
 /// Why a stale mount was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum NotReplaced {
-    /// Attaching the new mount would reach the host and other containers.
-    #[error("the parent mount is shared with the host: a new mount would reach the host")]
-    ParentIsShared,
-    /// The container's mount is a peer of a mount of the host.
-    #[error("the mount is shared with the host: detaching it would reach the host")]
-    IsShared,
-    /// The new mount has mounts in it or is a slave of the host's, and only propagation attaches.
-    #[error(
-        "the volume has mounts in it, or its bind is rslave: this requires Linux 6.5 or newer and a container without a user namespace of its own"
-    )]
-    NeedsBeneath,
-    /// A mount in the volume would be lost.
-    #[error(transparent)]
-    Nested(#[from] NotNested),
-    /// The source of a nested bind is no longer the file that the container has.
-    #[error("the source of the nested bind at {} was replaced, or is not local", .0.display())]
-    NestedSource(PathBuf),
-    /// The volume, or a bind in the volume, is unbindable.
-    #[error("the mount at {} is unbindable: the new mounts cannot be copied with it", .0.display())]
-    Unbindable(PathBuf),
-    /// The volume has more binds in it than one refresh can attach.
-    #[error("the volume has {count} binds in it, more than {limit}")]
-    ManyNested {
-        /// The number of binds.
-        count: usize,
-        /// The largest number.
-        limit: usize,
-    },
+    /// A rule leaves the mount as it is.
+    #[error("{0}")]
+    Refused(Refused),
     /// The new mounts could not be put together.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// A host-root bind must stay as it is.
-    #[error(transparent)]
-    HostRoot(#[from] HostRootError),
-    /// The host's mount of now does not answer.
-    #[error("the host's mount of now is dead: {0}")]
-    SourceIsDead(String),
+    /// The mounts of the host could not be read.
+    #[error("compare with the mounts of the host")]
+    HostMounts(#[source] MountinfoError),
     /// The current file could not be opened.
     #[error("open the current file")]
     Open(#[from] TargetError),
     /// The way to a bound file could not be walked.
     #[error("open the current file")]
     Walk(#[from] BoundFileError),
-    /// A container or a user may have led the way to the file elsewhere.
-    #[error("{} {}", .0.path.display(), .0.reason.words())]
-    Refused(Refused),
     /// The bind has no new mount.
     #[error(transparent)]
     Clone(#[from] CloneError),
@@ -119,6 +87,12 @@ pub enum NotReplaced {
 impl From<Refused> for NotReplaced {
     fn from(refused: Refused) -> Self {
         Self::Refused(refused)
+    }
+}
+
+impl From<NotNested> for NotReplaced {
+    fn from(why: NotNested) -> Self {
+        Self::Refused(why.into())
     }
 }
 
@@ -202,14 +176,7 @@ impl RefreshError {
 impl NotReplaced {
     /// True if a rule keeps the mount, so that another try has the same result.
     pub(super) fn is_refusal(&self) -> bool {
-        match self {
-            Self::ParentIsShared | Self::IsShared | Self::Nested(_) | Self::Unbindable(_) => true,
-            Self::NestedSource(_) | Self::ManyNested { .. } | Self::NeedsBeneath => true,
-            Self::HostRoot(_) | Self::SourceIsDead(_) | Self::Refused(_) => true,
-            Self::Tree(_) | Self::Open(_) | Self::Walk(_) | Self::Clone(_) | Self::Ids(_) => false,
-            Self::Enter(_) | Self::NotEntered(_) | Self::Changed | Self::NotRecorded(_) => false,
-            Self::DidNotArrive | Self::OutOfTime(_) | Self::Restless(_) => false,
-        }
+        matches!(self, Self::Refused(_))
     }
 
     /// The result for the current file at this path, as a report has it.
@@ -217,13 +184,15 @@ impl NotReplaced {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         match self {
             Self::Restless(_) => MountResult::Restless,
-            Self::Refused(Refused { reason, path }) => MountResult::Refused {
-                reason: *reason,
-                path: text(path),
+            Self::Refused(refused) => MountResult::Refused {
+                reason: refused.reason,
+                path: text(&refused.path),
+                error: refused.error.clone(),
             },
             Self::Enter(EnterError::Step(ReplaceError::OtherType)) => MountResult::Refused {
                 reason: RefusedReason::OtherType,
                 path: text(source),
+                error: None,
             },
             why => MountResult::Failed {
                 error: error_chain(why),

@@ -96,10 +96,7 @@ impl<'a> ContainerRefresh<'a> {
     /// Refuses a file that SELinux denies the container: its label is never changed for a refresh.
     pub(super) fn refuse_unreadable(&self, file: &Handle) -> Result<(), Refused> {
         match selinux_denies_read(self.process, file) {
-            true => Err(Refused {
-                reason: RefusedReason::SelinuxDenies,
-                path: file.path().to_owned(),
-            }),
+            true => Err(Refused::new(RefusedReason::SelinuxDenies, file.path())),
             false => Ok(()),
         }
     }

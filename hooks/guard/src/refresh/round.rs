@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::lies_below;
-use bindguard_core::refresh::{KeptMounts, SubpathInContainer, changed_by_tuck};
+use bindguard_core::refresh::{
+    KeptMounts, Refused, RefusedReason, SubpathInContainer, changed_by_tuck,
+};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::RequestedPropagation;
 use bindguard_sys::enter::{EnterError, Entered};
@@ -182,7 +184,9 @@ impl Round<'_, '_, '_> {
         let (refused, others): (Vec<usize>, Vec<usize>) =
             indices.iter().copied().partition(is_tree);
         for index in refused {
-            self.fail(index, NotReplaced::NeedsBeneath);
+            let place = &self.subpaths[index].mount.mount_point;
+            let refused = Refused::new(RefusedReason::NeedsBeneath, place);
+            self.fail(index, refused.into());
         }
         others
     }

@@ -2,7 +2,7 @@
 //! binds of the spec that are nested in a volume.
 
 use bindguard_core::judge::{StaleCause, Verdict};
-use bindguard_core::refresh::{KeptMounts, NestedBind, SubpathInContainer};
+use bindguard_core::refresh::{KeptMounts, NestedBind, Refused, RefusedReason, SubpathInContainer};
 use bindguard_sys::enter::{TreeChange, TreePart};
 use bindguard_sys::replace::{NewMount, clone_like};
 
@@ -24,7 +24,10 @@ impl ContainerRefresh<'_> {
     ) -> Result<Vec<TreePart>, NotReplaced> {
         let (count, limit) = (below.nested.len(), MAX_NESTED_BINDS);
         if count > limit {
-            return Err(NotReplaced::ManyNested { count, limit });
+            let refused = Refused::new(RefusedReason::ManyNestedBinds, &stale.mount.mount_point);
+            return Err(refused
+                .with_error(format!("{count} instead of {limit}"))
+                .into());
         }
         let restricted = below.restrictions.iter().map(|it| TreePart {
             path: it.path.clone(),

@@ -139,7 +139,7 @@ impl CurrentFiles for PodVolumes {
             .find(|known| known.seen.directory == stale.volume)?;
         if let Some(reason) = volume.refused {
             let path = volume.seen.directory.clone();
-            return Some(Err(Refused { reason, path }.into()));
+            return Some(Err(Refused::new(reason, path).into()));
         }
         Some(
             open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload)

@@ -250,6 +250,7 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
     let refuse = |reason| MountResult::Refused {
         reason,
         path: "/srv/data/conf".to_owned(),
+        error: error.map(str::to_owned),
     };
     let left = [
         MountResult::Stale,
@@ -566,5 +567,15 @@ fn lines_that_are_never_written_do_not_obey_the_schema() {
         let mut line = good.clone();
         line.as_object_mut().unwrap().remove(key);
         assert_ne!(schema.faults_of(&line), [""; 0], "{key}");
+    }
+}
+
+#[test]
+fn the_page_of_refreshes_names_each_reason() {
+    let page = include_str!("../../../../docs/refresh.md");
+    for reason in RefusedReason::ALL {
+        let reason = serde_json::to_value(reason).unwrap();
+        let name = format!("`{}`", reason.as_str().unwrap());
+        assert!(page.contains(&name), "docs/refresh.md lacks {name}");
     }
 }

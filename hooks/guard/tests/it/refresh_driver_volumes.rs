@@ -161,7 +161,7 @@ fn a_volume_that_a_container_may_write_is_refused() {
     ] {
         let refreshed = scene.refresh(&container, sources.as_deref());
         let refused = refreshed.mounts.iter().map(|mount| match mount.result() {
-            MountResult::Refused { reason, path } => (reason, path),
+            MountResult::Refused { reason, path, .. } => (reason, path),
             other => panic!("{sources:?}: {other:?}"),
         });
         let directory = scene.volume().to_string_lossy().into_owned();

@@ -94,7 +94,7 @@ impl Scene {
     fn refused(&self, container: &Container) -> (RefusedReason, String) {
         let refreshed = self.refresh(container);
         match refreshed.mounts[0].result() {
-            MountResult::Refused { reason, path } => (reason, path),
+            MountResult::Refused { reason, path, .. } => (reason, path),
             other => panic!("{other:?}"),
         }
     }

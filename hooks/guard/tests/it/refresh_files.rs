@@ -18,14 +18,14 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, NotReplaced, RefreshAct, RefreshError, Refreshed,
-    RunningContainer, TuckRecords, find_stale, refresh_container,
+    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, Refreshed, RunningContainer,
+    TuckRecords, find_stale, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, Fuse, bind, helper, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::refresh_mounts::mount_tmpfs;
+use crate::refresh_mounts::{mount_tmpfs, refusal};
 use crate::refresh_scene::can_run;
 
 pub(crate) const PLACE: &str = "/etc/app.conf";
@@ -266,6 +266,7 @@ fn a_file_of_another_directory_is_never_shown() {
     let refused = MountResult::Refused {
         reason: RefusedReason::OtherFolderOfUser,
         path: scene.folder.path().to_string_lossy().into_owned(),
+        error: None,
     };
     // A survey has the reason as well: a command that is refused is no cure.
     let seen = find_stale(&container.process, &scene.files(&container)).unwrap();
@@ -529,18 +530,15 @@ fn a_pods_file_on_a_shared_mount_is_refused() {
     if !can_run() {
         return;
     }
-    for place in ["/", PLACE] {
+    for (place, reason) in [
+        ("/", RefusedReason::ParentIsShared),
+        (PLACE, RefusedReason::MountIsShared),
+    ] {
         let scene = Scene::new();
         let container = scene.start_with(|| live::change(Path::new(place), MsFlags::MS_SHARED));
         rename_over(&scene, "1");
         let refreshed = scene.refresh_by(&container, BoundFiles::without_shared);
-        assert!(
-            matches!(
-                refreshed.mounts[0].outcome,
-                Err(NotReplaced::ParentIsShared | NotReplaced::IsShared)
-            ),
-            "{refreshed:?}"
-        );
+        assert_eq!(refusal(&refreshed), reason, "{place}");
         assert_eq!(container.read(PLACE).as_deref(), Some("0"));
     }
 }

@@ -125,7 +125,7 @@ impl Scene {
     /// The reason of the refusal, and its path below P.
     fn refused(&self, refreshed: &Refreshed) -> Option<(RefusedReason, String)> {
         match refreshed.mounts.first()?.result() {
-            MountResult::Refused { reason, path } => Some((
+            MountResult::Refused { reason, path, .. } => Some((
                 reason,
                 Path::new(&path)
                     .strip_prefix(&self.folder)

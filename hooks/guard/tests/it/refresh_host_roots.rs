@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy, ReadOnlyBinds};
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::source::KindName;
 use bindguard_guard::refresh::{
-    AttachMethod, HostRootError, HostRoots, NotReleased, NotReplaced, RefreshAct, Refreshed,
-    Release, ReleaseOutcome, Released, TuckRecords, refresh_container, release_copies,
+    AttachMethod, HostRoots, NotReleased, NotReplaced, RefreshAct, Refreshed, Release,
+    ReleaseOutcome, Released, TuckRecords, refresh_container, release_copies,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
@@ -164,26 +165,25 @@ impl Scene {
     }
 
     /// Refreshes, and expects that nothing changes for this reason.
-    fn is_refused(&self, container: &Container, is_reason: impl Fn(&NotReplaced) -> bool) {
+    fn is_refused(&self, container: &Container, expected: RefusedReason) {
         let (mounts, host) = (container.mounts(), mounts_of_host());
         let refreshed = self.refresh(container);
         let looked = self.act(container, RefreshAct::Look);
-        let reason = reason(&refreshed);
-        assert!(is_reason(reason), "{reason:?}");
+        assert_eq!(reason(&refreshed), expected);
         assert_eq!(refreshed.mounts[0].kind, Some(KindName::HostRoot));
         // Only a try shows what the kernel permits.
-        if !matches!(reason, NotReplaced::NeedsBeneath) {
-            assert!(is_reason(self::reason(&looked)), "{looked:?}");
+        if expected != RefusedReason::NeedsBeneath {
+            assert_eq!(reason(&looked), expected);
         }
         assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
     }
 }
 
-/// The reason for which the only mount was not replaced.
-fn reason(refreshed: &Refreshed) -> &NotReplaced {
+/// The rule by which the only mount was not replaced.
+fn reason(refreshed: &Refreshed) -> RefusedReason {
     match &refreshed.mounts[..] {
         [only] => match &only.outcome {
-            Err(why) => why,
+            Err(NotReplaced::Refused(refused)) => refused.reason,
             other => panic!("{other:?}"),
         },
         others => panic!("{others:?}"),
@@ -277,13 +277,11 @@ fn mounts_of_the_container_stay() {
     if !can_run() {
         return;
     }
-    let of_container =
-        |why: &NotReplaced| matches!(why, NotReplaced::HostRoot(HostRootError::Below(_)));
     for place in ["/host/later", "/host/disk"] {
         let scene = Scene::new();
         scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
         let container = scene.start_with(|| mount_tmpfs(Path::new(place)));
-        scene.is_refused(&container, of_container);
+        scene.is_refused(&container, RefusedReason::NestedMount);
     }
     let scene = Scene::new();
     let container = scene.start_with(|| mount_tmpfs(Path::new("/host")));
@@ -303,9 +301,7 @@ fn a_copy_stays_if_the_container_may_have_mounted_it() {
     scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
     let container = scene.start();
     umount2(&scene.disk(), MntFlags::empty()).unwrap();
-    scene.is_refused(&container, |why| {
-        matches!(why, NotReplaced::HostRoot(HostRootError::Below(_)))
-    });
+    scene.is_refused(&container, RefusedReason::NestedMount);
     assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
 }
 
@@ -314,31 +310,23 @@ fn policy_and_the_spec_decide_as_at_a_create() {
     if !can_run() {
         return;
     }
-    let refused = |options: &[&str], policy: Policy| {
+    let refused = |options: &[&str], policy: Policy, reason| {
         let mut scene = Scene::new();
         scene.write_spec(options, &[]);
         scene.policy = policy;
         let container = scene.start();
-        scene.is_refused(&container, |why| {
-            let NotReplaced::HostRoot(why) = why else {
-                return false;
-            };
-            match why {
-                HostRootError::RecursivelyReadOnly => options.contains(&"rro"),
-                HostRootError::ReadOnlyKept => policy.read_only_binds == ReadOnlyBinds::Keep,
-                HostRootError::OnlyReported => policy.host_root == Mode::Report,
-                _ => false,
-            }
-        });
+        scene.is_refused(&container, reason);
     };
     let policy = Policy::default();
-    refused(&["rprivate", "rro"], policy);
+    let rro = RefusedReason::RecursivelyReadOnly;
+    refused(&["rprivate", "rro"], policy, rro);
     refused(
         &["rprivate", "ro"],
         Policy {
             read_only_binds: ReadOnlyBinds::Keep,
             ..policy
         },
+        RefusedReason::ReadOnlyKept,
     );
     let host_root = Mode::Report;
     refused(
@@ -347,6 +335,7 @@ fn policy_and_the_spec_decide_as_at_a_create() {
             host_root,
             ..policy
         },
+        RefusedReason::OnlyReported,
     );
     let mut scene = Scene::new();
     scene.policy.host_root = Mode::Off;
@@ -361,12 +350,7 @@ fn a_source_that_is_private_on_the_host_is_refused() {
     let scene = Scene::new();
     live::change(Path::new("/"), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
     let container = scene.start();
-    scene.is_refused(&container, |why| {
-        matches!(
-            why,
-            NotReplaced::HostRoot(HostRootError::PrivateOnHost { .. })
-        )
-    });
+    scene.is_refused(&container, RefusedReason::PrivateOnHost);
 }
 
 #[test]
@@ -376,7 +360,7 @@ fn a_mount_that_would_reach_the_host_is_refused() {
     }
     let scene = Scene::new();
     let container = scene.start_with(|| live::change(Path::new("/"), MsFlags::MS_SHARED));
-    scene.is_refused(&container, |why| matches!(why, NotReplaced::ParentIsShared));
+    scene.is_refused(&container, RefusedReason::ParentIsShared);
 }
 
 /// The kernel locks the flags of its mounts, but not those of a mount that is attached later.
@@ -387,7 +371,7 @@ fn a_container_with_a_user_namespace_is_refused() {
     }
     let scene = Scene::new();
     let container = Container::start_in_user_namespace(scene.root.path(), &[scene.plain_bind()]);
-    scene.is_refused(&container, |why| matches!(why, NotReplaced::NeedsBeneath));
+    scene.is_refused(&container, RefusedReason::NeedsBeneath);
 }
 
 impl Scene {
@@ -730,7 +714,5 @@ fn a_privileged_container_is_refreshed_by_its_record() {
     assert!(container.mounts_at("/host/disk").is_empty());
     let (mut scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
     scene.policy.host_root = Mode::Repair;
-    scene.is_refused(&container, |why| {
-        matches!(why, NotReplaced::HostRoot(HostRootError::Below(_)))
-    });
+    scene.is_refused(&container, RefusedReason::NestedMount);
 }
