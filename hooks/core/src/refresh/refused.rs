@@ -78,11 +78,13 @@ pub enum RefusedReason {
     PrivateOnHost,
     /// The host's present mount does not answer.
     SourceIsDead,
+    /// The source is no mount point any more, or cannot be opened.
+    NoSource,
 }
 
 impl RefusedReason {
     /// All of them, for tests of documents.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::LinkOfUser,
         Self::LinkInWritableFolder,
         Self::LinkBelowWritableBind,
@@ -108,6 +110,7 @@ impl RefusedReason {
         Self::OnlyReported,
         Self::PrivateOnHost,
         Self::SourceIsDead,
+        Self::NoSource,
     ];
 
     /// The refusal for people.
@@ -162,6 +165,7 @@ impl RefusedReason {
                 "is private on the host, so rslave has no effect; run mount --make-rshared on it"
             }
             Self::SourceIsDead => "is mounted on the host, but does not answer",
+            Self::NoSource => "is not mounted on the host, or cannot be opened",
         }
     }
 }

@@ -234,11 +234,12 @@ impl CurrentFiles for HostRoots {
         if let Some(refusal) = bind.refusal(self.mode) {
             return Some(Err(refusal.into()));
         }
-        let (handle, _) = bind.open()?;
-        Some(Ok(OpenedTarget {
+        let opened = bind.open().map(|(handle, _)| OpenedTarget {
             timestamp: None,
             file: Some(handle),
-        }))
+        });
+        let refused = || Refused::new(RefusedReason::NoSource, &bind.source).into();
+        Some(opened.ok_or_else(refused))
     }
 
     fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {

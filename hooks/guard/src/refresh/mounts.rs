@@ -149,7 +149,7 @@ impl BoundMounts {
         let (true, Some(makers)) = (bind.settings.is_recursive(), &self.makers) else {
             return Err(refused.into());
         };
-        let host = bindguard_sys::read_mount_table().map_err(|_| refused)?;
+        let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
         let places = (&*bind.source, &*bind.destination);
         let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let limit = record.mounts_before;
@@ -224,10 +224,8 @@ impl CurrentFiles for BoundMounts {
             return refused(RefusedReason::MountIsShared);
         }
         let Some((handle, _)) = bind.open_mount_point() else {
-            return Some(Ok(OpenedTarget {
-                timestamp: None,
-                file: None,
-            }));
+            let refused = Refused::new(RefusedReason::NoSource, &bind.source);
+            return Some(Err(refused.into()));
         };
         if let Some(refused) = self.refusal_of_dead(&bind.source) {
             return Some(Err(refused.into()));

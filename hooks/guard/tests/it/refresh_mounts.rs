@@ -7,9 +7,10 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::refresh::{
-    BoundMounts, NotReplaced, RefreshAct, Refreshed, TuckRecords, refresh_container,
+    BoundMounts, CurrentFiles, NotReplaced, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
+use bindguard_sys::MountinfoError;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Fuse, Pod, bind, helper, mount_of};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -122,12 +123,16 @@ impl Scene {
         Container::start_with(self.root.path(), &[data], more)
     }
 
+    fn bound_mounts(&self) -> BoundMounts {
+        BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap()
+    }
+
     pub(crate) fn refresh(&self, container: &Container) -> Refreshed {
         self.act(container, RefreshAct::Replace(Notify::None))
     }
 
     pub(crate) fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
-        let mounts = BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap();
+        let mounts = self.bound_mounts();
         let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
         refresh_container(
             helper(),
@@ -449,6 +454,49 @@ fn without_a_mount_on_the_host_the_old_one_stays() {
     umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
     assert!(scene.refresh(&container).mounts.is_empty());
     assert_eq!(container.read("data/0").as_deref(), Some("1"));
+}
+
+/// A key that is gone is another reason: the kubelet removed it from the volume.
+#[test]
+fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    scene.mount_anew("2");
+    let mounts = scene.bound_mounts();
+    let stale = mounts.shown_in(&container.process.mounts().unwrap());
+    umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
+    let opened = mounts.open_current(&stale[0]);
+    let Some(Err(NotReplaced::Refused(refused))) = opened else {
+        panic!("{opened:?}");
+    };
+    assert_eq!(refused.reason, RefusedReason::NoSource);
+    assert_eq!(refused.path, scene.volume());
+}
+
+/// No rule refuses the mount: another refresh may read the table.
+#[test]
+fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    mount_below(&scene, "1");
+    let container = scene.start_tree();
+    scene.mount_anew("2");
+    let table = container.process.mounts().unwrap();
+    let mounts = scene.bound_mounts();
+    let stale = mounts.shown_in(&table);
+    let proc = Path::new("/proc");
+    mount_tmpfs(proc);
+    let below = mounts.mounts_below(&stale[0], &table);
+    umount2(proc, MntFlags::MNT_DETACH).unwrap();
+    assert!(
+        matches!(below, Err(NotReplaced::HostMounts(MountinfoError::Read(_)))),
+        "{below:?}"
+    );
 }
 
 /// As under a shim without a guard.
