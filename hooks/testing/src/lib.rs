@@ -30,5 +30,5 @@ pub use exiting::Exiting;
 pub use folder::Folder;
 pub use fuse::Fuse;
 pub use helper::helper;
-pub use namespace::{bind, own_namespace, skipped};
+pub use namespace::{bind, mount_tmpfs, mounts_of_host, own_namespace, skipped};
 pub use pod::{Pod, mount_of};

@@ -1,6 +1,7 @@
 //! A mount namespace of the calling thread's own: it ends with the thread and takes every mount
 //! along.
 
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -36,6 +37,18 @@ pub fn skipped(why: &str) {
 /// `mount --bind`
 pub fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+}
+
+/// Mounts an empty tmpfs.
+pub fn mount_tmpfs(place: &Path) {
+    let (kind, none) = (Some("tmpfs"), MsFlags::empty());
+    mount(kind, place, kind, none, None::<&str>).unwrap();
+}
+
+/// The mount table of this thread, line by line.
+pub fn mounts_of_host() -> Vec<String> {
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    table.lines().map(str::to_owned).collect()
 }
 
 fn change(path: &str, flags: MsFlags) {

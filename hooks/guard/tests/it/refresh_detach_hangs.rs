@@ -12,8 +12,9 @@ use bindguard_testing::fuse;
 use bindguard_testing::live::{Container, Inside};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::refresh_host_roots::Scene as HostRootScene;
-use crate::refresh_mounts::{Scene, can_run};
+use crate::refresh_scene::can_attach_beneath;
+use crate::refresh_scene::host_root::Scene as HostRootScene;
+use crate::refresh_scene::volume::Scene;
 
 /// A block device with a file of the test behind it.
 struct LoopDevice(String);
@@ -82,7 +83,7 @@ const FUSE_DESTROY: u32 = 38;
 /// The kernel waits for the answer to the last request of a `fuseblk` mount: fuse(4).
 #[test]
 fn a_refresh_does_not_wait_for_the_end_of_the_old_mount() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -109,7 +110,7 @@ fn a_refresh_does_not_wait_for_the_end_of_the_old_mount() {
 /// them returns when the server of the copy answers.
 #[test]
 fn a_detach_without_an_answer_has_the_result_of_the_mount_table() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = HostRootScene::new();

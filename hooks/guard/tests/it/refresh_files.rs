@@ -22,11 +22,10 @@ use bindguard_guard::refresh::{
     TuckRecords, find_stale, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, Fuse, bind, helper, skipped};
+use bindguard_testing::{Folder, Fuse, bind, helper, mount_tmpfs, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::refresh_mounts::{mount_tmpfs, refusal};
-use crate::refresh_scene::can_run;
+use crate::refresh_scene::{can_run, refusal};
 
 pub(crate) const PLACE: &str = "/etc/app.conf";
 

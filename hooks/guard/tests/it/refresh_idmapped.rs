@@ -13,15 +13,16 @@ use bindguard_guard::refresh::{
     BoundMounts, NotReplaced, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_sys::replace::CloneError;
-use bindguard_testing::helper;
 use bindguard_testing::hostile_process::slow_fuse;
 use bindguard_testing::live::{Container, Inside};
+use bindguard_testing::{helper, mounts_of_host};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-use crate::refresh_mounts::{Scene, can_run, mounts_of_host, reason};
 use crate::refresh_namespaces::idmap;
+use crate::refresh_scene::volume::Scene;
+use crate::refresh_scene::{can_attach_beneath, reason};
 
 const SPEC: &str = r#"{"mounts":[{"destination":"/data",
     "uidMappings":[{"containerID":0,"hostID":100000,"size":65536}],
@@ -61,7 +62,7 @@ fn refresh(scene: &Scene, container: &Container) -> Refreshed {
 /// fuse(4): a daemon that does not set `FUSE_ALLOW_IDMAP`.
 #[test]
 fn a_new_filesystem_that_cannot_be_idmapped_is_refused() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let Ok(device) = File::options().read(true).write(true).open("/dev/fuse") else {

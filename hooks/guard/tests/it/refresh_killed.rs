@@ -16,16 +16,16 @@ use bindguard_guard::refresh::{
     RefreshAct, Refreshed, Release, ReleaseOutcome, TuckRecords, refresh_container, release_copies,
 };
 use bindguard_testing::live::{self, Container};
+use bindguard_testing::mounts_of_host;
 use nix::libc;
 use nix::mount::{MntFlags, umount2};
 
 use crate::refresh_files::{self, NO_OTHERS, PLACE, spec};
-use crate::refresh_host_roots::{self, can_record, mounts_of_host};
-use crate::refresh_mounts;
-use crate::refresh_scene::can_run;
+use crate::refresh_scene::host_root::{self, can_record};
 use crate::refresh_scene::supervised::{
     MOUNT_CALLS, Work, begin, without_return_of, work_killed_after,
 };
+use crate::refresh_scene::{can_attach_beneath, can_run};
 
 /// The environment of the programs.
 const FOLDER: &str = "BINDGUARD_TEST_FOLDER";
@@ -63,7 +63,7 @@ fn program() -> Option<(PathBuf, u32)> {
     Some((folder.into(), env::var(INIT).unwrap().parse().unwrap()))
 }
 
-/// The settings of [`refresh_host_roots::Scene::for_record`].
+/// The settings of [`host_root::Scene::for_record`].
 fn settings(folder: &Path) -> (PathBuf, Policy, Places) {
     let policy = Policy {
         host_root: Mode::Report,
@@ -99,7 +99,7 @@ fn a_release_that_is_killed_before_each_call_is_finished_by_the_next_one() {
     }
     let mut was_killed_before_umount = 0;
     for calls in 0..MAX_CALLS {
-        let (scene, container) = refresh_host_roots::Scene::recorded(|| {});
+        let (scene, container) = host_root::Scene::recorded(|| {});
         umount2(&scene.disk(), MntFlags::empty()).unwrap();
         let (mounts, host) = (container.mounts(), mounts_of_host());
         let release = work("refresh_killed::releases", scene.host.path(), &container);
@@ -163,7 +163,7 @@ fn refreshes_a_file_without_a_detach() {
 /// The old mount is still in the table.
 #[test]
 fn a_detach_that_hangs_before_it_begins_is_a_failure_and_finished_later() {
-    if !refresh_mounts::can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = refresh_files::Scene::new();
@@ -254,7 +254,7 @@ fn a_proof_that_is_killed_before_each_call_leaves_a_whole_record() {
     }
     let mut without_record = 0;
     for calls in 0..MAX_CALLS {
-        let scene = refresh_host_roots::Scene::for_record();
+        let scene = host_root::Scene::for_record();
         let container = scene.start_unproved();
         let list = || {
             let entries = fs::read_dir(scene.bundle()).unwrap();

@@ -1,183 +1,24 @@
 //! A volume that the host has mounted anew, as a restarted CSI driver does, in a running container.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bindguard_core::refresh::RefusedReason;
-use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
-use bindguard_guard::refresh::{
-    BoundMounts, CurrentFiles, NotReplaced, RefreshAct, Refreshed, TuckRecords, refresh_container,
-};
-use bindguard_guard::{Attempt, admit, prove_container};
+use bindguard_guard::prove_container;
+use bindguard_guard::refresh::{CurrentFiles, NotReplaced, RefreshAct};
 use bindguard_sys::MountinfoError;
-use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Fuse, Pod, bind, helper, mount_of};
+use bindguard_testing::live;
+use bindguard_testing::{Fuse, bind, mount_tmpfs, mounts_of_host};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::{refresh_host_roots, refresh_scene};
-
-/// False, with a printed reason, without privilege or `MOVE_MOUNT_BENEATH`.
-pub(crate) fn can_run() -> bool {
-    let has_beneath = live::kernel() >= (6, 5);
-    if !has_beneath {
-        bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
-    }
-    has_beneath && refresh_scene::can_run()
-}
-
-/// A pod with a CSI volume, which its container has at `/data`.
-pub(crate) struct Scene {
-    pub(crate) pod: Pod,
-    root: tempfile::TempDir,
-}
-
-impl Scene {
-    pub(crate) fn new() -> Self {
-        let scene = Self {
-            pod: Pod::with_keys(1),
-            root: tempfile::tempdir().unwrap(),
-        };
-        fs::create_dir_all(scene.volume()).unwrap();
-        scene.mount("1");
-        scene
-            .pod
-            .write_spec(&[mount_of(&scene.volume(), "/data", "rprivate")]);
-        scene.admit();
-        scene
-    }
-
-    /// The same with these options of the bind, beside `rbind`.
-    fn with_options(options: &[&str]) -> Self {
-        Self::with_bind(&[&["rbind"], options].concat())
-    }
-
-    fn with_bind(options: &[&str]) -> Self {
-        let scene = Self::new();
-        let mut spec = mount_of(&scene.volume(), "/data", "rprivate");
-        spec["options"] = options.into();
-        scene.pod.write_spec(&[spec]);
-        scene.admit();
-        scene
-    }
-
-    /// The same, of a container without capabilities.
-    fn of_an_unprivileged_container(option: &str) -> Self {
-        let scene = Self::with_options(&[option]);
-        let file = scene.pod.bundle().join("config.json");
-        let spec = fs::read(&file).unwrap();
-        let mut spec: serde_json::Value = serde_json::from_slice(&spec).unwrap();
-        spec["process"]["capabilities"] = serde_json::json!({});
-        fs::write(&file, spec.to_string()).unwrap();
-        scene
-    }
-
-    /// Before Linux 6.5, and in a user namespace.
-    fn start_where_only_propagation_attaches(&self) -> Container {
-        let data = Inside::of(self.volume(), "data");
-        match live::kernel() >= (6, 5) {
-            true => Container::start_in_user_namespace(self.root.path(), &[data]),
-            false => Container::start(self.root.path(), &[data]),
-        }
-    }
-
-    /// Starts the container with the mounts below the volume.
-    fn start_tree(&self) -> Container {
-        let data = Inside::tree(self.volume(), "data");
-        Container::start(self.root.path(), &[data])
-    }
-
-    pub(crate) fn admit(&self) {
-        let (policy, places) = (self.pod.policy(), self.pod.places());
-        let admission = admit(&self.pod.bundle(), &policy, &places, Attempt::First);
-        assert!(admission.is_provable, "{admission:?}");
-    }
-
-    pub(crate) fn root(&self) -> &Path {
-        self.root.path()
-    }
-
-    pub(crate) fn volume(&self) -> PathBuf {
-        self.pod
-            .directory()
-            .join("volumes/kubernetes.io~csi/pv/mount")
-    }
-
-    fn mount(&self, content: &str) {
-        mount_tmpfs(&self.volume());
-        fs::write(self.volume().join("0"), content).unwrap();
-    }
-
-    /// The steps of a driver after its restart.
-    pub(crate) fn mount_anew(&self, content: &str) {
-        umount2(&self.volume(), MntFlags::MNT_DETACH).unwrap();
-        self.mount(content);
-    }
-
-    pub(crate) fn start(&self) -> Container {
-        self.start_with(|| {})
-    }
-
-    pub(crate) fn start_with(&self, more: impl FnOnce()) -> Container {
-        let data = Inside::of(self.volume(), "data");
-        Container::start_with(self.root.path(), &[data], more)
-    }
-
-    fn bound_mounts(&self) -> BoundMounts {
-        BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap()
-    }
-
-    pub(crate) fn refresh(&self, container: &Container) -> Refreshed {
-        self.act(container, RefreshAct::Replace(Notify::None))
-    }
-
-    pub(crate) fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
-        let mounts = self.bound_mounts();
-        let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
-        refresh_container(
-            helper(),
-            &container.process,
-            Some(container.spec()),
-            &mounts,
-            act,
-            &records,
-        )
-        .unwrap()
-    }
-}
-
-pub(crate) fn mount_tmpfs(place: &Path) {
-    let (kind, none) = (Some("tmpfs"), MsFlags::empty());
-    mount(kind, place, kind, none, None::<&str>).unwrap();
-}
-
-pub(crate) fn mounts_of_host() -> Vec<String> {
-    let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    table.lines().map(str::to_owned).collect()
-}
-
-/// The only reason for which a mount was not replaced.
-pub(crate) fn reason(refreshed: &Refreshed) -> &NotReplaced {
-    match &refreshed.mounts[..] {
-        [only] => match &only.outcome {
-            Err(why) => why,
-            other => panic!("{other:?}"),
-        },
-        others => panic!("{others:?}"),
-    }
-}
-
-/// The rule by which the only mount was not replaced.
-pub(crate) fn refusal(refreshed: &Refreshed) -> RefusedReason {
-    match reason(refreshed) {
-        NotReplaced::Refused(refused) => refused.reason,
-        other => panic!("{other:?}"),
-    }
-}
+use crate::refresh_scene::host_root::can_record;
+use crate::refresh_scene::volume::Scene;
+use crate::refresh_scene::{can_attach_beneath, can_run, refusal};
 
 #[test]
 fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -201,7 +42,7 @@ fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
 
 #[test]
 fn a_recursive_bind_gets_the_mounts_below_the_volume() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -220,7 +61,7 @@ fn a_recursive_bind_gets_the_mounts_below_the_volume() {
 
 #[test]
 fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     for option in ["rprivate", "rslave"] {
@@ -259,7 +100,7 @@ fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
 
 #[test]
 fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -274,7 +115,7 @@ fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
 /// The record of the create shows which mounts in the volume are copies of mounts of the host.
 #[test]
 fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() {
-    if !refresh_host_roots::can_record() {
+    if !can_record() {
         return;
     }
     for is_mounted_by_container in [false, true] {
@@ -303,7 +144,7 @@ fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() 
 /// A driver that renews a token mounts over the old mount, and may unmount the new one again.
 #[test]
 fn of_stacked_mounts_the_topmost_arrives() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -337,7 +178,7 @@ fn mount_below(scene: &Scene, content: &str) {
 /// Propagation would bring the top mount alone, and hide what was mounted below.
 #[test]
 fn a_slave_or_a_volume_with_mounts_in_it_is_refused_where_only_propagation_attaches() {
-    if !refresh_scene::can_run() {
+    if !can_run() {
         return;
     }
     for option in ["rprivate", "rslave"] {
@@ -357,7 +198,7 @@ fn a_slave_or_a_volume_with_mounts_in_it_is_refused_where_only_propagation_attac
 
 #[test]
 fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
-    if !refresh_scene::can_run() {
+    if !can_run() {
         return;
     }
     for options in [&["bind", "ro"][..], &["rbind", "rprivate", "ro"]] {
@@ -382,7 +223,7 @@ fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
 
 #[test]
 fn mounts_of_the_container_stay() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     for place in ["/data", "/data/cache"] {
@@ -409,7 +250,7 @@ fn mounts_of_the_container_stay() {
 
 #[test]
 fn a_mount_that_would_reach_the_host_is_refused() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     for (place, reason) in [
@@ -427,7 +268,7 @@ fn a_mount_that_would_reach_the_host_is_refused() {
 
 #[test]
 fn a_new_mount_that_does_not_answer_is_refused() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let Some(mut fuse) = Fuse::mounted() else {
@@ -446,7 +287,7 @@ fn a_new_mount_that_does_not_answer_is_refused() {
 
 #[test]
 fn without_a_mount_on_the_host_the_old_one_stays() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -459,7 +300,7 @@ fn without_a_mount_on_the_host_the_old_one_stays() {
 /// A key that is gone is another reason: the kubelet removed it from the volume.
 #[test]
 fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -479,7 +320,7 @@ fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
 /// No rule refuses the mount: another refresh may read the table.
 #[test]
 fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -502,7 +343,7 @@ fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
 /// As under a shim without a guard.
 #[test]
 fn without_a_record_a_lone_mount_is_replaced() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -516,7 +357,7 @@ fn without_a_record_a_lone_mount_is_replaced() {
 /// The container could exchange a folder that it can write for a link.
 #[test]
 fn a_link_in_the_place_of_the_volume_is_not_followed() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -535,7 +376,7 @@ fn a_link_in_the_place_of_the_volume_is_not_followed() {
 /// Kubernetes' `recursiveReadOnly` also covers the mounts below the volume.
 #[test]
 fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::with_options(&["rro", "rnosuid"]);
@@ -555,7 +396,7 @@ fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
 /// what the spec says.
 #[test]
 fn a_bind_that_receives_mounts_of_the_host_still_does() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::with_options(&["ro", "rslave"]);
@@ -574,7 +415,7 @@ fn a_bind_that_receives_mounts_of_the_host_still_does() {
 
 #[test]
 fn a_look_leaves_the_record_as_it_is() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -590,7 +431,7 @@ fn a_look_leaves_the_record_as_it_is() {
 /// The container may have remounted its mount.
 #[test]
 fn a_new_mount_denies_what_the_spec_denies() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::with_options(&["ro", "nosuid"]);
@@ -608,7 +449,7 @@ fn a_new_mount_denies_what_the_spec_denies() {
 /// Otherwise the container would receive the mounts that the host makes in the volume later.
 #[test]
 fn a_private_bind_stays_private_although_the_container_made_a_slave_of_its_mount() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();

@@ -11,17 +11,18 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::hostile_process::HostileProcess;
 use bindguard_testing::live::{self, Inside};
-use bindguard_testing::{bind, helper};
+use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::refresh_mounts::{Scene, can_run, mount_tmpfs, mounts_of_host};
 use crate::refresh_namespaces::{FLIP, MAKE_OTHER, STEPS};
+use crate::refresh_scene::can_attach_beneath;
 use crate::refresh_scene::rounds;
+use crate::refresh_scene::volume::Scene;
 
 /// The refresh checks, reads and enters one of two namespaces, never both.
 #[test]
 fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -66,7 +67,7 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one()
 /// Copies of the volume that the container made keep the old one.
 #[test]
 fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -95,7 +96,7 @@ fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
 
 #[test]
 fn a_container_with_thousands_of_mounts_over_its_volume_keeps_them() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let scene = Scene::new();
@@ -118,7 +119,7 @@ fn a_container_with_thousands_of_mounts_over_its_volume_keeps_them() {
 /// volume away and back, and shares its mounts, all while refreshes run.
 #[test]
 fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let mount_for_ever = || {

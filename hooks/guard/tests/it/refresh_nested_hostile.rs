@@ -13,13 +13,14 @@ use bindguard_guard::refresh::{
     BoundMounts, HelperProcess, RefreshAct, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{Fuse, bind, helper, mount_of};
+use bindguard_testing::{Fuse, bind, helper, mount_of, mount_tmpfs, mounts_of_host};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 
-use crate::refresh_mounts::{Scene, can_run, mount_tmpfs, mounts_of_host, reason, refusal};
+use crate::refresh_scene::volume::Scene;
+use crate::refresh_scene::{can_attach_beneath, reason, refusal};
 
 /// A container with a volume at `/data` and volumes in that.
 struct Nested {
@@ -106,7 +107,7 @@ const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 /// None may be lost, and a refresh has its time limit.
 #[test]
 fn hundreds_of_binds_come_along() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 256);
@@ -126,7 +127,7 @@ fn hundreds_of_binds_come_along() {
 /// Each new mount is a descriptor of the agent.
 #[test]
 fn a_volume_with_too_many_binds_stays() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 257);
@@ -144,7 +145,7 @@ fn a_volume_with_too_many_binds_stays() {
 /// Each silent source takes the time of a probe.
 #[test]
 fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     for (plugin, are_gone) in [(CSI, false), (EMPTY_DIR, true)] {
@@ -183,7 +184,7 @@ fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
 /// The drivers of several volumes may hang at the same time.
 #[test]
 fn silent_sources_do_not_keep_another_volume_from_its_refresh() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let Some(mut fuse) = Fuse::mounted() else {
@@ -215,7 +216,7 @@ const CSI: &str = "kubernetes.io~csi";
 /// The driver of both was restarted.
 #[test]
 fn a_volume_and_the_volumes_in_it_are_mounted_anew_together() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let nested = Nested::new(CSI, 2);
@@ -255,7 +256,7 @@ fn a_volume_and_the_volumes_in_it_are_mounted_anew_together() {
 /// The agent is killed with its children: the next refresh finishes.
 #[test]
 fn a_refresh_that_is_killed_loses_no_bind() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 8);
@@ -296,7 +297,7 @@ fn a_refresh_that_is_killed_loses_no_bind() {
 /// A container may write the volume while its mount is replaced.
 #[test]
 fn places_that_change_during_a_refresh_reach_nothing_else() {
-    if !can_run() {
+    if !can_attach_beneath() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 4);

@@ -6,12 +6,12 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bindguard_testing::live::Container;
-use bindguard_testing::own_namespace;
+use bindguard_testing::{mount_tmpfs, mounts_of_host, own_namespace};
 use nix::mount::{MntFlags, umount2};
 
 use crate::nfs_server::{Server, forget};
-use crate::refresh_mounts::{Scene, mount_tmpfs, mounts_of_host};
 use crate::refresh_scene;
+use crate::refresh_scene::volume::Scene;
 
 /// Shorter than the minute for which a stopped server gives a waiting call no answer.
 const DEADLINE: Duration = Duration::from_secs(30);

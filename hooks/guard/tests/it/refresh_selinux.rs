@@ -8,10 +8,11 @@ use std::path::Path;
 
 use bindguard_core::refresh::RefusedReason;
 use bindguard_guard::refresh::NotReplaced;
-use bindguard_testing::skipped;
+use bindguard_testing::{mounts_of_host, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::refresh_mounts::{Scene, can_run, mounts_of_host, reason};
+use crate::refresh_scene::volume::Scene;
+use crate::refresh_scene::{can_attach_beneath, reason};
 
 /// False, with a printed reason, where the policy is not enforced.
 fn has_policy() -> bool {
@@ -19,7 +20,7 @@ fn has_policy() -> bool {
     if !enforced {
         skipped("no SELinux policy is enforced");
     }
-    enforced && can_run()
+    enforced && can_attach_beneath()
 }
 
 /// From now on the calling process has the label of a container.

@@ -3,14 +3,17 @@
 
 use std::fs;
 
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    AttachMethod, HelperProcess, MountOutcome, PodVolumes, RefreshAct, Refreshed, TuckRecords,
-    VolumeOfPod, rebind_volume, refresh_container,
+    AttachMethod, HelperProcess, MountOutcome, NotReplaced, PodVolumes, RefreshAct, Refreshed,
+    TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 
+pub mod host_root;
 pub mod supervised;
+pub mod volume;
 
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Pod, helper, own_namespace};
@@ -104,6 +107,15 @@ pub fn can_run() -> bool {
     }
 }
 
+/// The same, also without `MOVE_MOUNT_BENEATH`.
+pub fn can_attach_beneath() -> bool {
+    let has_beneath = live::kernel() >= (6, 5);
+    if !has_beneath {
+        bindguard_testing::skipped("no MOVE_MOUNT_BENEATH before Linux 6.5");
+    }
+    has_beneath && can_run()
+}
+
 /// The method of this kernel.
 pub fn method() -> AttachMethod {
     if live::kernel() >= (6, 5) {
@@ -138,5 +150,24 @@ pub fn rounds(in_test: u64, in_soak: u64) -> u64 {
         in_soak
     } else {
         in_test
+    }
+}
+
+/// The only reason for which a mount was not replaced.
+pub fn reason(refreshed: &Refreshed) -> &NotReplaced {
+    match &refreshed.mounts[..] {
+        [only] => match &only.outcome {
+            Err(why) => why,
+            other => panic!("{other:?}"),
+        },
+        others => panic!("{others:?}"),
+    }
+}
+
+/// The rule by which the only mount was not replaced.
+pub fn refusal(refreshed: &Refreshed) -> RefusedReason {
+    match reason(refreshed) {
+        NotReplaced::Refused(refused) => refused.reason,
+        other => panic!("{other:?}"),
     }
 }

@@ -1,0 +1,220 @@
+//! `bindguard release`: copies of mounts that the host has unmounted, in private host-root binds.
+
+use std::fs;
+use std::path::Path;
+
+use bindguard_guard::refresh::{NotReleased, Release, ReleaseOutcome, Released};
+use bindguard_testing::live;
+use bindguard_testing::mount_tmpfs;
+use nix::mount::{MntFlags, MsFlags, umount2};
+
+use crate::refresh_scene::can_attach_beneath;
+use crate::refresh_scene::host_root::{Scene, can_record};
+
+/// The places and outcomes of copies.
+fn outcomes(released: &[Released]) -> Vec<(&Path, &ReleaseOutcome)> {
+    released
+        .iter()
+        .map(|copy| (copy.mount.mount_point.as_path(), &copy.outcome))
+        .collect()
+}
+
+#[test]
+fn recorded_copies_are_released_and_no_other_mount() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let looked = scene.release(&container, Release::Look);
+    for (place, outcome) in outcomes(&looked) {
+        match outcome {
+            ReleaseOutcome::Kept => assert_eq!(place, Path::new("/host/disk")),
+            ReleaseOutcome::NotReleased(NotReleased::NotRecorded) => {
+                assert_eq!(place, Path::new("/host/later"));
+            }
+            other => panic!("{}: {other:?}", place.display()),
+        }
+    }
+    assert_eq!(looked.len(), 2);
+    assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
+    let released = scene.release(&container, Release::Unmount);
+    let is_released = |it: &&Released| matches!(it.outcome, ReleaseOutcome::Released);
+    assert_eq!(released.iter().filter(is_released).count(), 1);
+    assert!(container.mounts_at("/host/disk").is_empty());
+    assert_eq!(container.mounts_at("/host/later").len(), 1);
+    assert_eq!(scene.release(&container, Release::Unmount).len(), 1);
+}
+
+/// A node with many network namespaces: one child replaces at most 256 mounts.
+#[test]
+fn no_copy_is_left_out() {
+    if !can_record() {
+        return;
+    }
+    const COPIES: usize = 600;
+    let scene = Scene::for_record();
+    let places: Vec<_> = (0..COPIES)
+        .map(|number| scene.disk().join(number.to_string()))
+        .collect();
+    for place in &places {
+        fs::create_dir(place).unwrap();
+        mount_tmpfs(place);
+    }
+    let container = scene.start_recorded();
+    for place in &places {
+        umount2(place, MntFlags::empty()).unwrap();
+    }
+    let looked = scene.release(&container, Release::Look);
+    assert_eq!(looked.len(), COPIES);
+    let is_kept = |it: &Released| matches!(it.outcome, ReleaseOutcome::Kept);
+    assert!(looked.iter().all(is_kept), "{looked:?}");
+    let released = scene.release(&container, Release::Unmount);
+    let is_released = |it: &Released| matches!(it.outcome, ReleaseOutcome::Released);
+    assert!(released.iter().all(is_released), "{released:?}");
+    assert_eq!(scene.release(&container, Release::Look).len(), 0);
+}
+
+/// The agent refreshes the container at the same moment.
+#[test]
+fn a_release_waits_for_a_refresh() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| {});
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let other = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
+    other.lock().unwrap();
+    let refresh = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        // A process that was forked meanwhile has a copy of the descriptor.
+        other.unlock().unwrap();
+    });
+    let released = scene.release(&container, Release::Unmount);
+    refresh.join().unwrap();
+    assert!(container.mounts_at("/host/disk").is_empty(), "{released:?}");
+}
+
+/// A runtime is called twice for one start, or by hand: the container's own mounts of meanwhile
+/// are no copies.
+#[test]
+fn a_second_proof_does_not_make_mounts_of_the_container_copies() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
+    scene.prove(&container);
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::NotRecorded),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/later").len(), 1);
+}
+
+#[test]
+fn a_copy_with_a_mount_of_the_container_on_it_is_busy() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| {
+        fs::create_dir("/host/disk/own").unwrap();
+        mount_tmpfs(Path::new("/host/disk/own"));
+    });
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    for extent in [Release::Unmount, Release::Detach] {
+        let released = scene.release(&container, extent);
+        let busy = |it: &&Released| {
+            matches!(
+                it.outcome,
+                ReleaseOutcome::NotReleased(NotReleased::Busy | NotReleased::NotRecorded)
+            )
+        };
+        assert_eq!(released.iter().filter(busy).count(), 2, "{released:?}");
+        assert_eq!(container.mounts_at("/host/disk/own").len(), 1);
+    }
+}
+
+/// A detach hides the open file: the device stays busy.
+#[test]
+fn a_copy_in_use_is_busy_unless_it_is_detached() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) = Scene::recorded(|| {});
+    let file = fs::File::open(format!(
+        "/proc/{}/root/host/disk/file",
+        container.process.pid()
+    ));
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::Busy),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+    let released = scene.release(&container, Release::Detach);
+    assert!(
+        matches!(released[0].outcome, ReleaseOutcome::Released),
+        "{released:?}"
+    );
+    assert!(container.mounts_at("/host/disk").is_empty());
+    drop(file);
+}
+
+#[test]
+fn a_copy_on_a_shared_mount_stays() {
+    if !can_record() {
+        return;
+    }
+    let (scene, container) =
+        Scene::recorded(|| live::change(Path::new("/host"), MsFlags::MS_SHARED));
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::ParentIsShared),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+}
+
+/// As under a shim without a guard.
+#[test]
+fn without_a_record_nothing_is_released() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    let released = scene.release(&container, Release::Unmount);
+    assert!(
+        matches!(
+            released[..],
+            [Released {
+                outcome: ReleaseOutcome::NotReleased(NotReleased::NoRecord),
+                ..
+            }]
+        ),
+        "{released:?}"
+    );
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+}
