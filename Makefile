@@ -8,7 +8,7 @@
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
-#   make refresh-apps  real programs that watch a file, after a live refresh
+#   make refresh-apps  real programs that watch a file, after a live refresh; rclone, sshfs and s3fs that die
 #   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
@@ -233,10 +233,17 @@ pictures: programs matrix
 
 REFRESH_APPS := $(CURDIR)/target/refresh-apps
 
-## real programs that watch a file, after a live refresh: nginx, node, Java, Python, Go, tail; five minutes
+# An S3 server whose buckets are folders
+S3_SERVER := 0.12.0
+
+## real programs that watch a file, after a live refresh: nginx, node, Java, Python, Go, tail; rclone, sshfs and s3fs that die; ten minutes
 refresh-apps: build matrix
+	sh integration/matrix/setup.sh rclone:rclone sshfs:sshfs s3fs:s3fs /usr/lib/openssh/sftp-server:openssh-sftp-server
+	@$(TOOLS)/bin/s3s-fs --version 2>/dev/null | grep -qF '$(S3_SERVER)' || \
+	  cargo install --quiet --locked --debug --root $(TOOLS) --version $(S3_SERVER) --features binary s3s-fs
 	sh integration/refresh-apps/fetch.sh $(REFRESH_APPS)
-	BINDGUARD_REFRESH_APPS=$(REFRESH_APPS) $(STORY) refresh_apps:: --ignored --nocapture
+	PATH="$(TOOLS)/bin:$$PATH" BINDGUARD_REFRESH_APPS=$(REFRESH_APPS) $(STORY) refresh_apps:: drivers_mount_volumes_anew:: --ignored --nocapture \
+	  --test-threads 1
 
 # A folder of Kubernetes source, 1.30 or newer, in place of Debian's 1.20.
 KUBERNETES ?=

@@ -46,6 +46,7 @@ pub mod privilege;
 pub mod process;
 pub mod programs;
 pub mod runtime;
+pub mod s3_server;
 pub mod scenes;
 pub mod shim;
 pub mod silent_server;

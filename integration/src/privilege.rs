@@ -2,7 +2,7 @@
 //! silence.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// Why no node can be made here, if so.
 pub fn missing() -> Option<String> {
@@ -27,10 +27,16 @@ pub fn skipped(why: &str) {
 
 /// True if a program is on the `PATH` of the test.
 pub fn has_program(name: &str) -> bool {
+    program(name).is_some()
+}
+
+/// A program on the `PATH` of the test. A node has a `PATH` of its own.
+pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
-        .any(|folder| Path::new(&folder).join(name).exists())
+        .map(|folder| folder.join(name))
+        .find(|program| program.exists())
 }
 
 fn has_sys_admin() -> bool {

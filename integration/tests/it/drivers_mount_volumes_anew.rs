@@ -2,7 +2,7 @@
 //! a pod that opted in get the new mount, without a restart. Others keep the old one.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -12,8 +12,9 @@ use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::kubelet::Pod;
 use bindguard_integration::mount_calls::{bind, tmpfs, unmount};
 use bindguard_integration::mounts;
-use bindguard_integration::privilege::skipped;
+use bindguard_integration::privilege::{has_program, skipped};
 use bindguard_integration::process::host;
+use bindguard_integration::s3_server::S3Server;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
 use bindguard_integration::waiting::{stays, until};
@@ -21,6 +22,7 @@ use bindguard_integration::{
     Agent, Generation, KubeletRoot, Node, Setup, VolumeKind, on_every_generation,
 };
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
@@ -101,6 +103,13 @@ struct Running {
 impl Running {
     fn content(&self) -> Result<String> {
         self.cri.read(&self.id, "/data/file")
+    }
+
+    /// True if the container gets "Transport endpoint is not connected".
+    fn reads_a_dead_volume(&self) -> Result<bool> {
+        let file = format!("/proc/{}/root/data/file", self.cri.pid(&self.id)?);
+        let error = fs::read(file).err().and_then(|error| error.raw_os_error());
+        Ok(error == Some(Errno::ENOTCONN as i32))
     }
 
     fn comes_to_read(&self, content: &str) -> Result<()> {
@@ -311,37 +320,81 @@ fn a_fuse_daemon_that_dies() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
+    Setup::on(Generation::V2_1)
+        .cri()
+        .story(|node| a_daemon_dies(node, &FuseDaemon::mounted));
+}
+
+/// The same with programs that CSI drivers run.
+#[test]
+#[ignore = "needs rclone, sshfs, s3fs and s3s-fs: make refresh-apps"]
+fn rclone_sshfs_and_s3fs_that_die() {
+    if let Some(why) = FuseDaemon::missing() {
+        return skipped(why);
+    }
     Setup::on(Generation::V2_1).cri().story(|node| {
-        let folder = node.disk().join("bucket");
-        fs::create_dir(&folder)?;
-        let agent = Agent::start(node, "")?;
-        for (name, annotations) in [("fuse-in", &OPTED_IN[..]), ("fuse-out", &[])] {
-            fs::write(folder.join("file"), "one")?;
-            let volume = CsiVolume::unpublished(&node.kubelet().pod(&format!("uid-{name}"))?)?;
-            let mut daemon = FuseDaemon::mounted(node, &folder, &volume.0)?;
-            let running = volume.used(node, "bindguard", name, annotations)?;
-            running.comes_to_read("one")?;
-            for content in ["two", "three"] {
-                drop(daemon);
-                ensure!(running.content().is_err(), "its daemon is dead");
-                volume.unmount_lazily()?;
-                fs::write(folder.join("file"), content)?;
-                daemon = FuseDaemon::mounted(node, &folder, &volume.0)?;
-                let before = mounts::table()?;
-                match annotations {
-                    [] => stays(Duration::from_secs(1), "the dead volume stays", || {
-                        Ok(running.content().is_err())
-                    })?,
-                    _ => running.comes_to_read(content)?,
-                }
-                ensure!(mounts::table()? == before, "the host's mounts have changed");
-            }
-            drop(daemon);
-            running.remove(node)?;
+        for program in ["rclone", "sshfs", "s3fs"] {
+            ensure!(has_program(program), "no {program}: make refresh-apps");
         }
-        ensure!(agent.figure(REPLACED) == 2.0, "{}", agent.get("/metrics"));
-        Ok(())
+        let server = S3Server::start(node, node.disk())?;
+        let s3fs = |node: &Node, folder: &Path, place: &Path| {
+            let bucket = folder.file_name().context("a bucket has no name")?;
+            FuseDaemon::s3fs(node, &server, bucket, place)
+        };
+        let drivers: [(&str, &Driver); 3] = [
+            ("rclone", &FuseDaemon::rclone),
+            ("sshfs", &FuseDaemon::sshfs),
+            ("s3fs", &s3fs),
+        ];
+        drivers
+            .into_iter()
+            .try_for_each(|(name, driver)| a_daemon_dies(node, driver).context(name))
     });
+}
+
+/// Starts a daemon that shows a folder, which has a file `file`, at a place.
+type Driver<'d> = dyn Fn(&Node, &Path, &Path) -> Result<FuseDaemon> + 'd;
+
+fn a_daemon_dies(node: &Node, driver: &Driver) -> Result<()> {
+    let folder = node.disk().join("bucket");
+    fs::create_dir_all(&folder)?;
+    let agent = Agent::start(node, "")?;
+    let mounts_of_node = || -> Result<Vec<_>> {
+        let table = mounts::table()?.into_iter().map(|mount| mount.target);
+        Ok(table.filter(|path| path.starts_with(node.disk())).collect())
+    };
+    let without_pods = mounts_of_node()?;
+    let pods = [
+        ("fuse-in", "bindguard", &OPTED_IN[..]),
+        ("fuse-out", "bindguard", &[]),
+        ("fuse-stock", "runc", &[]),
+    ];
+    for (name, runtime, annotations) in pods {
+        fs::write(folder.join("file"), "one")?;
+        let volume = CsiVolume::unpublished(&node.kubelet().pod(&format!("uid-{name}"))?)?;
+        let mut daemon = driver(node, &folder, &volume.0)?;
+        let running = volume.used(node, runtime, name, annotations)?;
+        running.comes_to_read("one")?;
+        for content in ["two", "three"] {
+            drop(daemon);
+            ensure!(running.reads_a_dead_volume()?, "its daemon is dead");
+            volume.unmount_lazily()?;
+            fs::write(folder.join("file"), content)?;
+            daemon = driver(node, &folder, &volume.0)?;
+            let before = mounts::table()?;
+            match annotations {
+                [] => stays(Duration::from_secs(1), "the dead volume stays", || {
+                    running.reads_a_dead_volume()
+                })?,
+                _ => running.comes_to_read(content)?,
+            }
+            ensure!(mounts::table()? == before, "the host's mounts have changed");
+        }
+        drop(daemon);
+        running.remove(node)?;
+    }
+    ensure!(agent.figure(REPLACED) == 2.0, "{}", agent.get("/metrics"));
+    until("no mount is left", || Ok(mounts_of_node()? == without_pods))
 }
 
 /// A lookup in a dead volume makes the kernel detach the mounts in it: the emptyDir comes back with
