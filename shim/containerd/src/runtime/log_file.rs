@@ -1,4 +1,5 @@
 //! The runtime's `--log` file: JSON objects, of one line each or, from crun 1.28, of several lines.
+//! youki writes `ERROR` and `message` in place of `error` and `msg`.
 //!
 //! Each call has its own file, so that the last error is from this call and not from an older one.
 //! An incomplete object, whose writer was killed, must not hide its neighbours. The guard writes its
@@ -16,6 +17,12 @@ static COUNTER: AtomicU64 = AtomicU64::new(0);
 /// The log's path if no file can be made in the bundle.
 const NOWHERE: &str = "/dev/null";
 
+/// The level of youki's errors.
+const YOUKI_ERROR: &str = "ERROR";
+
+/// The end of youki's message where its environment has `RUST_BACKTRACE`.
+const YOUKI_BACKTRACE: &str = "\n\nStack backtrace:";
+
 /// The log file of one call; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct LogFile {
@@ -28,7 +35,18 @@ pub(crate) struct LogFile {
 #[serde(default)]
 struct RuntimeMessage {
     level: String,
+    #[serde(alias = "message")]
     msg: String,
+    /// youki's error value, beside some messages.
+    err: Option<String>,
+}
+
+impl RuntimeMessage {
+    fn has_level(&self, levels: &[&str]) -> bool {
+        levels
+            .iter()
+            .any(|level| level.eq_ignore_ascii_case(&self.level))
+    }
 }
 
 impl LogFile {
@@ -73,11 +91,12 @@ impl LogFile {
             .ok()?;
         let messages = parse(&String::from_utf8_lossy(&bytes));
         for message in &messages {
-            match message.level.as_str() {
-                "warning" | "warn" => tracing::warn!(from = "runtime", "{}", message.msg),
-                "info" => tracing::info!(from = "runtime", "{}", message.msg),
-                "debug" | "trace" => tracing::debug!(from = "runtime", "{}", message.msg),
-                _ => {}
+            if message.has_level(&["warning", "warn"]) {
+                tracing::warn!(from = "runtime", "{}", message.msg);
+            } else if message.has_level(&["info"]) {
+                tracing::info!(from = "runtime", "{}", message.msg);
+            } else if message.has_level(&["debug", "trace"]) {
+                tracing::debug!(from = "runtime", "{}", message.msg);
             }
         }
         last_error(messages)
@@ -118,13 +137,21 @@ fn first_message(text: &str) -> Option<(RuntimeMessage, usize)> {
     Some((message, objects.byte_offset()))
 }
 
+/// runc and crun write one error. youki writes an error for each step: the last says what failed, and
+/// the first why.
 fn last_error(messages: Vec<RuntimeMessage>) -> Option<String> {
-    let is_error =
-        |message: &RuntimeMessage| matches!(message.level.as_str(), "error" | "fatal" | "panic");
-    messages
-        .into_iter()
-        .rfind(is_error)
-        .map(|message| message.msg.trim().to_owned())
+    let is_error = |message: &RuntimeMessage| message.has_level(&["error", "fatal", "panic"]);
+    let errors: Vec<_> = messages.into_iter().filter(is_error).collect();
+    let (first, last) = (errors.first()?, errors.last()?);
+    if first.level != YOUKI_ERROR {
+        return Some(last.msg.trim().to_owned());
+    }
+    let what = last.msg.split(YOUKI_BACKTRACE).next().unwrap_or_default();
+    let why = errors.split_last().and_then(|(_, before)| before.first());
+    let value = errors.iter().find_map(|error| error.err.as_deref());
+    let parts = [Some(what), why.map(|error| error.msg.as_str()), value];
+    let parts: Vec<_> = parts.into_iter().flatten().map(str::trim).collect();
+    Some(parts.join(": "))
 }
 
 #[cfg(test)]
@@ -158,6 +185,23 @@ mod tests {
         assert_eq!(
             last_error(parse(&format!("{crun}{half}"))).as_deref(),
             expected
+        );
+    }
+
+    /// As youki 0.7 writes errors, with `RUST_BACKTRACE`.
+    #[test]
+    fn the_cause_follows_the_last_error() {
+        let youki = r#"
+            {"timestamp":"2026-11-25T23:45:10.3Z","level":"ERROR","message":"failed to mount /data: syscall","target":"libcontainer::rootfs::mount"}
+            {"timestamp":"2026-11-25T23:45:10.3Z","level":"ERROR","message":"failed to prepare rootfs","err":"Mount(Syscall(Nix(ENOENT)))","target":"libcontainer::process::init::process"}
+            {"timestamp":"2026-11-25T23:45:10.4Z","level":"ERROR","message":"failed to create container\n\nStack backtrace:\n   0: <unknown>","target":"youki"}
+            {"timestamp":"2026-11-25T23:45:10.4Z","level":"DEBUG","message":"ended","target":"youki"}"#;
+        let expected = "failed to create container: failed to mount /data: syscall: Mount(Syscall(Nix(ENOENT)))";
+        assert_eq!(last_error(parse(youki)).as_deref(), Some(expected));
+        let last_alone = parse(youki).split_off(2);
+        assert_eq!(
+            last_error(last_alone).as_deref(),
+            Some("failed to create container")
         );
     }
 
