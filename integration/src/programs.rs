@@ -155,6 +155,11 @@ impl Matrix {
             .unwrap_or_else(packaged)
     }
 
+    /// True if this runtime is the developer's youki.
+    pub fn is_youki(&self, oci: Oci) -> bool {
+        oci == Oci::Runc(Generation::V2_1) && self.youki.is_some()
+    }
+
     /// The version that a generation's containerd reports, such as `1.7.24`: Debian's newest suite
     /// changes.
     pub fn containerd_version(&self, generation: Generation) -> Result<String> {

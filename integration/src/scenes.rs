@@ -131,3 +131,11 @@ pub fn delete_pod(node: &Node, uid: &str) -> Result<()> {
     })?;
     last
 }
+
+/// True if a runtime's error says that a file is missing. crun begins with a capital letter, and youki
+/// names the error number.
+pub fn says_no_such_file(error: &str) -> bool {
+    ["o such file or directory", "ENOENT"]
+        .iter()
+        .any(|words| error.contains(words))
+}

@@ -7,6 +7,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::scenes::says_no_such_file;
 use bindguard_integration::{Bind, Generation, Node, Oci, Setup, VolumeKind, on_every_generation};
 
 const REASON: &str = "bindguard: the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is \
@@ -41,8 +42,7 @@ fn story(node: &Node) -> Result<()> {
             .start()?
             .failure()?;
         ensure!(
-            words.to_lowercase().contains("no such file or directory")
-                && words.contains("volume-subpaths"),
+            says_no_such_file(&words) && words.contains("volume-subpaths"),
             "not the runtime's error: {words}"
         );
         // issue 14, item 23: the pod's owner sees this error alone, in the pod's events

@@ -14,6 +14,13 @@ const RUNTIMES: [Runtime; 3] = [
     Runtime::Wrapper,
 ];
 
+/// runc's and crun's error, youki's, and the stock shim's, which finds no error in youki's log.
+const NO_PROGRAM: [&str; 3] = [
+    "no such file",
+    "'/no/such/program' not found",
+    "exit status 1\n",
+];
+
 fn story(generation: Generation) {
     life(Setup::on(generation));
 }
@@ -61,7 +68,7 @@ fn ends(node: &Node, runtime: Runtime) -> Result<()> {
         .runs(&["/no/such/program"])
         .run()?;
     ensure!(
-        ended.code() != 0 && ended.stderr.contains("no such file"),
+        ended.code() != 0 && NO_PROGRAM.iter().any(|words| ended.stderr.contains(words)),
         "{runtime:?}: {ended:?}"
     );
     // a container whose create failed is left to its creator

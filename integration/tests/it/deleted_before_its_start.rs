@@ -10,14 +10,16 @@ use containerd_shim_protos::shim::oci::Options;
 
 #[test]
 fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(|node| {
-        let before = Leftovers::of(node)?;
-        // First: a late event of the stock shim would be taken for one of this shim.
-        let seen = events::during(node, || create_and_delete(node, Runtime::Bindguard))?;
-        ensure!(seen == ["create web", "delete web"], "{seen:?}");
-        create_and_delete(node, Runtime::Stock).context("stock")?;
-        before.are_all(node)
-    });
+    Setup::on(Generation::V2_1)
+        .not_with_youki("youki does not wait for the killed init, whose cgroup is then in use")
+        .story(|node| {
+            let before = Leftovers::of(node)?;
+            // First: a late event of the stock shim would be taken for one of this shim.
+            let seen = events::during(node, || create_and_delete(node, Runtime::Bindguard))?;
+            ensure!(seen == ["create web", "delete web"], "{seen:?}");
+            create_and_delete(node, Runtime::Stock).context("stock")?;
+            before.are_all(node)
+        });
 }
 
 fn create_and_delete(node: &Node, runtime: Runtime) -> Result<()> {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
 use bindguard_integration::process::{run, write_program};
 use bindguard_integration::programs::GUARD;
-use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
 use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 
@@ -51,7 +51,7 @@ fn story(node: &Node) -> Result<()> {
         );
         if !met.status.success() {
             ensure!(
-                met.stderr.contains("no such file"),
+                says_no_such_file(&met.stderr),
                 "stopped at {place}: not the runtime's own words: {met:?}"
             );
             // whether `--rm` removed it depends on where it failed

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::process::{Finished, run};
+use bindguard_integration::scenes::says_no_such_file;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts};
 
 const CONFIG: &str = "/etc/bindguard/config.toml";
@@ -32,7 +33,7 @@ fn a_reporting_node_goes_on_reporting() {
                 .start()?
                 .failure()?;
             ensure!(
-                words.contains("no such file or directory"),
+                says_no_such_file(&words),
                 "{runtime:?}: not runc's error: {words}"
             );
             node.ctr().forget("app")?;

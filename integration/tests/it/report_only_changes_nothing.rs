@@ -2,6 +2,7 @@
 //! without bindguard, nothing is touched, and the log says what would have been done.
 
 use anyhow::{Result, ensure};
+use bindguard_integration::scenes::says_no_such_file;
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 
 #[test]
@@ -19,10 +20,7 @@ fn story(node: &Node) -> Result<()> {
 
     let ctr = node.ctr();
     let words = ctr.container("app").mount(bind).start()?.failure()?;
-    ensure!(
-        words.contains("no such file or directory"),
-        "not runc's error: {words}"
-    );
+    ensure!(says_no_such_file(&words), "not runc's error: {words}");
     let reason = "bindguard: the subPath of volume conf at /etc/app.conf is stale: the file it was bound from is deleted";
     ensure!(
         words.contains(reason) && words.contains("bindguard diagnose"),

@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Result, anyhow, ensure};
 use bindguard_integration::process::Finished;
 use bindguard_integration::runtime::Gate;
-use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
 use bindguard_integration::{
     Bind, Generation, Node, Oci, Runtime, Setup, VolumeKind, on_every_generation,
 };
@@ -27,7 +27,7 @@ fn race(setup: Setup) {
     setup.obedient_runtime().story(|node| {
         let words = create_with_an_update_in_between(node, Runtime::Stock)?.failure()?;
         ensure!(
-            words.contains("no such file or directory"),
+            says_no_such_file(&words),
             "another error than the race's: {words}"
         );
         node.ctr().forget("racer")?;
