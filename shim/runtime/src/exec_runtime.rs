@@ -2,16 +2,18 @@
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::iter;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bindguard_core::handover::RUNTIME_VARIABLE;
 use bindguard_guard::restore_inherited_state;
+use nix::fcntl::OFlag;
 use nix::unistd::{execv, execve};
 
 use crate::handover;
@@ -44,6 +46,26 @@ pub fn exec(args: &[OsString], configured: &Path, messages: &Messages) -> ExitCo
         runtime.display()
     ));
     ExitCode::from(CANNOT_RUN)
+}
+
+/// True if the real runtime is youki, by the name of its file.
+///
+/// youki 0.7 makes every bind a slave of the host's mount, whatever the spec requests. It creates no
+/// container whose spec sets `linux.rootfsPropagation` to rslave (`libcontainer::rootfs`), the value
+/// that a host-root bind needs with crun.
+pub fn is_youki(configured: &Path) -> bool {
+    let file = find(configured)
+        .ok()
+        .and_then(|runtime| path_without_links(&runtime).ok());
+    file.is_some_and(|file| file.file_name() == Some(OsStr::new("youki")))
+}
+
+fn path_without_links(path: &Path) -> io::Result<PathBuf> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlag::O_PATH.bits())
+        .open(path)?;
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// [`std::process::Command`] would sort the environment, and drop entries that are not

@@ -24,7 +24,7 @@ use bindguard_config::{Config, Loaded, load_by};
 use bindguard_core::error_chain;
 use bindguard_core::handover::GuardAnswer;
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
-use bindguard_core::policy::Alarm;
+use bindguard_core::policy::{Alarm, Mode};
 use bindguard_core::report::Unchecked;
 use bindguard_guard::{
     Admission, Attempt, JournalEntry, admit, read_file, record, record_unchecked,
@@ -152,6 +152,9 @@ fn admit_and_record(
     let mut policy = *config.policy();
     if !invocation.is_create {
         policy.proof = Alarm::Off;
+    }
+    if exec_runtime::is_youki(config.runtime()) {
+        policy.host_root = Mode::Off;
     }
     let mut admission = admit(&invocation.bundle, &policy, config.places(), which);
     if !invocation.is_create {

@@ -6,5 +6,6 @@
     reason = "a test says what it expects by unwrapping it"
 )]
 
+mod host_root_under_youki;
 mod process_state_is_unchanged;
 mod unread_streams;
