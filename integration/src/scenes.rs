@@ -8,6 +8,7 @@ use crate::ctr::{Bind, Runtime};
 use crate::kubelet::{Subpath, VolumeKind};
 use crate::mounts;
 use crate::node::Node;
+use crate::programs::{Generation, Matrix, Oci};
 use crate::waiting::until;
 
 /// The type of file that a `subPath` names.
@@ -130,6 +131,11 @@ pub fn delete_pod(node: &Node, uid: &str) -> Result<()> {
         Ok(last.is_ok())
     })?;
     last
+}
+
+/// True if the newest generation's `runc` is the developer's youki.
+pub fn has_youki() -> bool {
+    Matrix::locate().is_ok_and(|matrix| matrix.is_youki(Oci::Runc(Generation::V2_1)))
 }
 
 /// True if a runtime's error says that a file is missing. crun begins with a capital letter, and youki

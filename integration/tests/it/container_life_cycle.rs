@@ -5,6 +5,7 @@
 use anyhow::{Result, ensure};
 use bindguard_integration::output::read_all_output;
 use bindguard_integration::process::on_a_terminal;
+use bindguard_integration::scenes::has_youki;
 use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_every_generation};
 use nix::sys::signal::Signal;
 
@@ -14,12 +15,8 @@ const RUNTIMES: [Runtime; 3] = [
     Runtime::Wrapper,
 ];
 
-/// runc's and crun's error, youki's, and the stock shim's, which finds no error in youki's log.
-const NO_PROGRAM: [&str; 3] = [
-    "no such file",
-    "'/no/such/program' not found",
-    "exit status 1\n",
-];
+/// youki's error, and the stock shim's, which finds no error in youki's log.
+const NO_PROGRAM_OF_YOUKI: [&str; 2] = ["'/no/such/program' not found", "exit status 1\n"];
 
 fn story(generation: Generation) {
     life(Setup::on(generation));
@@ -67,8 +64,10 @@ fn ends(node: &Node, runtime: Runtime) -> Result<()> {
         .runtime(runtime)
         .runs(&["/no/such/program"])
         .run()?;
+    let says = |words: &&str| ended.stderr.contains(*words);
+    let is_of_youki = || has_youki() && NO_PROGRAM_OF_YOUKI.iter().any(&says);
     ensure!(
-        ended.code() != 0 && NO_PROGRAM.iter().any(|words| ended.stderr.contains(words)),
+        ended.code() != 0 && (says(&"no such file") || is_of_youki()),
         "{runtime:?}: {ended:?}"
     );
     // a container whose create failed is left to its creator
