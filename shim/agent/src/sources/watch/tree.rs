@@ -255,7 +255,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::os::unix::fs::symlink;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -341,7 +341,12 @@ mod tests {
             scene.update(CONF, "..2026_11_21_05_10_00.2");
             assert_eq!(scene.changed(), ["u-1/conf"]);
             fs::remove_dir_all(scene.root.path().join("pods/u-1")).unwrap();
-            assert!(scene.changed().is_empty());
+            // A process that another test forks has the directory open until its exec, and the
+            // kernel reports the end of a directory with its last user.
+            let end = Instant::now() + Duration::from_secs(10);
+            while scene.tree.watched.len() > 1 && Instant::now() < end {
+                assert!(scene.changed().is_empty());
+            }
             assert_eq!(
                 (scene.tree.volumes(), scene.tree.watched.len()),
                 (0, 1),
