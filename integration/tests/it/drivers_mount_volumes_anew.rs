@@ -325,7 +325,7 @@ fn a_fuse_daemon_that_dies() {
         .story(|node| a_daemon_dies(node, &FuseDaemon::mounted));
 }
 
-/// The same with programs that CSI drivers run.
+/// Kills the FUSE daemons that CSI drivers run.
 #[test]
 #[ignore = "needs rclone, sshfs, s3fs and s3s-fs: make refresh-apps"]
 fn rclone_sshfs_and_s3fs_that_die() {

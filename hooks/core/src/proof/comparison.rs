@@ -16,8 +16,8 @@ pub struct Comparison<'e> {
 #[derive(Debug)]
 struct Compared<'e> {
     expected: &'e ExpectedBind,
-    /// The destination as the kernel prints a path. Comparing paths by their components for each
-    /// bind and mount takes longer than the kernel takes to print the mounts.
+    /// The destination as the kernel prints a path, for a comparison of bytes: `Path` compares
+    /// component by component, which costs 0.1 ms for 30 binds and 100 mounts.
     mount_point: PathBuf,
     /// The least difference of the mounts that show the source; `Ok` if one has none.
     anywhere: Option<Result<(), Difference>>,

@@ -14,7 +14,7 @@ pub struct ExpectedBinds {
     /// The binds whose source is known.
     pub binds: Vec<ExpectedBind>,
     /// The mounts of the create have unique ids below this number; the container's own mounts have
-    /// greater ones. Written after the create; `None` before Linux 6.8.
+    /// greater ids. Written after the create; `None` before Linux 6.8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounts_before: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! The rules by which a refresh leaves a stale mount as it is. Another refresh has the same result
-//! until something changes on the node. A failed step has no such reason.
+//! The rules by which a refresh leaves a stale mount as it is. A refused mount is refused again until
+//! the node, the pod or the policy changes; a failed step may succeed at the next refresh.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub enum RefusedReason {
     /// The folder is not the folder of the container's start, and users besides root may have put
     /// the folder there.
     OtherFolderOfUser,
-    /// The folder is another one than at the container's start, and a container may have put it
+    /// The folder is not the folder of the container's start, and a container may have put the folder
     /// there.
     OtherFolderBelowWritableBind,
     /// Another file is mounted on the name.
@@ -46,7 +46,7 @@ pub enum RefusedReason {
     MountsUnknown,
     /// SELinux denies the container to read the file.
     SelinuxDenies,
-    /// A container of the pod has a writable mount of the CSI volume: it may have made `..data`.
+    /// A container of the pod has a writable mount of the CSI volume, and may have made `..data`.
     WritableVolume,
     /// Attaching the new mount would reach the host and other containers.
     ParentIsShared,
@@ -66,11 +66,11 @@ pub enum RefusedReason {
     SpecMountsBelow,
     /// The host has several mounts at a place where the container's mount is more restricted.
     StackedMounts,
-    /// The spec was not understood: it may make mounts below the bind.
+    /// The spec was not understood, and may make mounts below the bind.
     SpecUnknown,
     /// Mounts that arrive later would be writable.
     RecursivelyReadOnly,
-    /// The same, by policy.
+    /// Policy keeps read-only binds private: mounts that arrive later would be writable.
     ReadOnlyKept,
     /// Policy, or an annotation of the pod, permits no change.
     OnlyReported,

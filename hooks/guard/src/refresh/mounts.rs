@@ -151,11 +151,14 @@ impl BoundMounts {
         };
         let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
         let places = (&*bind.source, &*bind.destination);
-        let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
-        let limit = record.mounts_before;
-        drop(record);
+        let limit = self.mounts_before();
         let kept = below.compared_in_volume(found, places, &host, makers, limit, &place_of_source);
         kept.map_err(|why| NotNested(why.path().to_owned()).into())
+    }
+
+    fn mounts_before(&self) -> Option<u64> {
+        let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
+        record.mounts_before
     }
 
     fn recorded(&self, bind: &SpecifiedBind) -> Vec<FilePlace> {

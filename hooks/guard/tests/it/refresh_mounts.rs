@@ -297,7 +297,7 @@ fn without_a_mount_on_the_host_the_old_one_stays() {
     assert_eq!(container.read("data/0").as_deref(), Some("1"));
 }
 
-/// A key that is gone is another reason: the kubelet removed it from the volume.
+/// `key-gone` is for a key that the kubelet removed from its volume.
 #[test]
 fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
     if !can_attach_beneath() {

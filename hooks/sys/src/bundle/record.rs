@@ -29,19 +29,19 @@ pub fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
     })
 }
 
-/// Replaces the record: a reader sees the old one or the new one. First removes the files of
-/// processes that were killed while they did the same.
+/// Replaces the record: a reader sees the old record or the new record. First removes the unfinished
+/// files of killed processes.
 ///
 /// # Errors
-/// If the new record cannot be written or renamed. Then the old one is unchanged.
+/// If the new record cannot be written or renamed. Then the old record is unchanged.
 pub fn replace(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
     let json = serde_json::to_vec(expected)?;
     super::replace(bundle, &bundle.join(EXPECTED_FILE), &json)
 }
 
 /// Adds the unique id that the next mount of the node will have: all mounts of the create have
-/// lesser ids, and all mounts of the container's program have greater ones. Keeps the number of an
-/// earlier call: the program may run since.
+/// lesser ids, and all mounts of the container's program have greater ids. Keeps the number of an
+/// earlier call, because the program may run since that call.
 ///
 /// Best effort: without the number, a mount that the container may have made is never unmounted.
 pub fn add_mount_limit(bundle: &Path, mut expected: ExpectedBinds) {

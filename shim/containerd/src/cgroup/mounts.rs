@@ -24,8 +24,8 @@ impl CgroupMount {
     pub(super) fn read_all(mountinfo: impl BufRead) -> io::Result<Vec<Self>> {
         let mut mounts = Vec::new();
         for line in mountinfo.split(b'\n') {
-            // The search checks each directory that it finds, so it can do without a mount whose
-            // line is unreadable.
+            // A mount with an unreadable line is skipped: the search for a cgroup checks each
+            // directory that it finds.
             if let Ok(mount) = MountEntry::from_line(&line?) {
                 mounts.extend(Self::of(mount));
             }

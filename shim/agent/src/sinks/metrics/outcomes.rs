@@ -41,8 +41,8 @@ pub enum RefreshResult {
     missing,
     /// The volume changed all the time; the refresh is repeated.
     restless,
-    /// A rule leaves the mount as it is. Or the container was not entered: its namespaces are not
-    /// those that its runtime made, or are not known.
+    /// A rule leaves the mount as it is. Or the container was not entered, because its namespaces
+    /// are unknown or were not made by its runtime.
     refused,
     /// It could not be replaced.
     failed,
