@@ -1,5 +1,6 @@
 //! The budget and the retry rule of a replacement, the same on the host and in a container.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Limit of rounds. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
@@ -11,33 +12,31 @@ pub(crate) const MAX_FAILURES: u32 = 3;
 /// Time limit of the replacements in one place.
 pub(crate) const REPLACE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The rounds of one replacement.
+/// The end of the rounds of one replacement.
 #[derive(Debug)]
-pub(crate) struct Attempts {
-    rounds: u32,
-    until: Instant,
+pub(crate) enum Ended<T> {
+    /// A round had this result.
+    Done(T),
+    /// There were [`MAX_ROUNDS`] rounds, or the time is over.
+    Unfinished {
+        /// The number of rounds.
+        rounds: u32,
+    },
 }
 
-impl Attempts {
-    /// Rounds until this time.
-    pub(crate) fn until(until: Instant) -> Self {
-        Self { rounds: 0, until }
+/// Runs rounds until one breaks with a result or an error, for at most [`MAX_ROUNDS`]. No round
+/// begins after `until`.
+pub(crate) fn repeat<T, E>(
+    until: Instant,
+    mut round: impl FnMut() -> Result<ControlFlow<T>, E>,
+) -> Result<Ended<T>, E> {
+    for rounds in 0..MAX_ROUNDS {
+        if Instant::now() >= until {
+            return Ok(Ended::Unfinished { rounds });
+        }
+        if let ControlFlow::Break(result) = round()? {
+            return Ok(Ended::Done(result));
+        }
     }
-
-    /// Begins a round. False if there were [`MAX_ROUNDS`], or the time is over.
-    pub(crate) fn begin(&mut self) -> bool {
-        let may_begin = self.rounds < MAX_ROUNDS && !self.is_out_of_time();
-        self.rounds += u32::from(may_begin);
-        may_begin
-    }
-
-    /// The number of rounds that began.
-    pub(crate) fn rounds(&self) -> u32 {
-        self.rounds
-    }
-
-    /// True if the time is over.
-    pub(crate) fn is_out_of_time(&self) -> bool {
-        Instant::now() >= self.until
-    }
+    Ok(Ended::Unfinished { rounds: MAX_ROUNDS })
 }

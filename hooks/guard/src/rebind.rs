@@ -15,6 +15,7 @@
 //! mount that it has open and that has another mount below it.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ use bindguard_sys::{
     Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded,
 };
 
-use crate::attempts::{Attempts, MAX_FAILURES, REPLACE_TIMEOUT};
+use crate::attempts::{Ended, MAX_FAILURES, REPLACE_TIMEOUT, repeat};
 use crate::probes::Probes;
 
 /// The pause after a failure that may pass.
@@ -75,13 +76,11 @@ fn until_current(
     left_behind: &mut BTreeSet<String>,
 ) -> Result<Rebound, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
-    let mut attempts = Attempts::until(Instant::now() + REPLACE_TIMEOUT);
-    while attempts.begin() {
+    let ended = repeat(Instant::now() + REPLACE_TIMEOUT, || {
         let round = RebindRound::begin(order.subpath(), probes);
         fault::reach(FaultPoint::Held);
         match round.act(order, left_behind) {
-            Ok(Step::Done) if swaps == 0 => return Ok(Rebound::AlreadyCurrent),
-            Ok(Step::Done) => return Ok(Rebound::Swapped(swaps)),
+            Ok(Step::Done) => return Ok::<_, NotRebound>(ControlFlow::Break(swaps)),
             Ok(Step::Swapped) => swaps += 1,
             Ok(Step::LookAgain) => {}
             // Another repairer, or the kubelet, detached the mount that this round had open.
@@ -94,11 +93,15 @@ fn until_current(
             }
             Err(error) => return Err(error),
         }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    match ended {
+        Ended::Done(0) => Ok(Rebound::AlreadyCurrent),
+        Ended::Done(swaps) => Ok(Rebound::Swapped(swaps)),
+        Ended::Unfinished { rounds } => Err(NotRebound::Impossible(format!(
+            "its volume changed {rounds} times meanwhile"
+        ))),
     }
-    Err(NotRebound::Impossible(format!(
-        "its volume changed {} times meanwhile",
-        attempts.rounds()
-    )))
 }
 
 /// The result of one round.

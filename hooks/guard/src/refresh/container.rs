@@ -14,6 +14,7 @@
 //! refresh, and one that was killed half way are only states to continue from.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -44,7 +45,7 @@ use super::progress::{ContainerRefresh, Failure, MountProgress, STEP_TIMEOUT};
 use super::records::TuckRecords;
 use super::round::{Round, is_on_shared};
 use super::sandbox::refuse_sandbox;
-use crate::attempts::{Attempts, MAX_ROUNDS, REPLACE_TIMEOUT};
+use crate::attempts::{Ended, MAX_ROUNDS, REPLACE_TIMEOUT, repeat};
 
 /// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may
 /// bind the file thousands of times.
@@ -155,29 +156,20 @@ pub fn refresh_container_within(
         lock = Some(wait_for_lock(&namespace, until)?);
         subpaths = refresh.find()?;
     }
-    let mut attempts = Attempts::until(until);
-    loop {
+    let ended = repeat(until, || {
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
-            break;
-        }
-        if !attempts.begin() {
-            // Stale after a round without a failure: its volume changes all the time.
-            let is_restless = |subpath: &&&SubpathInContainer| {
-                let progress = refresh.progress.get(&subpath.mount.mount_point);
-                attempts.rounds() > 0 && progress.is_none_or(|it| it.failure.is_none())
-            };
-            if !attempts.is_out_of_time() {
-                break;
-            }
-            let late: Vec<_> = due.iter().filter(|it| !is_restless(it)).collect();
-            for subpath in late {
-                refresh.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time)));
-            }
-            break;
+            return Ok::<_, RefreshError>(ControlFlow::Break(()));
         }
         refresh.replace(&due)?;
         subpaths = refresh.find()?;
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let is_out_of_time = Instant::now() >= until;
+    if let Ended::Unfinished { rounds } = ended
+        && is_out_of_time
+    {
+        refresh.fail_late(&subpaths, rounds, time);
     }
     if refresh.abandoned.is_none() {
         refresh.restore_propagation()?;
@@ -185,7 +177,7 @@ pub fn refresh_container_within(
     refresh.settle_unanswered(&subpaths);
     drop(lock);
     refresh.signal();
-    let is_out_of_time = attempts.is_out_of_time() && !refresh.due(&subpaths).is_empty();
+    let is_out_of_time = is_out_of_time && !refresh.due(&subpaths).is_empty();
     Ok(Refreshed {
         is_out_of_time,
         ..refresh.into_report(subpaths, not_replaced)
@@ -226,6 +218,21 @@ type Prepared<'s> = (
 );
 
 impl ContainerRefresh<'_> {
+    /// Notes the end of the time for the mounts that are still due. A mount without a failure in
+    /// these rounds changes all the time.
+    fn fail_late(&mut self, subpaths: &[SubpathInContainer], rounds: u32, time: Duration) {
+        if self.abandoned.is_some() {
+            return;
+        }
+        for subpath in self.due(subpaths) {
+            let progress = self.progress.get(&subpath.mount.mount_point);
+            let is_restless = rounds > 0 && progress.is_none_or(|it| it.failure.is_none());
+            if !is_restless {
+                self.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time)));
+            }
+        }
+    }
+
     /// The table decides about a detach that gave no answer: the call may wait for a dead server
     /// after it has detached the old mount.
     fn settle_unanswered(&mut self, subpaths: &[SubpathInContainer]) {
