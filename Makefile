@@ -264,7 +264,7 @@ else
 endif
 
 # modules that run on other kernels, and on a node with systemd and cgroup v2 alone
-SYSCALLS := mounts mount_watch prove replace target enter enter_hostile refresh refresh_engine_mounts refresh_files \
+SYSCALLS := mounts mount_ids mount_watch prove replace target enter enter_hostile refresh refresh_engine_mounts refresh_files \
   refresh_files_hostile refresh_hostile refresh_interrupted refresh_mounts refresh_nested_binds refresh_nested_hostile refresh_nfs \
   refresh_host_roots release_copies refresh_namespaces refresh_slow refresh_driver_volumes refresh_idmapped refresh_killed refresh_mounts_hostile admit \
   cached_paths hanging_probes program_of_container \

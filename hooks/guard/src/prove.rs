@@ -99,7 +99,7 @@ impl Proved {
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
         let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
         self.compare_mounts(&bundle, &expected, pid, places)?;
-        record::add_mount_limit(path, expected);
+        record::add_mounts_before(path, expected);
         Ok(())
     }
 

@@ -44,7 +44,7 @@ pub fn replace(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
 /// earlier call, because the program may run since that call.
 ///
 /// Best effort: without the number, a mount that the container may have made is never unmounted.
-pub fn add_mount_limit(bundle: &Path, mut expected: ExpectedBinds) {
+pub fn add_mounts_before(bundle: &Path, mut expected: ExpectedBinds) {
     if expected.mounts_before.is_some() {
         return;
     }

@@ -13,6 +13,7 @@ mod enter_limit;
 mod enter_scene;
 mod hanging_probes;
 mod journal;
+mod mount_ids;
 mod mount_watch;
 mod mounts;
 mod process_files;

@@ -102,7 +102,7 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
         .differences()
         .is_some_and(|differences| differences.is_empty());
     if shows_all {
-        record::add_mount_limit(bundle, expected);
+        record::add_mounts_before(bundle, expected);
     }
     Ok(shows_all)
 }
