@@ -64,6 +64,7 @@ pub use programs::{Generation, Oci};
 pub use silent_server::SilentServer;
 
 /// Makes one test a generation of containerd from a function that runs the story on it.
+/// `make test` runs these on each generation.
 #[macro_export]
 macro_rules! on_every_generation {
     ($story:expr) => {
@@ -72,6 +73,30 @@ macro_rules! on_every_generation {
             ($story)($crate::Generation::V1_6);
         }
         $crate::on_every_config_version!($story);
+    };
+}
+
+/// As [`on_every_generation`], for stories about the shim and the guard. `make test` runs these on
+/// the newest containerd alone; `make test OLDER=1`, which CI runs, on the older ones as well.
+#[macro_export]
+macro_rules! on_newest_and_older {
+    ($story:expr) => {
+        mod older {
+            use super::*;
+
+            #[test]
+            fn containerd_1_6() {
+                ($story)($crate::Generation::V1_6);
+            }
+            #[test]
+            fn containerd_1_7() {
+                ($story)($crate::Generation::V1_7);
+            }
+        }
+        #[test]
+        fn containerd_2_1() {
+            ($story)($crate::Generation::V2_1);
+        }
     };
 }
 

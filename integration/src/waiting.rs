@@ -13,7 +13,7 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A check that starts processes is repeated less often: other stories need the processor.
-const MAX_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_millis(400);
 
 /// Waits until it is so, and fails where it does not become so.
 pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -47,6 +47,6 @@ pub fn until_within(
             Instant::now() < deadline,
             "in {limit:?} it does not become so that {what}"
         );
-        thread::sleep((2 * start.elapsed()).clamp(PAUSE, MAX_PAUSE));
+        thread::sleep((4 * start.elapsed()).clamp(PAUSE, MAX_PAUSE));
     }
 }

@@ -13,6 +13,7 @@
 mod cgroup;
 mod documented;
 mod exiting;
+mod extent;
 mod folder;
 pub mod fuse;
 pub mod held_memory;
@@ -27,6 +28,7 @@ pub mod scene;
 pub use cgroup::Cgroup;
 pub use documented::documented;
 pub use exiting::Exiting;
+pub use extent::rounds;
 pub use folder::Folder;
 pub use fuse::Fuse;
 pub use helper::helper;

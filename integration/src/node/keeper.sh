@@ -11,16 +11,16 @@ while read -r _; do :; done
 
 trees() {
   for tree in /sys/fs/cgroup/"$name" /sys/fs/cgroup/*/"$name" /sys/fs/cgroup/"$slice"; do
-    if [ -d "$tree" ] && [ ! -L "$(dirname "$tree")" ]; then echo "$tree"; fi
+    if [ -d "$tree" ] && [ ! -L "${tree%/*}" ]; then echo "$tree"; fi
   done
 }
 members() {
-  for tree in $(trees); do find "$tree" -name cgroup.procs -exec cat {} + 2>/dev/null; done | sort -u
+  # shellcheck disable=SC2046
+  find $(trees) /nonexistent -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u
 }
 thaw() { # a frozen process of a v1 freezer does not even die of SIGKILL
-  for tree in $(trees); do
-    find "$tree" -name freezer.state 2>/dev/null | while read -r state; do echo THAWED > "$state"; done
-  done 2>/dev/null
+  # shellcheck disable=SC2046
+  find $(trees) /nonexistent -name freezer.state 2>/dev/null | while read -r state; do echo THAWED > "$state"; done 2>/dev/null
 }
 
 tries=0
@@ -45,7 +45,8 @@ fi
 
 tries=0
 while [ -n "$(trees)" ] && [ $tries -lt 600 ]; do
-  for tree in $(trees); do find "$tree" -depth -type d -exec rmdir {} + 2>/dev/null; done
+  # shellcheck disable=SC2046
+  find $(trees) -depth -type d -exec rmdir {} + 2>/dev/null
   tries=$((tries + 1)); [ -z "$(trees)" ] || sleep 0.05
 done
 [ -z "$(trees)" ] || echo "keeper of $name: cgroups stay:" $(trees) >&2

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation, privilege};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older, privilege};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -24,7 +24,7 @@ fn works(generation: Generation) {
         .story(story);
 }
 
-on_every_generation!(works);
+on_newest_and_older!(works);
 
 fn story(node: &Node) -> Result<()> {
     if !privilege::has_program("strace") {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
 use bindguard_integration::shim::{Bundle, Shim, code, options_any};
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 use containerd_shim_protos::shim::oci::Options;
 use ttrpc::Code;
 
@@ -30,7 +30,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// The spec breaks between `start` and `create`, and before a `delete` of a container that runs.
 fn spec_is_cut(node: &Node) -> Result<()> {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::criu::{COUNTER, wait_for_count};
 use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
 
 fn works(generation: Generation) {
     Setup::on(generation).story_with_criu(|node| {
@@ -13,7 +13,7 @@ fn works(generation: Generation) {
     });
 }
 
-on_every_generation!(works);
+on_newest_and_older!(works);
 
 fn story(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();

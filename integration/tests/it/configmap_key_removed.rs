@@ -8,12 +8,12 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::scenes::says_no_such_file;
-use bindguard_integration::{Bind, Generation, Node, Oci, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Bind, Generation, Node, Oci, Setup, VolumeKind, on_newest_and_older};
 
 const REASON: &str = "bindguard: the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is \
                       deleted, and app.conf is no longer in its volume: put it back, or remove the subPath from the pod";
 
-on_every_generation!(|generation| Setup::on(generation).story(story));
+on_newest_and_older!(|generation| Setup::on(generation).story(story));
 
 /// crun 1.28 and newer spread an error over several lines of the log.
 #[test]

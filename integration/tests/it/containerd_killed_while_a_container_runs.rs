@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Node, Setup, on_every_generation};
+use bindguard_integration::{Bind, Node, Setup, on_newest_and_older};
 use nix::sys::signal::Signal;
 
 /// Ends on SIGTERM.
@@ -19,7 +19,7 @@ const ENDING: [&str; 3] = [
     "until [ -e /door/open ]; do sleep 0.02; done; exit 5",
 ];
 
-on_every_generation!(|generation| Setup::on(generation).story(story));
+on_newest_and_older!(|generation| Setup::on(generation).story(story));
 
 fn story(node: &Node) -> Result<()> {
     let (ctr, before) = (node.ctr(), Leftovers::of(node)?);

@@ -11,19 +11,19 @@ use bindguard_integration::footprint::parent_of;
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::Finished;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_newest_and_older};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 
 const TRIES: u32 = 20;
 
-on_every_generation!(|generation| with_crun(generation).story(story));
+on_newest_and_older!(|generation| with_crun(generation).story(story));
 
 mod with_systemd {
     use super::*;
 
-    on_every_generation!(|generation| with_crun(generation).systemd().story(story));
+    on_newest_and_older!(|generation| with_crun(generation).systemd().story(story));
 }
 
 fn with_crun(generation: Generation) -> Setup {

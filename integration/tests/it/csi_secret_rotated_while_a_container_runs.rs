@@ -9,7 +9,7 @@ use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::kubelet::{Subpath, Volume};
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
@@ -21,7 +21,7 @@ fn story(generation: Generation) {
     Setup::on(generation).cri().story(rotation);
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// With the stock shim and with bindguard's.
 fn rotation(node: &Node) -> Result<()> {

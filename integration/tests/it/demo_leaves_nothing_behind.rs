@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::privilege;
 use bindguard_integration::process::run;
 use bindguard_integration::waiting::until;
+use bindguard_testing::rounds;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -33,10 +34,13 @@ fn broken_off() -> Result<()> {
         privilege::skipped(&why);
         return Ok(());
     }
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
-        for moment in [300, 900, 1500, 2500, 5000].map(Duration::from_millis) {
-            broken_off_by(signal, moment).with_context(|| format!("{signal} after {moment:?}"))?;
-        }
+    let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL];
+    let moments = [300, 900, 1500, 2500, 5000].map(Duration::from_millis);
+    let all = signals
+        .iter()
+        .flat_map(|signal| moments.map(|moment| (*signal, moment)));
+    for (signal, moment) in all.step_by(rounds(2, 1)) {
+        broken_off_by(signal, moment).with_context(|| format!("{signal} after {moment:?}"))?;
     }
     Ok(())
 }

@@ -6,11 +6,11 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use bindguard_integration::cri::mount;
 use bindguard_integration::process::host;
-use bindguard_integration::{Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Node, Setup, VolumeKind, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
 
-on_every_generation!(|generation| Setup::on(generation).cri().story(story));
+on_newest_and_older!(|generation| Setup::on(generation).cri().story(story));
 
 fn story(node: &Node) -> Result<()> {
     let pod = node.kubelet().pod("uid-named")?;

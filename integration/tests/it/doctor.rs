@@ -13,7 +13,7 @@ use bindguard_integration::process::{host, run};
 use bindguard_integration::programs::Matrix;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
-    Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation,
+    Bind, Generation, Node, Runtime, Setup, VolumeKind, on_newest_and_older,
 };
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
@@ -35,7 +35,7 @@ fn containerd_alone(generation: Generation) {
     });
 }
 
-on_every_generation!(containerd_alone);
+on_newest_and_older!(containerd_alone);
 
 #[test]
 fn of_a_node_that_breaks() {

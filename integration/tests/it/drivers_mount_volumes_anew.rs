@@ -19,7 +19,7 @@ use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
 use bindguard_integration::waiting::{stays, until};
 use bindguard_integration::{
-    Agent, Generation, KubeletRoot, Node, Setup, VolumeKind, on_every_generation,
+    Agent, Generation, KubeletRoot, Node, Setup, VolumeKind, on_newest_and_older,
 };
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::errno::Errno;
@@ -37,7 +37,7 @@ fn story(generation: Generation) {
         .story(a_new_tmpfs_reaches_only_pods_that_opted_in);
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// A volume of a CSI driver, which is a tmpfs as with secrets-store.
 struct CsiVolume(PathBuf);

@@ -6,7 +6,7 @@
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Runtime, Setup, events, on_every_generation};
+use bindguard_integration::{Generation, Node, Runtime, Setup, events, on_newest_and_older};
 
 const WANTED: [&str; 16] = [
     "create quick",
@@ -45,7 +45,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn lives(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();

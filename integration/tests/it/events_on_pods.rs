@@ -12,7 +12,7 @@ use bindguard_integration::kube_api::{Conduct, KubeApi};
 use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// Config of an agent that is a service of the node.
 fn config(node: &Node, api: &KubeApi, events: &str) -> Result<String> {

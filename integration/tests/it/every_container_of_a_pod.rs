@@ -12,7 +12,7 @@ use bindguard_integration::kubelet::Subpath;
 use bindguard_integration::mounts::Mount;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::{
-    Bind, Generation, Node, Runtime, Setup, Volume, VolumeKind, on_every_generation,
+    Bind, Generation, Node, Runtime, Setup, Volume, VolumeKind, on_newest_and_older,
 };
 
 /// Container, index and sub path. `init` mounts something else first; `app` does so in between.
@@ -74,7 +74,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// The kubelet writes a new payload with all files.
 fn update(volume: &Volume, version: &str) -> Result<()> {

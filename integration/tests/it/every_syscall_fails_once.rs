@@ -1,5 +1,6 @@
 //! Each single syscall that an admission makes fails once with one of the errors that a machine in
-//! trouble gives, those that a repair is made of once with each. The create goes on, no reader sees
+//! trouble gives. In `make soak` the syscalls of a repair fail once with each of the errors. The
+//! create goes on, no reader sees
 //! the file underneath, and the next create completes the repair.
 //!
 //! strace(1) injects the failures, see its `--inject`. strace detaches from the process when the
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::{Finished, run};
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Generation, Node, Setup, privilege};
+use bindguard_testing::rounds;
 
 /// The errors of a machine in trouble.
 const ERRORS: [&str; 4] = ["EBUSY", "ENOMEM", "EPERM", "EMFILE"];
@@ -102,13 +104,14 @@ fn story(node: &Node, fault: &str, only: &[&str]) -> Result<()> {
     {
         for number in call.before + 1..=call.count {
             let is_of_repair = OF_REPAIR.contains(&name.as_str());
-            let errors = if is_of_repair {
-                &ERRORS[..]
+            let count = if is_of_repair {
+                rounds(1, ERRORS.len())
             } else {
-                &ERRORS[turn % ERRORS.len()..][..1]
+                1
             };
+            let errors = ERRORS.iter().cycle().skip(turn % ERRORS.len());
             turn += 1;
-            for error in errors {
+            for error in errors.take(count) {
                 let what = format!("{name} number {number} says {error}");
                 stale.begin_anew()?;
                 let ended = traced(

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::{parent_of, pipes_of};
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_newest_and_older};
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
@@ -60,7 +60,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn fails(
     node: &Node,

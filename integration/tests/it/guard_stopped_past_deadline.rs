@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bindguard_integration::waiting::{LIMIT, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Agent, Generation, Node, Setup, on_newest_and_older};
 
-on_every_generation!(|generation| Setup::on(generation).fault("stop:start").story(story));
+on_newest_and_older!(|generation| Setup::on(generation).fault("stop:start").story(story));
 
 /// A shim reads the config for each create: a pod that runs for months sees a change.
 #[test]

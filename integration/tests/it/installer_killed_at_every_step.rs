@@ -1,5 +1,5 @@
-//! Issue 16: `install` and `uninstall` are killed at their changes to the file system.
-//! Whatever is left, a pod starts: with the containerd that runs, and with one that starts again.
+//! Issue 16: `install` and `uninstall` are killed at their changes to the file system: at every
+//! change in `make soak`, at every sixth change in `make test`. Whatever is left, a pod starts: with the containerd that runs, and with one that starts again.
 //! The next `uninstall` leaves every byte as it was.
 //!
 //! strace(1) kills the process as it enters the call. Files are written beside their places, so
@@ -12,6 +12,7 @@ use anyhow::{Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, privilege};
+use bindguard_testing::rounds;
 use nix::sys::signal::Signal;
 
 const CHANGES: &str = "rename,renameat,renameat2,unlink,unlinkat,symlink,symlinkat,mkdir,rmdir";
@@ -81,19 +82,10 @@ fn story(generation: Generation, steps: impl Fn(&Node, &[u8]) -> Result<()>) {
     });
 }
 
-/// Every change in `make soak`, which sets `BINDGUARD_SOAK`; every third one in `make test`.
-fn stride() -> usize {
-    if std::env::var_os("BINDGUARD_SOAK").is_some() {
-        1
-    } else {
-        3
-    }
-}
-
 /// Runs these words of bindguard again and again, each time up to another change, and `check` after
 /// each.
 fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) -> Result<()> {
-    for step in (1..).step_by(stride()) {
+    for step in (1..).step_by(rounds(6, 1)) {
         let mut command = node.command("strace")?;
         command.args([
             "-qq",

@@ -13,7 +13,7 @@ use bindguard_integration::cri::mount;
 use bindguard_integration::kube_api::KubeApi;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn story(generation: Generation) {
     Setup::on(generation).cri().story(chain);
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn chain(node: &Node) -> Result<()> {
     let (api, address) = (KubeApi::start()?, free_address()?);

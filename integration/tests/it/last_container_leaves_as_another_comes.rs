@@ -12,14 +12,14 @@ use std::process::Child;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::{Node, Setup, on_every_generation};
+use bindguard_integration::{Node, Setup, on_newest_and_older};
 use nix::fcntl::{Flock, FlockArg};
 
 const SOCKETS: &str = "/run/containerd/s";
 const ROUNDS: usize = 10;
 const AT_ONCE: usize = 3;
 
-on_every_generation!(|generation| Setup::on(generation).story(story));
+on_newest_and_older!(|generation| Setup::on(generation).story(story));
 
 fn story(node: &Node) -> Result<()> {
     let _held = locked(Path::new(SOCKETS))?;

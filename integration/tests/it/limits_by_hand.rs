@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::shim::Shim;
-use bindguard_integration::{Node, Setup, on_every_generation, on_every_generation_with_systemd};
+use bindguard_integration::{Node, Setup, on_every_generation_with_systemd, on_newest_and_older};
 use serde_json::json;
 
 const MEMORY: u64 = 96 << 20;
 
-on_every_generation!(|generation| Setup::on(generation).story(story));
+on_newest_and_older!(|generation| Setup::on(generation).story(story));
 
 on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 

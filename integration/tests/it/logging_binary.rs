@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::{run, write_program};
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
 
 const RUNTIMES: [Runtime; 2] = [Runtime::Stock, Runtime::Bindguard];
 /// Writes its arguments and its input, and reports on descriptor 5 last, so that the container
@@ -38,7 +38,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 #[test]
 fn program_that_reads_nothing_gets_sigterm() {

@@ -13,15 +13,12 @@ use anyhow::{Result, ensure};
 use bindguard_integration::cri::{Cri, mount};
 use bindguard_integration::kubelet::Behaviour;
 use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
+use bindguard_testing::rounds;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
-/// The number of creates: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
+/// The number of creates.
 fn creates() -> u32 {
-    if std::env::var_os("BINDGUARD_SOAK").is_some() {
-        360
-    } else {
-        20
-    }
+    rounds(20, 360)
 }
 
 /// The programs that act, and the pods' handler.

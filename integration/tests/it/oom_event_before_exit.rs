@@ -3,10 +3,10 @@
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::{
-    Node, Setup, events, on_every_generation, on_every_generation_with_systemd,
+    Node, Setup, events, on_every_generation_with_systemd, on_newest_and_older,
 };
 
-on_every_generation!(|generation| Setup::on(generation).story(story));
+on_newest_and_older!(|generation| Setup::on(generation).story(story));
 
 on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 

@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::host;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// The answer without the mounts that other namespaces of the machine keep: other stories have those.
 fn of_this_node(answer: &str) -> Result<Value> {

@@ -15,7 +15,7 @@ use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Shim};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
 use containerd_shim_protos::shim::oci::Options;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -38,7 +38,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// One exec hangs before the runtime has begun, and another when its process has ended already.
 fn orphans(node: &Node, runtime: Runtime) -> Result<()> {

@@ -13,7 +13,7 @@ use bindguard_integration::process::run;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
-    Bind, Generation, Node, Oci, Setup, Volume, VolumeKind, on_every_generation,
+    Bind, Generation, Node, Oci, Setup, Volume, VolumeKind, on_newest_and_older,
 };
 
 const UID: &str = "uid-1";
@@ -85,12 +85,12 @@ fn next_runc() {
 
 mod runc {
     use super::*;
-    on_every_generation!(with_runc);
+    on_newest_and_older!(with_runc);
 }
 
 mod crun {
     use super::*;
-    on_every_generation!(with_crun);
+    on_newest_and_older!(with_crun);
 }
 
 fn story(node: &Node, idmaps: bool) -> Result<()> {

@@ -11,7 +11,7 @@ use bindguard_integration::agent::Agent;
 use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::programs::{CLI, GUARD, SHIM};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// An install takes a removal back that pods have held up.
 #[test]
@@ -176,7 +176,7 @@ mod by_a_pod_that_was_guarded {
         });
     }
 
-    on_every_generation!(story);
+    on_newest_and_older!(story);
 
     fn said(node: &Node, container: &str) -> String {
         let logs = node.cri().and_then(|cri| cri.logs(container));

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::kubelet::{Pod, Volume};
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::{
-    Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts, on_every_generation,
+    Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts, on_newest_and_older,
 };
 
 fn story(generation: Generation) {
@@ -28,7 +28,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn restarts(node: &Node, runtime: Runtime, volume: impl Fn(&Pod) -> Result<Volume>) -> Result<()> {
     let before = mounts::table()?.len();

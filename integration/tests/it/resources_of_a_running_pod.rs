@@ -3,11 +3,11 @@
 
 use anyhow::{Result, ensure};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Setup, on_every_generation, on_every_generation_with_systemd};
+use bindguard_integration::{Node, Setup, on_every_generation_with_systemd, on_newest_and_older};
 
 const BUSY: [&str; 3] = ["sh", "-c", "while :; do :; done"];
 
-on_every_generation!(|generation| Setup::on(generation).cri().story(story));
+on_newest_and_older!(|generation| Setup::on(generation).cri().story(story));
 
 on_every_generation_with_systemd!(|setup: Setup| setup.cri().story(story));
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, mount};
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn opted_in_is_a_finding(node: &Node, pod: &ReaderPod) -> Result<()> {
     let report = diagnose(node, &["--pod", "default/in"], 1)?;

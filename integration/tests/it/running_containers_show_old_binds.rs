@@ -17,7 +17,7 @@ use bindguard_integration::process::host;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn a_volume_a_file_and_a_socket(node: &Node, runtime: &str) -> Result<()> {
     let cri = node.cri()?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 use nix::sys::signal::Signal;
 
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
@@ -66,7 +66,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// containerd 1.6 answers no call of the CRI for a moment after its start.
 fn restart_containerd(node: &Node) -> Result<()> {

@@ -17,7 +17,7 @@ use bindguard_integration::mount_calls::{private, tmpfs, unmount};
 use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
-    Agent, Bind, Generation, Node, Oci, Runtime, Setup, on_every_generation,
+    Agent, Bind, Generation, Node, Oci, Runtime, Setup, on_newest_and_older,
 };
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
@@ -60,7 +60,7 @@ fn reported(generation: Generation) {
     });
 }
 
-on_every_generation!(reported);
+on_newest_and_older!(reported);
 
 #[test]
 fn refused() {

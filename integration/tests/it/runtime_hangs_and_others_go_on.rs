@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::runtime::Gate;
-use bindguard_integration::{Node, Setup, on_every_generation};
+use bindguard_integration::{Node, Setup, on_newest_and_older};
 
 const GROUP: &str = "io.containerd.runc.v2.group";
 
-on_every_generation!(|generation| Setup::on(generation).obedient_runtime().story(story));
+on_newest_and_older!(|generation| Setup::on(generation).obedient_runtime().story(story));
 
 fn story(node: &Node) -> Result<()> {
     let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
-use bindguard_integration::{Ctr, Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Ctr, Generation, Node, Setup, on_newest_and_older};
 
 /// The runtime takes some 30 ms for each of these verbs on an idle machine.
 const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];
@@ -26,7 +26,7 @@ fn works(generation: Generation) {
         .story(|node| story(node, &faults(delays)));
 }
 
-on_every_generation!(works);
+on_newest_and_older!(works);
 
 fn story(node: &Node, faults: &[Fault]) -> Result<()> {
     let before = Leftovers::of(node)?;

@@ -4,7 +4,7 @@
 
 use anyhow::Result;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
 
 fn works(generation: Generation) {
     Setup::on(generation).story(|node| {
@@ -14,7 +14,7 @@ fn works(generation: Generation) {
     });
 }
 
-on_every_generation!(works);
+on_newest_and_older!(works);
 
 fn story(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();

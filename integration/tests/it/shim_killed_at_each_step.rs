@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::process::run;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 
 const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
 const SOME_DELAYS_MS: [u64; 1] = [14];
@@ -24,7 +24,7 @@ fn works(generation: Generation) {
         .story(|node| story(node, delays));
 }
 
-on_every_generation!(works);
+on_newest_and_older!(works);
 
 fn story(node: &Node, delays: &[u64]) -> Result<()> {
     let before = Leftovers::of(node)?;

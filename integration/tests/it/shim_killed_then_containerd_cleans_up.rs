@@ -8,12 +8,12 @@ use anyhow::Result;
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
-    Node, Setup, mounts, on_every_generation, on_every_generation_with_systemd,
+    Node, Setup, mounts, on_every_generation_with_systemd, on_newest_and_older,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-on_every_generation!(|generation| Setup::on(generation).story(story));
+on_newest_and_older!(|generation| Setup::on(generation).story(story));
 
 on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 

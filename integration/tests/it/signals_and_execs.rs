@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use bindguard_integration::output::{read_all_output, staying};
 use bindguard_integration::process::{on_a_terminal, run};
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
 
 const TRAPS: &str = "trap 'echo real-time > /caught' 37; while :; do sleep 0.02; done";
 
@@ -23,7 +23,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn signals(node: &Node, runtime: Runtime) -> Result<()> {
     let ctr = node.ctr();

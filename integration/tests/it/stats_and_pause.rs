@@ -6,12 +6,12 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::{
-    Node, Runtime, Setup, on_every_generation, on_every_generation_with_systemd,
+    Node, Runtime, Setup, on_every_generation_with_systemd, on_newest_and_older,
 };
 
 const LIMIT: u64 = 64 * 1024 * 1024;
 
-on_every_generation!(|generation| Setup::on(generation).story(compare));
+on_newest_and_older!(|generation| Setup::on(generation).story(compare));
 
 on_every_generation_with_systemd!(|setup: Setup| setup.story(compare));
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use bindguard_integration::runtime::Gate;
-use bindguard_integration::{Generation, Node, Setup, on_every_generation};
+use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 
 /// Many times what containerd takes to delete what has exited.
 const FOR_A_DELETE: Duration = Duration::from_millis(700);
@@ -24,7 +24,7 @@ fn story(generation: Generation) {
         });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 /// For good: then the exit is published anyway, after ten seconds.
 #[test]

@@ -9,12 +9,12 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::run;
 use bindguard_integration::shim::{Bundle, Shim, spec};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Ctr, Node, Setup, on_every_generation};
+use bindguard_integration::{Ctr, Node, Setup, on_newest_and_older};
 use containerd_shim_protos::shim::oci::Options;
 
 const MANY: usize = 30_000_000;
 
-on_every_generation!(|generation| Setup::on(generation).story(story));
+on_newest_and_older!(|generation| Setup::on(generation).story(story));
 
 fn story(node: &Node) -> Result<()> {
     let ctr = node.ctr();

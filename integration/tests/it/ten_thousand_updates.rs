@@ -12,6 +12,7 @@ use bindguard_integration::kubelet::Subpath;
 use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Agent, Generation, Node, PollingReader, Setup, Volume, VolumeKind};
+use bindguard_testing::rounds;
 
 const PODS: usize = 10;
 const VOLUMES: usize = 10;
@@ -22,11 +23,7 @@ const EVENTS_OF_AN_UPDATE: usize = 3;
 #[test]
 fn while_the_agent_runs() {
     Setup::on(Generation::V2_1).story(|node| {
-        let updates = if std::env::var_os("BINDGUARD_SOAK").is_some() {
-            UPDATES
-        } else {
-            UPDATES / 5
-        };
+        let updates = rounds(UPDATES / 5, UPDATES);
         let volumes = fill(node)?;
         let agent = Agent::start(node, "")?;
         let readers = volumes

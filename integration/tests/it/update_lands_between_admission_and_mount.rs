@@ -11,7 +11,7 @@ use bindguard_integration::process::Finished;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
 use bindguard_integration::{
-    Bind, Generation, Node, Oci, Runtime, Setup, VolumeKind, on_every_generation,
+    Bind, Generation, Node, Oci, Runtime, Setup, VolumeKind, on_newest_and_older,
 };
 
 fn story(generation: Generation) {
@@ -41,7 +41,7 @@ fn race(setup: Setup) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn create_with_an_update_in_between(node: &Node, runtime: Runtime) -> Result<Finished> {
     let pod = node.kubelet().pod(&format!("{runtime:?}"))?;

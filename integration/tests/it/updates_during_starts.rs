@@ -14,12 +14,11 @@ use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::{
     Bind, Ctr, Generation, Node, PollingReader, Setup, Volume, VolumeKind, mounts,
 };
+use bindguard_testing::rounds;
 
 #[test]
 fn containers_under_updates() {
-    let soaks = std::env::var_os("BINDGUARD_SOAK").is_some();
-    let containers = if soaks { 200 } else { 50 };
-    Setup::on(Generation::V2_1).story(|node| story(node, containers));
+    Setup::on(Generation::V2_1).story(|node| story(node, rounds(50, 200)));
 }
 
 fn story(node: &Node, containers: usize) -> Result<()> {

@@ -5,7 +5,7 @@
 //! requests it, leaves it as it is and has the shim mount it with other ids.
 
 use anyhow::ensure;
-use bindguard_integration::{Generation, Runtime, Setup, on_every_generation};
+use bindguard_integration::{Generation, Runtime, Setup, on_newest_and_older};
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
@@ -35,4 +35,4 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);

@@ -8,9 +8,10 @@ use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::RefreshAct;
 use bindguard_testing::live::{Container, Inside, change};
+use bindguard_testing::rounds;
 use nix::mount::MsFlags;
 
-use crate::refresh_scene::{Scene, can_run, container_free, method, methods, rounds};
+use crate::refresh_scene::{Scene, can_run, container_free, method, methods};
 
 #[test]
 fn a_running_container_gets_the_new_file_and_keeps_its_flags() {

@@ -19,13 +19,13 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{bind, helper};
+use bindguard_testing::{bind, helper, rounds};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, pivot_root};
 
-use crate::refresh_scene::{can_run, rounds};
+use crate::refresh_scene::can_run;
 
 const PLACE: &str = "/app/.env";
 const CONF: &str = "data/a/conf";

@@ -10,7 +10,7 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{AttachMethod, RefreshAct};
 use bindguard_testing::live::{self, Container};
-use bindguard_testing::{mount_tmpfs, mounts_of_host};
+use bindguard_testing::{mount_tmpfs, mounts_of_host, rounds};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -246,7 +246,7 @@ fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
         });
     };
     let host = mounts_of_host();
-    for _ in 0..refresh_scene::rounds(10, 500) {
+    for _ in 0..rounds(10, 500) {
         // Soon the container has unmounted the bind itself.
         let container = scene.start_with(mount_for_ever);
         for _ in 0..4 {

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{PodVolumes, RefreshAct, RefreshError, refresh_container};
-use bindguard_testing::helper;
 use bindguard_testing::live;
 use bindguard_testing::live::Container;
+use bindguard_testing::{helper, rounds};
 use nix::libc;
 use nix::mount::MsFlags;
 
-use crate::refresh_scene::{Scene, can_run, rounds, supervised};
+use crate::refresh_scene::{Scene, can_run, supervised};
 
 /// The agent and an operator at once: the second one waits for the lock. So does one whose
 /// container holds the lock of its own namespace: that costs a second, and its own refresh.

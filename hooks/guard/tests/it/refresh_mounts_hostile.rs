@@ -11,12 +11,11 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::hostile_process::HostileProcess;
 use bindguard_testing::live::{self, Inside};
-use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host};
+use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host, rounds};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_namespaces::{FLIP, MAKE_OTHER, STEPS};
 use crate::refresh_scene::can_attach_beneath;
-use crate::refresh_scene::rounds;
 use crate::refresh_scene::volume::Scene;
 
 /// The refresh checks, reads and enters one of two namespaces, never both.

@@ -12,17 +12,16 @@ use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
     HeldProcess, NamespaceError, PodVolumes, RefreshAct, RefreshError, Refreshed, refresh_container,
 };
-use bindguard_testing::helper;
 use bindguard_testing::hostile_process;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
 use bindguard_testing::live;
+use bindguard_testing::{helper, rounds};
 use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{ForkResult, fork, setresgid, setresuid};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
-use crate::refresh_scene;
 use crate::refresh_scene::{Scene, can_run};
 
 const PLACE: &str = "/etc/app/0";
@@ -344,7 +343,7 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() 
     let before = mounts();
     container.begins(FLIP);
     let (mut refreshed, mut refused) = (0, 0);
-    for version in 1..=refresh_scene::rounds(100, 10_000) {
+    for version in 1..=rounds(100, 10_000) {
         scene.pod.update_keeping_old(version);
         match refresh(&scene, &container.process, &live::spec_of(None)) {
             Ok(done) => refreshed += done.replaced(),

@@ -8,19 +8,10 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use bindguard_testing::{Pod, bind, own_namespace};
+use bindguard_testing::{Pod, bind, own_namespace, rounds};
 use nix::mount::{MntFlags, umount2};
 
 use crate::agent::{Agent, LAST_CHECK, until};
-
-/// The number of rounds: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
-fn rounds(in_test: u64, in_soak: u64) -> u64 {
-    if std::env::var_os("BINDGUARD_SOAK").is_some() {
-        in_soak
-    } else {
-        in_test
-    }
-}
 
 fn config(pod: &Pod) -> String {
     format!(

@@ -144,15 +144,6 @@ pub fn container_free(scene: &Scene) -> bool {
         .contains(scene.root.path().to_str().unwrap())
 }
 
-/// The number of rounds: few in `make test`, many in `make soak`, which sets `BINDGUARD_SOAK`.
-pub fn rounds(in_test: u64, in_soak: u64) -> u64 {
-    if std::env::var_os("BINDGUARD_SOAK").is_some() {
-        in_soak
-    } else {
-        in_test
-    }
-}
-
 /// The only reason for which a mount was not replaced.
 pub fn reason(refreshed: &Refreshed) -> &NotReplaced {
     match &refreshed.mounts[..] {
