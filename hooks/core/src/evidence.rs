@@ -63,6 +63,14 @@ pub struct FilePlace {
 }
 
 impl FilePlace {
+    /// The root of a mount.
+    pub fn root_of(mount: &MountEntry) -> Self {
+        Self {
+            device: mount.device,
+            path: mount.root.path.clone(),
+        }
+    }
+
     /// True if this file or folder is the root of the mount.
     pub fn is_root_of(&self, mount: &MountEntry) -> bool {
         mount.device == self.device && mount.root.path == self.path

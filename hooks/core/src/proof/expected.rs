@@ -8,6 +8,9 @@ use crate::evidence::FilePlace;
 use crate::mount_table::{Device, MountAttributes, MountEntry};
 use crate::spec::{Bind, RequestedPropagation, RootfsPropagation};
 
+/// Limit of places of later refreshes that are kept for one bind.
+const MAX_REFRESHED: usize = 8;
+
 /// The mounts that the kernel will show for the binds of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedBinds {
@@ -96,6 +99,22 @@ impl ExpectedBind {
             .collect()
     }
 
+    /// Adds the place that a refresh attaches next, after the place that the container's mount shows
+    /// until then: an interrupted refresh leaves that mount. Keeps the newest places. Returns true if
+    /// the places changed.
+    pub fn add_refreshed(&mut self, shown: FilePlace, attached: FilePlace) -> bool {
+        if shown == attached && self.places().contains(&attached) {
+            return false;
+        }
+        for place in [shown, attached] {
+            self.refreshed.retain(|known| *known != place);
+            self.refreshed.push(place);
+        }
+        let excess = self.refreshed.len().saturating_sub(MAX_REFRESHED);
+        self.refreshed.drain(..excess);
+        true
+    }
+
     /// True if the mount shows the bind's source. A root that was deleted since is still the
     /// source.
     pub(super) fn is_shown_by(&self, mount: &MountEntry) -> bool {
@@ -119,5 +138,48 @@ impl ExpectedPropagation {
             RequestedPropagation::Private | RequestedPropagation::Unbindable => Self::Private,
             RequestedPropagation::Slave | RequestedPropagation::RecursiveSlave => Self::NoPeer,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    fn place(minor: u32) -> FilePlace {
+        FilePlace {
+            device: Device { major: 0, minor },
+            path: "/".into(),
+        }
+    }
+
+    /// The kernel gives the number of a device that is gone to the next device.
+    #[test]
+    fn the_shown_place_stays_recorded_while_numbers_of_devices_come_again() {
+        let mut bind = ExpectedBind {
+            bind: 0,
+            destination: "/data".into(),
+            device: place(0).device,
+            root: "/".into(),
+            fs_type: "tmpfs".into(),
+            inode: None,
+            refreshed: Vec::new(),
+            denied: MountAttributes::from_bits(0),
+            propagation: ExpectedPropagation::Any,
+        };
+        let mut shown = place(0);
+        for minor in [1, 2, 3, 4, 5, 6, 7, 8, 1, 9, 1, 10, 2] {
+            bind.add_refreshed(shown.clone(), place(minor));
+            let places = bind.places();
+            assert!(places.contains(&shown), "{shown:?} {places:?}");
+            assert!(places.contains(&place(minor)), "{minor} {places:?}");
+            shown = place(minor);
+        }
+        for minor in 11..30 {
+            bind.add_refreshed(shown.clone(), place(minor));
+        }
+        assert!(bind.places().contains(&shown), "no refresh was finished");
+        assert_eq!(bind.refreshed.len(), MAX_REFRESHED);
     }
 }

@@ -31,9 +31,6 @@ use super::specified_bind::{SpecifiedBind, place_of_source};
 use crate::probes::Probes;
 use crate::staging::dead_volume;
 
-/// Limit of places that the record keeps for one bind.
-const MAX_PLACES: usize = 8;
-
 /// All binds of one container. The source of a bind with `is_volume` may be mounted anew.
 #[derive(Debug)]
 pub struct BoundMounts {
@@ -177,22 +174,18 @@ impl BoundMounts {
         recorded.is_some() && recorded == identity.map(|identity| identity.inode)
     }
 
-    /// Records the place that the new mount will show. The older places stay: an interrupted refresh
-    /// may leave the old mount.
-    fn add_place(&self, bind: &SpecifiedBind, place: &FilePlace) {
+    /// Records the place that the new mount will show, and the place that the old mount shows.
+    fn add_place(&self, bind: &SpecifiedBind, old: Option<&MountEntry>, new: &FilePlace) {
         let mut record = self.record.lock().unwrap_or_else(|it| it.into_inner());
         let mut known = record.binds.iter_mut();
         let Some(expected) = known.find(|it| it.bind == bind.index) else {
             return;
         };
-        if expected.places().contains(place) {
-            return;
+        let shown = old.map_or_else(|| new.clone(), FilePlace::root_of);
+        if expected.add_refreshed(shown, new.clone()) {
+            // Without the record, the next refresh keeps the new mount: the container may have made it.
+            let _ = record::replace(&self.bundle, &record);
         }
-        expected.refreshed.push(place.clone());
-        let excess = expected.refreshed.len().saturating_sub(MAX_PLACES);
-        expected.refreshed.drain(..excess);
-        // Without the record, the next refresh keeps the new mount: the container may have made it.
-        let _ = record::replace(&self.bundle, &record);
     }
 }
 
@@ -257,7 +250,7 @@ impl CurrentFiles for BoundMounts {
         let bind = self.bind_of(stale);
         let place = bind.and_then(|bind| bind.place_of(file, &Mounts::default()));
         if let Some((bind, place)) = bind.zip(place) {
-            self.add_place(bind, &place);
+            self.add_place(bind, Some(&stale.mount), &place);
         }
     }
 
@@ -307,7 +300,7 @@ impl CurrentFiles for BoundMounts {
         if let Some(refused) = self.refusal_of_dead(&bind.source) {
             return Err(refused.into());
         }
-        self.add_place(bind, &place);
+        self.add_place(bind, nested.shown.as_ref(), &place);
         Ok(OpenedNested {
             file,
             like: nested.shown.clone().unwrap_or(made),
