@@ -6,7 +6,7 @@ use bindguard_integration::agent::Form;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
-    Agent, Bind, Generation, Node, Runtime, Setup, VolumeKind, on_every_generation,
+    Agent, Bind, Generation, Node, Runtime, Setup, VolumeKind, on_newest_and_older,
 };
 
 fn story(generation: Generation) {
@@ -20,7 +20,7 @@ fn story(generation: Generation) {
     });
 }
 
-on_every_generation!(story);
+on_newest_and_older!(story);
 
 fn update_then_restart(node: &Node, kind: VolumeKind) -> Result<()> {
     let pod = node.kubelet().pod("uid-1")?;

@@ -39,17 +39,21 @@ fn containerd_2_1() {
         });
 }
 
-#[test]
-fn containerd_1_7() {
-    older(Generation::V1_7);
+mod older {
+    use super::*;
+
+    #[test]
+    fn containerd_1_7() {
+        on_older(Generation::V1_7);
+    }
+
+    #[test]
+    fn containerd_1_6() {
+        on_older(Generation::V1_6);
+    }
 }
 
-#[test]
-fn containerd_1_6() {
-    older(Generation::V1_6);
-}
-
-fn older(generation: Generation) {
+fn on_older(generation: Generation) {
     Setup::on(generation).obedient_runtime().story(|node| {
         in_the_middle(node, CREATE, When::Before)?;
         in_the_middle(node, EXEC, When::After)?;

@@ -15,9 +15,13 @@ const OWN: &str = "io.containerd.bindguard.v2";
 
 // containerd 1.6 ignores `runtime_path`, and passes no options to a runtime type that it does not
 // know.
-#[test]
-fn containerd_1_7() {
-    Setup::on(Generation::V1_7).cri().story(story);
+mod older {
+    use super::*;
+
+    #[test]
+    fn containerd_1_7() {
+        Setup::on(Generation::V1_7).cri().story(story);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
     Agent, Generation, Node, Oci, PollingReader, Setup, VolumeKind, on_every_generation,
+    on_newest_and_older,
 };
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -45,7 +46,7 @@ mod runc {
 
 mod crun {
     use super::*;
-    on_every_generation!(with_crun);
+    on_newest_and_older!(with_crun);
 }
 
 fn refresh_story(node: &Node) -> Result<()> {

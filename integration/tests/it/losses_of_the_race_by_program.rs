@@ -46,9 +46,13 @@ const SHIM: Programs = Programs {
     agent: None,
 };
 
-#[test]
-fn containerd_1_7() {
-    Setup::on(Generation::V1_7).nri().story(story);
+mod older {
+    use super::*;
+
+    #[test]
+    fn containerd_1_7() {
+        Setup::on(Generation::V1_7).nri().story(story);
+    }
 }
 
 #[test]

@@ -20,12 +20,16 @@ const STARTS: u32 = 20;
 const CONTROLS: u32 = 3;
 const PLUGIN: &str = "agent.nri.enabled = true\n";
 
-#[test]
-fn containerd_1_7() {
-    Setup::on(Generation::V1_7)
-        .nri()
-        .obedient_runtime()
-        .story(story);
+mod older {
+    use super::*;
+
+    #[test]
+    fn containerd_1_7() {
+        Setup::on(Generation::V1_7)
+            .nri()
+            .obedient_runtime()
+            .story(story);
+    }
 }
 
 #[test]
