@@ -69,6 +69,13 @@ impl BoundMounts {
         })
     }
 
+    /// Reads the record again: the agent and the command line may refresh the same container.
+    fn read_record(&self) {
+        if let Ok(now) = record::read(&self.bundle) {
+            *self.record.lock().unwrap_or_else(|it| it.into_inner()) = now;
+        }
+    }
+
     fn bind_of(&self, stale: &SubpathInContainer) -> Option<&SpecifiedBind> {
         let is_of = |bind: &&SpecifiedBind| {
             bind.source == stale.volume && bind.destination == stale.mount.mount_point
@@ -191,6 +198,7 @@ impl BoundMounts {
 
 impl CurrentFiles for BoundMounts {
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        self.read_record();
         let bound = self.volumes().filter_map(|bind| {
             Some(BoundMount {
                 source: bind.source.clone(),

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::prove_container;
 use bindguard_guard::refresh::{CurrentFiles, NotReplaced, RefreshAct};
@@ -38,6 +39,31 @@ fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
     }
     let seen = container.stop();
     assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
+}
+
+/// The agent and the command line may refresh a container at the same time.
+#[test]
+fn a_refresh_that_waited_for_another_one_knows_its_mount() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    let waiting = scene.bound_mounts();
+    // A filesystem that is in use keeps the number of its device from the later ones.
+    let mut pinned = Vec::new();
+    for content in ["2", "3"] {
+        pinned.push(fs::File::open(scene.volume()).unwrap());
+        scene.mount_anew(content);
+        assert_eq!(scene.refresh(&container).replaced(), 1);
+    }
+    scene.mount_anew("4");
+    let replace = RefreshAct::Replace(Notify::None);
+    let refreshed = scene.act_on(&container, &waiting, replace);
+    assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
+    scene.mount_anew("5");
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(container.read("data/0").as_deref(), Some("5"));
 }
 
 #[test]

@@ -118,13 +118,21 @@ impl Scene {
     }
 
     pub fn act(&self, container: &Container, act: RefreshAct) -> Refreshed {
-        let mounts = self.bound_mounts();
+        self.act_on(container, &self.bound_mounts(), act)
+    }
+
+    pub fn act_on(
+        &self,
+        container: &Container,
+        mounts: &BoundMounts,
+        act: RefreshAct,
+    ) -> Refreshed {
         let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
         refresh_container(
             helper(),
             &container.process,
             Some(container.spec()),
-            &mounts,
+            mounts,
             act,
             &records,
         )
