@@ -11,6 +11,9 @@ use crate::spec::{Bind, RequestedPropagation, RootfsPropagation};
 /// Limit of places of later refreshes that are kept for one bind.
 const MAX_REFRESHED: usize = 8;
 
+/// Limit of mounts of later refreshes that are kept for all binds.
+const MAX_REFRESHED_MOUNTS: usize = 1024;
+
 /// The mounts that the kernel will show for the binds of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedBinds {
@@ -20,6 +23,9 @@ pub struct ExpectedBinds {
     /// greater ids. Written after the create; `None` before Linux 6.8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounts_before: Option<u64>,
+    /// The unique ids of mounts below a bind that refreshes have attached since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refreshed_mounts: Vec<u64>,
 }
 
 /// The mount that the kernel will show for one bind.
@@ -60,6 +66,25 @@ pub enum ExpectedPropagation {
     Private,
     /// As [`Self::NoPeer`], and the mount must receive the host's umounts.
     Slave,
+}
+
+impl ExpectedBinds {
+    /// True if the create or a refresh made this mount. False if that is not known.
+    pub fn has_made(&self, mount: &MountEntry) -> bool {
+        let is_of_create = |id| self.mounts_before.is_some_and(|limit| id < limit);
+        let id = mount.unique_id;
+        id.is_some_and(|id| is_of_create(id) || self.refreshed_mounts.contains(&id))
+    }
+
+    /// Adds mounts that a refresh has attached. Keeps the newest mounts.
+    pub fn add_refreshed_mounts(&mut self, ids: Vec<u64>) {
+        self.refreshed_mounts.extend(ids);
+        let excess = self
+            .refreshed_mounts
+            .len()
+            .saturating_sub(MAX_REFRESHED_MOUNTS);
+        self.refreshed_mounts.drain(..excess);
+    }
 }
 
 impl ExpectedBind {

@@ -13,6 +13,7 @@ use super::{HostRootBind, MountsInVolume, NestedBind};
 use crate::evidence::FilePlace;
 use crate::mount_table::{MountAttributes, MountEntry, MountId, MountIndex, MountTable};
 use crate::paths::below;
+use crate::proof::ExpectedBinds;
 use crate::spec::MountMakers;
 
 /// The mounts below one mount of a container.
@@ -85,14 +86,18 @@ impl<'t> MountsBelow<'t> {
         Some(Self { mounts, index })
     }
 
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.mounts.is_empty()
+    }
+
     /// The mounts.
     pub(super) fn mounts(&self) -> impl Iterator<Item = &'t MountEntry> {
         self.mounts.iter().copied()
     }
 
     /// Compares the mounts with those of the host. `place_of` finds the place of a source of the
-    /// spec on the host, `None` if that is not known. `mounts_before` is that of the record of the
-    /// create.
+    /// spec on the host, `None` if that is not known. `record` is that of the create.
     ///
     /// # Errors
     /// If a mount below the bind must not be lost.
@@ -101,14 +106,14 @@ impl<'t> MountsBelow<'t> {
         bind: &HostRootBind,
         host: &MountTable,
         makers: &MountMakers,
-        mounts_before: Option<u64>,
+        record: &ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<KeptMounts, NotOfHost> {
         if let Some(path) = makers.paths_below(&bind.destination).next() {
             return Err(NotOfHost::InSpec(path.to_owned()));
         }
         let bind = (&*bind.source, &*bind.destination);
-        let others = OtherMakers::of(self, bind.1, makers, mounts_before, place_of);
+        let others = OtherMakers::of(self, bind.1, makers, record, place_of);
         self.compared_by(&self.mounts, bind, host, &others)
     }
 
@@ -124,7 +129,7 @@ impl<'t> MountsBelow<'t> {
         (source, destination): (&Path, &Path),
         host: &MountTable,
         makers: &MountMakers,
-        mounts_before: Option<u64>,
+        record: &ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<KeptMounts, NotOfHost> {
         let MountsInVolume { nested, others } = found;
@@ -139,9 +144,25 @@ impl<'t> MountsBelow<'t> {
         {
             return Err(NotOfHost::InSpec(path.to_owned()));
         }
-        let makers = OtherMakers::of(self, destination, makers, mounts_before, place_of);
+        let makers = OtherMakers::of(self, destination, makers, record, place_of);
         let kept = self.compared_by(&others, (source, destination), host, &makers)?;
         Ok(KeptMounts { nested, ..kept })
+    }
+
+    /// The unique ids of the mounts that the host has at the same places. The bind leads from
+    /// `source` to `destination`.
+    pub fn ids_of_copies(
+        &self,
+        (source, destination): (&Path, &Path),
+        host: &MountTable,
+    ) -> Vec<u64> {
+        let host = HostMounts::below(host, source);
+        let is_copy = |mount: &&&MountEntry| {
+            let path = below(&mount.mount_point, destination);
+            path.is_some_and(|path| host.equal(path, mount).is_some())
+        };
+        let copies = self.mounts.iter().filter(is_copy);
+        copies.filter_map(|mount| mount.unique_id).collect()
     }
 
     fn compared_by(
@@ -149,7 +170,7 @@ impl<'t> MountsBelow<'t> {
         mounts: &[&MountEntry],
         (source, destination): (&Path, &Path),
         host: &MountTable,
-        others: &OtherMakers,
+        others: &OtherMakers<'_>,
     ) -> Result<KeptMounts, NotOfHost> {
         let host = HostMounts::below(host, source);
         let mut kept = KeptMounts::default();
@@ -197,21 +218,21 @@ impl<'t> MountsBelow<'t> {
         bind: &HostRootBind,
         host: &MountTable,
         makers: &MountMakers,
-        mounts_before: Option<u64>,
+        record: &ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<Vec<GoneMount<'t>>, NotOfHost> {
         if let Some(path) = makers.paths_below(&bind.destination).next() {
             return Err(NotOfHost::InSpec(path.to_owned()));
         }
         let host = HostMounts::below(host, &bind.source);
-        let others = OtherMakers::of(self, &bind.destination, makers, mounts_before, place_of);
+        let others = OtherMakers::of(self, &bind.destination, makers, record, place_of);
         let is_gone = |mount: &&&MountEntry| {
             let path = below(&mount.mount_point, &bind.destination);
             path.is_none_or(|path| host.equal(path, mount).is_none())
         };
         let gone = self.mounts.iter().filter(is_gone).map(|mount| GoneMount {
             mount,
-            is_recorded_copy: is_made_before(mount, mounts_before)
+            is_recorded_copy: record.has_made(mount)
                 && mount.mount_point.starts_with(&bind.destination)
                 && others.cannot_have_made(mount, self.index.parent(mount)),
         });
@@ -259,28 +280,28 @@ fn is_restricted(mount: &MountEntry, host: &MountEntry) -> bool {
 }
 
 /// The makers of mounts besides the recursive bind itself.
-struct OtherMakers {
+struct OtherMakers<'r> {
     is_unknown: bool,
     container_may_mount: bool,
-    mounts_before: Option<u64>,
+    record: &'r ExpectedBinds,
     /// The sources of binds that are not at their destinations: a symlink of the image led the
     /// runtime elsewhere.
     sources: Vec<FilePlace>,
     fs_types: Vec<String>,
 }
 
-impl OtherMakers {
+impl<'r> OtherMakers<'r> {
     fn of(
         below: &MountsBelow<'_>,
         destination: &Path,
         makers: &MountMakers,
-        mounts_before: Option<u64>,
+        record: &'r ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Self {
         let mut others = Self {
             is_unknown: makers.has_hooks(),
             container_may_mount: makers.container_may_mount(),
-            mounts_before,
+            record,
             sources: Vec::new(),
             fs_types: Vec::new(),
         };
@@ -303,22 +324,14 @@ impl OtherMakers {
     fn cannot_have_made(&self, mount: &MountEntry, parent: Option<&MountEntry>) -> bool {
         // A file that was replaced since keeps only its device.
         let is_replaced = |place: &FilePlace| mount.root.deleted && mount.device == place.device;
-        let is_of_create = || is_made_before(mount, self.mounts_before);
         !self.is_unknown
-            && (!self.container_may_mount || is_of_create())
+            && (!self.container_may_mount || self.record.has_made(mount))
             && !self.sources.iter().any(is_replaced)
             && !mount.attributes.is_idmapped()
             && !parent.is_none_or(|parent| is_bound_onto_itself(mount, parent))
             && !self.sources.iter().any(|place| place.is_root_of(mount))
             && !self.fs_types.contains(&mount.fs_type.0)
     }
-}
-
-fn is_made_before(mount: &MountEntry, limit: Option<u64>) -> bool {
-    mount
-        .unique_id
-        .zip(limit)
-        .is_some_and(|(id, limit)| id < limit)
 }
 
 /// True for a bind of a folder onto itself, as a runtime makes it for a read-only path.
@@ -367,7 +380,8 @@ mod tests {
             (source != Path::new("/unknown")).then_some(FilePlace { device, path })
         };
         let below = MountsBelow::of(&container, MountId(11)).unwrap();
-        below.compared(&bind, &table(HOST), &makers, None, &place_of)
+        let record = ExpectedBinds::default();
+        below.compared(&bind, &table(HOST), &makers, &record, &place_of)
     }
 
     const PLAIN: &str = r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/host","type":"bind","source":"/"}]}"#;

@@ -175,6 +175,7 @@ pub fn refresh_container_within(
         refresh.restore_propagation()?;
     }
     refresh.settle_unanswered(&subpaths);
+    refresh.note_attached(&subpaths);
     drop(lock);
     refresh.signal();
     let is_out_of_time = is_out_of_time && !refresh.due(&subpaths).is_empty();
@@ -253,6 +254,16 @@ impl ContainerRefresh<'_> {
             {
                 self.not_notified = Some(error.into());
             }
+        }
+    }
+
+    fn note_attached(&self, subpaths: &[SubpathInContainer]) {
+        let is_new = |subpath: &&SubpathInContainer| {
+            let progress = self.progress.get(&subpath.mount.mount_point);
+            subpath.is_current() && progress.is_some_and(|it| it.replaced.is_some())
+        };
+        for subpath in subpaths.iter().filter(is_new) {
+            self.volumes.note_attached(subpath, &self.table);
         }
     }
 

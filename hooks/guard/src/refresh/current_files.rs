@@ -36,6 +36,9 @@ pub trait CurrentFiles {
     /// Called before a mount of this file replaces the stale one.
     fn note_replacement(&self, _stale: &SubpathInContainer, _file: &Handle) {}
 
+    /// Called after a new mount has replaced a stale one, with the container's table of now.
+    fn note_attached(&self, _new: &SubpathInContainer, _table: &MountTable) {}
+
     /// The settings of the new mount in place of a stale one.
     fn clone_settings(&self, _stale: &SubpathInContainer) -> CloneSettings {
         CloneSettings::default()
@@ -113,6 +116,12 @@ impl CurrentFiles for Vec<&dyn CurrentFiles> {
     fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
         for kind in self {
             kind.note_replacement(stale, file);
+        }
+    }
+
+    fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {
+        for kind in self {
+            kind.note_attached(new, table);
         }
     }
 

@@ -97,6 +97,10 @@ impl CurrentFiles for EngineMounts<'_> {
         self.mounts.note_replacement(stale, file);
     }
 
+    fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {
+        self.mounts.note_attached(new, table);
+    }
+
     fn mounts_below(
         &self,
         stale: &SubpathInContainer,

@@ -11,6 +11,7 @@ use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
+use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
     HostRootBind, KeptMounts, MountsBelow, Refused, RefusedReason, SubpathInContainer,
     host_roots_in_container,
@@ -37,7 +38,7 @@ pub struct HostRoots {
     makers: Result<MountMakers, Arc<serde_json::Error>>,
     mode: Mode,
     /// From the record of the create; `None` without a record.
-    mounts_before: Option<u64>,
+    record: ExpectedBinds,
 }
 
 #[derive(Debug)]
@@ -80,9 +81,7 @@ impl HostRoots {
             binds: found.collect(),
             makers: MountMakers::from_spec(bundle.spec.bytes()).map_err(Arc::new),
             mode: policy.host_root,
-            mounts_before: record::read(bundle.path)
-                .ok()
-                .and_then(|it| it.mounts_before),
+            record: record::read(bundle.path).unwrap_or_default(),
         }
     }
 
@@ -120,7 +119,7 @@ impl HostRoots {
             refused.with_error(error.to_string())
         })?;
         let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
-        let kept = below.compared(&root, &host, makers, self.mounts_before, &place_of_source);
+        let kept = below.compared(&root, &host, makers, &self.record, &place_of_source);
         Ok(kept.map_err(Refused::from)?)
     }
 }
@@ -146,7 +145,7 @@ impl HostRoots {
 
     /// True if the create of the container was recorded with its mounts.
     pub(crate) fn has_record(&self) -> bool {
-        self.mounts_before.is_some()
+        self.record.mounts_before.is_some()
     }
 
     /// The mounts that the host does not have, in the binds of the container: the innermost first.
@@ -163,7 +162,7 @@ impl HostRoots {
                 let Some(below) = MountsBelow::of(table, shown.mount.id) else {
                     continue;
                 };
-                let gone = below.gone(&root, &host, makers, self.mounts_before, &place_of_source);
+                let gone = below.gone(&root, &host, makers, &self.record, &place_of_source);
                 let gone = gone.map_err(HostRootError::Below)?;
                 copies.extend(gone.into_iter().rev().map(|gone| Copy {
                     mount: gone.mount.clone(),

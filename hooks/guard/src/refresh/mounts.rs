@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use bindguard_core::evidence::{FilePlace, Reach};
 use bindguard_core::judge::{Verdict, judge_reach};
@@ -69,10 +69,14 @@ impl BoundMounts {
         })
     }
 
+    fn record(&self) -> MutexGuard<'_, ExpectedBinds> {
+        self.record.lock().unwrap_or_else(|it| it.into_inner())
+    }
+
     /// Reads the record again: the agent and the command line may refresh the same container.
     fn read_record(&self) {
         if let Ok(now) = record::read(&self.bundle) {
-            *self.record.lock().unwrap_or_else(|it| it.into_inner()) = now;
+            *self.record() = now;
         }
     }
 
@@ -155,18 +159,14 @@ impl BoundMounts {
         };
         let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
         let places = (&*bind.source, &*bind.destination);
-        let limit = self.mounts_before();
-        let kept = below.compared_in_volume(found, places, &host, makers, limit, &place_of_source);
+        let record = self.record().clone();
+        let kept =
+            below.compared_in_volume(found, places, &host, makers, &record, &place_of_source);
         kept.map_err(|why| NotNested(why.path().to_owned()).into())
     }
 
-    fn mounts_before(&self) -> Option<u64> {
-        let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
-        record.mounts_before
-    }
-
     fn recorded(&self, bind: &SpecifiedBind) -> Vec<FilePlace> {
-        let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
+        let record = self.record();
         let mut known = record.binds.iter();
         let expected = known.find(|it| it.bind == bind.index && it.destination == bind.destination);
         expected.map(|it| it.places()).unwrap_or_default()
@@ -174,7 +174,7 @@ impl BoundMounts {
 
     /// True if the record of the create has the inode of this file.
     fn is_recorded_file(&self, bind: &SpecifiedBind, file: &Handle) -> bool {
-        let record = self.record.lock().unwrap_or_else(|it| it.into_inner());
+        let record = self.record();
         let mut known = record.binds.iter().filter(|it| it.bind == bind.index);
         let identity = file.identity().ok();
         let recorded = known.find_map(|it| it.inode);
@@ -183,7 +183,7 @@ impl BoundMounts {
 
     /// Records the place that the new mount will show, and the place that the old mount shows.
     fn add_place(&self, bind: &SpecifiedBind, old: Option<&MountEntry>, new: &FilePlace) {
-        let mut record = self.record.lock().unwrap_or_else(|it| it.into_inner());
+        let mut record = self.record();
         let mut known = record.binds.iter_mut();
         let Some(expected) = known.find(|it| it.bind == bind.index) else {
             return;
@@ -260,6 +260,27 @@ impl CurrentFiles for BoundMounts {
         if let Some((bind, place)) = bind.zip(place) {
             self.add_place(bind, Some(&stale.mount), &place);
         }
+    }
+
+    /// Records the copies of the host's mounts below the new mount. The next refresh must know that
+    /// the container did not make these copies.
+    fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {
+        let bind = self.bind_of(new).filter(|it| it.settings.is_recursive());
+        let (Some(bind), Some(below)) = (bind, MountsBelow::of(table, new.mount.id)) else {
+            return;
+        };
+        // Without the limit of the create's mounts, nothing is known of the container's own mounts.
+        if below.is_empty() || self.record().mounts_before.is_none() {
+            return;
+        }
+        let Ok(host) = bindguard_sys::read_mount_table() else {
+            return;
+        };
+        let copies = below.ids_of_copies((&bind.source, &bind.destination), &host);
+        let mut record = self.record();
+        record.add_refreshed_mounts(copies);
+        // Best effort: without the ids, the next refresh refuses if the host unmounted a copy.
+        let _ = record::replace(&self.bundle, &record);
     }
 
     fn mounts_below(

@@ -167,6 +167,37 @@ fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() 
     }
 }
 
+/// The mounts of a refresh are younger than the record of the create.
+#[test]
+fn a_mount_below_that_a_refresh_attached_goes_with_the_next_volume() {
+    if !can_record() {
+        return;
+    }
+    for is_mounted_by_container in [false, true] {
+        let scene = Scene::with_options(&["rprivate"]);
+        let container = scene.start_tree();
+        let pid = container.process.pid();
+        let (policy, places) = (scene.pod.policy(), scene.pod.places());
+        prove_container(&scene.pod.bundle(), pid, &policy, &places);
+        scene.mount_anew("2");
+        mount_below(&scene, "2");
+        assert_eq!(scene.refresh(&container).replaced(), 1);
+        assert_eq!(container.read("data/nested/file").as_deref(), Some("2"));
+        if is_mounted_by_container {
+            container.run_inside(|| mount_tmpfs(Path::new("/data/nested")));
+        }
+        scene.mount_anew("3");
+        let refreshed = scene.refresh(&container);
+        if is_mounted_by_container {
+            assert_eq!(refusal(&refreshed), RefusedReason::NestedMount);
+        } else {
+            assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
+            assert_eq!(container.read("data/0").as_deref(), Some("3"));
+            assert!(container.mounts_at("/data/nested").is_empty());
+        }
+    }
+}
+
 /// A driver that renews a token mounts over the old mount, and may unmount the new one again.
 #[test]
 fn of_stacked_mounts_the_topmost_arrives() {
