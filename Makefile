@@ -195,7 +195,6 @@ test:
 	$(CARGO_TEST) --workspace --no-run
 	$(MAKE) --no-print-directory test-deb
 	$(MAKE) --no-print-directory stories
-	$(CARGO_TEST) --workspace --doc
 
 # OLDER=1: stories about the shim and the guard on the older containerds, too. CI sets this.
 export OLDER

@@ -50,7 +50,7 @@ fn readers_never_see_anything_bad_while_the_volume_changes_at_full_speed() {
     if !can_run() {
         return;
     }
-    let updates = rounds(300, 10_000);
+    let updates = rounds(150, 10_000);
     let scene = Scene::with_keys(3);
     let container = scene.start(3).reading();
     let mounts = container.mounts();

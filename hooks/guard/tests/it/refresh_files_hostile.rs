@@ -341,7 +341,7 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
         // A failed assertion must end the loop of the other thread, too.
         let _ends = Ends(&is_over);
         let mut outcomes = std::collections::BTreeMap::<&str, u32>::new();
-        for number in 1..=rounds(200, 1500) {
+        for number in 1..=rounds(100, 1500) {
             fs::write(folder.join("new"), number.to_string()).unwrap();
             fs::rename(folder.join("new"), folder.join(".env")).unwrap();
             let refreshed = scene.refresh(&container);

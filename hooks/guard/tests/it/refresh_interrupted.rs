@@ -291,7 +291,7 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
             .count()
     };
     let before = mounts();
-    for number in 1..=rounds(100, 1000) {
+    for number in 1..=rounds(50, 1000) {
         let container = scene.start(1);
         scene.pod.update(number);
         let pid = nix::unistd::Pid::from_raw(container.process.pid() as i32);
