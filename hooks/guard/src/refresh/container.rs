@@ -21,12 +21,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::FileKind;
-use bindguard_core::judge::Verdict;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{KeptMounts, SpecBind, SubpathInContainer};
+use bindguard_core::refresh::{KeptMounts, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
-use bindguard_core::report::MountResult;
-use bindguard_core::source::KindName;
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
     ContainerNamespace, Entered, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountsLock,
@@ -38,14 +35,13 @@ use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
 use super::ids::Users;
-use super::outcome::{
-    AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,
-};
+use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError, Refreshed};
 use super::progress::{ContainerRefresh, Failure, MountProgress, STEP_TIMEOUT};
 use super::records::TuckRecords;
+use super::report::{into_report, not_replaced, stale_unless};
 use super::round::{Round, is_on_shared};
 use super::sandbox::refuse_sandbox;
-use crate::attempts::{Ended, MAX_ROUNDS, REPLACE_TIMEOUT, repeat};
+use crate::attempts::{Ended, REPLACE_TIMEOUT, repeat};
 
 /// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may
 /// bind the file thousands of times.
@@ -183,14 +179,6 @@ pub fn refresh_container_within(
         is_out_of_time,
         ..refresh.into_report(subpaths, not_replaced)
     })
-}
-
-fn stale_unless(failure: Option<NotReplaced>) -> MountOutcome {
-    failure.map_or(Ok(MountResult::Stale), Err)
-}
-
-fn not_replaced(failure: Option<NotReplaced>) -> MountOutcome {
-    Err(failure.unwrap_or(NotReplaced::Restless(MAX_ROUNDS)))
 }
 
 /// Waits for the lock for at most [`STEP_TIMEOUT`].
@@ -428,27 +416,6 @@ impl ContainerRefresh<'_> {
         let new = new.map_err(|error| Failure::NotReplaced(error.into()))?;
         Ok(Some((new, kind)))
     }
-
-    fn into_report(
-        self,
-        subpaths: Vec<SubpathInContainer>,
-        otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
-    ) -> Refreshed {
-        let Self {
-            progress,
-            missing,
-            not_notified,
-            overlooked,
-            abandoned,
-            ..
-        } = self;
-        Refreshed {
-            not_notified,
-            overlooked,
-            abandoned,
-            ..into_report(subpaths, progress, &missing, otherwise)
-        }
-    }
 }
 
 /// A limited number of mounts of each file, and the number of the others. The binds of the spec
@@ -496,66 +463,6 @@ fn obstacles<'s>(
         (!may_pass).then_some((*subpath, why))
     };
     due.iter().filter_map(obstacle).collect()
-}
-
-/// A line for each stale mount, with the attach method if the mount is current now, and a line for
-/// each missing bind.
-fn into_report(
-    subpaths: Vec<SubpathInContainer>,
-    mut progress: BTreeMap<PathBuf, MountProgress>,
-    missing: &[SpecBind],
-    otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
-) -> Refreshed {
-    let count = subpaths.len();
-    let mounts = subpaths.into_iter().filter_map(|subpath| {
-        let progress = progress.get_mut(&subpath.mount.mount_point);
-        let outcome = match &subpath.verdict {
-            _ if subpath.is_due() => match progress.and_then(|it| it.failure.take()) {
-                Some(Failure::KeyGone) => Ok(MountResult::KeyGone),
-                Some(Failure::NotReplaced(why)) => otherwise(Some(why)),
-                None => otherwise(None),
-            },
-            Verdict::Current => {
-                let progress = progress?;
-                let method = progress.replaced?;
-                match progress.failure.take() {
-                    Some(Failure::NotReplaced(why)) => otherwise(Some(why)),
-                    Some(Failure::KeyGone) | None => Ok(MountResult::Replaced { method }),
-                }
-            }
-            Verdict::Foreign => Ok(MountResult::Hidden),
-            Verdict::Stale { .. } => Ok(MountResult::Occupied),
-            Verdict::Orphaned { .. }
-            | Verdict::Unmounted(_)
-            | Verdict::Pinning(_)
-            | Verdict::Wrong(_)
-            | Verdict::Dead(_)
-            | Verdict::NotProbed
-            | Verdict::Unknown(_) => otherwise(None),
-        };
-        let is_host_root = matches!(subpath.verdict, Verdict::Pinning(_));
-        let SubpathInContainer {
-            mount,
-            volume,
-            sub_path,
-            ..
-        } = subpath;
-        Some(MountRefresh {
-            destination: mount.mount_point,
-            volume,
-            sub_path,
-            kind: is_host_root.then_some(KindName::HostRoot),
-            outcome,
-        })
-    });
-    let mounts = mounts
-        .chain(missing.iter().map(MountRefresh::of_missing))
-        .collect();
-    Refreshed {
-        mounts,
-        subpaths: count,
-        ..Refreshed::default()
-    }
 }
 
 fn number_of(signal: NotifySignal) -> Signal {

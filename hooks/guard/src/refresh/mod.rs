@@ -25,6 +25,7 @@ mod pod_folder;
 mod progress;
 mod records;
 mod release;
+mod report;
 mod restore;
 mod round;
 mod running;
