@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use bindguard_guard::refresh::{NotReleased, Release, ReleaseOutcome, Released};
+use bindguard_sys::enter::EnterError;
 use bindguard_testing::live;
 use bindguard_testing::mount_tmpfs;
 use nix::mount::{MntFlags, MsFlags, umount2};
@@ -69,9 +70,19 @@ fn no_copy_is_left_out() {
     assert_eq!(looked.len(), COPIES);
     let is_kept = |it: &Released| matches!(it.outcome, ReleaseOutcome::Kept);
     assert!(looked.iter().all(is_kept), "{looked:?}");
-    let released = scene.release(&container, Release::Unmount);
-    let is_released = |it: &Released| matches!(it.outcome, ReleaseOutcome::Released);
-    assert!(released.iter().all(is_released), "{released:?}");
+    // On a busy machine the time of one call may end before the last copy.
+    let is_released_or_late = |it: &Released| match &it.outcome {
+        ReleaseOutcome::Released => true,
+        ReleaseOutcome::NotReleased(why) => matches!(
+            why,
+            NotReleased::OutOfTime(_) | NotReleased::Enter(EnterError::Silent(_))
+        ),
+        ReleaseOutcome::Kept => false,
+    };
+    for _ in 0..5 {
+        let released = scene.release(&container, Release::Unmount);
+        assert!(released.iter().all(is_released_or_late), "{released:?}");
+    }
     assert_eq!(scene.release(&container, Release::Look).len(), 0);
 }
 
