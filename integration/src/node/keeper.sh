@@ -14,13 +14,17 @@ trees() {
     if [ -d "$tree" ] && [ ! -L "${tree%/*}" ]; then echo "$tree"; fi
   done
 }
+in_trees() {
+  roots=$(trees)
+  # Without a path, find(1) searches the working directory.
+  # shellcheck disable=SC2086
+  [ -z "$roots" ] || find $roots "$@" 2>/dev/null
+}
 members() {
-  # shellcheck disable=SC2046
-  find $(trees) /nonexistent -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u
+  in_trees -name cgroup.procs -exec cat {} + | sort -u
 }
 thaw() { # a frozen process of a v1 freezer does not even die of SIGKILL
-  # shellcheck disable=SC2046
-  find $(trees) /nonexistent -name freezer.state 2>/dev/null | while read -r state; do echo THAWED > "$state"; done 2>/dev/null
+  in_trees -name freezer.state | while read -r state; do echo THAWED > "$state"; done 2>/dev/null
 }
 
 tries=0
@@ -45,8 +49,7 @@ fi
 
 tries=0
 while [ -n "$(trees)" ] && [ $tries -lt 600 ]; do
-  # shellcheck disable=SC2046
-  find $(trees) -depth -type d -exec rmdir {} + 2>/dev/null
+  in_trees -depth -type d -exec rmdir {} +
   tries=$((tries + 1)); [ -z "$(trees)" ] || sleep 0.05
 done
 [ -z "$(trees)" ] || echo "keeper of $name: cgroups stay:" $(trees) >&2
