@@ -215,11 +215,12 @@ fuzz: setup
 
 ## many minutes: a thousand containers in one shim, five hundred execs, a hundred megabytes each way; ten thousand refreshes and
 ## updates, a thousand restarts, deletions and ends of a container in the middle of one, and two hundred creates under updates
-soak: build matrix
+soak: build matrix faults
 	$(STORY) soak:: --ignored --nocapture
-	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_interrupted:: kubelet_at_the_same_moment::
+	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_files_hostile:: \
+	  refresh_host_roots:: refresh_interrupted:: refresh_mounts_hostile:: refresh_namespaces:: kubelet_at_the_same_moment::
 	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: losses_of_the_race_by_program:: \
-	  installer_killed_at_every_step:: --nocapture
+	  installer_killed_at_every_step:: every_syscall_fails_once:: demo_leaves_nothing_behind:: --nocapture
 
 PICTURES := 0.5.0
 
