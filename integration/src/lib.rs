@@ -63,40 +63,27 @@ pub use polling::PollingReader;
 pub use programs::{Generation, Oci};
 pub use silent_server::SilentServer;
 
-/// Makes one test a generation of containerd from a function that runs the story on it.
-/// `make test` runs these on each generation.
+/// Makes a test for each generation of containerd from a function that runs the story on a
+/// generation. `make test` runs all of these tests.
 #[macro_export]
 macro_rules! on_every_generation {
     ($story:expr) => {
-        #[test]
-        fn containerd_1_6() {
-            ($story)($crate::Generation::V1_6);
-        }
-        $crate::on_every_config_version!($story);
+        $crate::on_older_generations!($story);
+        $crate::on_newest_generation!($story);
     };
 }
 
-/// As [`on_every_generation`], for stories about the shim and the guard. `make test` runs these on
-/// the newest containerd alone; `make test OLDER=1`, which CI runs, on the older ones as well.
+/// As [`on_every_generation`], for stories about the shim and the guard. `make test` runs the test
+/// on the newest containerd alone. CI runs `make test OLDER=1`, which includes the older ones.
 #[macro_export]
 macro_rules! on_newest_and_older {
     ($story:expr) => {
         mod older {
             use super::*;
 
-            #[test]
-            fn containerd_1_6() {
-                ($story)($crate::Generation::V1_6);
-            }
-            #[test]
-            fn containerd_1_7() {
-                ($story)($crate::Generation::V1_7);
-            }
+            $crate::on_older_generations!($story);
         }
-        #[test]
-        fn containerd_2_1() {
-            ($story)($crate::Generation::V2_1);
-        }
+        $crate::on_newest_generation!($story);
     };
 }
 
@@ -108,6 +95,29 @@ macro_rules! on_every_config_version {
         fn containerd_1_7() {
             ($story)($crate::Generation::V1_7);
         }
+        $crate::on_newest_generation!($story);
+    };
+}
+
+/// A part of [`on_every_generation`].
+#[macro_export]
+macro_rules! on_older_generations {
+    ($story:expr) => {
+        #[test]
+        fn containerd_1_6() {
+            ($story)($crate::Generation::V1_6);
+        }
+        #[test]
+        fn containerd_1_7() {
+            ($story)($crate::Generation::V1_7);
+        }
+    };
+}
+
+/// A part of [`on_every_generation`].
+#[macro_export]
+macro_rules! on_newest_generation {
+    ($story:expr) => {
         #[test]
         fn containerd_2_1() {
             ($story)($crate::Generation::V2_1);

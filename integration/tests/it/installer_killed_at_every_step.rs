@@ -1,6 +1,6 @@
 //! Issue 16: `install` and `uninstall` are killed at their changes to the file system: at every
-//! change in `make soak`, at every sixth change in `make test`. Whatever is left, a pod starts: with the containerd that runs, and with one that starts again.
-//! The next `uninstall` leaves every byte as it was.
+//! change in `make soak`, at every sixth change in `make test`. After each kill a pod starts, before
+//! and after a restart of containerd. The next `uninstall` leaves every byte as it was.
 //!
 //! strace(1) kills the process as it enters the call. Files are written beside their places, so
 //! renames are the changes.

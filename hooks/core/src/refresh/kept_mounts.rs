@@ -86,7 +86,7 @@ impl<'t> MountsBelow<'t> {
         Some(Self { mounts, index })
     }
 
-    /// True if there are none.
+    /// True if no mount is below.
     pub fn is_empty(&self) -> bool {
         self.mounts.is_empty()
     }
@@ -97,7 +97,7 @@ impl<'t> MountsBelow<'t> {
     }
 
     /// Compares the mounts with those of the host. `place_of` finds the place of a source of the
-    /// spec on the host, `None` if that is not known. `record` is that of the create.
+    /// spec on the host, `None` if that is not known. `record` is the record of the create.
     ///
     /// # Errors
     /// If a mount below the bind must not be lost.

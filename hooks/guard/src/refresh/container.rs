@@ -245,6 +245,7 @@ impl ContainerRefresh<'_> {
         }
     }
 
+    /// Reports the new mounts to the kinds of files, which record the mounts below.
     fn note_attached(&self, subpaths: &[SubpathInContainer]) {
         let is_new = |subpath: &&SubpathInContainer| {
             let progress = self.progress.get(&subpath.mount.mount_point);

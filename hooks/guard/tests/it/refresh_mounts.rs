@@ -6,7 +6,6 @@ use std::path::Path;
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
-use bindguard_guard::prove_container;
 use bindguard_guard::refresh::{CurrentFiles, NotReplaced, RefreshAct};
 use bindguard_sys::MountinfoError;
 use bindguard_testing::live;
@@ -147,11 +146,7 @@ fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() 
     for is_mounted_by_container in [false, true] {
         let scene = Scene::with_options(&["rprivate"]);
         mount_below(&scene, "1");
-        let container = scene.start_tree();
-        let pid = container.process.pid();
-        let (policy, places) = (scene.pod.policy(), scene.pod.places());
-        let proved = prove_container(&scene.pod.bundle(), pid, &policy, &places);
-        assert!(proved.report.problems.is_empty(), "{proved:?}");
+        let container = scene.start_tree_recorded();
         if is_mounted_by_container {
             container.run_inside(|| mount_tmpfs(Path::new("/data/nested")));
         }
@@ -175,10 +170,7 @@ fn a_mount_below_that_a_refresh_attached_goes_with_the_next_volume() {
     }
     for is_mounted_by_container in [false, true] {
         let scene = Scene::with_options(&["rprivate"]);
-        let container = scene.start_tree();
-        let pid = container.process.pid();
-        let (policy, places) = (scene.pod.policy(), scene.pod.places());
-        prove_container(&scene.pod.bundle(), pid, &policy, &places);
+        let container = scene.start_tree_recorded();
         scene.mount_anew("2");
         mount_below(&scene, "2");
         assert_eq!(scene.refresh(&container).replaced(), 1);

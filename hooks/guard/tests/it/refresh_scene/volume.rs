@@ -7,7 +7,7 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
     BoundMounts, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
-use bindguard_guard::{Attempt, admit};
+use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Pod, helper, mount_of, mount_tmpfs};
 use nix::mount::{MntFlags, umount2};
@@ -71,6 +71,15 @@ impl Scene {
     pub fn start_tree(&self) -> Container {
         let data = Inside::tree(self.volume(), "data");
         Container::start(self.root.path(), &[data])
+    }
+
+    /// The same, with the mounts of the create in the record.
+    pub fn start_tree_recorded(&self) -> Container {
+        let container = self.start_tree();
+        let (bundle, pid) = (self.pod.bundle(), container.process.pid());
+        let proved = prove_container(&bundle, pid, &self.pod.policy(), &self.pod.places());
+        assert!(proved.report.problems.is_empty(), "{proved:?}");
+        container
     }
 
     pub fn admit(&self) {
