@@ -49,7 +49,8 @@ pub struct SubpathInContainer {
     pub volume: PathBuf,
     /// The path below the payload, or the name of the file.
     pub sub_path: PathBuf,
-    /// The verdict: [`Verdict::Foreign`] if the container mounted something over the mount.
+    /// The verdict: [`Verdict::Foreign`] if the container mounted something over the mount, or in the
+    /// place of its bind.
     pub verdict: Verdict,
     /// Another mount of the same sub path is directly below: an earlier refresh did not detach this
     /// mount.

@@ -4,7 +4,8 @@
 //! mount of the container belongs to a bind if it is at the bind's literal destination and shows
 //! what the guard recorded at the create or at an earlier refresh. Without a record, the destination
 //! must have exactly one mount. So a mount that the container made is never replaced, unless the
-//! container first unmounted the only mount there.
+//! container first unmounted the only mount there. If the host mounted the source anew, and only
+//! such mounts are at the destination, the topmost mount has the verdict [`Verdict::Foreign`].
 
 use std::path::{Path, PathBuf};
 
@@ -71,6 +72,7 @@ pub fn mounts_in_container(
             outer.verdict = bind.without(&missing.destination);
         }
     }
+    shown.extend(mounts.iter().filter_map(|bind| bind.replaced_in(table)));
     shown
 }
 
@@ -95,6 +97,23 @@ impl BoundMount {
             false => self.recorded.iter().any(|place| place.is_root_of(mount)),
         };
         mount.mount_point == self.destination && (self.current.is_root_of(mount) || is_known())
+    }
+
+    /// The container's own mount in place of this bind, if the host has mounted the source anew since
+    /// the bind was made or refreshed. Until then the container does not lack anything.
+    fn replaced_in(&self, table: &MountTable) -> Option<SubpathInContainer> {
+        let top = table.stack_at(&self.destination).last()?;
+        let mut here = table.stack_at(&self.destination);
+        let is_replaced = !self.recorded.contains(&self.current)
+            && !here.any(|mount| self.has_made(mount, table));
+        is_replaced.then(|| SubpathInContainer {
+            mount: top.clone(),
+            parent: table.mount(top.parent).cloned(),
+            volume: self.source.clone(),
+            sub_path: PathBuf::new(),
+            verdict: Verdict::Foreign,
+            covers_its_equal: false,
+        })
     }
 
     fn contains(&self, inner: &InnerBind) -> bool {
@@ -191,7 +210,9 @@ mod tests {
     fn a_mount_that_the_container_made_is_kept() {
         let recorded = [place(5, "/")];
         let own = "8 1 0:8 / /data rw - tmpfs t rw";
-        assert_eq!(states(&recorded, &[own]), []);
+        assert_eq!(states(&recorded, &[own]), [(8, "kept")]);
+        let is_as_recorded = [place(5, "/"), place(7, "/")];
+        assert_eq!(states(&is_as_recorded, &[own]), []);
         let dead = "5 1 0:5 / /data rw - fuse.d d rw";
         let above = "8 5 0:8 / /data rw - tmpfs t rw";
         assert_eq!(states(&recorded, &[dead, above]), [(5, "kept")]);
@@ -235,7 +256,7 @@ mod tests {
         let dead = "5 1 0:5 / /data rw - fuse.d d rw";
         let above = "8 5 0:8 / /data rw - tmpfs t rw";
         assert_eq!(states(&[], &[dead]), [(5, "due")]);
-        assert_eq!(states(&[], &[dead, above]), []);
+        assert_eq!(states(&[], &[dead, above]), [(8, "kept")]);
     }
 
     /// statmount(2) reports `/` for every NFS mount; the host's own table has the path of the

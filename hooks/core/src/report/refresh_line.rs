@@ -106,7 +106,7 @@ pub enum MountResult {
     Stale,
     /// The volume has no such key any more: the container keeps the old content.
     KeyGone,
-    /// The container mounted something over it.
+    /// The container mounted something over it, or in its place.
     Hidden,
     /// Other mounts are in the stale directory.
     Occupied,

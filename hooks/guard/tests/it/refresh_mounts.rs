@@ -285,16 +285,6 @@ fn mounts_of_the_container_stay() {
         assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
         assert_eq!(container.mounts_at(place), before);
     }
-    // Its own mount in the place of the runtime's.
-    let scene = Scene::new();
-    let container = scene.start_with(|| {
-        umount2("/data", MntFlags::MNT_DETACH).unwrap();
-        mount_tmpfs(Path::new("/data"));
-    });
-    scene.mount_anew("2");
-    assert!(scene.refresh(&container).mounts.is_empty());
-    assert_eq!(container.mounts_at("/data").len(), 1);
-    assert_eq!(container.read("data/0"), None);
 }
 
 #[test]
