@@ -401,7 +401,8 @@ impl ContainerRefresh<'_> {
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
         let settings = self.volumes.clone_settings(subpath);
-        self.volumes.note_replacement(subpath, &file);
+        let noted = self.volumes.note_replacement(subpath, &file);
+        noted.map_err(Failure::NotReplaced)?;
         let users = users.as_ref().map(Users::file);
         let top = match clone_like(&file, &subpath.mount, users, settings) {
             Ok(top) => top,

@@ -34,7 +34,16 @@ pub trait CurrentFiles {
     fn probe_sources(&self, _stale: &[&SubpathInContainer]) {}
 
     /// Called before a mount of this file replaces the stale one.
-    fn note_replacement(&self, _stale: &SubpathInContainer, _file: &Handle) {}
+    ///
+    /// # Errors
+    /// If the stale mount must stay, because a later refresh would not know the new one.
+    fn note_replacement(
+        &self,
+        _stale: &SubpathInContainer,
+        _file: &Handle,
+    ) -> Result<(), NotReplaced> {
+        Ok(())
+    }
 
     /// Called after a new mount has replaced a stale one, with the container's table of now.
     fn note_attached(&self, _new: &SubpathInContainer, _table: &MountTable) {}
@@ -113,10 +122,13 @@ impl CurrentFiles for Vec<&dyn CurrentFiles> {
         self.iter().for_each(|kind| kind.probe_sources(stale));
     }
 
-    fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
-        for kind in self {
-            kind.note_replacement(stale, file);
-        }
+    fn note_replacement(
+        &self,
+        stale: &SubpathInContainer,
+        file: &Handle,
+    ) -> Result<(), NotReplaced> {
+        self.iter()
+            .try_for_each(|kind| kind.note_replacement(stale, file))
     }
 
     fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {

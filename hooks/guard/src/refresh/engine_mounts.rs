@@ -93,8 +93,12 @@ impl CurrentFiles for EngineMounts<'_> {
         self.mounts.probe_sources(stale);
     }
 
-    fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
-        self.mounts.note_replacement(stale, file);
+    fn note_replacement(
+        &self,
+        stale: &SubpathInContainer,
+        file: &Handle,
+    ) -> Result<(), NotReplaced> {
+        self.mounts.note_replacement(stale, file)
     }
 
     fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {

@@ -182,16 +182,25 @@ impl BoundMounts {
     }
 
     /// Records the place that the new mount will show, and the place that the old mount shows.
-    fn add_place(&self, bind: &SpecifiedBind, old: Option<&MountEntry>, new: &FilePlace) {
+    ///
+    /// # Errors
+    /// If the record cannot be written. Later refreshes would take the new mount for the container's
+    /// own.
+    fn add_place(
+        &self,
+        bind: &SpecifiedBind,
+        old: Option<&MountEntry>,
+        new: &FilePlace,
+    ) -> Result<(), NotReplaced> {
         let mut record = self.record();
         let mut known = record.binds.iter_mut();
         let Some(expected) = known.find(|it| it.bind == bind.index) else {
-            return;
+            return Ok(());
         };
         let shown = old.map_or_else(|| new.clone(), FilePlace::root_of);
-        if expected.add_refreshed(shown, new.clone()) {
-            // Without the record, the next refresh keeps the new mount: the container may have made it.
-            let _ = record::replace(&self.bundle, &record);
+        match expected.add_refreshed(shown, new.clone()) {
+            true => record::replace(&self.bundle, &record).map_err(NotReplaced::PlaceNotRecorded),
+            false => Ok(()),
         }
     }
 }
@@ -254,11 +263,16 @@ impl CurrentFiles for BoundMounts {
         *probed = sources.into_iter().zip(reaches).collect();
     }
 
-    fn note_replacement(&self, stale: &SubpathInContainer, file: &Handle) {
+    fn note_replacement(
+        &self,
+        stale: &SubpathInContainer,
+        file: &Handle,
+    ) -> Result<(), NotReplaced> {
         let bind = self.bind_of(stale);
         let place = bind.and_then(|bind| bind.place_of(file, &Mounts::default()));
-        if let Some((bind, place)) = bind.zip(place) {
-            self.add_place(bind, Some(&stale.mount), &place);
+        match bind.zip(place) {
+            Some((bind, place)) => self.add_place(bind, Some(&stale.mount), &place),
+            None => Ok(()),
         }
     }
 
@@ -329,7 +343,7 @@ impl CurrentFiles for BoundMounts {
         if let Some(refused) = self.refusal_of_dead(&bind.source) {
             return Err(refused.into());
         }
-        self.add_place(bind, nested.shown.as_ref(), &place);
+        self.add_place(bind, nested.shown.as_ref(), &place)?;
         Ok(OpenedNested {
             file,
             like: nested.shown.clone().unwrap_or(made),

@@ -1,5 +1,6 @@
 //! The result of a refresh, one for each stale mount of a container.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +74,10 @@ pub enum NotReplaced {
     /// The mount table could not be recorded: without a record nothing is made shared.
     #[error(transparent)]
     NotRecorded(Arc<TuckRecordError>),
+    /// The place of the new mount could not be recorded: a later refresh would take that mount for the
+    /// container's own.
+    #[error("record the new mount beside the container's bundle")]
+    PlaceNotRecorded(#[source] io::Error),
     /// The new mount did not arrive: the parent mount does not propagate.
     #[error("the new mount did not arrive beneath the stale one")]
     DidNotArrive,

@@ -14,7 +14,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::host_root::can_record;
 use crate::refresh_scene::volume::Scene;
-use crate::refresh_scene::{can_attach_beneath, can_run, refusal};
+use crate::refresh_scene::{can_attach_beneath, can_run, reason, refusal};
 
 #[test]
 fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
@@ -377,6 +377,55 @@ fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
         matches!(below, Err(NotReplaced::HostMounts(MountinfoError::Read(_)))),
         "{below:?}"
     );
+}
+
+/// Otherwise the next refresh would take the new mount for the container's own.
+#[test]
+fn a_mount_that_cannot_be_recorded_is_not_made() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    scene.mount_anew("2");
+    let bundle = scene.pod.bundle();
+    bind(&bundle, &bundle);
+    let none = None::<&str>;
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+    mount(none, &bundle, none, read_only, none).unwrap();
+    let refreshed = scene.refresh(&container);
+    assert!(
+        matches!(reason(&refreshed), NotReplaced::PlaceNotRecorded(_)),
+        "{refreshed:?}"
+    );
+    assert_eq!(container.read("data/0").as_deref(), Some("1"));
+    umount2(&bundle, MntFlags::MNT_DETACH).unwrap();
+    for content in ["2", "3"] {
+        assert_eq!(scene.refresh(&container).replaced(), 1);
+        assert_eq!(container.read("data/0").as_deref(), Some(content));
+        scene.mount_anew("3");
+    }
+}
+
+#[test]
+fn a_container_that_mounted_its_own_volume_is_reported() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start_with(|| {
+        umount2("/data", MntFlags::MNT_DETACH).unwrap();
+        mount_tmpfs(Path::new("/data"));
+    });
+    let mounts = container.mounts();
+    assert!(scene.refresh(&container).mounts.is_empty(), "too early");
+    // A filesystem that is in use keeps the number of its device from the later ones.
+    let _pinned = fs::File::open(scene.volume()).unwrap();
+    scene.mount_anew("2");
+    let refreshed = scene.refresh(&container);
+    let results: Vec<_> = refreshed.mounts.iter().map(|it| it.result()).collect();
+    assert_eq!(results, [MountResult::Hidden]);
+    assert_eq!(container.mounts(), mounts);
 }
 
 /// As under a shim without a guard.
