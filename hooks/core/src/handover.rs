@@ -22,7 +22,8 @@ pub const MAX_ANSWER: usize = 4096;
 pub const UNCHECKED_VERB: &str = "bindguard-unchecked";
 
 /// The verb that compares the mounts of a new container with the record in its bundle. If policy
-/// refuses the container, it prints the reason.
+/// refuses the container, the verb prints the reason. With the reason why a comparison came to no
+/// end, the verb only records that reason.
 pub const PROVE_VERB: &str = "bindguard-prove";
 
 /// Size limit of a reason, in bytes: much less than [`MAX_ANSWER`].

@@ -9,7 +9,7 @@ use bindguard_core::identity::Identity;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::Report;
 use bindguard_core::spec::{SpecError, SpecView};
-use bindguard_sys::bundle::BundleError;
+use bindguard_sys::bundle::{BundleError, read_spec};
 
 /// Why a bundle could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +20,18 @@ pub enum OpenError {
     /// It is not a spec.
     #[error(transparent)]
     Parse(#[from] SpecError),
+}
+
+/// A report with the names that the bundle has. A bundle that cannot be read has no names: the runtime
+/// reports the bundle.
+pub(crate) fn named_report(bundle: &Path) -> Report {
+    let mut report = Report::about_bundle(bundle);
+    if let Ok(bytes) = read_spec(bundle)
+        && let Ok(spec) = SpecView::from_bytes(&bytes)
+    {
+        report.container = Identity::from_spec(&spec);
+    }
+    report
 }
 
 /// A bundle whose spec is parsed, and the policy for its pod.

@@ -37,7 +37,7 @@ pub use journal::{
 };
 pub use oci_state::bundle_and_pid;
 pub use probes::{Answers, Probes};
-pub use prove::{Proved, prove_container, prove_new_container};
+pub use prove::{Proved, prove_container, prove_new_container, without_comparison};
 pub use rebind::{NotRebound, Rebound, rebind};
 pub use staging::dead_volume;
 

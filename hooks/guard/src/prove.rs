@@ -17,7 +17,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::bundle::{self, BundleError, record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 
-use crate::admission::{OpenBundle, OpenError};
+use crate::admission::{OpenBundle, OpenError, named_report};
 use crate::expect::{ExpectedSources, expect_again};
 use crate::refresh::{RefreshError, refuse_sandbox};
 
@@ -59,6 +59,17 @@ pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places
         proved.skip(error_chain(&error), policy);
     }
     proved.report.set_duration(start.elapsed());
+    proved
+}
+
+/// The result for a container whose comparison came to no end, for this reason.
+pub fn without_comparison(bundle: &Path, why: &str, policy: &Policy) -> Proved {
+    let mut proved = Proved {
+        report: named_report(bundle),
+        refusal: None,
+    };
+    proved.report.unproven = record::read(bundle).map_or(0, |expected| expected.binds.len());
+    proved.skip(why.to_owned(), policy);
     proved
 }
 
@@ -155,6 +166,7 @@ impl Proved {
     /// A container that could not be compared runs, unless policy refuses it.
     fn skip(&mut self, problem: String, policy: &Policy) {
         self.refusal = refusal_of_uncompared(&problem, policy);
+        let problem = format!("the mounts of the container are not proven: {problem}");
         self.report.problems.push(problem);
     }
 

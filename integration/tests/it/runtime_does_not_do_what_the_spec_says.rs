@@ -14,6 +14,8 @@ use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::ctr::{Container, Ctr};
 use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::mount_calls::{private, tmpfs, unmount};
+use bindguard_integration::process::write_program;
+use bindguard_integration::programs::GUARD;
 use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
@@ -88,6 +90,66 @@ fn refused() {
             }
             Ok(())
         });
+}
+
+/// A comparison in full that hangs or dies is recorded, and refused where the policy says so.
+#[test]
+fn a_comparison_that_comes_to_no_end() {
+    Setup::on(Generation::V2_1).faulty_runtime().story(|node| {
+        two_folders()?;
+        for (end, reason) in [("exec sleep 1000", "no answer within"), ("kill -9 $$", "")] {
+            comparison_ends_with(node, end)?;
+            for policy in ["report", "refuse"] {
+                let text = format!("[guard]\ndeadline-ms = 3000\n[checks]\nproof = '{policy}'\n");
+                fs::write(node.disk().join("bindguard.toml"), text).context("write the policy")?;
+                let id = format!("{}-{policy}", reason.len());
+                let next = ObedientRuntime::of(&node.programs());
+                next.next("create", Fault::ReadsAnotherSpec(DIFFERENCES[0].0))?;
+                let ctr = node.ctr();
+                let started = container(&ctr, Runtime::Bindguard, &id).start()?;
+                match policy {
+                    "report" => ctr.remove(&id).and(started.success()).map(drop)?,
+                    _ => ensure!(started.failure()?.contains("could not be compared")),
+                }
+                until("the journal has the line", || {
+                    Ok(!lines_with_a_pid(&id)?.is_empty())
+                })?;
+                let line = only_line_with_a_pid(&id)?;
+                let problem = line["problems"][0].as_str().unwrap_or_default();
+                ensure!(
+                    problem.contains("are not proven") && problem.contains(reason),
+                    "{line}"
+                );
+                ensure!(
+                    line["refused"].is_string() == (policy == "refuse"),
+                    "{line}"
+                );
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Puts a script in the place of the guard: `end` instead of a comparison, which has a pid as its last
+/// argument.
+fn comparison_ends_with(node: &Node, end: &str) -> Result<()> {
+    let guard = node.programs().join(GUARD);
+    let real = node.programs().join("real-guard");
+    if !real.exists() {
+        fs::rename(&guard, &real).context("move the guard")?;
+    }
+    let real = fs::canonicalize(&real).context("resolve the guard")?;
+    let script = format!(
+        r#"#!/bin/sh
+for last do :; done
+case "$*" in *bindguard-prove*)
+    case $last in *[!0-9]*) ;; *) {end} ;; esac
+esac
+exec {} "$@"
+"#,
+        real.display()
+    );
+    write_program(&guard, &script)
 }
 
 /// The stock shim calls no guard. The agent compares right before the start, as an NRI plugin, with

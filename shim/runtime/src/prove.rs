@@ -1,9 +1,10 @@
 //! Compares the mounts of a new container with the record that the guard left in its bundle, before
 //! the container's program runs.
 //!
-//! Under bindguard's shim: `bindguard-runtime [RUNTIME FLAGS] bindguard-prove --bundle BUNDLE ID PID`,
-//! which the shim runs if it found a difference. A reason to refuse the container is printed. Under
-//! other shims and engines: at the runtime's verb `start`, before the runtime runs.
+//! Under bindguard's shim: `bindguard-runtime [RUNTIME FLAGS] bindguard-prove --bundle BUNDLE ID PID
+//! [WHY]`, which the shim runs if it found a difference. A reason to refuse the container is printed.
+//! With `WHY`, the journal gets the reason why an earlier comparison came to no end. Under other
+//! shims and engines: at the runtime's verb `start`, before the runtime runs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,9 @@ use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::handover::PROVE_VERB;
 use bindguard_core::proof::EXPECTED_FILE;
-use bindguard_guard::{JournalEntry, bundle_and_pid, prove_container, record};
+use bindguard_guard::{
+    JournalEntry, Proved, bundle_and_pid, prove_container, record, without_comparison,
+};
 
 use crate::argv::Invocation;
 use crate::messages::Messages;
@@ -32,14 +35,21 @@ pub struct NewContainer {
 /// Runs `bindguard-prove`. `None` for another verb.
 pub fn run_own_verb(args: &[OsString], config: impl FnOnce() -> Config) -> Option<ExitCode> {
     let (invocation, more) = Invocation::of_own_verb(args, PROVE_VERB)?;
-    let [pid] = more[..] else { return None };
+    let [pid, ref why @ ..] = more[..] else {
+        return None;
+    };
     let messages = Messages::for_invocation(&invocation, true);
     let container = NewContainer {
         pid: pid.to_str()?.parse().ok()?,
         id: invocation.id,
         bundle: invocation.bundle,
     };
-    if let Some(refusal) = container.prove(&config(), &messages) {
+    let config = config();
+    if let [why] = why {
+        let why = why.to_string_lossy();
+        let proved = without_comparison(&container.bundle, &why, config.policy());
+        container.record(&proved, &config, &messages);
+    } else if let Some(refusal) = container.prove(&config, &messages) {
         println!("{refusal}");
     }
     Some(ExitCode::SUCCESS)
@@ -69,8 +79,14 @@ impl NewContainer {
     /// Compares, and reports what differs. Returns the reason if policy refuses the container.
     pub fn prove(&self, config: &Config, messages: &Messages) -> Option<String> {
         let proved = prove_container(&self.bundle, self.pid, config.policy(), config.places());
-        messages.report_findings(&proved.report);
+        self.record(&proved, config, messages);
+        proved.refusal
+    }
+
+    /// Writes the line of the journal, unless all binds are as the spec says, and the log.
+    fn record(&self, proved: &Proved, config: &Config, messages: &Messages) {
         let report = &proved.report;
+        messages.report_findings(report);
         let is_worth_a_line =
             !report.binds.is_empty() || report.unproven > 0 || !report.problems.is_empty();
         if let Some(journal) = config.journal().filter(|_| is_worth_a_line) {
@@ -88,6 +104,5 @@ impl NewContainer {
                 messages.problem(&error_chain(&problem));
             }
         }
-        proved.refusal
     }
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 use super::{MAX_LINE, RecordError, cut, cut_all, fitting, now};
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::report::{BindReport, CreateLine, Report, Unchecked};
-use bindguard_core::spec::SpecView;
-use bindguard_sys::bundle::read_spec;
 use bindguard_sys::journal::append;
+
+use crate::admission::named_report;
 
 /// One entry of the journal.
 #[derive(Debug, Clone, Copy)]
@@ -54,13 +54,7 @@ pub fn record_unchecked(
     (how, why): (Unchecked, &str),
     refused: Option<&str>,
 ) -> Result<(), RecordError> {
-    let mut report = Report::about_bundle(bundle);
-    // A bundle that cannot be read is one without names: the runtime reports the bundle.
-    if let Ok(bytes) = read_spec(bundle)
-        && let Ok(spec) = SpecView::from_bytes(&bytes)
-    {
-        report.container = Identity::from_spec(&spec);
-    }
+    let mut report = named_report(bundle);
     report
         .problems
         .push(format!("no guard checked this create: {why}"));

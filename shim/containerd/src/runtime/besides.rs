@@ -1,5 +1,5 @@
 //! Work for `bindguard-runtime` besides a create: the comparison of a new container's mounts in
-//! full, and the journal's line about a guard that was late or died.
+//! full, and the journal's lines about a guard or a comparison that was late or died.
 //!
 //! `bindguard-runtime` does both in its own process. The shim has no code for binds and writes no
 //! journal, whose server may hang.
@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use bindguard_core::handover::UNCHECKED_VERB;
+use bindguard_core::handover::{PROVE_VERB, UNCHECKED_VERB};
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::report::Unchecked;
 
@@ -36,11 +36,25 @@ impl Runtime {
         if attempt == 0 {
             more.extend(refusal_of_unseen(why, &call.settings.policy).map(OsString::from));
         }
-        let running = match self.spawn_besides(guard, UNCHECKED_VERB, id, more) {
+        self.spawn_record(guard, UNCHECKED_VERB, id, more);
+    }
+
+    /// Starts to record that no comparison proved the mounts of this new container.
+    pub(super) fn spawn_unproven_record(&self, guard: &Path, id: &str, pid: u32, why: &str) {
+        self.spawn_record(guard, PROVE_VERB, id, [pid.to_string().into(), why.into()]);
+    }
+
+    /// Starts a verb that writes one line of the journal. A verb that hangs is killed.
+    fn spawn_record(
+        &self,
+        guard: &Path,
+        verb: &'static str,
+        id: &str,
+        more: impl IntoIterator<Item = OsString>,
+    ) {
+        let running = match self.spawn_besides(guard, verb, id, more) {
             Ok(running) => running,
-            Err(error) => {
-                return tracing::warn!(id, %error, "cannot run {UNCHECKED_VERB} of the guard");
-            }
+            Err(error) => return tracing::warn!(id, %error, "cannot run {verb} of the guard"),
         };
         tokio::spawn(async move {
             if tokio::time::timeout(RECORD_TIMEOUT, running.ended())

@@ -42,20 +42,21 @@ impl Runtime {
         if shows_all_expected_binds(self.bundle.path(), pid).is_ok_and(|shows_all| shows_all) {
             return Ok(());
         }
-        match self.prove_in_full(id, pid, settings.deadline).await {
-            Ok(None) => Ok(()),
-            Ok(Some(reason)) => Err(RuntimeError::Refused { reason }),
+        let reason = match self.prove_in_full(id, pid, settings.deadline).await {
+            Ok(reason) => reason,
             Err(why) => {
-                if let Some(reason) = refusal_of_uncompared(&why, &settings.policy) {
-                    return Err(RuntimeError::Refused { reason });
-                }
                 tracing::warn!(id, "the mounts of the container are not proven: {why}");
-                Ok(())
+                refusal_of_uncompared(&why, &settings.policy)
             }
+        };
+        match reason {
+            Some(reason) => Err(RuntimeError::Refused { reason }),
+            None => Ok(()),
         }
     }
 
-    /// The reason why policy refuses the container, if it does.
+    /// The reason why policy refuses the container, if it does. A comparison that came to no end is
+    /// recorded.
     async fn prove_in_full(
         &self,
         id: &str,
@@ -63,8 +64,19 @@ impl Runtime {
         limit: Duration,
     ) -> Result<Option<String>, String> {
         let guard = guard_program().ok_or("the guard is not installed")?;
+        let compared = self.compare_in_full(&guard, id, pid, limit).await;
+        compared.inspect_err(|why| self.spawn_unproven_record(&guard, id, pid, why))
+    }
+
+    async fn compare_in_full(
+        &self,
+        guard: &Path,
+        id: &str,
+        pid: u32,
+        limit: Duration,
+    ) -> Result<Option<String>, String> {
         let running = self
-            .spawn_besides(&guard, PROVE_VERB, id, [pid.to_string().into()])
+            .spawn_besides(guard, PROVE_VERB, id, [pid.to_string().into()])
             .map_err(|error| error.to_string())?;
         let finished = running.finish_within(limit).await;
         let printed = finished
