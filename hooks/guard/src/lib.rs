@@ -25,6 +25,7 @@ mod rebind;
 pub mod refresh;
 mod roots_in_use;
 mod staging;
+mod subpaths;
 
 pub use admission::OpenError;
 pub use admit::{Admission, Attempt, admit, admit_spec};
@@ -40,6 +41,7 @@ pub use probes::{Answers, Probes};
 pub use prove::{Proved, prove_container, prove_new_container, without_comparison};
 pub use rebind::{NotRebound, Rebound, rebind};
 pub use staging::dead_volume;
+pub use subpaths::judge_subpaths;
 
 /// Reads a small file that may lie on a server that does not answer, without waiting for that
 /// server.

@@ -7,18 +7,16 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::Instant;
 
-use bindguard_core::judge::{Finding, Unmounted, Verdict, judge_subpath};
+use bindguard_core::judge::{Finding, Unmounted, Verdict};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report};
-use bindguard_core::source::SourceKind;
-use bindguard_sys::Mounts;
-use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories};
 
 use crate::check::planned_outcome;
 use crate::probes::Probes;
 use crate::rebind::{NotRebound, Rebound, rebind};
+use crate::subpaths::judge_subpaths;
 
 /// A volume of a pod, by its name in the pod's spec.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,7 +69,7 @@ pub fn rebind_volume(volume: &VolumeOfPod, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::default();
     if policy.stale_subpaths != Mode::Off {
-        let findings = judged(&volume.subpaths())
+        let findings = judge_subpaths(&volume.subpaths(), &Probes::for_create())
             .into_iter()
             .filter(|finding| !has_no_mount(&finding.verdict));
         report.binds = findings
@@ -118,27 +116,6 @@ fn rebound(order: &Rebind) -> Result<Outcome, NotRebound> {
         Rebound::Swapped(tries) => Outcome::Rebound { tries },
         Rebound::AlreadyCurrent => Outcome::AlreadyCurrent,
     })
-}
-
-fn judged(subpaths: &[VolumeSubpath]) -> Vec<Finding> {
-    let probes = Probes::for_create();
-    let directories = HeldVolumeDirectories::default();
-    let held: Vec<_> = subpaths
-        .iter()
-        .map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories))
-        .collect();
-    let evidence = probes.observe(&held, &Mounts::default());
-    let findings = subpaths
-        .iter()
-        .zip(evidence)
-        .map(|(subpath, evidence)| Finding {
-            bind: None,
-            source: subpath.path(),
-            destination: None,
-            verdict: judge_subpath(subpath, &evidence),
-            kind: SourceKind::Subpath(subpath.clone()),
-        });
-    findings.collect()
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {

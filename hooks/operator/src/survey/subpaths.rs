@@ -5,15 +5,14 @@ use std::slice;
 use std::time::Instant;
 
 use bindguard_core::error_chain;
-use bindguard_core::judge::{Finding, Unmounted, Verdict, judge_subpath};
+use bindguard_core::judge::{Finding, Unmounted, Verdict};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{Probes, Rebound, planned_outcome, rebind};
-use bindguard_sys::Mounts;
-use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories, is_listed, list_subpaths};
+use bindguard_guard::{Probes, Rebound, judge_subpaths, planned_outcome, rebind};
+use bindguard_sys::observe::{is_listed, list_subpaths};
 
 use super::detach::detach_stale;
 use crate::kubelet_roots::Roots;
@@ -25,7 +24,7 @@ pub(crate) fn diagnose_subpaths(
     probes: &Probes,
     wanted: impl Fn(&VolumeSubpath) -> bool,
 ) -> Report {
-    judge_subpaths(roots, probes, wanted, |finding| {
+    report_on_subpaths(roots, probes, wanted, |finding| {
         planned_outcome(
             finding,
             &Plan::from_findings(slice::from_ref(finding), policy),
@@ -46,14 +45,14 @@ pub(crate) fn rebind_subpaths(
         ..*policy
     };
     let probes = Probes::for_operator();
-    judge_subpaths(roots, &probes, wanted, |finding| {
+    report_on_subpaths(roots, &probes, wanted, |finding| {
         Rebind::from_finding(finding, &policy).map(|order| repaired(&order))
     })
 }
 
 /// Detaches the stale mount of every subpath that is `wanted`. Only stale subpaths are detached.
 pub(crate) fn detach_subpaths(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
-    judge_subpaths(roots, &Probes::for_operator(), wanted, |finding| {
+    report_on_subpaths(roots, &Probes::for_operator(), wanted, |finding| {
         match (&finding.kind, &finding.verdict) {
             (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => {
                 Some(match detach_stale(subpath) {
@@ -78,7 +77,7 @@ fn repaired(order: &Rebind) -> Outcome {
     }
 }
 
-fn judge_subpaths(
+fn report_on_subpaths(
     roots: &Roots,
     probes: &Probes,
     wanted: impl Fn(&VolumeSubpath) -> bool,
@@ -104,32 +103,17 @@ fn judge_subpaths(
 pub(crate) const AT_A_TIME: usize = 100;
 
 fn judged(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
-    subpaths
-        .chunks(AT_A_TIME)
-        .flat_map(|some| judged_at_once(some, probes))
-        .collect()
+    let at_a_time = subpaths.chunks(AT_A_TIME);
+    let findings = at_a_time.flat_map(|some| judge_subpaths(some, probes));
+    findings.filter(|finding| !is_gone(finding)).collect()
 }
 
-fn judged_at_once(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
-    let directories = HeldVolumeDirectories::default();
-    let held: Vec<_> = subpaths
-        .iter()
-        .map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories))
-        .collect();
-    let evidence = probes.observe(&held, &Mounts::default());
-    let judged = subpaths
-        .iter()
-        .zip(evidence)
-        .map(|(subpath, evidence)| (subpath, judge_subpath(subpath, &evidence)));
-    let judged = judged.filter(|(subpath, verdict)| !may_be_gone(verdict) || is_listed(subpath));
-    let finding = |(subpath, verdict): (&VolumeSubpath, Verdict)| Finding {
-        bind: None,
-        source: subpath.path(),
-        destination: None,
-        verdict,
-        kind: SourceKind::Subpath(subpath.clone()),
-    };
-    judged.map(finding).collect()
+/// True if the kubelet removed the subpath after it was listed.
+fn is_gone(finding: &Finding) -> bool {
+    match &finding.kind {
+        SourceKind::Subpath(subpath) => may_be_gone(&finding.verdict) && !is_listed(subpath),
+        _ => false,
+    }
 }
 
 /// The verdicts on a subpath that the kubelet removed after it was listed.
