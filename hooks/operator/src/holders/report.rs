@@ -317,19 +317,22 @@ mod tests {
     const CONTAINER: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n\
          13 12 8:2 / /host/mnt/disk rw - ext4 /dev/sdb rw\n";
 
+    fn held_by_exporter(table: MountTable) -> NamespaceMounts {
+        NamespaceMounts {
+            id: 9,
+            held_by: HeldBy::Process {
+                pid: 7,
+                command: "exporter".to_owned(),
+                cgroup: String::new(),
+            },
+            processes: 1,
+            table: Ok(table),
+        }
+    }
+
     fn ways_for(path: &str, device: Option<(u32, u32)>) -> (Vec<String>, Option<String>) {
         let table = |lines: &str| MountTable::from_mountinfo(lines.as_bytes()).unwrap();
-        let held_by = HeldBy::Process {
-            pid: 7,
-            command: "exporter".to_owned(),
-            cgroup: String::new(),
-        };
-        let others = [NamespaceMounts {
-            id: 9,
-            held_by,
-            processes: 1,
-            table: Ok(table(CONTAINER)),
-        }];
+        let others = [held_by_exporter(table(CONTAINER))];
         let own = table(HOST);
         let wanted = match device {
             Some((major, minor)) => {
@@ -364,17 +367,7 @@ mod tests {
             MountTable::from_mountinfo(lines.replace("/mnt/disk", "/mnt/disk;reboot").as_bytes())
                 .unwrap()
         };
-        let held_by = HeldBy::Process {
-            pid: 7,
-            command: "exporter".to_owned(),
-            cgroup: String::new(),
-        };
-        let others = [NamespaceMounts {
-            id: 9,
-            held_by,
-            processes: 1,
-            table: Ok(table(CONTAINER)),
-        }];
+        let others = [held_by_exporter(table(CONTAINER))];
         let wanted = Wanted::of_device(bindguard_core::mount_table::Device { major: 8, minor: 2 });
         let (path, places) = (Path::new("/dev/sdb"), Places::default());
         let report = HoldersReport::find(
