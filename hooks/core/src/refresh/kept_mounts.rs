@@ -298,14 +298,20 @@ impl<'r> OtherMakers<'r> {
         record: &'r ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Self {
+        let is_elsewhere = |place: &Path| below.index.stack_at(place).is_empty();
+        // A symlink of the image can lead the runtime from a masked path to a volume. /proc and /sys
+        // have no such symlinks.
+        let is_masked_elsewhere = |path: &Path| {
+            let is_of_image = !path.starts_with("/proc") && !path.starts_with("/sys");
+            is_of_image && is_elsewhere(path)
+        };
         let mut others = Self {
-            is_unknown: makers.has_hooks(),
+            is_unknown: makers.has_hooks() || makers.covered_paths().any(is_masked_elsewhere),
             container_may_mount: makers.container_may_mount(),
             record,
             sources: Vec::new(),
             fs_types: Vec::new(),
         };
-        let is_elsewhere = |place: &Path| below.index.stack_at(place).is_empty();
         for mount in makers.mounts() {
             if mount.destination == destination || !is_elsewhere(&mount.destination) {
                 continue;
@@ -414,9 +420,13 @@ mod tests {
             r#"{"process":{"capabilities":{}},"hooks":{"createContainer":[{}]}}"#,
             r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/var/run/x","type":"bind","source":"/unknown"}]}"#,
             r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/link","type":"ext4","source":"/dev/sdb"}]}"#,
+            r#"{"process":{"capabilities":{}},"linux":{"maskedPaths":["/proc/kcore","/link"]}}"#,
         ] {
             assert!(perhaps(disk, spec));
         }
+        let masked = r#"{"process":{"capabilities":{}},"linux":{"maskedPaths":["/proc/absent","/secret"]}}"#;
+        let mask = "14 10 0:6 /null /secret ro - devtmpfs d rw\n";
+        assert!(compared(&format!("{disk}{mask}"), masked).is_ok());
         for line in [
             "13 11 8:1 /etc /host/etc ro,relatime - ext4 d rw\n",
             "13 11 8:3 / /host/x rw,relatime,idmapped - ext4 f rw\n",

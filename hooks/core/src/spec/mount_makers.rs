@@ -122,6 +122,11 @@ impl MountMakers {
         &self.mounts
     }
 
+    /// The paths that the spec masks or makes read-only.
+    pub fn covered_paths(&self) -> impl Iterator<Item = &Path> {
+        self.covered.iter().map(PathBuf::as_path)
+    }
+
     /// True if a hook may have mounted something.
     pub fn has_hooks(&self) -> bool {
         self.has_hooks
