@@ -42,10 +42,13 @@ pub fn mounts_in_container(
     mounts: &[BoundMount],
     inner: &[InnerBind],
 ) -> Vec<SubpathInContainer> {
-    let mounts: Vec<_> = mounts.iter().map(|bind| bind.as_shown_in(table)).collect();
+    let binds: Vec<_> = mounts
+        .iter()
+        .map(|bind| BindInTable::of(bind, table))
+        .collect();
     let expected_at = |mount: &MountEntry| {
-        let bind = mounts.iter().find(|bind| bind.has_made(mount, table))?;
-        Some(bind.expected())
+        let found = binds.iter().find(|it| it.has_made(mount))?;
+        Some(found.bind.expected())
     };
     let is_of_spec = |mount: &MountEntry| {
         let bind = inner
@@ -72,50 +75,62 @@ pub fn mounts_in_container(
             outer.verdict = bind.without(&missing.destination);
         }
     }
-    shown.extend(mounts.iter().filter_map(|bind| bind.replaced_in(table)));
+    let replaced = binds.iter().filter_map(|bind| bind.replaced_in(table));
+    shown.extend(replaced);
     shown
 }
 
-impl BoundMount {
-    /// The same with the root by which this table names the current mount. The root of an NFS mount
-    /// is a part of its source, and tables of containers have no sources: the device decides.
-    fn as_shown_in(&self, table: &MountTable) -> Self {
-        let mut bind = self.clone();
-        let mut here = table.stack_at(&self.destination);
-        let is_current = |mount: &&MountEntry| {
-            mount.fs_type.has_root_in_source() && mount.device == self.current.device
+/// A bind and the mounts at its destination. A container decides how many these are: one pass over the
+/// table finds all.
+struct BindInTable<'t> {
+    /// The current place has the root by which this table names the current mount.
+    bind: BoundMount,
+    here: Vec<&'t MountEntry>,
+}
+
+impl<'t> BindInTable<'t> {
+    /// The root of an NFS mount is a part of its source, and tables of containers have no sources:
+    /// the device decides.
+    fn of(bind: &BoundMount, table: &'t MountTable) -> Self {
+        let at_destination = |mount: &&MountEntry| mount.mount_point == bind.destination;
+        let here: Vec<_> = table.entries().iter().filter(at_destination).collect();
+        let mut bind = bind.clone();
+        let is_current = |mount: &&&MountEntry| {
+            mount.fs_type.has_root_in_source() && mount.device == bind.current.device
         };
-        if let Some(mount) = here.find(is_current) {
+        if let Some(mount) = here.iter().find(is_current) {
             bind.current.path.clone_from(&mount.root.path);
         }
-        bind
+        Self { bind, here }
     }
 
-    fn has_made(&self, mount: &MountEntry, table: &MountTable) -> bool {
-        let is_known = || match self.recorded.is_empty() {
-            true => table.stack_at(&self.destination).count() == 1,
-            false => self.recorded.iter().any(|place| place.is_root_of(mount)),
+    fn has_made(&self, mount: &MountEntry) -> bool {
+        let bind = &self.bind;
+        let is_known = || match bind.recorded.is_empty() {
+            true => self.here.len() == 1,
+            false => bind.recorded.iter().any(|place| place.is_root_of(mount)),
         };
-        mount.mount_point == self.destination && (self.current.is_root_of(mount) || is_known())
+        mount.mount_point == bind.destination && (bind.current.is_root_of(mount) || is_known())
     }
 
-    /// The container's own mount in place of this bind, if the host has mounted the source anew since
+    /// The container's own mount in place of the bind, if the host has mounted the source anew since
     /// the bind was made or refreshed. Until then the container does not lack anything.
     fn replaced_in(&self, table: &MountTable) -> Option<SubpathInContainer> {
-        let top = table.stack_at(&self.destination).last()?;
-        let mut here = table.stack_at(&self.destination);
-        let is_replaced = !self.recorded.contains(&self.current)
-            && !here.any(|mount| self.has_made(mount, table));
+        let top = *self.here.last()?;
+        let is_replaced = !self.bind.recorded.contains(&self.bind.current)
+            && !self.here.iter().any(|mount| self.has_made(mount));
         is_replaced.then(|| SubpathInContainer {
             mount: top.clone(),
             parent: table.mount(top.parent).cloned(),
-            volume: self.source.clone(),
+            volume: self.bind.source.clone(),
             sub_path: PathBuf::new(),
             verdict: Verdict::Foreign,
             covers_its_equal: false,
         })
     }
+}
 
+impl BoundMount {
     fn contains(&self, inner: &InnerBind) -> bool {
         inner.path_below(&self.destination, None).is_some()
     }
