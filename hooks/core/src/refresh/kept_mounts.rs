@@ -424,7 +424,8 @@ mod tests {
         ] {
             assert!(perhaps(disk, spec));
         }
-        let masked = r#"{"process":{"capabilities":{}},"linux":{"maskedPaths":["/proc/absent","/secret"]}}"#;
+        let masked =
+            r#"{"process":{"capabilities":{}},"linux":{"maskedPaths":["/proc/absent","/secret"]}}"#;
         let mask = "14 10 0:6 /null /secret ro - devtmpfs d rw\n";
         assert!(compared(&format!("{disk}{mask}"), masked).is_ok());
         for line in [

@@ -16,8 +16,9 @@ use rustix::io::Errno;
 
 use crate::report::Progress;
 
-/// The first pause before unfinished work is tried again: a runtime restarts. It doubles up to
-/// [`CHECK_INTERVAL`], because an operator may be needed.
+/// The first pause before unfinished work is tried again: a runtime restarts, or the shim of a removed
+/// pod ends. Each pause doubles up to [`CHECK_INTERVAL`]: an operator may be needed, and pods run for
+/// months.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// The interval between two looks for changes by other tools.
@@ -38,8 +39,7 @@ impl Stay {
         ))
     }
 
-    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes. Work
-    /// that waits for pods is tried again once a minute.
+    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes.
     ///
     /// # Errors
     /// If the work fails. The kubelet then starts the container again.
@@ -49,11 +49,14 @@ impl Stay {
         mut check: impl FnMut(),
     ) -> Result<Progress> {
         let mut last = None;
-        let mut retry = RETRY;
+        let mut pause = RETRY;
         loop {
             let progress = work()?;
             let is_new = last.replace(progress) != Some(progress);
-            let pause = match progress {
+            if is_new {
+                pause = RETRY;
+            }
+            match progress {
                 Progress::Done => {
                     print_remark("done; waiting for SIGTERM, which changes nothing on this node");
                     while !self.signal_within(CHECK_INTERVAL)? {
@@ -61,20 +64,15 @@ impl Stay {
                     }
                     return Ok(progress);
                 }
-                Progress::KeptForPods => {
-                    if is_new {
-                        print_remark(
-                            "done but for what running pods need; waiting for SIGTERM or their end",
-                        );
-                    }
-                    CHECK_INTERVAL
-                }
-                Progress::Unfinished => retry,
-            };
-            retry = CHECK_INTERVAL.min(retry * 2);
+                Progress::KeptForPods if is_new => print_remark(
+                    "done but for what running pods need; waiting for SIGTERM or their end",
+                ),
+                Progress::KeptForPods | Progress::Unfinished => {}
+            }
             if self.signal_within(pause)? {
                 return Ok(progress);
             }
+            pause = CHECK_INTERVAL.min(pause * 2);
         }
     }
 
