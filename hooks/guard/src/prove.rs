@@ -2,7 +2,7 @@
 //! record of the admission.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
@@ -20,6 +20,9 @@ use bindguard_sys::enter::{HeldProcess, ProcessError};
 use crate::admission::{OpenBundle, OpenError, named_report};
 use crate::expect::{ExpectedSources, expect_again};
 use crate::refresh::{RefreshError, refuse_sandbox};
+
+/// Time limit for the exit of an init that has no mount namespace any more.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The result of a comparison.
 #[derive(Debug, Default)]
@@ -148,8 +151,9 @@ impl Proved {
         pid: u32,
         places: &Places,
     ) -> Result<(), ProveError> {
-        let process = HeldProcess::open(pid)?;
-        let table = process.mounts()?;
+        let Some((process, table)) = mounts_unless_ended(pid)? else {
+            return Ok(());
+        };
         let found = match differences(expected, &table) {
             Some(found) if !found.is_empty() && is_sandbox(&process)? => None,
             found => found,
@@ -206,6 +210,19 @@ impl Proved {
         let policy = &bundle.policy;
         self.refusal = findings.iter().find_map(|it| refusal_of_wrong(it, policy));
         self.report.add(findings, |_| None);
+    }
+}
+
+/// `None` if the container's init has ended: no program of the container can run any more.
+fn mounts_unless_ended(pid: u32) -> Result<Option<(HeldProcess, MountTable)>, ProcessError> {
+    let process = match HeldProcess::open(pid) {
+        Err(ProcessError::Ended(_)) => return Ok(None),
+        process => process?,
+    };
+    match process.mounts() {
+        // An exiting process loses its mount namespace before its end.
+        Err(_) if process.ends_within(EXIT_TIMEOUT) => Ok(None),
+        table => Ok(Some((process, table?))),
     }
 }
 

@@ -5,9 +5,11 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Admission, Attempt, Proved, admit, prove_container};
+use bindguard_sys::enter::HeldProcess;
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{Folder, Pod, mount_of, own_namespace};
 
@@ -106,6 +108,23 @@ fn policy_refuses_a_container_that_cannot_be_compared() {
         &places,
     );
     assert!(proved.refusal.is_none(), "policy reports");
+}
+
+/// As with the stock shim, the create of a container whose init was killed meanwhile succeeds.
+#[test]
+fn a_container_that_has_ended_is_not_refused() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::new();
+    assert!(scene.admit().is_provable);
+    let mut child = Command::new("true").spawn().unwrap();
+    let process = HeldProcess::open(child.id()).unwrap();
+    assert!(process.ends_within(Duration::from_secs(60)));
+    let is_nothing = |proved: Proved| proved.refusal.is_none() && proved.report.problems.is_empty();
+    assert!(is_nothing(scene.prove(child.id())), "a zombie");
+    child.wait().unwrap();
+    assert!(is_nothing(scene.prove(child.id())));
 }
 
 #[test]
