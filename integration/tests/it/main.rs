@@ -107,6 +107,7 @@ mod operator_sees_the_agent;
 mod options_reach_the_runtime;
 mod orphans_while_the_runtime_works;
 mod parity_page_names_tests;
+mod pause_container_ends_first;
 mod pausing_and_checkpoint_by_hand;
 mod pictures_by_hand;
 mod pinned_disk_is_released;
