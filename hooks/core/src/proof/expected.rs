@@ -21,6 +21,9 @@ pub struct ExpectedBinds {
     pub binds: Vec<ExpectedBind>,
     /// The mounts of the create have unique ids below this number; the container's own mounts have
     /// greater ids. Written after the create; `None` before Linux 6.8.
+    ///
+    /// An id for each bind would say the same of the binds, and nothing of the mounts below a recursive
+    /// bind. The ids of another mount namespace also cost a listmount(2) of that namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounts_before: Option<u64>,
     /// The unique ids of mounts below a bind that refreshes have attached since.
