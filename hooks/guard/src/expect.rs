@@ -67,6 +67,11 @@ pub(crate) fn record_expected_binds(
 pub struct ExpectedSources(Vec<(PathBuf, ExpectedBind)>);
 
 impl ExpectedSources {
+    /// The number of binds whose source is known.
+    pub fn binds(&self) -> usize {
+        self.0.len()
+    }
+
     /// The sources of a spec that has these edits. None if policy wants no proof.
     pub(crate) fn of(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Self {
         if bundle.policy.proof == Alarm::Off {

@@ -167,6 +167,7 @@ impl Starts {
             return Ok(());
         }
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
+        let binds = sources.as_ref().map_or(0, ExpectedSources::binds);
         let work = move || proved(&container, sources.as_ref(), &config);
         let refusal = match self.deadline.within(PROOF_TIMEOUT, work) {
             Ok(Ok(None)) => None,
@@ -178,8 +179,8 @@ impl Starts {
                 let _ = self.reports.send(StartReport::Proof(id, pid, proved));
                 refusal
             }
-            Ok(Err(error)) => self.not_proven(&id, &error_chain(&error)),
-            Err(no_result) => self.not_proven(&id, &no_result.to_string()),
+            Ok(Err(error)) => self.not_proven(&id, binds, &error_chain(&error)),
+            Err(no_result) => self.not_proven(&id, binds, &no_result.to_string()),
         };
         let Some(reason) = refusal else {
             return Ok(());
@@ -188,8 +189,10 @@ impl Starts {
         Err(Refused(reason))
     }
 
-    /// The reason for a refusal, if policy has one.
-    fn not_proven(&self, id: &str, why: &str) -> Option<String> {
+    /// Counts the binds of a comparison that came to no end. Returns the reason for a refusal, if
+    /// policy has one.
+    fn not_proven(&self, id: &str, binds: usize, why: &str) -> Option<String> {
+        self.metrics.unproven(binds);
         warn!("the mounts of container {id} are not compared with its spec: {why}");
         refusal_of_uncompared(why, self.config.policy())
     }
@@ -345,6 +348,7 @@ mod tests {
 
     use std::fs;
 
+    use bindguard_guard::admit_spec;
     use bindguard_testing::live::{self, Container as Running, Inside};
     use bindguard_testing::{Pod, helper, own_namespace, skipped};
 
@@ -393,6 +397,30 @@ mod tests {
             let spec = SpecView::from_bytes(spec.as_bytes()).unwrap();
             assert_eq!(pod_directory(&spec, &config), Some(root.join("pods/u")));
         }
+    }
+
+    #[test]
+    fn the_binds_of_a_comparison_without_an_end_are_counted() {
+        let (source, config) = (tempfile::tempdir().unwrap(), Config::default());
+        let bind = |destination: &str| serde_json::json!({"type": "bind", "source": source.path(), "destination": destination, "options": ["rbind"]});
+        let spec = serde_json::json!({"mounts": [bind("/a"), bind("/b")]}).to_string();
+        let (policy, places) = (config.policy(), config.places());
+        let deadline = Duration::from_secs(60);
+        let admission = admit_spec(spec.as_bytes(), policy, places, deadline, |_, edits| {
+            edits.to_vec()
+        });
+        let (metrics, expected) = (Metrics::new(), Arc::<ExpectedOfContainers>::default());
+        expected.keep("gone".to_owned(), admission.expected);
+        let journal = JournalWriter::off(Arc::clone(&metrics));
+        let starts = Starts::new(&config, Arc::clone(&metrics), journal, None, expected);
+        let container = Container {
+            id: "gone".to_owned(),
+            ..Container::default()
+        };
+        starts.prove(container).unwrap();
+        let figures = metrics.text().unwrap();
+        let counted = "bindguard_unproven_binds_total 2\n";
+        assert!(figures.contains(counted), "{figures}");
     }
 
     /// A disk that answers late: by then the container runs, and did not opt in.
