@@ -48,7 +48,7 @@ pub fn exec(args: &[OsString], configured: &Path, messages: &Messages) -> ExitCo
     ExitCode::from(CANNOT_RUN)
 }
 
-/// True if the real runtime is youki, by the name of its file.
+/// True if the real runtime is youki, by the name of its file, such as `youki` or `youki-0.7.0`.
 ///
 /// youki 0.7 makes every bind a slave of the host's mount, whatever the spec requests. It creates no
 /// container whose spec sets `linux.rootfsPropagation` to rslave (`libcontainer::rootfs`), the value
@@ -57,7 +57,8 @@ pub fn is_youki(configured: &Path) -> bool {
     let file = find(configured)
         .ok()
         .and_then(|runtime| path_without_links(&runtime).ok());
-    file.is_some_and(|file| file.file_name() == Some(OsStr::new("youki")))
+    let name = file.as_deref().and_then(Path::file_name);
+    name.is_some_and(|name| name.as_bytes().starts_with(b"youki"))
 }
 
 fn path_without_links(path: &Path) -> io::Result<PathBuf> {
@@ -161,4 +162,27 @@ fn is_this_program(path: &Path) -> bool {
         fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
     };
     matches!((identity(path), identity(Path::new("/proc/self/exe"))), (Ok(a), Ok(b)) if a == b)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn youki_is_recognized_through_a_link_and_by_a_name_with_a_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let [youki, crun, runc] =
+            ["youki-0.7.0", "crun", "runc"].map(|name| folder.path().join(name));
+        for program in [&youki, &crun] {
+            fs::write(program, "#!/bin/sh\n").unwrap();
+            fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        symlink(&youki, &runc).unwrap();
+        let found = [&youki, &crun, &runc].map(|program| is_youki(program));
+        assert_eq!(found, [true, false, true]);
+    }
 }
