@@ -31,7 +31,7 @@ vm_boot() {
   # not agree on code that the kernel rewrites while it runs. On a busy machine the emulated timer is late, and the kernel's test
   # of it at boot panics.
   # shellcheck disable=SC2086
-  timeout 1800 $vm_qemu -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
+  timeout 3600 $vm_qemu -m "$memory" -nographic -no-reboot -kernel "$kernel" -initrd "$vm/initrd" \
     -append "console=$vm_console panic=-1 quiet mitigations=off no_timer_check $vm_append" "$@" < /dev/null 2>&1 | tr -d '\r' > "$vm/log" || true
   # the message of a panic is the lines after the thread's
   awk '/^thread /{n = 4} n-- > 0 || /^(test |SKIPPED|== |on containerd )/' "$vm/log"
