@@ -66,7 +66,7 @@ pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places
 }
 
 /// The result for a container whose comparison came to no end, for this reason.
-pub fn without_comparison(bundle: &Path, why: &str, policy: &Policy) -> Proved {
+pub fn uncompared_container(bundle: &Path, why: &str, policy: &Policy) -> Proved {
     let mut proved = Proved {
         report: named_report(bundle),
         refusal: None,

@@ -1,4 +1,4 @@
-//! Judges the kubelet's volume-subpaths without a container's spec: those of one volume, or of a node.
+//! Judges the kubelet's volume-subpaths of a volume or a node, without a container's spec.
 
 use bindguard_core::judge::{Finding, judge_subpath};
 use bindguard_core::kubelet::VolumeSubpath;
@@ -8,8 +8,7 @@ use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories};
 
 use crate::probes::Probes;
 
-/// A finding for each of these subpaths. Opens all of them at once, with at most three descriptors
-/// each.
+/// Returns one finding per subpath. Opens all subpaths at once, with at most three descriptors each.
 pub fn judge_subpaths(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let held: Vec<_> = subpaths

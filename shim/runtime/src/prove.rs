@@ -15,7 +15,7 @@ use bindguard_core::error_chain;
 use bindguard_core::handover::PROVE_VERB;
 use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_guard::{
-    JournalEntry, Proved, bundle_and_pid, prove_container, record, without_comparison,
+    JournalEntry, Proved, bundle_and_pid, prove_container, record, uncompared_container,
 };
 
 use crate::argv::Invocation;
@@ -47,7 +47,7 @@ pub fn run_own_verb(args: &[OsString], config: impl FnOnce() -> Config) -> Optio
     let config = config();
     if let [why] = why {
         let why = why.to_string_lossy();
-        let proved = without_comparison(&container.bundle, &why, config.policy());
+        let proved = uncompared_container(&container.bundle, &why, config.policy());
         container.record(&proved, &config, &messages);
     } else if let Some(refusal) = container.prove(&config, &messages) {
         println!("{refusal}");

@@ -110,10 +110,10 @@ fn judged(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
 
 /// True if the kubelet removed the subpath after it was listed.
 fn is_gone(finding: &Finding) -> bool {
-    match &finding.kind {
-        SourceKind::Subpath(subpath) => may_be_gone(&finding.verdict) && !is_listed(subpath),
-        _ => false,
-    }
+    let SourceKind::Subpath(subpath) = &finding.kind else {
+        return false;
+    };
+    may_be_gone(&finding.verdict) && !is_listed(subpath)
 }
 
 /// The verdicts on a subpath that the kubelet removed after it was listed.
