@@ -20,7 +20,7 @@ use crate::inspect::{MAX_HELD_BINDS, source_of};
 
 /// The record of a bundle, and the number of binds that it lacks.
 #[derive(Debug, Default)]
-pub(crate) struct Expectation {
+pub(crate) struct NewRecord {
     pub expected: ExpectedBinds,
     pub unproven: usize,
     /// Why there is no record.
@@ -28,7 +28,7 @@ pub(crate) struct Expectation {
 }
 
 /// A bind, its final source and the propagation that its mount may have.
-struct Wanted<'w, 'a> {
+struct BindToRecord<'w, 'a> {
     bind: &'w Bind<'a>,
     source: &'w Path,
     propagation: ExpectedPropagation,
@@ -41,11 +41,11 @@ pub(crate) fn record_expected_binds(
     bundle: &OpenBundle<'_>,
     edits: &[SpecEdit],
     is_host_root: impl Fn(usize) -> bool,
-) -> Expectation {
+) -> NewRecord {
     record::remove(bundle.path);
     let binds = bundle.spec.binds();
     if bundle.policy.proof == Alarm::Off || binds.is_empty() {
-        return Expectation::default();
+        return NewRecord::default();
     }
     let sources = final_sources(bundle, edits);
     let wanted = wanted(binds, &sources, |bind| {
@@ -54,10 +54,10 @@ pub(crate) fn record_expected_binds(
     let expectation = expect(&wanted);
     match record::write(bundle.path, &expectation.expected) {
         Ok(()) => expectation,
-        Err(error) => Expectation {
+        Err(error) => NewRecord {
             unproven: binds.len(),
             problem: Some(error),
-            ..Expectation::default()
+            ..NewRecord::default()
         },
     }
 }
@@ -83,7 +83,7 @@ impl ExpectedSources {
         let wanted = wanted(binds, &sources, |_| ExpectedPropagation::Any);
         let expected = expect(&wanted).expected.binds.into_iter();
         let with_source = expected.filter_map(|expected| {
-            let is_its = |wanted: &&Wanted<'_, '_>| wanted.bind.index() == expected.bind;
+            let is_its = |wanted: &&BindToRecord<'_, '_>| wanted.bind.index() == expected.bind;
             let source = wanted.iter().find(is_its)?.source.to_owned();
             Some((source, expected))
         });
@@ -125,7 +125,7 @@ pub(crate) fn expect_again(bundle: &OpenBundle<'_>, recorded: &[&ExpectedBind]) 
         .collect();
     let wanted: Vec<_> = found
         .iter()
-        .map(|(bind, source, propagation)| Wanted {
+        .map(|(bind, source, propagation)| BindToRecord {
             bind,
             source,
             propagation: *propagation,
@@ -134,7 +134,7 @@ pub(crate) fn expect_again(bundle: &OpenBundle<'_>, recorded: &[&ExpectedBind]) 
     expect(&wanted).expected
 }
 
-fn expect(wanted: &[Wanted<'_, '_>]) -> Expectation {
+fn expect(wanted: &[BindToRecord<'_, '_>]) -> NewRecord {
     let mut binds = Vec::with_capacity(wanted.len());
     let earlier = Mounts::default();
     for some in wanted.chunks(MAX_HELD_BINDS) {
@@ -159,7 +159,7 @@ fn expect(wanted: &[Wanted<'_, '_>]) -> Expectation {
             })
         }));
     }
-    Expectation {
+    NewRecord {
         unproven: wanted.len() - binds.len(),
         expected: ExpectedBinds {
             binds,
@@ -173,10 +173,10 @@ fn wanted<'w, 'a>(
     binds: &'w [Bind<'a>],
     sources: &'w [Cow<'_, Path>],
     propagation: impl Fn(&Bind<'a>) -> ExpectedPropagation,
-) -> Vec<Wanted<'w, 'a>> {
+) -> Vec<BindToRecord<'w, 'a>> {
     let pairs = binds.iter().zip(sources);
     pairs
-        .map(|(bind, source)| Wanted {
+        .map(|(bind, source)| BindToRecord {
             bind,
             source,
             propagation: propagation(bind),

@@ -14,11 +14,11 @@ use bindguard_core::text::serialize_paths;
 use bindguard_sys::{MountinfoError, read_mount_table};
 use serde::Serialize;
 
+use crate::container_inits::ContainerInits;
 use crate::host_mounts::HostMounts;
 use crate::pods::{PodContainer, Pods};
-use crate::running_containers::RunningContainers;
 
-pub use crate::running_containers::UnreadContainer;
+pub use crate::container_inits::UnreadContainer;
 
 /// The mounts of the host in the running containers of pods.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ pub fn container_mounts(
     if pods.running().next().is_none() {
         return Ok(ContainerMounts::default());
     }
-    let mut running = RunningContainers::of(pods.running());
+    let mut running = ContainerInits::of(pods.running());
     let table = read_mount_table()?;
     let host = HostMounts::of(&table, places);
     let mut found = ContainerMounts::default();

@@ -35,10 +35,10 @@ pub mod terminal;
 pub mod unix_http;
 
 mod block_device;
+mod container_inits;
 mod host_mounts;
 mod kubelet_roots;
 mod other_roots;
-mod running_containers;
 mod support_bundle;
 
 pub use block_device::block_device;

@@ -20,11 +20,11 @@ use bindguard_guard::refresh::{
 use serde::Serialize;
 
 use crate::bundles::{bundle_of_container, host_files_of_container};
+use crate::container_inits::{ContainerInits, stale_mounts};
 use crate::engines::ContainersOfNode;
 use crate::kubelet_roots::kubelets_here;
 use crate::node::refuse_other_mounts;
 use crate::pods::{PodContainer, Pods};
-use crate::running_containers::{RunningContainers, stale_mounts};
 
 /// The kinds of binds that a pod opts in by a word, besides subPaths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -101,7 +101,7 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
         places,
         engines: ContainersOfNode::at(Path::new("/")),
     };
-    let mut running = RunningContainers::of(pods.running());
+    let mut running = ContainerInits::of(pods.running());
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for container in pods.running() {
         let Some(process) = running.hold(container) else {

@@ -15,8 +15,8 @@ use bindguard_guard::refresh::PodVolumes;
 use serde::Serialize;
 
 use crate::bundles::binds_of_container;
+use crate::container_inits::{ContainerInits, stale_mounts};
 use crate::pods::{PodContainer, Pods};
-use crate::running_containers::{RunningContainers, stale_mounts};
 
 /// A running container, and the old files that it reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -61,7 +61,7 @@ pub(crate) fn old_files<'r>(
             by_pod.entry(folder).or_default().push(container);
         }
     }
-    let mut running = RunningContainers::of(by_pod.values().flatten().copied());
+    let mut running = ContainerInits::of(by_pod.values().flatten().copied());
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for (folder, containers) in by_pod {
         // A look is harmless also where a container can write the volume.

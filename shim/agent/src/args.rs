@@ -52,12 +52,12 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Take and free slots for restarts of runtimes, as lines of stdin request.
-    RestartSlot(RestartSlot),
+    RestartSlot(RestartSlotArgs),
 }
 
 /// Arguments of `restart-slot`.
 #[derive(Debug, clap::Args)]
-pub struct RestartSlot {
+pub struct RestartSlotArgs {
     /// The namespace of the leases.
     #[arg(long)]
     pub namespace: String,

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::args::RestartSlot;
+use crate::args::RestartSlotArgs;
 use bindguard_kubernetes::{Access, ApiClient, ApiError, ServiceAccount, node_name};
 
 /// The time limit of one request.
@@ -95,7 +95,7 @@ fn choose<'l>(leases: &'l [Lease], node: &str, max_failures: usize) -> Choice<'l
     )
 }
 
-impl RestartSlot {
+impl RestartSlotArgs {
     /// Answers lines until stdin ends.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl RestartSlot {
 struct Slots<'a> {
     api: ApiClient,
     node: String,
-    arguments: &'a RestartSlot,
+    arguments: &'a RestartSlotArgs,
 }
 
 impl Slots<'_> {

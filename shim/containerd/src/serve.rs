@@ -18,7 +18,7 @@ use ttrpc::asynchronous::transport::Listener;
 
 use crate::args::Args;
 use crate::bootstrap::{address, remove_socket};
-use crate::events::Events;
+use crate::events::TaskEvents;
 use crate::exits::{Exits, reap_on_sigchld};
 use crate::service::{self, Containers};
 use crate::signals::Signals;
@@ -107,7 +107,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     tokio::spawn(memory::trim_when_quiet());
     let shared = SharedState {
         namespace: args.namespace.clone(),
-        events: Events::publish_to(address::of_events(&args.address), args.namespace.clone()),
+        events: TaskEvents::publish_to(address::of_events(&args.address), args.namespace.clone()),
         exits,
     };
     let containers = Arc::new(Containers::new(shared.clone()));

@@ -156,7 +156,7 @@ impl<'t> MountsBelow<'t> {
         (source, destination): (&Path, &Path),
         host: &MountTable,
     ) -> Vec<u64> {
-        let host = HostMounts::below(host, source);
+        let host = MountsByPoint::below(host, source);
         let is_copy = |mount: &&&MountEntry| {
             let path = below(&mount.mount_point, destination);
             path.is_some_and(|path| host.equal(path, mount).is_some())
@@ -172,7 +172,7 @@ impl<'t> MountsBelow<'t> {
         host: &MountTable,
         others: &OtherMakers<'_>,
     ) -> Result<KeptMounts, NotOfHost> {
-        let host = HostMounts::below(host, source);
+        let host = MountsByPoint::below(host, source);
         let mut kept = KeptMounts::default();
         for mount in mounts {
             let perhaps = || NotOfHost::Perhaps(mount.mount_point.clone());
@@ -224,7 +224,7 @@ impl<'t> MountsBelow<'t> {
         if let Some(path) = makers.paths_below(&bind.destination).next() {
             return Err(NotOfHost::InSpec(path.to_owned()));
         }
-        let host = HostMounts::below(host, &bind.source);
+        let host = MountsByPoint::below(host, &bind.source);
         let others = OtherMakers::of(self, &bind.destination, makers, record, place_of);
         let is_gone = |mount: &&&MountEntry| {
             let path = below(&mount.mount_point, &bind.destination);
@@ -241,9 +241,9 @@ impl<'t> MountsBelow<'t> {
 }
 
 /// The host's mounts below a path, by their paths below.
-struct HostMounts<'h>(BTreeMap<&'h Path, Vec<&'h MountEntry>>);
+struct MountsByPoint<'h>(BTreeMap<&'h Path, Vec<&'h MountEntry>>);
 
-impl<'h> HostMounts<'h> {
+impl<'h> MountsByPoint<'h> {
     fn below(table: &'h MountTable, source: &Path) -> Self {
         let mut mounts: BTreeMap<&Path, Vec<&MountEntry>> = BTreeMap::new();
         for mount in table.entries() {

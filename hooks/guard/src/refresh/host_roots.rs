@@ -126,7 +126,7 @@ impl HostRoots {
 
 /// A mount that the host does not have, in the bind of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Copy {
+pub(crate) struct PrivateCopy {
     pub mount: MountEntry,
     pub parent: Option<MountEntry>,
     pub is_recorded: bool,
@@ -149,7 +149,7 @@ impl HostRoots {
     }
 
     /// The mounts that the host does not have, in the binds of the container: the innermost first.
-    pub(crate) fn copies(&self, table: &MountTable) -> Result<Vec<Copy>, HostRootError> {
+    pub(crate) fn copies(&self, table: &MountTable) -> Result<Vec<PrivateCopy>, HostRootError> {
         let makers = self.makers.as_ref();
         let makers = makers.map_err(|error| HostRootError::Spec(Arc::clone(error)))?;
         let host = bindguard_sys::read_mount_table().map_err(HostRootError::HostMounts)?;
@@ -164,7 +164,7 @@ impl HostRoots {
                 };
                 let gone = below.gone(&root, &host, makers, &self.record, &place_of_source);
                 let gone = gone.map_err(HostRootError::Below)?;
-                copies.extend(gone.into_iter().rev().map(|gone| Copy {
+                copies.extend(gone.into_iter().rev().map(|gone| PrivateCopy {
                     mount: gone.mount.clone(),
                     parent: table.mount(gone.mount.parent).cloned(),
                     is_recorded: gone.is_recorded_copy,

@@ -15,7 +15,7 @@ use bindguard_sys::enter::{
 
 use super::container::wait_for_lock;
 use super::host_root_error::HostRootError;
-use super::host_roots::{Copy, HostRoots};
+use super::host_roots::{HostRoots, PrivateCopy};
 use super::outcome::RefreshError;
 use super::progress::STEP_TIMEOUT;
 use super::sandbox::refuse_sandbox;
@@ -180,11 +180,11 @@ struct Releasing<'a> {
 }
 
 impl Releasing<'_> {
-    fn release(&self, copy: &Copy) -> Result<ReleaseOutcome, NotReleased> {
+    fn release(&self, copy: &PrivateCopy) -> Result<ReleaseOutcome, NotReleased> {
         match copy {
             _ if !self.has_record => return Err(NotReleased::NoRecord),
             copy if !copy.is_recorded => return Err(NotReleased::NotRecorded),
-            Copy {
+            PrivateCopy {
                 parent: Some(parent),
                 ..
             } if parent.propagation.peer_group.is_none() => {}

@@ -95,7 +95,7 @@ pub fn seconds(time: &str) -> String {
 mod tests {
     use bindguard_core::policy::Mode;
 
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
             })
             .to_vec();
         let point = agent(&AgentState::Running(status), true);
-        assert_eq!(point.status, Status::Failed);
+        assert_eq!(point.status, PointStatus::Failed);
         let named = "process 41 in default/web container app, process 41 in db";
         assert!(point.message.ends_with(named), "{}", point.message);
         assert_eq!(point.command.as_deref(), Some("cat /proc/41/stack"));
@@ -146,12 +146,12 @@ mod tests {
             problem: "Connection refused".to_owned(),
         };
         for (state, status) in [
-            (AgentState::Absent, Status::Ok),
-            (silent, Status::Failed),
-            (running(NriState::Off, 0), Status::Ok),
-            (running(NriState::Connected, 0), Status::Ok),
-            (running(NriState::Disconnected, 0), Status::Failed),
-            (running(NriState::Off, 1), Status::Failed),
+            (AgentState::Absent, PointStatus::Ok),
+            (silent, PointStatus::Failed),
+            (running(NriState::Off, 0), PointStatus::Ok),
+            (running(NriState::Connected, 0), PointStatus::Ok),
+            (running(NriState::Disconnected, 0), PointStatus::Failed),
+            (running(NriState::Off, 1), PointStatus::Failed),
         ] {
             assert_eq!(agent(&state, true).status, status, "{state:?}");
         }

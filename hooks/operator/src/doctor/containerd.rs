@@ -179,7 +179,7 @@ fn other_cgroup_driver(
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
 
     #[test]
@@ -219,9 +219,9 @@ mod tests {
             systemd_cgroup: false,
         };
         for (version, state) in [
-            ("1.6.20", Status::Failed),
-            ("1.7.24", Status::Ok),
-            ("2.1.9", Status::Ok),
+            ("1.6.20", PointStatus::Failed),
+            ("1.7.24", PointStatus::Ok),
+            ("2.1.9", PointStatus::Ok),
         ] {
             assert_eq!(
                 containerd(Ok(Some(&seen(version, entry.clone())))).status,
@@ -233,14 +233,14 @@ mod tests {
             unusable: vec!["/opt/x: Permission denied".to_owned()],
             ..seen("2.1.9", entry.clone())
         };
-        assert_eq!(containerd(Ok(Some(&noexec))).status, Status::Failed);
+        assert_eq!(containerd(Ok(Some(&noexec))).status, PointStatus::Failed);
         let plain = RuntimeEntry {
             runtime_path: String::new(),
             ..entry
         };
         assert_eq!(
             containerd(Ok(Some(&seen("2.1.9", plain.clone())))).status,
-            Status::Failed
+            PointStatus::Failed
         );
         let wrapper = RuntimeEntry {
             binary_name: "/opt/bindguard-runtime".to_owned(),
@@ -248,9 +248,9 @@ mod tests {
         };
         assert_eq!(
             containerd(Ok(Some(&seen("1.6.20", wrapper)))).status,
-            Status::Ok
+            PointStatus::Ok
         );
-        assert_eq!(containerd(Err("no")).status, Status::Unknown);
+        assert_eq!(containerd(Err("no")).status, PointStatus::Unknown);
     }
 
     #[test]
@@ -271,9 +271,9 @@ mod tests {
             ..RuntimeEntry::default()
         };
         for (systemd_cgroup, more, state) in [
-            (true, None, Status::Ok),
-            (false, None, Status::Failed),
-            (false, Some(gpu), Status::Ok),
+            (true, None, PointStatus::Ok),
+            (false, None, PointStatus::Failed),
+            (false, Some(gpu), PointStatus::Ok),
         ] {
             let runtimes = [runc.clone(), entry(systemd_cgroup)]
                 .into_iter()

@@ -29,17 +29,20 @@ pub fn detach_mounts(setting: &Observed<String>) -> Point {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
 
     #[test]
     fn only_a_zero_is_bad() {
         let of = |text: &str| detach_mounts(&Observed::Seen(text.to_owned())).status;
-        assert_eq!((of("1\n"), of("0\n")), (Status::Ok, Status::Failed));
-        assert_eq!(detach_mounts(&Observed::Absent).status, Status::Ok);
+        assert_eq!(
+            (of("1\n"), of("0\n")),
+            (PointStatus::Ok, PointStatus::Failed)
+        );
+        assert_eq!(detach_mounts(&Observed::Absent).status, PointStatus::Ok);
         assert_eq!(
             detach_mounts(&Observed::Unreadable("no".to_owned())).status,
-            Status::Unknown
+            PointStatus::Unknown
         );
     }
 }

@@ -8,7 +8,7 @@ const NAME: &str = "fuse-daemons";
 
 /// A process, and the text of its `/proc/PID/cgroup`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Daemon {
+pub struct FuseDaemon {
     /// Its pid.
     pub pid: u32,
     /// Its name, truncated by the kernel.
@@ -19,19 +19,19 @@ pub struct Daemon {
 
 /// The point for them. `kubelets`: the kubelets of this node; `daemons`: the processes that have
 /// /dev/fuse open.
-pub fn fuse_daemons(kubelets: &[Daemon], daemons: &[Daemon]) -> Point {
+pub fn fuse_daemons(kubelets: &[FuseDaemon], daemons: &[FuseDaemon]) -> Point {
     let homes: Vec<(&str, &str)> = kubelets
         .iter()
         .filter_map(|kubelet| home(&kubelet.cgroup))
         .collect();
-    let lives_in = |daemon: &&Daemon| {
+    let lives_in = |daemon: &&FuseDaemon| {
         homes.iter().any(|(hierarchy, path)| {
             let own = lines(&daemon.cgroup).find(|(of, _)| of == hierarchy);
             own.and_then(|(_, own)| own.strip_prefix(path))
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         })
     };
-    let at_risk: Vec<&Daemon> = daemons.iter().filter(lives_in).collect();
+    let at_risk: Vec<&FuseDaemon> = daemons.iter().filter(lives_in).collect();
     let Some(first) = at_risk.first() else {
         let message = if kubelets.is_empty() {
             "no kubelet runs here"
@@ -84,11 +84,11 @@ fn lines(cgroup: &str) -> impl Iterator<Item = (&str, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
 
-    fn process(pid: u32, cgroup: &str) -> Daemon {
-        Daemon {
+    fn process(pid: u32, cgroup: &str) -> FuseDaemon {
+        FuseDaemon {
             pid,
             command: "sshfs".to_owned(),
             cgroup: cgroup.to_owned(),
@@ -99,10 +99,13 @@ mod tests {
     fn a_process_in_or_below_the_kubelets_cgroup_dies_with_it() {
         let kubelet = [process(1, "0::/system.slice/kubelet.service\n")];
         for (cgroup, state) in [
-            ("0::/system.slice/kubelet.service\n", Status::Failed),
-            ("0::/system.slice/kubelet.service/below\n", Status::Failed),
-            ("0::/system.slice/kubelet.service-not\n", Status::Ok),
-            ("0::/system.slice/run-1.scope\n", Status::Ok),
+            ("0::/system.slice/kubelet.service\n", PointStatus::Failed),
+            (
+                "0::/system.slice/kubelet.service/below\n",
+                PointStatus::Failed,
+            ),
+            ("0::/system.slice/kubelet.service-not\n", PointStatus::Ok),
+            ("0::/system.slice/run-1.scope\n", PointStatus::Ok),
         ] {
             assert_eq!(
                 fuse_daemons(&kubelet, &[process(7, cgroup)]).status,
@@ -112,7 +115,7 @@ mod tests {
         }
         assert_eq!(
             fuse_daemons(&[], &[process(7, "0::/\n")]).status,
-            Status::Ok
+            PointStatus::Ok
         );
     }
 
@@ -121,13 +124,13 @@ mod tests {
         let text = "5:pids:/n/node\n1:name=systemd:/\n0::/\n";
         assert_eq!(
             fuse_daemons(&[process(1, text)], &[process(7, text)]).status,
-            Status::Failed
+            PointStatus::Failed
         );
         let slice = "5:cpu:/system.slice\n1:name=systemd:/system.slice/kubelet.service\n";
         let other = "5:cpu:/system.slice\n1:name=systemd:/system.slice/sshfs.service\n";
         assert_eq!(
             fuse_daemons(&[process(1, slice)], &[process(7, other)]).status,
-            Status::Ok
+            PointStatus::Ok
         );
     }
 }

@@ -27,7 +27,7 @@ pub fn host_root(table: &MountTable) -> Point {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
 
     #[test]
@@ -38,8 +38,11 @@ mod tests {
         };
         assert_eq!(
             (of(" shared:1"), of(" master:1"), of("")),
-            (Status::Ok, Status::Ok, Status::Failed)
+            (PointStatus::Ok, PointStatus::Ok, PointStatus::Failed)
         );
-        assert_eq!(host_root(&MountTable::default()).status, Status::Unknown);
+        assert_eq!(
+            host_root(&MountTable::default()).status,
+            PointStatus::Unknown
+        );
     }
 }

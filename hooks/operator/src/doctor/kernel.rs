@@ -36,7 +36,7 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: bool) -> Point {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
 
     fn features(beneath: bool, mount_ids: bool) -> KernelFeatures {
@@ -51,12 +51,15 @@ mod tests {
 
     #[test]
     fn an_older_kernel_needs_a_shared_mount() {
-        assert_eq!(kernel(&features(true, true), false).status, Status::Ok);
-        assert_eq!(kernel(&features(false, true), true).status, Status::Ok);
+        assert_eq!(kernel(&features(true, true), false).status, PointStatus::Ok);
+        assert_eq!(kernel(&features(false, true), true).status, PointStatus::Ok);
         assert_eq!(
             kernel(&features(false, true), false).command.as_deref(),
             Some("mount --make-rshared /")
         );
-        assert_eq!(kernel(&features(true, false), true).status, Status::Failed);
+        assert_eq!(
+            kernel(&features(true, false), true).status,
+            PointStatus::Failed
+        );
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::distribution::{LinuxDistribution, Packages};
-use super::{Point, Status};
+use super::{Point, PointStatus};
 
 const NAME: &str = "mount-helpers";
 
@@ -148,7 +148,7 @@ pub fn mount_helpers(
         format!("{programs} not found: the kubelet cannot mount volumes of this node{rest}");
     Point {
         name: NAME,
-        status: Status::Failed,
+        status: PointStatus::Failed,
         message,
         command: run,
     }
@@ -180,11 +180,14 @@ mod tests {
 
     #[test]
     fn only_roots_in_use_are_missed() {
-        assert_eq!(of("ID=debian", &["nfs", "csi"], true).status, Status::Ok);
-        assert_eq!(of("ID=debian", &[], false).status, Status::Ok);
+        assert_eq!(
+            of("ID=debian", &["nfs", "csi"], true).status,
+            PointStatus::Ok
+        );
+        assert_eq!(of("ID=debian", &[], false).status, PointStatus::Ok);
         assert_eq!(
             of("ID=debian", &["nfs", "csi"], false).status,
-            Status::Failed
+            PointStatus::Failed
         );
     }
 

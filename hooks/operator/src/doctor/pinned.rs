@@ -62,7 +62,7 @@ pub fn pinned(
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
     use crate::namespaces::HeldBy;
 
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_private_copy_of_a_removed_mount_is_pinned() {
-        assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).status, Status::Ok);
+        assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).status, PointStatus::Ok);
         assert_eq!(
             of(HOST, COPY).command.as_deref(),
             Some("bindguard holders /run/netns/cni-1")
@@ -109,13 +109,13 @@ mod tests {
             .replace("cni-1", "cni-2");
         assert_eq!(
             of(&format!("{HOST}{another}"), COPY).status,
-            Status::Failed,
+            PointStatus::Failed,
             "all namespaces have one device"
         );
         let problems = ["no".to_owned()];
         assert_eq!(
             pinned(&table(HOST), &[], &problems, &Places::default()).status,
-            Status::Unknown
+            PointStatus::Unknown
         );
     }
 
@@ -124,14 +124,14 @@ mod tests {
         let receiving = |line: &str| COPY.replace(line, &line.replace("rw -", "rw master:2 -"));
         assert_eq!(
             of(HOST, &receiving("0:20 / /host/run rw -")).status,
-            Status::Ok
+            PointStatus::Ok
         );
         assert_eq!(
             of(HOST, &receiving("net:[1] /host/run/netns/cni-1 rw -")).status,
-            Status::Failed
+            PointStatus::Failed
         );
         let peer = COPY.replace("0:20 / /host/run rw -", "0:20 / /host/run rw shared:2 -");
-        assert_eq!(of(HOST, &peer).status, Status::Ok);
+        assert_eq!(of(HOST, &peer).status, PointStatus::Ok);
     }
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
         let elsewhere = format!("{HOST}{NETNS}4 1 0:77 / /mnt/b rw shared:4 - tmpfs a rw\n");
         assert_eq!(
             of(&elsewhere, &kept).status,
-            Status::Ok,
+            PointStatus::Ok,
             "the host has it at another place"
         );
     }
@@ -174,7 +174,7 @@ mod tests {
         ] {
             assert_eq!(
                 of(&host, &format!("{COPY}{lines}")).status,
-                Status::Ok,
+                PointStatus::Ok,
                 "{what}"
             );
         }
@@ -188,6 +188,6 @@ mod tests {
              12 11 0:90 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs rw - overlay overlay rw\n\
              13 12 0:77 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/dev rw - tmpfs tmpfs rw\n\
              14 12 0:6 /null /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/null rw - devtmpfs udev rw\n";
-        assert_eq!(of(&host, setting_up).status, Status::Ok);
+        assert_eq!(of(&host, setting_up).status, PointStatus::Ok);
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The result of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Status {
+pub enum PointStatus {
     /// No problem found.
     Ok,
     /// A problem found.
@@ -20,7 +20,7 @@ pub struct Point {
     /// Its name: stable, for programs.
     pub name: &'static str,
     /// Its result.
-    pub status: Status,
+    pub status: PointStatus,
     /// The finding, as text.
     pub message: String,
     /// The command to run next.
@@ -33,7 +33,7 @@ impl Point {
     pub fn ok(name: &'static str, message: impl Into<String>) -> Self {
         Self {
             name,
-            status: Status::Ok,
+            status: PointStatus::Ok,
             message: message.into(),
             command: None,
         }
@@ -47,7 +47,7 @@ impl Point {
     ) -> Self {
         Self {
             name,
-            status: Status::Failed,
+            status: PointStatus::Failed,
             message: message.into(),
             command: Some(command.into()),
         }
@@ -57,7 +57,7 @@ impl Point {
     pub fn unknown(name: &'static str, why: impl Into<String>) -> Self {
         Self {
             name,
-            status: Status::Unknown,
+            status: PointStatus::Unknown,
             message: why.into(),
             command: None,
         }
@@ -73,7 +73,7 @@ pub struct DoctorReport {
 
 impl DoctorReport {
     /// True if some point has this status.
-    pub fn has(&self, status: Status) -> bool {
+    pub fn has(&self, status: PointStatus) -> bool {
         self.points.iter().any(|point| point.status == status)
     }
 }

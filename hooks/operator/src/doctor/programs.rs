@@ -73,7 +73,7 @@ pub fn programs(
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::PointStatus;
     use super::*;
 
     fn seen(name: &str, found: Option<&str>) -> ProgramSeen {
@@ -90,18 +90,18 @@ mod tests {
             programs(version, ours, runtime, "6.12.0", &[])
         };
         let crun = seen("crun", Some("crun version 1.27"));
-        assert_eq!(programs("0.1.0", &[], &crun).status, Status::Failed);
+        assert_eq!(programs("0.1.0", &[], &crun).status, PointStatus::Failed);
         assert_eq!(
             programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status,
-            Status::Ok
+            PointStatus::Ok
         );
         assert_eq!(
             programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status,
-            Status::Failed
+            PointStatus::Failed
         );
         assert_eq!(
             programs("0.1.0", &[seen("shim", None)], &runc).status,
-            Status::Failed
+            PointStatus::Failed
         );
         assert!(
             programs("0.1.0", &[], &seen("runc", None))

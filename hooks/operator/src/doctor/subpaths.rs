@@ -6,7 +6,7 @@
 use crate::node_report::{NodeBind, NodeReport};
 use bindguard_core::policy::{Mode, Policy};
 
-use super::{Point, Status};
+use super::{Point, PointStatus};
 
 const NAME: &str = "subpaths";
 const NEXT: &str = "bindguard diagnose";
@@ -31,7 +31,7 @@ pub fn subpaths(report: &NodeReport, policy: &Policy) -> Point {
         );
         return Point {
             name: NAME,
-            status: Status::Unknown,
+            status: PointStatus::Unknown,
             message,
             command: Some(NEXT.to_owned()),
         };
@@ -140,9 +140,9 @@ mod tests {
                 problems,
                 ..NodeReport::default()
             }),
-            Status::Unknown
+            PointStatus::Unknown
         );
-        assert_eq!(of(&NodeReport::default()), Status::Ok);
+        assert_eq!(of(&NodeReport::default()), PointStatus::Ok);
     }
 
     #[test]
@@ -154,20 +154,20 @@ mod tests {
         };
         let of = |report: &NodeReport| subpaths(report, &Policy::default());
         let guarded = of(&stale(Some(true), planned()));
-        assert_eq!(guarded.status, Status::Ok);
+        assert_eq!(guarded.status, PointStatus::Ok);
         assert!(
             guarded.message.contains("1 stale, the guard repairs"),
             "{guarded:?}"
         );
         let stock = of(&stale(Some(false), planned()));
         assert!(
-            stock.status == Status::Failed && stock.message.contains("another shim"),
+            stock.status == PointStatus::Failed && stock.message.contains("another shim"),
             "{stock:?}"
         );
-        assert_eq!(of(&stale(None, planned())).status, Status::Unknown);
+        assert_eq!(of(&stale(None, planned())).status, PointStatus::Unknown);
         assert_eq!(
             of(&stale(Some(true), None)).status,
-            Status::Failed,
+            PointStatus::Failed,
             "the guard cannot repair it"
         );
         let report_only = Policy {
@@ -176,7 +176,7 @@ mod tests {
         };
         assert_eq!(
             subpaths(&stale(Some(true), planned()), &report_only).status,
-            Status::Failed
+            PointStatus::Failed
         );
     }
 }

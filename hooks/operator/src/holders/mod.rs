@@ -12,13 +12,13 @@
 //! that cannot be removed.
 
 mod cgroup;
+mod mounts_to_find;
 mod release;
 mod report;
 mod spread;
 mod system;
-mod wanted;
 
 pub use cgroup::{container_ids, pod_uid};
+pub use mounts_to_find::MountsToFind;
 pub use release::ReleaseCommand;
 pub use report::{HeldMount, Holder, HolderKind, HoldersReport};
-pub use wanted::Wanted;

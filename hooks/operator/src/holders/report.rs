@@ -14,7 +14,7 @@ use super::cgroup::looks_like_an_id;
 use super::release::{ReleaseCommand, releases};
 use super::spread::Spread;
 use super::system::SystemMounts;
-use super::{Wanted, container_ids, pod_uid};
+use super::{MountsToFind, container_ids, pod_uid};
 use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
 
 /// The holders of the mounts at or below a path; `holders --json` prints this report.
@@ -140,7 +140,7 @@ impl HoldersReport {
     /// whose mounts the node needs.
     pub fn find(
         path: &Path,
-        wanted: &Wanted,
+        wanted: &MountsToFind,
         own: &MountTable,
         others: &[NamespaceMounts],
         pods: &Pods,
@@ -194,7 +194,7 @@ impl HoldersReport {
 }
 
 /// The same filesystem at another place of the reader's own namespace.
-fn in_own_namespace(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holder> {
+fn in_own_namespace(path: &Path, wanted: &MountsToFind, own: &Own<'_>) -> Option<Holder> {
     let elsewhere = own
         .table
         .entries()
@@ -224,7 +224,7 @@ fn in_own_namespace(path: &Path, wanted: &Wanted, own: &Own<'_>) -> Option<Holde
 fn holder(
     namespace: &NamespaceMounts,
     table: &MountTable,
-    wanted: &Wanted,
+    wanted: &MountsToFind,
     own: &Own<'_>,
     pods: &Pods,
 ) -> Option<Holder> {
@@ -336,9 +336,9 @@ mod tests {
         let own = table(HOST);
         let wanted = match device {
             Some((major, minor)) => {
-                Wanted::of_device(bindguard_core::mount_table::Device { major, minor })
+                MountsToFind::of_device(bindguard_core::mount_table::Device { major, minor })
             }
-            None => Wanted::at_or_below(Path::new(path), &own),
+            None => MountsToFind::at_or_below(Path::new(path), &own),
         };
         let report = HoldersReport::find(
             Path::new(path),
@@ -368,7 +368,8 @@ mod tests {
                 .unwrap()
         };
         let others = [held_by_exporter(table(CONTAINER))];
-        let wanted = Wanted::of_device(bindguard_core::mount_table::Device { major: 8, minor: 2 });
+        let wanted =
+            MountsToFind::of_device(bindguard_core::mount_table::Device { major: 8, minor: 2 });
         let (path, places) = (Path::new("/dev/sdb"), Places::default());
         let report = HoldersReport::find(
             path,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{ExceededLimit, TableError};
 use bindguard_core::places::Places;
-use bindguard_operator::doctor::{Status, pinned};
+use bindguard_operator::doctor::{PointStatus, pinned};
 use bindguard_operator::namespaces::{Namespaces, Proc, UnreadTable};
 use bindguard_sys::enter::ProcessError;
 use bindguard_testing::live;
@@ -45,7 +45,7 @@ fn a_table_of_78_mb_is_unread_and_costs_less_than_16_mib() {
     let point = pinned(&own, &others, &problems, &Places::default());
     assert_eq!(
         point.status,
-        Status::Unknown,
+        PointStatus::Unknown,
         "an unread table keeps nothing, as far as the point shows"
     );
     let process = format!("of process {}: ", container.process.pid());

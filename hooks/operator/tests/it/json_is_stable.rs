@@ -19,7 +19,7 @@ use bindguard_core::report::{
 };
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::container_mounts::PinnedMounts;
-use bindguard_operator::doctor::{DoctorReport, Status, host_root};
+use bindguard_operator::doctor::{DoctorReport, PointStatus, host_root};
 use bindguard_operator::ended_pods::{EndedPod, EndedPods, LeftMount, LeftOutcome};
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, ReleaseCommand};
 use bindguard_operator::namespaces::Checked;
@@ -338,7 +338,7 @@ fn every_value_is_in_a_table_of_the_document() {
             error: String::new(),
         },
     ];
-    let statuses = [Status::Ok, Status::Failed, Status::Unknown];
+    let statuses = [PointStatus::Ok, PointStatus::Failed, PointStatus::Unknown];
 
     let journal = include_str!("../../../../docs/journal.md");
     for row in verdicts.iter().map(name).chain(kinds.iter().map(name)) {

@@ -44,12 +44,12 @@ pub struct Change {
     /// The planned content; `None` to remove the file.
     pub after: Option<Content>,
     /// The attributes of the planned content.
-    pub attributes: Wanted,
+    pub attributes: NewAttributes,
 }
 
 /// The attributes of a planned content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum NewAttributes {
     /// Those of the present file; this mode for a new file.
     Present(u32),
     /// The attributes of the file when it had this content.
@@ -60,7 +60,7 @@ impl Change {
     /// The change of a file from its current content to `after`.
     pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
         let path = resolved(path);
-        let attributes = Wanted::Present(mode);
+        let attributes = NewAttributes::Present(mode);
         let change = Self {
             before: content(&path)?,
             path,
@@ -78,7 +78,7 @@ impl Change {
             before: content(path)?,
             path: path.to_owned(),
             after,
-            attributes: Wanted::Present(0),
+            attributes: NewAttributes::Present(0),
         })
     }
 
@@ -197,7 +197,7 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 /// Replaces a file in one step, and creates the missing folders above it.
-pub fn write(path: &Path, bytes: &[u8], attributes: &Wanted) -> Result<()> {
+pub fn write(path: &Path, bytes: &[u8], attributes: &NewAttributes) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("write {}", path.display());
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
@@ -208,9 +208,9 @@ pub fn write(path: &Path, bytes: &[u8], attributes: &Wanted) -> Result<()> {
     file.write_all(bytes).with_context(doing)?;
     let present = Attributes::of(path).with_context(doing)?;
     match (attributes, present) {
-        (Wanted::Former(former), _) => former.give_to_restored(file.as_file()),
-        (Wanted::Present(_), Some(present)) => present.give_to_edited(file.as_file()),
-        (Wanted::Present(mode), None) => file
+        (NewAttributes::Former(former), _) => former.give_to_restored(file.as_file()),
+        (NewAttributes::Present(_), Some(present)) => present.give_to_edited(file.as_file()),
+        (NewAttributes::Present(mode), None) => file
             .as_file()
             .set_permissions(Permissions::from_mode(*mode)),
     }

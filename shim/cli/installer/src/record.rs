@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::attributes::Attributes;
-use crate::change::{self, Content, Wanted};
+use crate::change::{self, Content, NewAttributes};
 use crate::owner::Owner;
 use crate::plan::{InstallOptions, PlannedChange};
 use crate::running::{self, Daemon};
@@ -257,7 +257,7 @@ impl Record {
         if let Some(bytes) = bytes {
             let place = originals().join(hash(bytes));
             if change::read(&place)?.is_none() {
-                change::write(&place, bytes, &Wanted::Present(0o600))?;
+                change::write(&place, bytes, &NewAttributes::Present(0o600))?;
             }
         }
         let former = self
@@ -345,7 +345,7 @@ impl Record {
 
     fn save(&self) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        change::write(&file(), text.as_bytes(), &Wanted::Present(0o600))
+        change::write(&file(), text.as_bytes(), &NewAttributes::Present(0o600))
     }
 }
 

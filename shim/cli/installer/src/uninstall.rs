@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::change::{self, Change, Content, Wanted, name};
+use crate::change::{self, Change, Content, NewAttributes, name};
 use crate::options::CommonOptions;
 use crate::owner::Owner;
 use crate::plan::PlannedChange;
@@ -310,8 +310,8 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
     };
     let is_original = after == entry.original()?;
     let attributes = match entry.attributes.clone().filter(|_| is_original) {
-        Some(attributes) => Wanted::Former(attributes),
-        None => Wanted::Present(mode_of(entry)),
+        Some(attributes) => NewAttributes::Former(attributes),
+        None => NewAttributes::Present(mode_of(entry)),
     };
     Ok(Change {
         path: entry.path.clone(),

@@ -13,7 +13,9 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_installer::drift::drift;
-use bindguard_operator::doctor::{self, Daemon, DoctorReport, LinuxDistribution, Point, Status};
+use bindguard_operator::doctor::{
+    self, DoctorReport, FuseDaemon, LinuxDistribution, Point, PointStatus,
+};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{Process, processes_named, setting, with_open};
 use bindguard_operator::{kubelets_here, survey_node};
@@ -79,8 +81,8 @@ impl Doctor {
             print_text(text(&report).text())?
         }
         Ok(show::code(
-            report.has(Status::Unknown) && !report.has(Status::Failed),
-            report.has(Status::Failed),
+            report.has(PointStatus::Unknown) && !report.has(PointStatus::Failed),
+            report.has(PointStatus::Failed),
         ))
     }
 }
@@ -179,8 +181,8 @@ fn config(loaded: &Loaded) -> Point {
     }
 }
 
-fn daemon(process: Process) -> Daemon {
-    Daemon {
+fn daemon(process: Process) -> FuseDaemon {
+    FuseDaemon {
         pid: process.pid,
         command: process.command,
         cgroup: process.cgroup,
@@ -205,9 +207,9 @@ fn text(report: &DoctorReport) -> Lines {
     let mut lines = Lines::default();
     for point in &report.points {
         let (word, style) = match point.status {
-            Status::Ok => ("ok", HEALTHY),
-            Status::Failed => ("failed", FAULTY),
-            Status::Unknown => ("unknown", UNCHECKED),
+            PointStatus::Ok => ("ok", HEALTHY),
+            PointStatus::Failed => ("failed", FAULTY),
+            PointStatus::Unknown => ("unknown", UNCHECKED),
         };
         lines.headed(word, style, &format!("{}: {}", point.name, point.message));
         if let Some(command) = &point.command {
@@ -217,7 +219,7 @@ fn text(report: &DoctorReport) -> Lines {
     let not_ok = report
         .points
         .iter()
-        .filter(|point| point.status != Status::Ok)
+        .filter(|point| point.status != PointStatus::Ok)
         .count();
     lines.line(&format!("{} points, {not_ok} not ok", report.points.len()));
     lines

@@ -11,7 +11,7 @@ use bindguard_config::Config;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_operator::block_device;
-use bindguard_operator::holders::{HoldersReport, Wanted};
+use bindguard_operator::holders::{HoldersReport, MountsToFind};
 use bindguard_operator::namespaces::{Namespaces, Proc};
 use bindguard_operator::pods::Pods;
 use bindguard_sys::Handle;
@@ -62,7 +62,7 @@ impl Holders {
 
 fn report(
     path: &Path,
-    wanted: &Wanted,
+    wanted: &MountsToFind,
     seen: Namespaces,
     pods: &Pods,
     places: &Places,
@@ -85,10 +85,13 @@ pub(crate) fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("resolve {}", path.display()))
 }
 
-pub(crate) fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<Wanted> {
+pub(crate) fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<MountsToFind> {
     if !is_afar && path.starts_with("/dev") {
         let device = block_device(path).with_context(|| format!("open {}", path.display()))?;
-        return Ok(device.map_or_else(|| Wanted::at_or_below(path, own), Wanted::of_device));
+        return Ok(device.map_or_else(
+            || MountsToFind::at_or_below(path, own),
+            MountsToFind::of_device,
+        ));
     }
-    Ok(Wanted::at_or_below(path, own))
+    Ok(MountsToFind::at_or_below(path, own))
 }

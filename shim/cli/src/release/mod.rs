@@ -17,7 +17,7 @@ use bindguard_guard::refresh::{
     HelperProcess, HostRoots, NotReleased, Release, ReleaseOutcome, Released, release_copies,
 };
 use bindguard_operator::bundles::bundle_of_container;
-use bindguard_operator::holders::Wanted;
+use bindguard_operator::holders::MountsToFind;
 use bindguard_operator::node::{
     MountUser, NotInit, hold_init, is_root, recorded_init_of, refuse_other_mounts, users_of_mount,
 };
@@ -124,7 +124,7 @@ impl ReleaseVerb {
         &self,
         helper: &HelperProcess,
         container: &PodContainer,
-        wanted: &Wanted,
+        wanted: &MountsToFind,
         config: &Config,
         report: &mut ReleaseReport,
     ) -> anyhow::Result<()> {

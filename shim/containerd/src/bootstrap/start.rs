@@ -16,7 +16,7 @@ use super::stdin::{InputError, StartInput};
 use super::{address, answer, placement};
 use crate::args::Args;
 use crate::bundle::Bundle;
-use crate::service::{Expectation, expect};
+use crate::service::{ServerAnswer, expect};
 use crate::{logging, memory};
 
 /// A server that could not be found or started.
@@ -84,7 +84,7 @@ fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
     let event_loop = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    Ok(event_loop.block_on(expect(server, id)) == Expectation::Waits)
+    Ok(event_loop.block_on(expect(server, id)) == ServerAnswer::Waits)
 }
 
 fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<(), StartError> {

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::hierarchies::hierarchies;
-use super::scope::Scope;
+use super::scope::SystemdScope;
 use super::waiting_init::end_waiting_init;
 use crate::blocking::run_blocking;
 
@@ -23,10 +23,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// by `cgroupsPath`, in every hierarchy. With a path in systemd's form it stops the scope. `state`
 /// is the runtime's directory for the container.
 pub(crate) async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
-    let scope = Scope::of(cgroups_path);
+    let scope = SystemdScope::of(cgroups_path);
     let Some(path) = scope
         .as_ref()
-        .map(Scope::path)
+        .map(SystemdScope::path)
         .or_else(|| below_the_root(cgroups_path))
     else {
         return;

@@ -25,12 +25,12 @@ const USUAL_SLICE: &str = "system.slice";
 
 /// A scope of systemd's.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Scope {
+pub(super) struct SystemdScope {
     unit: String,
     path: PathBuf,
 }
 
-impl Scope {
+impl SystemdScope {
     /// The scope that a runtime makes for `cgroupsPath` in systemd's form, `slice:prefix:name`.
     pub(super) fn of(cgroups_path: &str) -> Option<Self> {
         let parts: Vec<&str> = cgroups_path.split(':').collect();
@@ -173,8 +173,8 @@ fn stop(unit: &str) {
 mod tests {
     use super::*;
 
-    fn scope(unit: &str, path: &str) -> Option<Scope> {
-        Some(Scope {
+    fn scope(unit: &str, path: &str) -> Option<SystemdScope> {
+        Some(SystemdScope {
             unit: unit.to_owned(),
             path: path.into(),
         })
@@ -183,18 +183,18 @@ mod tests {
     #[test]
     fn a_path_in_systemds_form_names_a_scope_in_its_slices() {
         assert_eq!(
-            Scope::of(":cri:web"),
+            SystemdScope::of(":cri:web"),
             scope("cri-web.scope", "system.slice/cri-web.scope")
         );
         assert_eq!(
-            Scope::of("kubepods-burstable-pod1_2.slice:cri-containerd:7"),
+            SystemdScope::of("kubepods-burstable-pod1_2.slice:cri-containerd:7"),
             scope(
                 "cri-containerd-7.scope",
                 "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-7.scope"
             )
         );
         assert_eq!(
-            Scope::of("-.slice:cri:web"),
+            SystemdScope::of("-.slice:cri:web"),
             scope("cri-web.scope", "cri-web.scope")
         );
         for other in [
@@ -206,14 +206,14 @@ mod tests {
             "a/b.slice:c:d",
             "a:b:c",
         ] {
-            assert_eq!(Scope::of(other), None, "{other}");
+            assert_eq!(SystemdScope::of(other), None, "{other}");
         }
         for slice in [
             "a--b.slice:cri:web",
             "-a.slice:cri:web",
             "a.slice:../cri:web",
         ] {
-            assert_eq!(Scope::of(slice), None, "{slice}");
+            assert_eq!(SystemdScope::of(slice), None, "{slice}");
         }
     }
 

@@ -21,7 +21,7 @@ use queue::{Item, Queue};
 
 /// One event of a task.
 #[derive(Debug, Clone)]
-pub(crate) enum Event {
+pub(crate) enum TaskEvent {
     /// The container exists.
     Created(proto::TaskCreate),
     /// Its program runs.
@@ -53,11 +53,11 @@ struct Queued {
 
 /// The sending end of the queue.
 #[derive(Debug, Clone)]
-pub(crate) struct Events {
+pub(crate) struct TaskEvents {
     queue: Arc<Queue>,
 }
 
-impl Events {
+impl TaskEvents {
     /// Starts the task that sends to containerd's ttrpc socket.
     pub(crate) fn publish_to(address: String, namespace: String) -> Self {
         let queue = Arc::new(Queue::default());
@@ -66,7 +66,7 @@ impl Events {
     }
 
     /// Puts an event in the queue.
-    pub(crate) fn send(&self, event: &Event) {
+    pub(crate) fn send(&self, event: &TaskEvent) {
         let (topic, type_url, value) = event.encode();
         match value {
             Ok(value) => {
@@ -96,7 +96,7 @@ impl Events {
     }
 }
 
-impl Event {
+impl TaskEvent {
     /// Topic, type name in Go's registry, and bytes.
     fn encode(&self) -> (&'static str, &'static str, protobuf::Result<Vec<u8>>) {
         match self {
@@ -167,7 +167,7 @@ mod tests {
             exit_status: 137,
             ..Default::default()
         };
-        let (topic, type_url, value) = Event::Exited(exit.clone()).encode();
+        let (topic, type_url, value) = TaskEvent::Exited(exit.clone()).encode();
         assert_eq!(
             (topic, type_url),
             ("/tasks/exit", "containerd.events.TaskExit")

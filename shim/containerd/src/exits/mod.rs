@@ -47,9 +47,9 @@ impl Exits {
     }
 
     /// Marks a pid as waited for until the result is dropped.
-    pub(crate) fn know(self: &Arc<Self>, pid: u32) -> Known {
+    pub(crate) fn know(self: &Arc<Self>, pid: u32) -> KnownPid {
         *self.inner().known.entry(pid).or_default() += 1;
-        Known {
+        KnownPid {
             exits: Arc::clone(self),
             pid,
         }
@@ -95,12 +95,12 @@ impl Drop for PendingProcess {
 
 /// While this value exists, the process with this pid is no orphan.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownPid {
     exits: Arc<Exits>,
     pid: u32,
 }
 
-impl Drop for Known {
+impl Drop for KnownPid {
     fn drop(&mut self) {
         if let Entry::Occupied(mut waiting) = self.exits.inner().known.entry(self.pid) {
             *waiting.get_mut() -= 1;

@@ -19,7 +19,7 @@ use rustix::process::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::{Exits, Known};
+use super::{Exits, KnownPid};
 
 /// The status that containerd gets when the real one is lost, as with Go's shim.
 const LOST_STATUS: u32 = 255;
@@ -53,7 +53,7 @@ enum WatchedState {
     /// Not reaped yet by `exit`.
     Present {
         pidfd: AsyncFd<OwnedFd>,
-        known: Mutex<Option<Known>>,
+        known: Mutex<Option<KnownPid>>,
     },
     /// The orphans' reaper reaped it before its pid was known.
     Reaped(Exit),
@@ -67,7 +67,7 @@ impl Watched {
     }
 
     /// Opens a process that is known already.
-    pub(crate) fn known(known: Known) -> Result<Self, WatchError> {
+    pub(crate) fn known(known: KnownPid) -> Result<Self, WatchError> {
         let pid = known.pid;
         let failed = |source| WatchError { pid, source };
         let raw = i32::try_from(pid)
@@ -97,7 +97,7 @@ impl Watched {
         }
     }
 
-    fn present(pid: u32, pidfd: AsyncFd<OwnedFd>, known: Known) -> Self {
+    fn present(pid: u32, pidfd: AsyncFd<OwnedFd>, known: KnownPid) -> Self {
         Self {
             pid,
             process: WatchedState::Present {

@@ -13,19 +13,19 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
-use super::progress::{DrainLimits, DrainResult, Mover, Progress, progress};
+use super::progress::{CopyProgress, DrainLimits, DrainResult, Mover, progress};
 
 /// The limit of one step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
 
 /// A running copy.
 #[derive(Debug)]
-pub(crate) struct Copy {
+pub(crate) struct StreamCopy {
     task: AbortHandle,
-    progress: Progress,
+    progress: CopyProgress,
 }
 
-impl Copy {
+impl StreamCopy {
     /// Starts copying until the source ends or the destination is gone. Both descriptors must be
     /// non-blocking.
     pub(crate) fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
@@ -146,7 +146,7 @@ mod tests {
     #[tokio::test]
     async fn more_than_all_pipes_hold_arrives_whole_and_in_order() {
         let ((source, feed), (drain, target)) = (pipe(), pipe());
-        let copy = Copy::spawn(source, target);
+        let copy = StreamCopy::spawn(source, target);
         let sent: Vec<u8> = (0..1_000_000_u32)
             .map(|n| n.to_le_bytes()[n as usize % 3])
             .collect();
@@ -186,7 +186,7 @@ mod tests {
     #[tokio::test]
     async fn a_stream_without_a_reader_is_closed() {
         let ((source, feed), (_drain, target)) = (pipe(), pipe());
-        let copy = Copy::spawn(source, target);
+        let copy = StreamCopy::spawn(source, target);
         while rustix::io::write(feed.get_ref(), &[1; 4096]).is_ok() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

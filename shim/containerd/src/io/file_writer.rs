@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::thread;
 
-use super::progress::{DrainLimits, DrainResult, Mover, Progress, progress};
+use super::progress::{CopyProgress, DrainLimits, DrainResult, Mover, progress};
 
 /// The limit of one step; the buffer exists as long as the stream.
 const STEP: usize = 16 * 1024;
@@ -20,7 +20,7 @@ const STACK: usize = 256 * 1024;
 /// A thread that writes.
 #[derive(Debug)]
 pub(super) struct FileWriter {
-    progress: Progress,
+    progress: CopyProgress,
 }
 
 impl FileWriter {

@@ -27,7 +27,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
-use super::stream::Program;
+use super::stream::LogProgram;
 use crate::blocking::run_blocking;
 use crate::exits::{Exits, WatchError, Watched};
 use crate::kernel;
@@ -94,7 +94,7 @@ pub(super) struct Logger {
 impl Logger {
     /// Starts the program with the reading ends of stdout and stderr, and waits until it is ready.
     pub(super) async fn start(
-        program: Program,
+        program: LogProgram,
         process: LoggedProcess<'_>,
         [stdout, stderr]: [OwnedFd; 2],
     ) -> Result<Self, LoggerError> {
@@ -123,7 +123,7 @@ impl Logger {
     /// Starts the program, away from the event loop: the file may be on a server that does not
     /// answer.
     async fn spawn(
-        program: &Program,
+        program: &LogProgram,
         process: LoggedProcess<'_>,
         fds: Vec<OwnedFd>,
     ) -> Result<Self, LoggerError> {
@@ -210,7 +210,7 @@ mod tests {
     async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, LoggerError> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();
-        let program = Program {
+        let program = LogProgram {
             path: "/bin/sh".into(),
             arguments,
             must_signal_ready,

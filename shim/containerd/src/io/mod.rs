@@ -33,7 +33,7 @@ use std::time::Duration;
 use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;
 
-use copy::Copy;
+use copy::StreamCopy;
 pub(crate) use error::IoError;
 use file_writer::FileWriter;
 pub(crate) use logger::LoggedProcess;
@@ -87,8 +87,8 @@ pub(crate) struct RunningIo {
     /// Kept open so that the process sees no end of its input before `CloseIO`, however often
     /// clients connect and leave.
     stdin_hold: Mutex<Option<OwnedFd>>,
-    stdin: Option<Copy>,
-    outputs: Vec<Copy>,
+    stdin: Option<StreamCopy>,
+    outputs: Vec<StreamCopy>,
     sinks: Vec<Sink>,
     console: Option<Master>,
 }

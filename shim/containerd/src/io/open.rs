@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::fifo::{self, Input, Output};
-use super::stream::{Program, Stream};
+use super::stream::{LogProgram, Stream};
 use super::{IoError, Streams};
 use crate::blocking::run_blocking;
 
@@ -36,7 +36,7 @@ pub(super) enum OutputTarget {
     /// The log file of stdout, for stderr.
     SameLogFile,
     /// A program that is not started yet.
-    Logger(Program),
+    Logger(LogProgram),
 }
 
 impl OpenedStreams {

@@ -12,8 +12,8 @@ use super::logger::Logger;
 use super::open::{OpenedStreams, OutputTarget};
 use super::pending_log::PendingLog;
 use super::pipes::{StreamOwner, nonblocking, owned_pipe, readable, unread, watched, writable};
-use super::stream::Program;
-use super::{Copy, IoError, LoggedProcess, RunningIo, Sink, Streams};
+use super::stream::LogProgram;
+use super::{IoError, LoggedProcess, RunningIo, Sink, StreamCopy, Streams};
 
 /// The number of bytes of a failed try's output that an error quotes.
 const LAST_OUTPUT: usize = 2048;
@@ -141,7 +141,7 @@ impl PreparedIo {
 
     async fn start_logger(
         &mut self,
-        program: Program,
+        program: LogProgram,
         owner: StreamOwner,
         process: LoggedProcess<'_>,
     ) -> Result<(), IoError> {
@@ -252,7 +252,7 @@ impl PreparedIo {
         for pair in self.pairs {
             attached
                 .outputs
-                .push(Copy::spawn(readable(pair.from)?, writable(pair.to)?));
+                .push(StreamCopy::spawn(readable(pair.from)?, writable(pair.to)?));
         }
         if let Some(console) = self.console {
             let master = console.take_master().map_err(IoError::Console)?;
@@ -260,7 +260,7 @@ impl PreparedIo {
             if let Some(out) = self.console_out {
                 attached
                     .outputs
-                    .push(Copy::spawn(Arc::clone(&master), writable(out)?));
+                    .push(StreamCopy::spawn(Arc::clone(&master), writable(out)?));
             }
             stdin_target = Some(Arc::clone(&master));
             attached.console = Some(master);
@@ -271,7 +271,7 @@ impl PreparedIo {
                 None => stdin_target,
             };
             if let Some(target) = target {
-                attached.stdin = Some(Copy::spawn(readable(from)?, target));
+                attached.stdin = Some(StreamCopy::spawn(readable(from)?, target));
             }
             attached.stdin_hold = Mutex::new(Some(hold));
         }

@@ -42,14 +42,14 @@ pub(super) struct Mover {
 
 /// The side that waits.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct CopyProgress {
     moved: Arc<AtomicU64>,
     holding: Arc<AtomicBool>,
     open: watch::Receiver<()>,
 }
 
 /// Both sides of a stream that has not begun.
-pub(super) fn progress() -> (Mover, Progress) {
+pub(super) fn progress() -> (Mover, CopyProgress) {
     let (moved, holding) = (
         Arc::new(AtomicU64::new(0)),
         Arc::new(AtomicBool::new(false)),
@@ -62,7 +62,7 @@ pub(super) fn progress() -> (Mover, Progress) {
     };
     (
         mover,
-        Progress {
+        CopyProgress {
             moved,
             holding,
             open,
@@ -82,7 +82,7 @@ impl Mover {
     }
 }
 
-impl Progress {
+impl CopyProgress {
     /// Waits for the end of the stream.
     pub(super) async fn drain(&self, limits: DrainLimits) -> DrainResult {
         let mut open = self.open.clone();

@@ -23,12 +23,12 @@ pub(super) enum Stream {
     /// A log file to create.
     File(PathBuf),
     /// A program to start.
-    Logger(Program),
+    Logger(LogProgram),
 }
 
 /// A logging program.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Program {
+pub(super) struct LogProgram {
     /// The executable.
     pub(super) path: PathBuf,
     /// Keys and values of the query, in order.
@@ -68,7 +68,7 @@ impl Stream {
         match scheme {
             "fifo" => Ok(Self::Path(path)),
             "file" => Ok(Self::File(path)),
-            "binary" | "binary-v2" => Ok(Self::Logger(Program {
+            "binary" | "binary-v2" => Ok(Self::Logger(LogProgram {
                 path,
                 arguments: arguments(query),
                 must_signal_ready: scheme == "binary-v2",
@@ -127,7 +127,7 @@ fn hex(digits: &[u8]) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn logger(name: &str) -> Program {
+    fn logger(name: &str) -> LogProgram {
         match Stream::parse(name) {
             Ok(Stream::Logger(program)) => program,
             other => panic!("{name}: {other:?}"),

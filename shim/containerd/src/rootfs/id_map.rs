@@ -25,11 +25,11 @@ use crate::kernel::child_in_user_namespace;
 
 /// A mapping, in the one form that the kernel accepts.
 #[derive(Debug)]
-pub(super) struct IdMap {
+pub(super) struct MappedNamespace {
     namespace: File,
 }
 
-impl IdMap {
+impl MappedNamespace {
     /// Parses the options' values: `container:host:size`, several separated by commas.
     pub(super) fn new(users: &str, groups: &str) -> io::Result<Self> {
         let [users, groups] = [lines(users)?, lines(groups)?];

@@ -27,7 +27,7 @@ use rustix::fs::StatVfsMountFlags;
 
 use crate::blocking::run_blocking;
 use fuse::Fuse;
-use id_map::IdMap;
+use id_map::MappedNamespace;
 use loop_device::LoopDevice;
 use mount_options::{MountOptions, UnsupportedOption};
 use overlay::OverlayMount;
@@ -161,7 +161,7 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
     let id_map = options
         .id_map
         .as_ref()
-        .map(|(users, groups)| IdMap::new(users, groups));
+        .map(|(users, groups)| MappedNamespace::new(users, groups));
     let id_map = id_map.transpose().map_err(failed("map the ids of"))?;
 
     if !options.is_remount_only() {
@@ -188,7 +188,7 @@ fn mount_itself(
     rootfs: &Path,
     target: &Path,
     options: &MountOptions,
-    id_map: Option<&IdMap>,
+    id_map: Option<&MappedNamespace>,
 ) -> io::Result<()> {
     let source = Path::new(&mount.source);
     let device = options

@@ -14,7 +14,7 @@ use bindguard_core::report::Unchecked;
 
 use super::Runtime;
 use super::guard::GuardedCall;
-use super::invoke::{Call, RunStreams, Running, RuntimeError};
+use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 
 /// Time limit of the process that writes one line of the journal.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,7 +78,7 @@ impl Runtime {
     ) -> Result<Running, RuntimeError> {
         let mut args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into()];
         args.extend(more);
-        let mut call = Call::new(self, guard.to_owned(), verb, args);
+        let mut call = RuntimeCall::new(self, guard.to_owned(), verb, args);
         call.lead_group();
         call.spawn(RunStreams::CapturedStdout)
     }

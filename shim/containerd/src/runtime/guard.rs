@@ -35,7 +35,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 
 use super::handover::{parse_answer, read_answer, read_unrepaired};
-use super::invoke::{Call, RunStreams, Running, RuntimeError};
+use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 use super::{Runtime, is_program, look_up};
 use crate::io::PreparedIo;
 
@@ -172,7 +172,7 @@ impl Runtime {
             tracing::warn!(id = call.id, "the guard's last output: {output}");
         }
         let program = self.resolve_binary()?;
-        let plain = Call::new(self, program, call.verb, call.args.clone());
+        let plain = RuntimeCall::new(self, program, call.verb, call.args.clone());
         plain
             .run(RunStreams::Process(call.prepared_io))
             .await
@@ -236,7 +236,7 @@ impl Runtime {
     ) -> io::Result<(Running, pipe::Receiver)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let answers = pipe::Receiver::from_owned_fd(read)?;
-        let mut request = Call::new(self, guard.to_owned(), call.verb, call.args.clone());
+        let mut request = RuntimeCall::new(self, guard.to_owned(), call.verb, call.args.clone());
         request.env(handover::RUNTIME_VARIABLE, &self.binary);
         request.env(handover::PIPE_VARIABLE, write.as_raw_fd().to_string());
         request.env(handover::ATTEMPT_VARIABLE, attempt.to_string());

@@ -92,7 +92,7 @@ pub(crate) enum RunStreams<'a> {
 }
 
 /// A run of the runtime, not started yet.
-pub(crate) struct Call {
+pub(crate) struct RuntimeCall {
     program: PathBuf,
     verb: &'static str,
     arguments: Vec<OsString>,
@@ -113,7 +113,7 @@ pub(crate) struct Running {
     stderr_file: Option<File>,
 }
 
-impl Call {
+impl RuntimeCall {
     /// `PROGRAM --root R --log L --log-format json [--systemd-cgroup] VERB ARGS`
     pub(crate) fn new(
         runtime: &Runtime,

@@ -28,7 +28,7 @@ use crate::bundle::Bundle;
 use crate::exits::Exits;
 use crate::io::PreparedIo;
 use crate::options::Options;
-use invoke::{Call, RunStreams};
+use invoke::{RunStreams, RuntimeCall};
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every
 /// runtime.
@@ -132,7 +132,7 @@ impl Runtime {
     /// The pids of all processes of the container.
     pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
         let args = vec!["--format".into(), "json".into(), id.into()];
-        let json = Call::new(self, self.resolve_binary()?, "ps", args)
+        let json = RuntimeCall::new(self, self.resolve_binary()?, "ps", args)
             .run(RunStreams::CapturedStdout)
             .await?;
         // An empty container is `null` in Go's JSON.
@@ -153,7 +153,7 @@ impl Runtime {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.push(id.into());
-        let call = Call::new(self, self.resolve_binary()?, "exec", args);
+        let call = RuntimeCall::new(self, self.resolve_binary()?, "exec", args);
         call.run(RunStreams::Process(exec.prepared_io))
             .await
             .map(drop)
@@ -171,7 +171,7 @@ impl Runtime {
         verb: &'static str,
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<(), RuntimeError> {
-        let call = Call::new(
+        let call = RuntimeCall::new(
             self,
             self.resolve_binary()?,
             verb,

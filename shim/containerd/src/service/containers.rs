@@ -288,12 +288,12 @@ impl Drop for ReservedName<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::events::Events;
+    use crate::events::TaskEvents;
     use crate::exits::Exits;
 
     /// The containers of a shim that publishes no events.
     pub(crate) fn containers() -> Containers {
-        let events = Events::publish_to("/nonexistent".into(), "n".into());
+        let events = TaskEvents::publish_to("/nonexistent".into(), "n".into());
         let exits = Arc::new(Exits::default());
         Containers::new(SharedState {
             namespace: "n".into(),

@@ -23,7 +23,7 @@ const METHOD: &str = "Expect";
 
 /// The server's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expectation {
+pub(crate) enum ServerAnswer {
     /// It waits for the container, or does not know the call.
     Waits,
     /// It is about to end.
@@ -31,18 +31,18 @@ pub(crate) enum Expectation {
 }
 
 /// Calls the server behind this connection.
-pub(crate) async fn expect(server: UnixStream, id: &str) -> Expectation {
+pub(crate) async fn expect(server: UnixStream, id: &str) -> ServerAnswer {
     match call_server(server, SERVICE, METHOD, id).await {
         Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => {
-            Expectation::Ends
+            ServerAnswer::Ends
         }
         // The server hung up before, during or after the call.
-        Err(error) if has_hung_up(&error) => Expectation::Ends,
+        Err(error) if has_hung_up(&error) => ServerAnswer::Ends,
         Err(error @ ttrpc::Error::Others(_)) => {
             tracing::warn!(%error, "announce the container to the shim of its group");
-            Expectation::Waits
+            ServerAnswer::Waits
         }
-        Ok(_) | Err(_) => Expectation::Waits,
+        Ok(_) | Err(_) => ServerAnswer::Waits,
     }
 }
 
@@ -96,9 +96,9 @@ mod tests {
     #[tokio::test]
     async fn a_server_waits_unless_it_is_about_to_end() {
         let folder = tempfile::tempdir().unwrap();
-        for answer in [Expectation::Waits, Expectation::Ends] {
+        for answer in [ServerAnswer::Waits, ServerAnswer::Ends] {
             let containers = Arc::new(containers());
-            if answer == Expectation::Ends {
+            if answer == ServerAnswer::Ends {
                 containers.shut_down();
             }
             let path = folder.path().join(format!("{answer:?}"));
@@ -137,7 +137,7 @@ mod tests {
             assert!(!is_alive(one, "c").await, "{read_limit:?}");
             assert_eq!(
                 expect(other, "c").await,
-                Expectation::Ends,
+                ServerAnswer::Ends,
                 "{read_limit:?}"
             );
             server.join().unwrap();

@@ -34,7 +34,7 @@ pub(crate) use client::is_alive;
 pub(crate) use containers::Containers;
 use decoding::decoded;
 use dispatch::{panic_on_request, run_cancellable, run_to_end};
-pub(crate) use expectation::{Expectation, expect};
+pub(crate) use expectation::{ServerAnswer, expect};
 pub(crate) use unknown_services::answering_unknown;
 
 use crate::events::timestamp;
@@ -302,7 +302,7 @@ impl TaskMethods for TaskService {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::Events;
+    use crate::events::TaskEvents;
     use crate::exits::Exits;
     use crate::task::SharedState;
 
@@ -310,7 +310,7 @@ mod tests {
     async fn both_names_have_all_methods() {
         let shared = SharedState {
             namespace: "n".into(),
-            events: Events::publish_to("/nonexistent".into(), "n".into()),
+            events: TaskEvents::publish_to("/nonexistent".into(), "n".into()),
             exits: Arc::new(Exits::default()),
         };
         let services = services(&Arc::new(Containers::new(shared)));

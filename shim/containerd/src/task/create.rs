@@ -17,7 +17,7 @@ use super::guard_settings::guard_settings;
 use super::{SharedState, Task, TaskError, TaskProcess};
 use crate::bundle::{Bundle, ShimSpec};
 use crate::cgroup::{Cgroup, is_systemd, remove_leftover_cgroup};
-use crate::events::Event;
+use crate::events::TaskEvent;
 use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::options::Options;
@@ -207,14 +207,16 @@ impl Task {
             terminal: request.terminal,
             ..Default::default()
         };
-        self.shared.events.send(&Event::Created(proto::TaskCreate {
-            container_id: self.id.clone(),
-            bundle: request.bundle,
-            rootfs: request.rootfs,
-            io: MessageField::some(io),
-            checkpoint: request.checkpoint,
-            pid: self.init.pid(),
-            ..Default::default()
-        }));
+        self.shared
+            .events
+            .send(&TaskEvent::Created(proto::TaskCreate {
+                container_id: self.id.clone(),
+                bundle: request.bundle,
+                rootfs: request.rootfs,
+                io: MessageField::some(io),
+                checkpoint: request.checkpoint,
+                pid: self.init.pid(),
+                ..Default::default()
+            }));
     }
 }

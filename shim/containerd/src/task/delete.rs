@@ -13,7 +13,7 @@ use containerd_shim_protos::events::task as proto;
 use super::exec::Exec;
 use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
-use crate::events::{Event, timestamp};
+use crate::events::{TaskEvent, timestamp};
 use crate::exits::Exit;
 use crate::rootfs;
 
@@ -97,13 +97,15 @@ impl Task {
 
     fn publish_deleted(&self) {
         let exit = self.init.exit().filter(|_| !self.is_deleted_unstarted());
-        self.shared.events.send(&Event::Deleted(proto::TaskDelete {
-            container_id: self.id.clone(),
-            pid: self.init.pid(),
-            exit_status: exit.map_or(0, |exit| exit.status),
-            exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
-            ..Default::default()
-        }));
+        self.shared
+            .events
+            .send(&TaskEvent::Deleted(proto::TaskDelete {
+                container_id: self.id.clone(),
+                pid: self.init.pid(),
+                exit_status: exit.map_or(0, |exit| exit.status),
+                exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
+                ..Default::default()
+            }));
     }
 }
 

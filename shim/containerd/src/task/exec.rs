@@ -12,7 +12,7 @@ use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::events::task as proto;
 
 use super::{Task, TaskError, TaskProcess};
-use crate::events::Event;
+use crate::events::TaskEvent;
 use crate::io::Streams;
 
 /// An added process.
@@ -59,7 +59,7 @@ impl Task {
             exec_id,
             ..Default::default()
         };
-        self.shared.events.send(&Event::ExecAdded(added));
+        self.shared.events.send(&TaskEvent::ExecAdded(added));
         Ok(())
     }
 }

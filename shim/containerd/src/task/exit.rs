@@ -10,7 +10,7 @@ use nix::libc::SIGKILL;
 use super::exec::Exec;
 use super::{Task, TaskProcess};
 use crate::cgroup::OomWatch;
-use crate::events::{Event, timestamp};
+use crate::events::{TaskEvent, timestamp};
 use crate::exits::{Exit, Watched};
 
 /// The time limit for which an init's exit waits for those of its execs. They are dead or dying by
@@ -91,7 +91,7 @@ impl Task {
             container_id: self.id.clone(),
             ..Default::default()
         };
-        self.shared.events.send(&Event::OutOfMemory(killed));
+        self.shared.events.send(&TaskEvent::OutOfMemory(killed));
     }
 
     /// Waits for an exec in a task of its own.
@@ -105,7 +105,7 @@ impl Task {
 
     fn publish_exit(&self, process: &TaskProcess, exit: Exit) {
         process.ended(exit);
-        self.shared.events.send(&Event::Exited(proto::TaskExit {
+        self.shared.events.send(&TaskEvent::Exited(proto::TaskExit {
             container_id: self.id.clone(),
             id: process.id().to_owned(),
             pid: process.pid(),

@@ -31,7 +31,7 @@ pub(crate) use state::IllegalMove;
 
 use crate::bundle::{Bundle, BundleFileError};
 use crate::cgroup::{Cgroup, CgroupError};
-use crate::events::Events;
+use crate::events::TaskEvents;
 use crate::exits::{Exits, WatchError};
 use crate::io::{IoError, LoggedProcess, StreamOwner};
 use crate::options::OptionsError;
@@ -46,7 +46,7 @@ pub(crate) struct SharedState {
     /// containerd's namespace.
     pub(crate) namespace: String,
     /// The queue of events.
-    pub(crate) events: Events,
+    pub(crate) events: TaskEvents,
     /// The processes that have waiters.
     pub(crate) exits: Arc<Exits>,
 }

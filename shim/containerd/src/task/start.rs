@@ -11,7 +11,7 @@ use super::exec::Exec;
 use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
 use crate::bundle::Bundle;
-use crate::events::Event;
+use crate::events::TaskEvent;
 use crate::exits::{Exit, Watched};
 use crate::io::PreparedIo;
 use crate::runtime::{ExecCall, RuntimeError};
@@ -50,7 +50,7 @@ impl Task {
             pid,
             ..Default::default()
         };
-        self.shared.events.send(&Event::Started(started));
+        self.shared.events.send(&TaskEvent::Started(started));
         if let Some(watched) = restored {
             self.await_init(watched);
         }
@@ -75,7 +75,7 @@ impl Task {
         let pid = watched.pid();
         self.shared
             .events
-            .send(&Event::ExecStarted(proto::TaskExecStarted {
+            .send(&TaskEvent::ExecStarted(proto::TaskExecStarted {
                 container_id: self.id.clone(),
                 exec_id: exec.process.id().to_owned(),
                 pid,
@@ -142,7 +142,7 @@ impl Task {
             container_id: self.id.clone(),
             ..Default::default()
         };
-        self.shared.events.send(&Event::Paused(paused));
+        self.shared.events.send(&TaskEvent::Paused(paused));
         Ok(())
     }
 
@@ -159,7 +159,7 @@ impl Task {
             container_id: self.id.clone(),
             ..Default::default()
         };
-        self.shared.events.send(&Event::Resumed(resumed));
+        self.shared.events.send(&TaskEvent::Resumed(resumed));
         Ok(())
     }
 

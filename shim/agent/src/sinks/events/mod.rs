@@ -29,7 +29,7 @@ pub use self::from_reports::{
 };
 pub use self::objects::Event;
 pub use self::occurrence::{EventType, Occurrence};
-pub use self::recorder::{EventApi, Recorder, WriteError};
+pub use self::recorder::{EventApi, EventWriteError, Recorder};
 pub use self::standing::Standing;
 
 /// The limit of occurrences that wait for the recorder.

@@ -33,7 +33,7 @@ const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 /// Writes events. The agent writes to the API server, tests count.
 pub trait EventApi {
     /// Creates the event's object, or updates it if it exists.
-    fn write(&mut self, event: &Event) -> impl Future<Output = Result<(), WriteError>> + Send;
+    fn write(&mut self, event: &Event) -> impl Future<Output = Result<(), EventWriteError>> + Send;
 
     /// Closes the connection. The next request connects again.
     fn disconnect(&mut self);
@@ -41,7 +41,7 @@ pub trait EventApi {
 
 /// Why an event was not written.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum EventWriteError {
     /// It was to be updated, and there is no such object any more.
     #[error("there is no such event")]
     Gone,
@@ -182,7 +182,7 @@ impl<A: EventApi> Recorder<A> {
         let written = timeout(REQUEST_TIMEOUT, self.api.write(&event))
             .await
             .unwrap_or_else(|_| {
-                Err(WriteError::Unavailable {
+                Err(EventWriteError::Unavailable {
                     why: format!("nothing within {REQUEST_TIMEOUT:?}"),
                     pause: None,
                 })
@@ -203,14 +203,14 @@ impl<A: EventApi> Recorder<A> {
         }
     }
 
-    fn not_written(&mut self, event: &Event, error: &WriteError) {
+    fn not_written(&mut self, event: &Event, error: &EventWriteError) {
         match error {
-            WriteError::Gone | WriteError::Exists => {
+            EventWriteError::Gone | EventWriteError::Exists => {
                 self.pace.answered();
-                let exists = matches!(error, WriteError::Exists);
+                let exists = matches!(error, EventWriteError::Exists);
                 self.objects.set_exists(&event.key, exists);
             }
-            WriteError::Refused(why) => {
+            EventWriteError::Refused(why) => {
                 self.pace.answered();
                 self.objects.settle(&event.key);
                 self.metrics.events.count(EventResult::refused, 1);
@@ -222,16 +222,16 @@ impl<A: EventApi> Recorder<A> {
                     );
                 }
             }
-            WriteError::Forbidden(_) => {
+            EventWriteError::Forbidden(_) => {
                 self.objects.settle(&event.key);
                 self.metrics.events.count(EventResult::refused, 1);
                 self.failed(None, error);
             }
-            WriteError::Unavailable { pause, .. } => self.failed(*pause, error),
+            EventWriteError::Unavailable { pause, .. } => self.failed(*pause, error),
         }
     }
 
-    fn failed(&mut self, pause: Option<Duration>, error: &WriteError) {
+    fn failed(&mut self, pause: Option<Duration>, error: &EventWriteError) {
         self.metrics.events.failures.inc();
         self.pace.failed(self.now().uptime, pause, fastrand::f64());
         let text = error.to_string();

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::idle_memory::IdleMemory;
-use crate::sinks::events::{Event, EventApi, WriteError};
+use crate::sinks::events::{Event, EventApi, EventWriteError};
 
 const COMPONENT: &str = "bindguard-agent";
 
@@ -47,7 +47,7 @@ impl ApiEvents {
 }
 
 impl EventApi for ApiEvents {
-    async fn write(&mut self, event: &Event) -> Result<(), WriteError> {
+    async fn write(&mut self, event: &Event) -> Result<(), EventWriteError> {
         self.request(event)
             .await
             .map_err(|error| failure(&error, event.exists))
@@ -97,20 +97,20 @@ fn time(since_epoch: Duration) -> Option<String> {
         .ok()
 }
 
-fn failure(error: &ApiError, was_patch: bool) -> WriteError {
+fn failure(error: &ApiError, was_patch: bool) -> EventWriteError {
     let why = error.reason();
     let ApiError::Status(status) = error else {
-        return WriteError::Unavailable { why, pause: None };
+        return EventWriteError::Unavailable { why, pause: None };
     };
     match status.code {
-        404 if was_patch => WriteError::Gone,
-        409 if !was_patch => WriteError::Exists,
-        403 if has_cause(status, "NamespaceTerminating") => WriteError::Refused(why),
-        401 | 403 => WriteError::Forbidden(why),
-        400..=428 | 430..=499 => WriteError::Refused(why),
+        404 if was_patch => EventWriteError::Gone,
+        409 if !was_patch => EventWriteError::Exists,
+        403 if has_cause(status, "NamespaceTerminating") => EventWriteError::Refused(why),
+        401 | 403 => EventWriteError::Forbidden(why),
+        400..=428 | 430..=499 => EventWriteError::Refused(why),
         _ => {
             let seconds = status.details.retry_after_seconds;
-            WriteError::Unavailable {
+            EventWriteError::Unavailable {
                 why,
                 pause: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
             }

@@ -22,7 +22,7 @@ const LABELLED: [&str; 2] = [
 /// A running container with the label, as `GET /containers/json` lists it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Listed {
+struct EngineContainer {
     id: String,
     #[serde(default)]
     names: Vec<String>,
@@ -45,17 +45,20 @@ pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>
     let Some(socket) = socket(root, engine) else {
         return Ok(HashMap::new());
     };
-    let mut listed: Vec<Listed> = Vec::new();
+    let mut listed: Vec<EngineContainer> = Vec::new();
     for path in LABELLED {
-        listed.extend(api::get::<Vec<Listed>>(&socket, path)?);
+        listed.extend(api::get::<Vec<EngineContainer>>(&socket, path)?);
     }
-    let labelled = listed.into_iter().map(|Listed { id, names, labels }| {
-        let name = names
-            .first()
-            .map(|name| name.trim_start_matches('/').to_owned());
-        let request = RefreshRequest::from_labels(|label| labels.get(label).map(String::as_str));
-        (id, Labelled { name, request })
-    });
+    let labelled = listed
+        .into_iter()
+        .map(|EngineContainer { id, names, labels }| {
+            let name = names
+                .first()
+                .map(|name| name.trim_start_matches('/').to_owned());
+            let request =
+                RefreshRequest::from_labels(|label| labels.get(label).map(String::as_str));
+            (id, Labelled { name, request })
+        });
     Ok(labelled.collect())
 }
 

@@ -26,7 +26,7 @@ struct Watched {
 
 /// The result of events.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct FileChanges {
     /// A container may have started, or a directory was replaced: a survey is due.
     pub survey: bool,
     /// The containers whose file is complete.
@@ -87,8 +87,8 @@ impl Watches {
     ///
     /// # Errors
     /// inotify's.
-    pub fn wait(&mut self, limit: Duration) -> io::Result<Changes> {
-        let mut changes = Changes::default();
+    pub fn wait(&mut self, limit: Duration) -> io::Result<FileChanges> {
+        let mut changes = FileChanges::default();
         for event in self.inotify.wait(Some(limit))? {
             match event {
                 WatchEvent::Appeared(watch, name, completeness) => {
@@ -111,7 +111,7 @@ impl Watches {
         watch: WatchId,
         name: &OsStr,
         completeness: Completeness,
-        changes: &mut Changes,
+        changes: &mut FileChanges,
     ) {
         let Some(watched) = self.watched.get(&watch) else {
             return;
@@ -210,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    fn changes(watches: &mut Watches) -> Changes {
+    fn changes(watches: &mut Watches) -> FileChanges {
         watches.wait(Duration::from_secs(10)).unwrap()
     }
 

@@ -11,13 +11,17 @@ use std::path::{Component, Path};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::spec::{RequestedPropagation, SpecEdit};
 
-use super::messages::Mount;
+use super::messages::NriMount;
 
 const RSLAVE: &str = "rslave";
 
 /// The edits that a runtime carries out. `None`: the mount table could not be read, so the
 /// propagation of no source is known.
-pub fn accepted(edits: &[SpecEdit], mounts: &[Mount], table: Option<&MountTable>) -> Vec<SpecEdit> {
+pub fn accepted(
+    edits: &[SpecEdit],
+    mounts: &[NriMount],
+    table: Option<&MountTable>,
+) -> Vec<SpecEdit> {
     let mut destinations = HashSet::new();
     // A runtime removes one mount of a destination, and sorts mounts afterwards: of two equal ones
     // the wrong one could win.
@@ -34,12 +38,12 @@ pub fn accepted(edits: &[SpecEdit], mounts: &[Mount], table: Option<&MountTable>
         .collect()
 }
 
-fn is_accepted(edit: &SpecEdit, mounts: &[Mount], table: Option<&MountTable>) -> bool {
+fn is_accepted(edit: &SpecEdit, mounts: &[NriMount], table: Option<&MountTable>) -> bool {
     match edit {
         SpecEdit::Source { bind, to } => {
             // The runtime checks the new source's mount for these, and earlier versions for all
             // later mounts.
-            let is_checked = |mount: &Mount| {
+            let is_checked = |mount: &NriMount| {
                 mount
                     .options
                     .iter()
@@ -74,9 +78,9 @@ fn accepts_rslave(source: &Path, table: &MountTable) -> bool {
 
 /// The removed and added mounts. New sources come first: some versions of nri take the propagation
 /// of one added mount for that of the next.
-pub fn mounts(edits: &[SpecEdit], mounts: &[Mount]) -> Vec<Mount> {
+pub fn mounts(edits: &[SpecEdit], mounts: &[NriMount]) -> Vec<NriMount> {
     let sources = edits.iter().filter_map(|edit| match edit {
-        SpecEdit::Source { bind, to } => Some(Mount {
+        SpecEdit::Source { bind, to } => Some(NriMount {
             source: to.to_str()?.to_owned(),
             ..mounts.get(*bind)?.clone()
         }),
@@ -92,16 +96,16 @@ pub fn mounts(edits: &[SpecEdit], mounts: &[Mount]) -> Vec<Mount> {
         .collect()
 }
 
-fn removal_of(mount: &Mount) -> Mount {
-    Mount {
+fn removal_of(mount: &NriMount) -> NriMount {
+    NriMount {
         destination: format!("-{}", mount.destination),
-        ..Mount::default()
+        ..NriMount::default()
     }
 }
 
 /// runc applies propagation options one after the other, so every option that lowers propagation is
 /// removed.
-fn made_rslave(mount: &Mount) -> Mount {
+fn made_rslave(mount: &NriMount) -> NriMount {
     let lowers = |option: &&String| {
         RequestedPropagation::from_option(option)
             .is_some_and(RequestedPropagation::keeps_host_mounts_alive)
@@ -113,7 +117,7 @@ fn made_rslave(mount: &Mount) -> Mount {
         .cloned()
         .collect();
     options.push(RSLAVE.to_owned());
-    Mount {
+    NriMount {
         options,
         ..mount.clone()
     }
@@ -133,9 +137,9 @@ mod tests {
 33 32 0:12 / /twice rw shared:9 - tmpfs tmpfs rw
 ";
 
-    fn bind(source: &str, destination: &str, options: &[&str]) -> Mount {
+    fn bind(source: &str, destination: &str, options: &[&str]) -> NriMount {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
-        Mount {
+        NriMount {
             destination: destination.into(),
             r#type: "bind".into(),
             source: source.into(),
@@ -143,7 +147,7 @@ mod tests {
         }
     }
 
-    fn are_accepted(edit: SpecEdit, of: &[Mount]) -> bool {
+    fn are_accepted(edit: SpecEdit, of: &[NriMount]) -> bool {
         !accepted(
             &[edit],
             of,
@@ -221,9 +225,9 @@ mod tests {
                 to: "/new".into(),
             },
         ];
-        let removed = |destination: &str| Mount {
+        let removed = |destination: &str| NriMount {
             destination: destination.to_owned(),
-            ..Mount::default()
+            ..NriMount::default()
         };
         assert_eq!(
             mounts(&edits, &old),

@@ -9,16 +9,16 @@ use prost::Message as _;
 use tracing::{info, warn};
 
 use super::Calls;
-use super::create::{Creates, Refused};
+use super::create::{CreateRefused, Creates};
 use super::messages::{
-    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, Container, ContainerAdjustment,
-    CreateContainerRequest, CreateContainerResponse, PLUGIN, RUNTIME, RegisterPluginRequest,
-    START_CONTAINER, START_CONTAINER_EVENT, StartContainerRequest, StateChangeEvent,
-    SynchronizeRequest, SynchronizeResponse,
+    CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
+    CreateContainerRequest, CreateContainerResponse, NriContainer, PLUGIN, RUNTIME,
+    RegisterPluginRequest, START_CONTAINER, START_CONTAINER_EVENT, StartContainerRequest,
+    StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
 };
 use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
 use super::start::Starts;
-use super::ttrpc::{Incoming, Message, Request, Response, Status, TtrpcError};
+use super::ttrpc::{Incoming, Message, Request, Response, RpcStatus, TtrpcError};
 use crate::sinks::metrics::NriAnswer;
 
 const NAME: &str = "bindguard";
@@ -162,7 +162,7 @@ impl Connection {
         Ok(())
     }
 
-    fn call(&mut self, request: &Request, calls: &Calls) -> Result<Vec<u8>, Status> {
+    fn call(&mut self, request: &Request, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
         let payload = request.payload.as_slice();
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN, "Configure") => Ok(configure(payload)),
@@ -172,8 +172,8 @@ impl Connection {
             (PLUGIN, "StateChange") => change_state(payload, &calls.starts),
             // Empty answers. The plugin subscribes to no other event.
             (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
-            (service, method) => Err(Status {
-                code: Status::UNIMPLEMENTED,
+            (service, method) => Err(RpcStatus {
+                code: RpcStatus::UNIMPLEMENTED,
                 message: format!("{service}/{method} is not served"),
             }),
         }
@@ -219,7 +219,7 @@ fn configure(payload: &[u8]) -> Vec<u8> {
 }
 
 /// An empty answer changes nothing.
-fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status> {
+fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, RpcStatus> {
     let request = match CreateContainerRequest::decode(payload) {
         Ok(request) => request,
         Err(error) => {
@@ -233,7 +233,7 @@ fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, Status
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
 
-fn start_container(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, Status> {
+fn start_container(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, RpcStatus> {
     match StartContainerRequest::decode(payload) {
         Ok(request) => start(request.container, starts),
         Err(error) => {
@@ -243,7 +243,7 @@ fn start_container(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, Status> {
     }
 }
 
-fn change_state(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, Status> {
+fn change_state(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, RpcStatus> {
     match StateChangeEvent::decode(payload) {
         Ok(change) if change.event == START_CONTAINER_EVENT => start(change.container, starts),
         Ok(_) => Ok(Vec::new()),
@@ -254,14 +254,14 @@ fn change_state(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, Status> {
     }
 }
 
-fn start(container: Option<Container>, starts: &Starts) -> Result<Vec<u8>, Status> {
+fn start(container: Option<NriContainer>, starts: &Starts) -> Result<Vec<u8>, RpcStatus> {
     let checked = starts.check(container.unwrap_or_default());
     checked.map(|()| Vec::new()).map_err(status_of)
 }
 
-fn status_of(refused: Refused) -> Status {
-    Status {
-        code: Status::FAILED_PRECONDITION,
+fn status_of(refused: CreateRefused) -> RpcStatus {
+    RpcStatus {
+        code: RpcStatus::FAILED_PRECONDITION,
         message: refused.to_string(),
     }
 }

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::adjustment;
 use super::deadline::{Deadline, NoResult};
 use super::expected::ExpectedOfContainers;
-use super::messages::{Container, CreateContainerRequest, Mount, PodSandbox};
+use super::messages::{CreateContainerRequest, NriContainer, NriMount, PodSandbox};
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::{Metrics, NriAnswer};
 use crate::threads::spawn;
@@ -46,7 +46,7 @@ struct CreateReport {
 /// Policy refuses the container, for this reason.
 #[derive(Debug, thiserror::Error)]
 #[error("bindguard refuses the container: {0}")]
-pub struct Refused(pub(super) String);
+pub struct CreateRefused(pub(super) String);
 
 impl Creates {
     /// Starts the thread that writes reports: a create waits neither for the log nor for the
@@ -80,7 +80,7 @@ impl Creates {
     ///
     /// # Errors
     /// If policy refuses the container.
-    pub fn adjust(&self, request: CreateContainerRequest) -> Result<Vec<Mount>, Refused> {
+    pub fn adjust(&self, request: CreateContainerRequest) -> Result<Vec<NriMount>, CreateRefused> {
         let (pod, container) = (
             request.pod.unwrap_or_default(),
             request.container.unwrap_or_default(),
@@ -105,7 +105,7 @@ impl Creates {
                     report: admission.report,
                 });
                 if let Some(reason) = admission.refusal {
-                    return Err(Refused(reason));
+                    return Err(CreateRefused(reason));
                 }
                 self.expected.keep(id, admission.expected);
                 Ok(mounts)
@@ -122,7 +122,11 @@ impl Creates {
     }
 }
 
-fn admitted(pod: &PodSandbox, container: &Container, config: &Config) -> (Admission, Vec<Mount>) {
+fn admitted(
+    pod: &PodSandbox,
+    container: &NriContainer,
+    config: &Config,
+) -> (Admission, Vec<NriMount>) {
     let spec = spec(pod, container).to_string();
     let mut accepted = Vec::new();
     let admission = admit_spec(
@@ -145,7 +149,7 @@ fn admitted(pod: &PodSandbox, container: &Container, config: &Config) -> (Admiss
 
 /// The request as a spec. The runtime itself makes the root rslave for every rslave mount, so the
 /// spec has it already.
-fn spec(pod: &PodSandbox, container: &Container) -> serde_json::Value {
+fn spec(pod: &PodSandbox, container: &NriContainer) -> serde_json::Value {
     let mut annotations = pod.annotations.clone();
     // The names are the runtime's, whatever the pod's annotations claim.
     annotations.extend(
@@ -157,8 +161,8 @@ fn spec(pod: &PodSandbox, container: &Container) -> serde_json::Value {
         ]
         .map(|(key, value)| (key.to_owned(), value.clone())),
     );
-    let mount = |mount: &Mount| {
-        let Mount {
+    let mount = |mount: &NriMount| {
+        let NriMount {
             destination,
             r#type,
             source,

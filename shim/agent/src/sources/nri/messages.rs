@@ -56,7 +56,7 @@ pub struct ConfigureResponse {
 pub struct SynchronizeRequest {
     /// Containers of this part.
     #[prost(message, repeated, tag = "2")]
-    pub containers: Vec<Listed>,
+    pub containers: Vec<CountedObject>,
     /// True if another part follows.
     #[prost(bool, tag = "3")]
     pub more: bool,
@@ -64,7 +64,7 @@ pub struct SynchronizeRequest {
 
 /// A container of the list. It is only counted.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Listed {}
+pub struct CountedObject {}
 
 /// The answer to one part.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -82,7 +82,7 @@ pub struct CreateContainerRequest {
     pub pod: Option<PodSandbox>,
     /// The container.
     #[prost(message, optional, tag = "2")]
-    pub container: Option<Container>,
+    pub container: Option<NriContainer>,
 }
 
 /// A container that was created and is about to start.
@@ -90,7 +90,7 @@ pub struct CreateContainerRequest {
 pub struct StartContainerRequest {
     /// The container.
     #[prost(message, optional, tag = "2")]
-    pub container: Option<Container>,
+    pub container: Option<NriContainer>,
 }
 
 /// The same from runtimes whose NRI has no call for each event.
@@ -101,7 +101,7 @@ pub struct StateChangeEvent {
     pub event: i32,
     /// The container.
     #[prost(message, optional, tag = "3")]
-    pub container: Option<Container>,
+    pub container: Option<NriContainer>,
 }
 
 /// The changes to a new container.
@@ -117,7 +117,7 @@ pub struct CreateContainerResponse {
 pub struct ContainerAdjustment {
     /// Removed and added mounts.
     #[prost(message, repeated, tag = "3")]
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<NriMount>,
 }
 
 /// A pod.
@@ -139,7 +139,7 @@ pub struct PodSandbox {
 
 /// A container.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Container {
+pub struct NriContainer {
     /// Its id.
     #[prost(string, tag = "1")]
     pub id: String,
@@ -148,7 +148,7 @@ pub struct Container {
     pub name: String,
     /// The mounts of its spec.
     #[prost(message, repeated, tag = "9")]
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<NriMount>,
     /// Its init; 0 if it is not created, and from some runtimes until it is started.
     #[prost(uint32, tag = "12")]
     pub pid: u32,
@@ -156,7 +156,7 @@ pub struct Container {
 
 /// A mount of a spec.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Mount {
+pub struct NriMount {
     /// The path in the container; with a `-` before it, the mount is removed.
     #[prost(string, tag = "1")]
     pub destination: String,

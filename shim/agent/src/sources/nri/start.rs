@@ -35,10 +35,10 @@ use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use tracing::{info, warn};
 
-use super::create::Refused;
+use super::create::CreateRefused;
 use super::deadline::{Deadline, NoResult};
 use super::expected::ExpectedOfContainers;
-use super::messages::Container;
+use super::messages::NriContainer;
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::{Metrics, RefreshResult, StartAnswer};
 use crate::threads::spawn;
@@ -125,12 +125,12 @@ impl Starts {
     ///
     /// # Errors
     /// If policy refuses the container.
-    pub fn check(&self, container: Container) -> Result<(), Refused> {
+    pub fn check(&self, container: NriContainer) -> Result<(), CreateRefused> {
         self.refresh(container.clone());
         self.prove(container)
     }
 
-    fn refresh(&self, container: Container) {
+    fn refresh(&self, container: NriContainer) {
         let helper = self.helper.clone();
         let (id, config, start) = (
             container.id.clone(),
@@ -161,7 +161,7 @@ impl Starts {
     }
 
     /// Compares the binds of a container whose shim calls no guard.
-    fn prove(&self, container: Container) -> Result<(), Refused> {
+    fn prove(&self, container: NriContainer) -> Result<(), CreateRefused> {
         let sources = self.expected.take(&container.id);
         if self.config.policy().proof == Alarm::Off {
             return Ok(());
@@ -186,7 +186,7 @@ impl Starts {
             return Ok(());
         };
         self.metrics.nri.started(StartAnswer::refused);
-        Err(Refused(reason))
+        Err(CreateRefused(reason))
     }
 
     /// Counts the binds of a comparison that came to no end. Returns the reason for a refusal, if
@@ -237,7 +237,7 @@ impl Starts {
 /// `None` if the container has no subPath file, or policy repairs none.
 fn refreshed(
     helper: Option<&HelperProcess>,
-    container: &Container,
+    container: &NriContainer,
     config: &Config,
     until: Instant,
 ) -> Result<Option<(Identity, Refreshed)>, NotChecked> {
@@ -271,7 +271,7 @@ fn refreshed(
 /// The comparison of a container's mounts, and the pid of the container's init. `None` if the
 /// bundle has a record of the guard.
 fn proved(
-    container: &Container,
+    container: &NriContainer,
     sources: Option<&ExpectedSources>,
     config: &Config,
 ) -> Result<Option<(u32, Proved)>, NotChecked> {
@@ -283,7 +283,7 @@ fn proved(
 }
 
 /// The init of a container. A pidfd holds the process, so that the pid is not used again.
-fn init_of(container: &Container) -> Result<HeldProcess, NotChecked> {
+fn init_of(container: &NriContainer) -> Result<HeldProcess, NotChecked> {
     let pid = Some(container.pid).filter(|pid| *pid > 0);
     let pid = pid.or_else(|| recorded_init_of(&container.id));
     hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?)
@@ -413,9 +413,9 @@ mod tests {
         expected.keep("gone".to_owned(), admission.expected);
         let journal = JournalWriter::off(Arc::clone(&metrics));
         let starts = Starts::new(&config, Arc::clone(&metrics), journal, None, expected);
-        let container = Container {
+        let container = NriContainer {
             id: "gone".to_owned(),
-            ..Container::default()
+            ..NriContainer::default()
         };
         starts.prove(container).unwrap();
         let figures = metrics.text().unwrap();
@@ -445,9 +445,9 @@ mod tests {
         let config = format!("kubelet.roots = [{:?}]", pod.places().kubelet_roots[0]);
         let config = Config::from_toml(&config).unwrap();
         pod.update_keeping_old(1);
-        let container = Container {
+        let container = NriContainer {
             id,
-            ..Container::default()
+            ..NriContainer::default()
         };
         let now = Instant::now();
         let late = refreshed(Some(helper()), &container, &config, now);

@@ -33,7 +33,7 @@ pub struct Request {
 pub struct Response {
     /// The error; absent if the call succeeded.
     #[prost(message, optional, tag = "1")]
-    pub status: Option<Status>,
+    pub status: Option<RpcStatus>,
     /// The method's own message.
     #[prost(bytes = "vec", tag = "2")]
     pub payload: Vec<u8>,
@@ -41,7 +41,7 @@ pub struct Response {
 
 /// `google.rpc.Status`
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Status {
+pub struct RpcStatus {
     /// The code of gRPC; 0 is no error.
     #[prost(int32, tag = "1")]
     pub code: i32,
@@ -50,7 +50,7 @@ pub struct Status {
     pub message: String,
 }
 
-impl Status {
+impl RpcStatus {
     /// The state of the node forbids it.
     pub const FAILED_PRECONDITION: i32 = 9;
     /// There is no such method.
@@ -162,7 +162,7 @@ mod tests {
                 false => Message::Response(
                     stream,
                     Response {
-                        status: Some(Status {
+                        status: Some(RpcStatus {
                             code: 9,
                             message: text,
                         }),

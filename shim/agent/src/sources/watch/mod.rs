@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_guard::refresh::VolumeOfPod;
 
-use self::tree::{Changes, WatchTree};
+use self::tree::{TreeChanges, WatchTree};
 
 pub use self::inotify::{Completeness, Inotify, WatchEvent, WatchId};
 pub use self::rechecks::Rechecks;
@@ -97,7 +97,7 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
     }
 }
 
-fn notify_of(changes: Changes, cause: Cause, notify: &mut impl FnMut(Notice)) {
+fn notify_of(changes: TreeChanges, cause: Cause, notify: &mut impl FnMut(Notice)) {
     if !changes.volumes.is_empty() {
         notify(Notice::Changed(changes.volumes, cause));
     }

@@ -49,7 +49,7 @@ pub struct WatchError {
 
 /// The result of an event or a survey.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct TreeChanges {
     /// The volumes whose subpaths may be stale, each once.
     pub volumes: Vec<VolumeOfPod>,
     /// Events were lost, or the folder of the pods came or went: a survey is due.
@@ -90,8 +90,8 @@ impl WatchTree {
     }
 
     /// Watches every pod and every volume with subpaths that is there, and returns these volumes.
-    pub fn survey(&mut self) -> Changes {
-        let mut changes = Changes::default();
+    pub fn survey(&mut self) -> TreeChanges {
+        let mut changes = TreeChanges::default();
         let pods = self.root.join(PODS);
         if self.watch(&pods, Watched::Pods, &mut changes) {
             names(&pods)
@@ -105,8 +105,8 @@ impl WatchTree {
     }
 
     /// Follows events: adds watches for new directories, and returns the volumes that changed.
-    pub fn follow(&mut self, events: Vec<WatchEvent>) -> Changes {
-        let mut changes = Changes::default();
+    pub fn follow(&mut self, events: Vec<WatchEvent>) -> TreeChanges {
+        let mut changes = TreeChanges::default();
         for event in events {
             match event {
                 WatchEvent::Appeared(watch, name, _) => {
@@ -121,7 +121,7 @@ impl WatchTree {
         changes
     }
 
-    fn appeared(&mut self, watched: Watched, name: &OsStr, changes: &mut Changes) {
+    fn appeared(&mut self, watched: Watched, name: &OsStr, changes: &mut TreeChanges) {
         let text = name.to_str();
         match (watched, text) {
             (Watched::Root, Some(PODS)) => changes.survey = true,
@@ -138,7 +138,7 @@ impl WatchTree {
 
     /// The kernel dropped a watch. A volume that was mounted anew is watched again; nothing else
     /// comes back under its name without an event of the directory around it.
-    fn gone(&mut self, watch: WatchId, changes: &mut Changes) {
+    fn gone(&mut self, watch: WatchId, changes: &mut TreeChanges) {
         match self.watched.remove(&watch) {
             Some(Watched::Volume(volume)) => {
                 self.add_volume(&volume.pod_uid, &volume.volume, changes)
@@ -148,13 +148,13 @@ impl WatchTree {
         }
     }
 
-    fn add_pod(&mut self, uid: &str, changes: &mut Changes) {
+    fn add_pod(&mut self, uid: &str, changes: &mut TreeChanges) {
         if self.watch(&self.pod(uid), Watched::Pod(uid.to_owned()), changes) {
             self.add_subpaths(uid, changes);
         }
     }
 
-    fn add_subpaths(&mut self, uid: &str, changes: &mut Changes) {
+    fn add_subpaths(&mut self, uid: &str, changes: &mut TreeChanges) {
         let subpaths = self.pod(uid).join(SUBPATHS);
         // Listed after the watch is there: what appears meanwhile is in the list, in an event, or
         // in both.
@@ -167,7 +167,7 @@ impl WatchTree {
 
     /// Watches the directory of a volume with AtomicWriter's layout. The volume counts as changed: `..data` may have
     /// been renamed before.
-    fn add_volume(&mut self, uid: &str, volume: &str, changes: &mut Changes) {
+    fn add_volume(&mut self, uid: &str, volume: &str, changes: &mut TreeChanges) {
         let of_pod = VolumeOfPod {
             kubelet_root: self.root.clone(),
             pod_uid: uid.to_owned(),
@@ -198,7 +198,7 @@ impl WatchTree {
     }
 
     /// False if the directory is not there, or cannot be watched.
-    fn watch(&mut self, directory: &Path, watched: Watched, changes: &mut Changes) -> bool {
+    fn watch(&mut self, directory: &Path, watched: Watched, changes: &mut TreeChanges) -> bool {
         let watch = self.inotify.watch(directory);
         self.watched(watch, directory, watched, changes)
     }
@@ -208,7 +208,7 @@ impl WatchTree {
         watch: io::Result<WatchId>,
         directory: &Path,
         watched: Watched,
-        changes: &mut Changes,
+        changes: &mut TreeChanges,
     ) -> bool {
         match watch {
             Ok(watch) => {
@@ -234,7 +234,7 @@ impl WatchTree {
     }
 }
 
-impl Changes {
+impl TreeChanges {
     fn add(&mut self, volume: VolumeOfPod) {
         if !self.volumes.contains(&volume) {
             self.volumes.push(volume);

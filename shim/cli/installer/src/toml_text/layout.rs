@@ -15,7 +15,7 @@ pub struct TextLayout<'t> {
     /// The root and the tables with a header, in the order of the text.
     pub sections: Vec<Section>,
     /// The keys outside of inline tables, in the order of the text.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<EntryText>,
     /// The end of a line.
     pub eol: &'static str,
 }
@@ -37,7 +37,7 @@ pub struct Section {
 
 /// A key and its value.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct EntryText {
     /// The names of the tables and of the key.
     pub path: Vec<String>,
     /// The begin of its line.
@@ -134,7 +134,7 @@ impl<'t> TextLayout<'t> {
             return;
         };
         let (start, end) = (self.line_start(key.start), self.line_end(value.end));
-        self.entries.push(Entry {
+        self.entries.push(EntryText {
             path: path.to_vec(),
             start,
             value,

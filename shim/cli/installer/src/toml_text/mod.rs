@@ -456,7 +456,7 @@ fn assignment(
 }
 
 /// True if a key is in a section at or below `path`, and not a dotted key of a section above.
-fn is_in(layout: &TextLayout<'_>, entry: &layout::Entry, path: &[String]) -> bool {
+fn is_in(layout: &TextLayout<'_>, entry: &layout::EntryText, path: &[String]) -> bool {
     let section = layout
         .sections
         .iter()

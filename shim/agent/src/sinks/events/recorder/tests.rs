@@ -25,15 +25,15 @@ struct Seen {
 }
 
 impl EventApi for Server {
-    async fn write(&mut self, event: &Event) -> Result<(), WriteError> {
+    async fn write(&mut self, event: &Event) -> Result<(), EventWriteError> {
         let hangs = {
             let mut seen = self.0.lock().unwrap();
             seen.requests.push((Instant::now(), event.clone()));
             if seen.forgets && event.exists {
-                return Err(WriteError::Gone);
+                return Err(EventWriteError::Gone);
             }
             if seen.fails {
-                return Err(WriteError::Unavailable {
+                return Err(EventWriteError::Unavailable {
                     why: "down".to_owned(),
                     pause: None,
                 });

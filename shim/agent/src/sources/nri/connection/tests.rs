@@ -12,7 +12,7 @@ use super::*;
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
 use crate::sources::nri::Calls;
-use crate::sources::nri::messages::{Container, Listed};
+use crate::sources::nri::messages::{CountedObject, NriContainer};
 
 /// The runtime's end of a connection.
 struct FakeRuntime {
@@ -96,7 +96,7 @@ fn a_list_in_parts_is_acknowledged_part_by_part() {
         );
         for more in [true, true, false] {
             let part = SynchronizeRequest {
-                containers: vec![Listed::default(); 3],
+                containers: vec![CountedObject::default(); 3],
                 more,
             };
             let answer = runtime.call("Synchronize", part.encode_to_vec()).payload;
@@ -127,7 +127,7 @@ fn a_request_that_cannot_be_read_changes_nothing_and_the_next_one_is_answered() 
         );
         assert_eq!(
             runtime.call("Unheard", Vec::new()).status.unwrap().code,
-            Status::UNIMPLEMENTED
+            RpcStatus::UNIMPLEMENTED
         );
         assert_eq!(
             runtime.call("CreateContainer", Vec::new()),
@@ -158,9 +158,9 @@ fn a_start_is_always_answered() {
         };
         let started = StateChangeEvent {
             event: START_CONTAINER_EVENT,
-            container: Some(Container {
+            container: Some(NriContainer {
                 id: "no-such-container".to_owned(),
-                ..Container::default()
+                ..NriContainer::default()
             }),
         };
         let dedicated = StartContainerRequest {
@@ -189,7 +189,7 @@ fn a_start_is_always_answered() {
 #[test]
 fn a_refused_registration_and_bytes_that_are_no_message_end_the_connection() {
     let refused = beside(|runtime| {
-        let status = Some(Status {
+        let status = Some(RpcStatus {
             code: 2,
             message: "no such index".to_owned(),
         });

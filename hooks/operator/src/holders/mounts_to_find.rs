@@ -8,14 +8,14 @@ use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable};
 /// The mounts at or below a path, or of a device, described in a way that is valid in every
 /// namespace.
 #[derive(Debug, Clone, Default)]
-pub struct Wanted {
+pub struct MountsToFind {
     /// A mount of a listed device matches if its root is a listed directory or a path below.
     shown: HashMap<Device, HashSet<PathBuf>>,
     /// A mount matches if it covers this place or a path below it.
     covered: Option<(Device, PathBuf)>,
 }
 
-impl Wanted {
+impl MountsToFind {
     /// The mounts at or below `path` in this namespace's table. `path` is as the kernel prints it.
     pub fn at_or_below(path: &Path, own: &MountTable) -> Self {
         let mut shown: HashMap<Device, HashSet<PathBuf>> = HashMap::new();
@@ -87,7 +87,7 @@ mod tests {
     const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 8:2 / /mnt/disk rw shared:2 - ext4 /dev/sdb rw\n";
     const CONTAINER: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n13 12 8:2 / /host/mnt/disk rw - ext4 /dev/sdb rw\n14 11 8:2 /sub /data rw - ext4 /dev/sdb rw\n";
 
-    fn found(wanted: &Wanted, table: &MountTable) -> Vec<u32> {
+    fn found(wanted: &MountsToFind, table: &MountTable) -> Vec<u32> {
         let index = MountIndex::of(table);
         table
             .entries()
@@ -99,11 +99,11 @@ mod tests {
 
     #[test]
     fn a_copy_and_a_bind_of_a_part_show_the_same() {
-        let wanted = Wanted::at_or_below(Path::new("/mnt/disk"), &table(HOST));
+        let wanted = MountsToFind::at_or_below(Path::new("/mnt/disk"), &table(HOST));
         assert_eq!(found(&wanted, &table(CONTAINER)), [13, 14]);
         assert_eq!(
             found(
-                &Wanted::of_device(Device { major: 8, minor: 2 }),
+                &MountsToFind::of_device(Device { major: 8, minor: 2 }),
                 &table(CONTAINER)
             ),
             [13, 14]
@@ -113,9 +113,9 @@ mod tests {
     #[test]
     fn a_mount_that_is_unmounted_here_is_found_by_the_path_that_it_covers() {
         let unmounted = table("1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n");
-        let wanted = Wanted::at_or_below(Path::new("/mnt/disk"), &unmounted);
+        let wanted = MountsToFind::at_or_below(Path::new("/mnt/disk"), &unmounted);
         assert_eq!(found(&wanted, &table(CONTAINER)), [13]);
-        let elsewhere = Wanted::at_or_below(Path::new("/mnt/other"), &unmounted);
+        let elsewhere = MountsToFind::at_or_below(Path::new("/mnt/other"), &unmounted);
         assert_eq!(found(&elsewhere, &table(CONTAINER)), Vec::<u32>::new());
     }
 }

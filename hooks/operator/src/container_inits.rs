@@ -13,7 +13,7 @@ use crate::node::{NotInit, hold_init, inits_of};
 use crate::pods::PodContainer;
 
 /// The inits of running containers, and the containers that could not be read.
-pub(crate) struct RunningContainers<'p> {
+pub(crate) struct ContainerInits<'p> {
     inits: BTreeMap<&'p str, u32>,
     unread: Vec<UnreadContainer>,
 }
@@ -28,7 +28,7 @@ pub struct UnreadContainer {
     pub why: ProcessError,
 }
 
-impl<'p> RunningContainers<'p> {
+impl<'p> ContainerInits<'p> {
     /// Finds the inits of these containers.
     pub(crate) fn of(containers: impl IntoIterator<Item = &'p PodContainer>) -> Self {
         let ids = containers
@@ -118,7 +118,7 @@ mod tests {
             guarded: None,
             shim_version: None,
         };
-        let mut running = RunningContainers::of([&container]);
+        let mut running = ContainerInits::of([&container]);
         assert!(running.hold(&container).is_none());
         // A process of the node, as if the kernel had given the init's pid to it.
         running.inits = BTreeMap::from([(container.id.as_str(), std::process::id())]);
