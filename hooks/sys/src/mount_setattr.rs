@@ -52,6 +52,18 @@ pub(crate) fn mount_setattr_in_full(
     )
 }
 
+/// Makes a private mount shared: the mount gets a new peer group.
+///
+/// # Errors
+/// As [`mount_setattr`].
+pub(crate) fn share(mount: impl AsFd) -> io::Result<()> {
+    let request = libc::mount_attr {
+        propagation: libc::MS_SHARED,
+        ..NOTHING
+    };
+    set(mount.as_fd(), 0, &request)
+}
+
 /// Sets the propagation of a mount and of all mounts below it, and adds these denials to each.
 ///
 /// # Errors

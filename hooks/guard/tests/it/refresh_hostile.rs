@@ -14,8 +14,8 @@ use bindguard_guard::refresh::{
 use bindguard_testing::held_memory::{
     Executing, Unwritable, blocks_readers, hold_memory, unless_it_hangs,
 };
-use bindguard_testing::live::{Container, kernel};
-use bindguard_testing::{helper, skipped};
+use bindguard_testing::live::{Container, change, kernel};
+use bindguard_testing::{bind, helper, mounts_of_host, skipped};
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -222,5 +222,42 @@ fn an_init_that_hangs_in_execve_does_not_delay_the_refresh() {
             Ok(_) | Err(RefreshError::Process(ProcessError::Blocked { .. }))
         );
         assert!(is_bounded, "{refreshed:?}");
+    }
+}
+
+/// The new mount starts as a clone of a mount in the host's peer group. A container that makes its
+/// stale mount shared must not stay in that group: its next mount would appear on the host.
+#[test]
+fn a_container_that_shares_its_mount_reaches_no_mount_of_the_host() {
+    if !can_run() {
+        return;
+    }
+    for own_type in [MsFlags::MS_SHARED, MsFlags::MS_SLAVE] {
+        let scene = Scene::with_keys(1);
+        let container = scene.start(1);
+        fs::write(scene.root.path().join("etc/app/copy"), "").unwrap();
+        container.run_inside(|| {
+            let file = Path::new("/etc/app/0");
+            change(file, MsFlags::MS_SHARED);
+            if own_type == MsFlags::MS_SLAVE {
+                // The original mount becomes a slave of its copy.
+                bind(file, Path::new("/etc/app/copy"));
+                change(file, MsFlags::MS_SLAVE);
+            }
+        });
+        let before = container.propagation_at("/etc/app/0");
+        scene.pod.update(1);
+        assert!(scene.refresh(&container).is_current(), "{own_type:?}");
+        assert_eq!(container.read("etc/app/0").as_deref(), Some("1"));
+        let after = container.propagation_at("/etc/app/0");
+        let expected = if own_type == MsFlags::MS_SHARED {
+            before
+        } else {
+            Vec::new()
+        };
+        assert_eq!(after, expected, "{own_type:?}");
+        let host = mounts_of_host();
+        container.run_inside(|| bind(Path::new("/etc/app/copy"), Path::new("/etc/app/0")));
+        assert_eq!(mounts_of_host(), host, "{own_type:?}");
     }
 }

@@ -12,7 +12,8 @@ use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
-use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full};
+use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full, share};
+use crate::mounts::Mounts;
 
 /// A mount that is attached nowhere.
 #[derive(Debug)]
@@ -115,19 +116,8 @@ pub fn clone_like(
         false => OpenTreeFlags::empty(),
     };
     let mount = cloned(target, below)?;
-    let propagation = match settings.requested {
-        RequestedPropagation::RecursiveSlave => MountPropagationFlags::DOWNSTREAM,
-        RequestedPropagation::Unbindable if stale.propagation.unbindable => {
-            MountPropagationFlags::UNBINDABLE
-        }
-        RequestedPropagation::Private | RequestedPropagation::Unbindable => {
-            MountPropagationFlags::PRIVATE
-        }
-        RequestedPropagation::Nothing
-        | RequestedPropagation::Slave
-        | RequestedPropagation::Shared => propagation_type(&stale.propagation),
-    };
-    let propagation = u64::from(propagation.bits());
+    let kept = KeptPropagation::of(target, stale, settings.requested);
+    let propagation = u64::from(kept.flags().bits());
     let users = users.map(AsFd::as_fd);
     let attributes = match settings.denied {
         Some(denied) => stale.attributes.with_denied_by(denied),
@@ -147,10 +137,72 @@ pub fn clone_like(
         Some(denied) => mount_setattr_below(&mount, denied, propagation),
         None => Ok(()),
     });
+    let set = set.and_then(|()| match kept {
+        KeptPropagation::OwnGroup => share(&mount),
+        KeptPropagation::Target(_) => Ok(()),
+    });
     match set {
         Ok(()) => Ok(NewMount::complete(mount)),
         Err(source) => Err(CloneError::Attributes { attributes, source }),
     }
+}
+
+/// The propagation of a new mount. A clone starts as a peer of the host's mount.
+#[derive(Debug, Clone, Copy)]
+enum KeptPropagation {
+    /// This relation to the peer group of the target.
+    Target(MountPropagationFlags),
+    /// Shared, in a new peer group.
+    OwnGroup,
+}
+
+impl KeptPropagation {
+    /// Keeps a relation between the stale mount and the host only if the runtime made that
+    /// relation: the spec requests it, or the stale mount is in the target's peer group. A
+    /// container may have made its private mount shared or slave: a new mount with the same type
+    /// would connect the container to the host.
+    fn of(target: &Handle, stale: &MountEntry, requested: RequestedPropagation) -> Self {
+        use MountPropagationFlags as Flags;
+        match requested {
+            RequestedPropagation::RecursiveSlave => return Self::Target(Flags::DOWNSTREAM),
+            RequestedPropagation::Unbindable if stale.propagation.unbindable => {
+                return Self::Target(Flags::UNBINDABLE);
+            }
+            RequestedPropagation::Private | RequestedPropagation::Unbindable => {
+                return Self::Target(Flags::PRIVATE);
+            }
+            RequestedPropagation::Nothing
+            | RequestedPropagation::Slave
+            | RequestedPropagation::Shared => {}
+        }
+        let is_requested_slave = requested == RequestedPropagation::Slave;
+        let of_target = || peer_group(target);
+        match propagation_type(&stale.propagation) {
+            Flags::SHARED if stale.propagation.peer_group == of_target() => {
+                Self::Target(Flags::SHARED)
+            }
+            Flags::SHARED => Self::OwnGroup,
+            Flags::DOWNSTREAM if !is_requested_slave && stale.propagation.master != of_target() => {
+                Self::Target(Flags::PRIVATE)
+            }
+            other => Self::Target(other),
+        }
+    }
+
+    /// The first change of a clone.
+    fn flags(self) -> MountPropagationFlags {
+        match self {
+            Self::Target(flags) => flags,
+            Self::OwnGroup => MountPropagationFlags::PRIVATE,
+        }
+    }
+}
+
+/// The peer group of the host's mount that a file is on; `None` if that mount is private or
+/// unknown.
+fn peer_group(target: &Handle) -> Option<u32> {
+    let mount = Mounts::default().mount_of(target).ok()?;
+    mount.entry.propagation.peer_group
 }
 
 impl NewMount {
