@@ -42,6 +42,12 @@ pub const NOTIFY_LABEL: &str = "bindguard.refresh-notify";
 /// The longest file name: NAME_MAX of limits.h.
 const MAX_FILE_NAME: usize = 255;
 
+/// The longest text of an annotation or a label: 64 names of containers fit.
+const MAX_TEXT: usize = 4096;
+
+/// The limit of reported problems: a pod may have annotations of 256 KiB, all of wrong words.
+const MAX_PROBLEMS: usize = 8;
+
 /// The containers of a node that the agent refreshes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -172,7 +178,7 @@ impl RefreshRequest {
     /// Reads a pod's annotations.
     pub fn from_annotations<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
         let mut request = Self::default();
-        match annotation(REFRESH).map(str::trim) {
+        match request.checked(REFRESH, annotation(REFRESH)) {
             None | Some("false") => {}
             Some("true") => request.containers = OptIn::All,
             Some("") => request.refuse(REFRESH, "", "\"true\", \"false\" or names of containers"),
@@ -207,7 +213,7 @@ impl RefreshRequest {
     /// [`REFRESH_LABEL`] covers all files of the host.
     pub fn from_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Self {
         let mut request = Self::default();
-        match label(REFRESH_LABEL).map(str::trim) {
+        match request.checked(REFRESH_LABEL, label(REFRESH_LABEL)) {
             None | Some("false") => {}
             Some("true") => request.containers = OptIn::All,
             Some(text) => request.refuse(REFRESH_LABEL, text, "\"true\" or \"false\""),
@@ -221,7 +227,19 @@ impl RefreshRequest {
         request
     }
 
+    /// The text of an annotation or a label, without a text that is too long.
+    fn checked<'t>(&mut self, name: &str, text: Option<&'t str>) -> Option<&'t str> {
+        let text = text.map(str::trim)?;
+        if text.len() > MAX_TEXT {
+            let expected = format!("a text of at most {MAX_TEXT} bytes");
+            self.refuse(name, text, &expected);
+            return None;
+        }
+        Some(text)
+    }
+
     fn read_binds(&mut self, name: &str, text: Option<&str>, expected: &str) {
+        let text = self.checked(name, text);
         for kind in text.into_iter().flat_map(|text| text.split(',')) {
             match kind.trim() {
                 VOLUMES => self.binds.volumes = true,
@@ -233,7 +251,9 @@ impl RefreshRequest {
     }
 
     fn read_notify(&mut self, name: &str, text: Option<&str>) {
-        let Some(text) = text else { return };
+        let Some(text) = self.checked(name, text) else {
+            return;
+        };
         match Notify::from_text(text) {
             Some(notify) => self.notify = notify,
             None => self.refuse(
@@ -246,8 +266,10 @@ impl RefreshRequest {
 
     fn refuse(&mut self, name: &str, text: &str, expected: &str) {
         let text = crate::text::cut(text, 64);
-        self.problems
-            .push(format!("ignoring {name}: {text:?} is not {expected}"));
+        let problem = format!("ignoring {name}: {text:?} is not {expected}");
+        if self.problems.len() < MAX_PROBLEMS && !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
     }
 }
 
@@ -381,6 +403,28 @@ mod tests {
             );
         }
         assert!(request(Some("YES,app"), None).containers.includes("app"));
+    }
+
+    /// All annotations of a pod may have 256 KiB, and each problem is kept, logged and reported.
+    #[test]
+    fn long_texts_of_wrong_words_become_few_problems() {
+        let words: String = (0..1000).map(|word| format!("A{word},")).collect();
+        for (text, problems) in [
+            (",".repeat(4000), 1),
+            ("A,".repeat(2000), 2),
+            (words[..4000].to_owned(), MAX_PROBLEMS),
+            (",".repeat(200_000), 1),
+        ] {
+            let annotation = |name: &str| (name == REFRESH_BINDS).then_some(text.as_str());
+            let request = RefreshRequest::from_annotations(annotation);
+            assert_eq!(request.problems.len(), problems, "{} bytes", text.len());
+            assert!(request.problems.iter().all(|problem| problem.len() < 300));
+        }
+        let names = format!("app,{}", "a,".repeat(200_000));
+        let annotation = |name: &str| (name == REFRESH).then_some(names.as_str());
+        let request = RefreshRequest::from_annotations(annotation);
+        assert_eq!(request.containers, OptIn::None);
+        assert_eq!(request.problems.len(), 1);
     }
 
     #[test]
