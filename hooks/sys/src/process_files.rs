@@ -16,7 +16,7 @@
 //! the process whose file is read is not to blame.
 
 use std::fs;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -34,10 +34,20 @@ const BLOCKED_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit for all files of a call without another limit.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The longest file that is read. A process decides how long its `cmdline` and its `maps` are.
+const MAX_CONTENT: u64 = 16 << 20;
+
+/// The longest `cmdline` that is read: the programs whose arguments matter have short ones.
+const MAX_ARGUMENTS: u64 = 64 << 10;
+
+/// The size of all answers of a call, after which no further file is read.
+const MAX_ANSWERS: usize = 64 << 20;
+
 /// The parts of a file that can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Content,
+    Arguments,
     Link,
     Inode,
 }
@@ -105,15 +115,19 @@ pub fn arguments_of(pids: &[u32]) -> Vec<io::Result<Vec<String>>> {
         .iter()
         .map(|pid| ProcessFile::of(*pid, "cmdline"))
         .collect();
-    contents(&files)
+    read(&files, Part::Arguments, CALL_TIMEOUT)
         .into_iter()
         .map(|words| words.map(|words| arguments(&words)))
         .collect()
 }
 
 fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec<u8>>> {
-    let (start, mut answers) = (Instant::now(), Vec::new());
+    let (start, mut answers, mut size) = (Instant::now(), Vec::new(), 0);
     while let Some(next) = files.get(answers.len()) {
+        if size > MAX_ANSWERS {
+            answers.resize_with(files.len(), || Err(Errno::FBIG.into()));
+            break;
+        }
         let left = time.saturating_sub(start.elapsed());
         match read_until_silence(&files[answers.len()..], part, left) {
             Ok(read) if read.is_empty() => {
@@ -124,7 +138,11 @@ fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec
                     .take_while(|file| file.pid == next.pid);
                 answers.extend(others.map(|_| Err(ErrorKind::TimedOut.into())));
             }
-            Ok(read) => answers.extend(read),
+            Ok(read) => {
+                let lengths = read.iter().flatten().map(Vec::len);
+                size += lengths.sum::<usize>();
+                answers.extend(read);
+            }
             Err(error) => answers.push(Err(error)),
         }
     }
@@ -141,8 +159,14 @@ fn read_until_silence(
         return Ok(Vec::new());
     }
     let mut process = SeparateProcess::start(|pipe| {
+        let mut size = 0;
         for file in files {
-            write_answer(pipe, read_part(&file.path, part));
+            let answer = read_part(&file.path, part);
+            size += answer.as_ref().map_or(0, Vec::len);
+            write_answer(pipe, answer);
+            if size > MAX_ANSWERS {
+                break;
+            }
         }
     })?;
     let (received, end) = read_until_blocked(&mut process, all)?;
@@ -175,10 +199,23 @@ fn read_until_blocked(process: &mut SeparateProcess, all: Duration) -> io::Resul
 
 fn read_part(path: &Path, part: Part) -> io::Result<Vec<u8>> {
     match part {
-        Part::Content => fs::read(path),
+        Part::Content => read_at_most(MAX_CONTENT, path),
+        Part::Arguments => read_at_most(MAX_ARGUMENTS, path),
         Part::Link => Ok(fs::read_link(path)?.into_os_string().into_vec()),
         Part::Inode => Ok(fs::metadata(path)?.ino().to_ne_bytes().to_vec()),
     }
+}
+
+/// The content of a file; EFBIG if the file is longer.
+fn read_at_most(limit: u64, path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?
+        .take(limit + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(Errno::FBIG.into());
+    }
+    Ok(bytes)
 }
 
 /// An answer on the pipe: error number, length, bytes.

@@ -34,6 +34,23 @@ fn a_process_that_holds_its_memory_delays_no_other() {
     assert_eq!(of(2), Err(ErrorKind::NotFound));
 }
 
+/// A process decides where its arguments begin and end (PR_SET_MM_ARG_END of prctl(2)).
+#[test]
+fn a_process_with_long_arguments_fills_no_memory() {
+    let long = "x".repeat(100_000);
+    let script = "kill -STOP $$; exit";
+    let mut other = Command::new("sh")
+        .args(["-c", script, &long])
+        .spawn()
+        .unwrap();
+    let read = arguments_of(&[other.id(), std::process::id()]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let error = read[0].as_ref().map_err(std::io::Error::kind);
+    assert_eq!(error, Err(ErrorKind::FileTooLarge));
+    assert!(read[1].is_ok());
+}
+
 /// The files by which the product recognizes a process.
 #[test]
 fn a_process_that_holds_its_memory_is_still_recognized() {
