@@ -22,8 +22,8 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 impl TableLimits {
-    /// For the reader's own namespace. No container can add a line to this table, and a create must
-    /// not fail on a large node.
+    /// For the reader's own namespace. No container can add a line to this table, users of the node
+    /// can add few, and a create must not fail on a large node.
     ///
     /// The kernel's own limit is `fs.mount-max`, by default 100,000 mounts. 30,000 mounts of a
     /// kubelet are 12 MB of text.

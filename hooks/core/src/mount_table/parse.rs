@@ -33,9 +33,6 @@ pub enum WrongField {
     /// This field must be a number, but is not.
     #[error("{0} is not a number")]
     NotANumber(&'static str),
-    /// This field is not UTF-8 where the kernel writes ASCII.
-    #[error("{0} is not text")]
-    NotText(&'static str),
     /// Text follows the last field.
     #[error("text follows the last field")]
     TooLong,
@@ -80,10 +77,7 @@ impl MountEntry {
         let mount_point = PathBuf::from(fields.escaped("mount point")?);
         let options = fields.raw("mount options")?;
         let propagation = propagation(&mut fields)?;
-        let fs_type = FsType(text(
-            "filesystem type",
-            &unescape(fields.next("filesystem type")?),
-        )?);
+        let fs_type = FsType(text(&unescape(fields.next("filesystem type")?)));
         let source = fields.escaped("source")?;
         let super_options = fields.raw("super options")?;
         if fields.0.next().is_some() {
@@ -158,7 +152,7 @@ fn propagation<'a>(
             }
             (b"unbindable", None) => propagation.unbindable = true,
             // The man page requires it: "parsers should ignore all unrecognized optional fields".
-            _ => propagation.unknown.push(text("optional field", field)?),
+            _ => propagation.unknown.push(text(field)),
         }
     }
 }
@@ -183,8 +177,10 @@ fn number(name: &'static str, field: &[u8]) -> Result<u32, WrongField> {
         .ok_or(WrongField::NotANumber(name))
 }
 
-fn text(name: &'static str, field: &[u8]) -> Result<String, WrongField> {
-    String::from_utf8(field.to_vec()).map_err(|_| WrongField::NotText(name))
+/// A field that any user may choose, such as the subtype of a FUSE mount: bytes that are no UTF-8 are
+/// no reason to refuse the table.
+pub(super) fn text(field: &[u8]) -> String {
+    String::from_utf8_lossy(field).into_owned()
 }
 
 #[cfg(test)]
@@ -192,6 +188,21 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use super::*;
+
+    /// Any user can mount a FUSE filesystem with any subtype, by fusermount3(1).
+    #[test]
+    fn a_type_that_is_no_text_does_not_hide_the_other_mounts() {
+        let line =
+            b"35 29 0:26 / /home/u/m rw - fuse.\xff none rw\n36 29 8:1 / /d rw - ext4 d rw\n";
+        let table = MountTable::from_mountinfo(line).unwrap();
+        let types: Vec<&str> = table
+            .entries()
+            .iter()
+            .map(|mount| mount.fs_type.0.as_str())
+            .collect();
+        assert_eq!(types, ["fuse.\u{fffd}", "ext4"]);
+        assert!(!table.entries()[0].fs_type.is_local());
+    }
 
     /// Captured from Linux 6.12: a volume, and a subpath of it.
     #[test]

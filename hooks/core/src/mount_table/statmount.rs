@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::attributes::MountAttributes;
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
+use super::parse::text;
 
 /// The fields that every mount must have: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and
 /// `_FS_TYPE`.
@@ -38,7 +39,7 @@ pub enum StatmountError {
     /// A requested field is missing.
     #[error("statmount returned only {0:#x} of the requested fields")]
     Missing(u64),
-    /// A string is outside the buffer, has no end, or is not text where it must be.
+    /// A string is outside the buffer, or has no end.
     #[error("statmount's {0} is no string")]
     BadString(&'static str),
 }
@@ -127,14 +128,10 @@ impl StatmountEntry {
 
 /// The type as mountinfo writes it, such as `fuse.sshfs`.
 fn fs_type(buffer: &[u8], mask: u64) -> Result<FsType, StatmountError> {
-    let mut name = text(string(buffer, at::FS_TYPE, "filesystem type")?)?;
+    let mut name = text(string(buffer, at::FS_TYPE, "filesystem type")?);
     if mask & SUBTYPE != 0 {
         name.push('.');
-        name.push_str(&text(string(
-            buffer,
-            at::FS_SUBTYPE,
-            "filesystem subtype",
-        )?)?);
+        name.push_str(&text(string(buffer, at::FS_SUBTYPE, "filesystem subtype")?));
     }
     Ok(FsType(name))
 }
@@ -170,8 +167,4 @@ fn string<'a>(
         .ok_or(bad)?;
     let end = rest.iter().position(|byte| *byte == 0).ok_or(bad)?;
     Ok(&rest[..end])
-}
-
-fn text(bytes: &[u8]) -> Result<String, StatmountError> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| StatmountError::BadString("filesystem type"))
 }
