@@ -92,7 +92,7 @@ impl Config {
         &self.agent
     }
 
-    /// The same with other settings of the node agent.
+    /// The same config with other settings of the node agent.
     #[must_use]
     pub fn with_agent(self, agent: AgentConfig) -> Self {
         Self { agent, ..self }

@@ -26,7 +26,8 @@ const MAX_SIZE: u64 = 1 << 20;
 pub struct Loaded {
     /// The active config.
     pub config: Config,
-    /// Why the file is not used; it exists, or the environment names it.
+    /// The reason for ignoring the config file. A missing file is a reason only if the environment
+    /// names the file.
     pub problem: Option<Unused>,
     /// The parts of the active file that are not used.
     pub warnings: Vec<FileWarning>,
@@ -133,8 +134,8 @@ pub fn load() -> Loaded {
     load_by(read_patiently)
 }
 
-/// As [`load`], with the caller's function to read a file, or its first bytes up to a limit: for
-/// example one that never waits for a server.
+/// As [`load`], with the caller's function to read a file, or its first bytes up to a limit. For
+/// example, the function may never wait for a server.
 pub fn load_by(read: impl Fn(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
     let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
     let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));

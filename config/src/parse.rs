@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 use crate::settings::{Settings, Visitor};
 use crate::value::{Mistake, Setting};
 
-/// The limit of warnings about a file: each create records all of them.
+/// The limit of warnings about a file: each create records all warnings.
 const MAX_WARNINGS: usize = 16;
 /// The quoted length of a key or value, in bytes.
 const MAX_QUOTED: usize = 64;
@@ -154,7 +154,7 @@ impl<'t> Reader<'t> {
                 DeValue::Table(inner) if self.known.iter().any(is_table) => {
                     self.find_unknown_keys(inner, &name)
                 }
-                // `key` has reported a table's name with another value
+                // `key` has reported a table's name whose value is not a table
                 _ if self.known.iter().any(is_table) => {}
                 _ => self.warn(
                     key.span(),
@@ -221,7 +221,7 @@ impl Visitor for Reader<'_> {
     }
 }
 
-/// A part of the text, in one short line.
+/// A part of the text, in a short line.
 fn quoted(text: &str, place: &Range<usize>) -> String {
     shortened(text.get(place.clone()).unwrap_or_default())
 }

@@ -29,7 +29,7 @@ pub(crate) trait Setting: Clone {
     fn shown(&self) -> Value;
 }
 
-/// A value that is one of a few words.
+/// A value from a fixed list of words.
 pub(crate) trait Choice: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
 }
@@ -183,7 +183,7 @@ impl Setting for Program {
     }
 }
 
-/// An absolute path. A relative one would depend on the directory from which a runtime is called,
+/// An absolute path. A relative path would depend on the directory from which a runtime is called,
 /// and match nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Absolute(pub(crate) String);
@@ -228,12 +228,12 @@ impl Setting for OptionalPath {
     }
 }
 
-/// No file's name has a NUL byte, and a call with one would fail.
+/// No file's name has a NUL byte, and a system call with a NUL byte would fail.
 fn is_absolute(path: &str) -> bool {
     path.starts_with('/') && !path.contains('\0')
 }
 
-/// A list of absolute paths. An element that is none is left out; a list of such elements alone is
+/// A list of absolute paths. Invalid elements are skipped; a list that has only invalid elements is
 /// unreadable.
 impl Setting for Vec<Absolute> {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {

@@ -294,8 +294,8 @@ fn every_pod_names_its_service_account() {
     }
 }
 
-/// The end of a pod changes nothing, so nothing may run at the end of one, and no image comes from
-/// a registry by default.
+/// The end of a pod changes nothing, so nothing may run then. No image comes from a registry by
+/// default.
 #[test]
 fn no_pod_acts_at_its_end() {
     let Some(helm) = helm() else { return };

@@ -54,7 +54,7 @@ fn pod_class_and_handler_have_one_name() {
     assert_eq!(pod["spec"]["runtimeClassName"], class["metadata"]["name"]);
 }
 
-/// Without a registry, a runtime pulls an image from a public one.
+/// Without a registry, a runtime pulls an image from a public registry.
 #[test]
 fn every_image_names_its_registry() {
     let pods = [POD, DAEMON_SET, AGENT].map(documents).concat();

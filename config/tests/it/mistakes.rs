@@ -152,7 +152,7 @@ proptest! {
         }
     }
 
-    /// Every key has its own line, and one line is replaced by any text.
+    /// Every key has its own line. Any text replaces a line.
     #[test]
     fn a_line_of_any_text_changes_its_own_key_alone(file in file(), at in any::<prop::sample::Index>(), line in "[^\\[\n\r][ -~]{0,20}") {
         let lines: Vec<(String, String)> = file

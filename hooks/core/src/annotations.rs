@@ -21,7 +21,7 @@ pub const PROPAGATION: &str = "bindguard.io/propagation";
 /// The quoted length of an invalid value: a pod may have written a quarter of a mebibyte.
 const QUOTED: usize = 64;
 
-/// The policy for one pod: the node's policy, with the changes of the pod's annotations. The second
+/// The policy for a pod: the node's policy, with the changes of the pod's annotations. The second
 /// part names the invalid or forbidden annotations, which change nothing.
 pub fn policy_of_pod<'a, 'p>(
     node: &'p Policy,

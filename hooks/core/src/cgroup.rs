@@ -6,8 +6,8 @@ use std::iter;
 /// The outermost of these containers in whose cgroup a process is, by its `/proc/PID/cgroup`.
 ///
 /// A part of the path is the id, or ends with it: `/kubepods/podUID/ID`,
-/// `/kubepods.slice/cri-containerd-ID.scope`. A container may make cgroups of its own below, and
-/// name them after another container.
+/// `/kubepods.slice/cri-containerd-ID.scope`. A container may make its own cgroups below, and name
+/// the cgroups after another container.
 pub fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c str> {
     cgroup
         .lines()
@@ -28,8 +28,8 @@ impl ContainerCgroups {
         (!found.is_empty()).then_some(Self(found))
     }
 
-    /// True for a process in one of these cgroups, or below. Another container may name a cgroup of
-    /// its own after this container, so the whole path is compared.
+    /// True for a process in a cgroup of the container, or below. Another container may name a
+    /// cgroup of its own after this container, so the whole path is compared.
     pub fn contain(&self, cgroup: &str) -> bool {
         let is_within = |line: &str, outer: &String| {
             let rest = line.strip_prefix(outer.as_str());

@@ -1,4 +1,4 @@
-//! Prints an error with its causes in one line.
+//! Prints an error with its causes in a single line.
 
 use std::error::Error;
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::kubelet::{Plugin, TimestampDirectory, VolumeLayout};
 use crate::mount_table::{Device, FsType, MountEntry, MountRoot};
 
-/// The result of one observation.
+/// The result of an observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
     /// The object exists.
@@ -26,7 +26,7 @@ pub enum Observed<T> {
 pub enum FileKind {
     /// A directory: it can be bound over a directory only.
     Directory,
-    /// Any other kind of file: it can be bound over anything but a directory.
+    /// A file of any kind except a directory: it can be bound over any file but a directory.
     File,
 }
 
@@ -42,8 +42,8 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// A deleted file of which only the kind is known. It equals no other file: no file has the
-    /// inode number 0.
+    /// A deleted file of which only the kind is known. Its inode number 0 equals that of no
+    /// existing file.
     pub fn of_what_is_gone(kind: FileKind) -> Self {
         Self {
             device: 0,
@@ -53,7 +53,7 @@ impl FileIdentity {
     }
 }
 
-/// A file or folder by its filesystem and its path within that.
+/// A file or folder, identified by its filesystem and its path within the filesystem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilePlace {
     /// The device of the filesystem.
@@ -77,7 +77,7 @@ impl FilePlace {
     }
 }
 
-/// The evidence about one volume-subpath.
+/// The evidence about a volume-subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubpathEvidence {
     /// The mount from which a bind of the subpath would be made. [`Observed::Absent`]: the path is
@@ -105,8 +105,8 @@ pub struct SubpathMount {
     pub fs_type: FsType,
     /// The file that the mount shows, as far as the kernel knows without a query to a server.
     pub identity: Observed<FileIdentity>,
-    /// The same path has two mounts, one directly below the other: an earlier swap was interrupted
-    /// before its last step.
+    /// A second mount is directly below at the same path: an earlier swap was interrupted before
+    /// its last step.
     pub covers_its_equal: bool,
 }
 

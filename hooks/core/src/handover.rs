@@ -1,6 +1,6 @@
 //! The protocol between the shim and `bindguard-runtime`. Both are installed together, but an
-//! upgrade may combine a newer program with an older one: readers skip unknown lines, and unknown
-//! words at the end of a line.
+//! upgrade may combine a newer program with an older program. So readers skip unknown lines, and
+//! unknown words at the end of a line.
 
 use crate::text::cut;
 

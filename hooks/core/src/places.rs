@@ -111,7 +111,7 @@ impl Places {
 
     /// True if `path` is inside a runtime's directory and mounts of several containers may be below
     /// `path`. Examples: `containers`, `overlay2` and `volumes` of Docker, the tasks of containerd.
-    /// False for a path of one container or volume, such as `containers/<id>/mounts/shm`: the
+    /// False for a path of a single container or volume, such as `containers/<id>/mounts/shm`: the
     /// runtime binds it. Also false for every folder of a pod or driver in the kubelet's directory.
     pub fn may_hold_mounts_of_containers(&self, path: &Path) -> bool {
         let is_inside = |dir: &PathBuf| below(path, dir).is_some_and(|below| !is_of_one(below));
@@ -171,7 +171,7 @@ fn may_be_mounted_on(below_root: &Path) -> bool {
 
 const VOLUMES: &str = "volumes";
 
-/// True if a path, relative to a runtime's root, belongs to one sandbox, container or volume.
+/// True if a path, relative to a runtime's root, belongs to a single sandbox, container or volume.
 /// Examples: `sandboxes/<id>/shm` of containerd, `containers/<id>/...` of Docker,
 /// `storage/overlay-containers/<id>/...` of Podman and CRI-O, `volumes/<name>/_data`.
 fn is_of_one(below_root: &Path) -> bool {

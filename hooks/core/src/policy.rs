@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::RequestedAccess;
 
-/// The action for one kind of finding.
+/// The action for a kind of finding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
 pub const REFRESH: &str = "bindguard.io/refresh";
 
-/// The annotation that requests refreshes of other binds: [`VOLUMES`], [`HOST_ROOT`],
+/// The annotation that requests refreshes of further binds: [`VOLUMES`], [`HOST_ROOT`],
 /// [`HOST_FILES`], separated by commas.
 pub const REFRESH_BINDS: &str = "bindguard.io/refresh-binds";
 
@@ -32,8 +32,8 @@ pub const NOTIFY: &str = "bindguard.io/refresh-notify";
 /// The label of a container of Docker or Podman that requests refreshes: `true`.
 pub const REFRESH_LABEL: &str = "bindguard.refresh";
 
-/// The label of a container of Docker or Podman that requests refreshes of other binds: [`VOLUMES`],
-/// [`HOST_ROOT`].
+/// The label of a Docker or Podman container that requests refreshes of [`VOLUMES`] or
+/// [`HOST_ROOT`] binds.
 pub const REFRESH_BINDS_LABEL: &str = "bindguard.refresh-binds";
 
 /// The label that names the notification after a refresh.
@@ -90,7 +90,8 @@ pub enum Notify {
     /// None: applications that watch the file notice by themselves.
     #[default]
     None,
-    /// The times of the file beneath the mount change: programs that watch its folder notice.
+    /// The refresh changes the times of the file beneath the mount: programs that watch the file's
+    /// folder notice.
     Touch,
     /// A signal to the container's init.
     Signal(NotifySignal),
@@ -161,7 +162,7 @@ impl RequestedBinds {
     }
 }
 
-/// The requests of one pod.
+/// The requests of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RefreshRequest {
     /// The containers that get new files.
@@ -209,7 +210,7 @@ impl RefreshRequest {
         self.containers == OptIn::None && !self.binds.any()
     }
 
-    /// Reads the labels of one container, or its annotations of the same names. The label
+    /// Reads the labels of a container, or its annotations of the same names. The label
     /// [`REFRESH_LABEL`] covers all files of the host.
     pub fn from_labels<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Self {
         let mut request = Self::default();

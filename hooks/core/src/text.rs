@@ -18,8 +18,9 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
-/// Escapes control characters, so that the text stays on one line. A pod chooses names and paths.
-/// They must not begin a line, move the cursor or change the order of characters in a terminal.
+/// Escapes control characters, so that the text stays on a single line. A pod chooses names and
+/// paths. These must not begin a line, move the cursor or change the order of characters in a
+/// terminal.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(is_misleading) {
         return Cow::Borrowed(text);
@@ -49,8 +50,8 @@ fn is_misleading(c: char) -> bool {
         )
 }
 
-/// Quotes a path as one word for a command line in advice to the operator. A pod names its mount
-/// points: `/a;reboot` must not end the command.
+/// Quotes a path as a single word for a command line in advice to the operator. A pod names its
+/// mount points: `/a;reboot` must not end the command.
 pub fn shell_word(path: &Path) -> String {
     let text = path.to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%=~".contains(c);
@@ -61,7 +62,7 @@ pub fn shell_word(path: &Path) -> String {
 }
 
 /// Serializes a path that need not be UTF-8. A container chooses names of files and mount points,
-/// and one such name must not cost an operator the whole report.
+/// and a name that is not UTF-8 must not cost an operator the whole report.
 ///
 /// # Errors
 /// The serializer's.

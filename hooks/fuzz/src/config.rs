@@ -1,8 +1,8 @@
-//! Any text is a config or an error of one line that can be shown.
+//! Any text is a config or an error with a message.
 
 use bindguard_config::Config;
 
-/// Panics when that is not so.
+/// Panics if a text breaks this property.
 pub fn check(text: &str) {
     match Config::from_toml(text) {
         Ok(config) => {

@@ -1,4 +1,4 @@
-//! Finds the volume that a subpath belongs to, among several with one name.
+//! Finds the volume that a subpath belongs to, among several volumes with the same name.
 //!
 //! The kubelet names the folder of a subpath after the volume alone. A claim's volume has the name
 //! of its PersistentVolume, and another volume of the pod may have the same name. Then two plugins
@@ -38,9 +38,9 @@ impl Fit {
 
 impl Volume {
     /// True if the subpath's mount may show an earlier mount of this volume: a tmpfs, a restarted
-    /// FUSE daemon, a disk that was attached again. A volume that was mounted again has another
-    /// device, but the same paths below its root. If the volume's mount is older than the subpath,
-    /// the subpath shows a filesystem that was mounted within the volume: no match.
+    /// FUSE daemon, a disk that was attached again. Mounting a volume again changes its device, but
+    /// not the paths below its root. If the volume's mount is older than the subpath, the subpath
+    /// shows a filesystem that was mounted within the volume: no match.
     pub(super) fn is_earlier_mount(&self, mount: &SubpathMount) -> bool {
         let has_own_mount = self.plugin.may_mount() || self.fs_type.0 == "tmpfs";
         self.is_mount_point && self.is_newer && has_own_mount && self.fs_type == mount.fs_type

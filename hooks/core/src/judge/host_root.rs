@@ -16,8 +16,8 @@ use crate::spec::{RequestedPropagation, RootfsPropagation};
 
 use super::verdict::{Pinning, Verdict};
 
-/// Judges one host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of
-/// the same spec requests shared propagation.
+/// Judges a host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of the
+/// same spec requests shared propagation.
 pub fn judge_host_root(
     requested: RequestedPropagation,
     kept: Option<Kept>,

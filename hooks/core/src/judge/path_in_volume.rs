@@ -22,7 +22,7 @@ pub struct PathInVolume {
 /// Why a mount could not be mapped to a path of its volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotInVolume {
-    /// The mount is from another filesystem than the volume is on today.
+    /// The mount's filesystem is not the filesystem of the volume today.
     #[error("its mount is of device {mount}, its volume of {volume}")]
     OtherDevice {
         /// Device of the subpath's mount.
@@ -44,8 +44,8 @@ impl PathInVolume {
     /// Maps a mount's root to its volume.
     ///
     /// # Errors
-    /// If the root is outside the volume, or is of another filesystem that is not known to be an
-    /// earlier mount of the same volume.
+    /// If the root is outside the volume, or is of a filesystem that is no known earlier mount of
+    /// the volume.
     pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NotInVolume> {
         if mount.device != volume.device && !volume.is_earlier_mount(mount) {
             return Err(NotInVolume::OtherDevice {

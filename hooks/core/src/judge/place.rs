@@ -1,4 +1,4 @@
-//! Judges what a place shows against what its bind would show if it were made now.
+//! Compares the mount at a place with the mount that its bind would make now.
 //!
 //! A place is a namespace, the host's or a container's, and a path in it. On the host a descriptor
 //! of the mount is open, so its file is compared by device and inode. In a container only the mount
@@ -62,13 +62,13 @@ pub struct Shown<'s> {
 pub enum OnIt {
     /// None.
     Nothing,
-    /// Another mount covers it.
+    /// A mount covers the mount.
     Cover,
-    /// Other mounts are below the mount's directory.
+    /// Mounts are below the mount's directory.
     Inside,
 }
 
-/// Judges one place.
+/// Judges a place.
 pub fn judge(expected: &Expected<'_>, shown: &Shown<'_>) -> Verdict {
     let comparison = Comparison { expected, shown };
     match (shown.on_it, expected.target) {
@@ -146,8 +146,8 @@ impl Comparison<'_> {
             let path = self.expected.sub_path.path.clone();
             return self.orphaned(Lack::OtherKind { path, directory }, None);
         }
-        // A payload directory's file can be unlinked and created again under the mount; so can any
-        // file that containers write.
+        // A file that a container writes, or a payload directory's file, can be unlinked and
+        // created again under the mount.
         let older = || self.older_payload(target.timestamp.as_ref()?);
         let difference = self.difference_of_mounts().or_else(older);
         match difference.or((shown != file).then_some(StaleCause::Replaced)) {
@@ -244,8 +244,8 @@ mod tests {
     const OLD: &str = "..2026_11_21_05_10_00.1";
     const NEW: &str = "..2026_11_21_05_20_00.2";
 
-    /// The verdict on a mount of a file in the payload `shown`, with other mounts on it, where a
-    /// new bind would show the payload `current`.
+    /// The verdict on a mount of a file in the payload `shown`, with `on_it` on the mount. A new
+    /// bind would show the payload `current`.
     fn judged(shown: &str, current: &str, on_it: OnIt) -> Verdict {
         let timestamp = |name: &str| TimestampDirectory::from_name(name.as_ref()).unwrap();
         let (device, current) = (Device { major: 8, minor: 1 }, timestamp(current));

@@ -24,7 +24,7 @@ pub struct Remedy {
 /// The methods that repair a stale subpath.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepairMethod {
-    /// Bind the current target in place of the stale one.
+    /// Bind the current target in place of the stale target.
     Rebind,
     /// A directory is in the way of a file: only the spec's source can be changed.
     PointSpecAtVolume,
@@ -46,10 +46,10 @@ pub enum NoRemedy {
         "the NFS client keeps it by another name; its sub path is recorded nowhere; delete the pod"
     )]
     RenamedByClient,
-    /// It is a volume itself, and its driver mounts that once for a pod.
+    /// The source is a whole volume, and a driver mounts a volume once for a pod.
     #[error("only its driver can mount it anew, for a new pod")]
     MountedByDriver,
-    /// The directory contains other mounts, which a detach would lose.
+    /// The directory contains mounts, which a detach would lose.
     #[error("other mounts are in its directory")]
     Occupied,
     /// Its mount could not be mapped to a path of its volume.

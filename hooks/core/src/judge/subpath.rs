@@ -19,7 +19,7 @@ use super::reach::judge_reach;
 use super::remedy::NoRemedy;
 use super::verdict::{StaleCause, Unmounted, Verdict};
 
-/// Judges one subpath.
+/// Judges a subpath.
 pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
     let mount = match &evidence.mount {
         Observed::Seen(mount) => mount,
@@ -89,7 +89,7 @@ fn in_volume(
     }
 }
 
-/// The mount that the volume of a subpath lacks. Only the subpath shows that an emptyDir was one of
+/// The mount that the volume of a subpath lacks. Only the subpath shows that an emptyDir had the
 /// medium Memory.
 fn missing_mount(
     subpath: &VolumeSubpath,

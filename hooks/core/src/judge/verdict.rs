@@ -58,7 +58,7 @@ pub enum Verdict {
     Wrong(Difference),
     /// Its server does not answer, or its daemon is gone.
     Dead(String),
-    /// It is unknown whether its server answers: other sources used up the time for probes.
+    /// The source was not probed: the other sources used up the time for probes.
     NotProbed,
     /// bindguard does not judge it.
     Foreign,
@@ -77,7 +77,7 @@ pub enum StaleCause {
     OlderPayload {
         /// The payload directory that the mount shows.
         shown: TimestampDirectory,
-        /// The one that `..data` names.
+        /// The timestamp directory that `..data` names.
         current: TimestampDirectory,
     },
     /// The bound file's name now belongs to another file.
@@ -109,11 +109,11 @@ pub enum Unmounted {
     /// A volume-subpath that no running container uses: the kubelet binds the subpath before it
     /// starts a container.
     UnusedSubpath,
-    /// A volume; `found`: what is mounted in its place.
+    /// A volume without the mount that its plugin requires.
     Volume {
         /// The volume.
         volume: MountedVolume,
-        /// The volume's plugin mounts another type of filesystem.
+        /// The filesystem at the volume's path, if its type is not the plugin's.
         found: Option<FsType>,
     },
 }
@@ -158,7 +158,7 @@ pub enum Lack {
     /// Nothing has the sub path's name.
     #[error("{} is no longer in its volume", .0.display())]
     Key(PathBuf),
-    /// The sub path's name is now a directory and was a file, or the other way round.
+    /// The sub path's name changed from a file to a directory, or from a directory to a file.
     #[error("{} became a {is}", path.display(), is = if *.directory { "directory" } else { "file" })]
     OtherKind {
         /// The sub path.

@@ -6,7 +6,7 @@ use crate::kubelet::MountedVolume;
 use super::remedy::NoRemedy;
 use super::verdict::{StaleCause, Unmounted, Verdict};
 
-/// Judges one volume. [`Observed::Absent`]: nothing is mounted on its directory, or the directory
+/// Judges a volume. [`Observed::Absent`]: nothing is mounted on its directory, or the directory
 /// does not exist.
 pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Verdict {
     let found = match mount {

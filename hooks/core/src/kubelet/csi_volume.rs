@@ -58,13 +58,13 @@ impl CsiRecord {
         )
     }
 
-    /// True for a volume in the pod's own spec, which no other pod has.
+    /// True for a volume in the pod's own spec, which only this pod has.
     pub fn is_inline(&self) -> bool {
         self.volume_lifecycle_mode.as_deref() == Some("Ephemeral")
     }
 }
 
-/// A text that is one name of a path.
+/// A text that is a single name of a path.
 fn file_name(text: &str) -> Option<&str> {
     let mut parts = Path::new(text).components();
     let is_name = matches!(

@@ -18,7 +18,7 @@ pub enum VolumeLayout {
     Plain,
 }
 
-/// The name of a directory with one payload, such as `..2026_11_21_05_10_00.123456789`.
+/// The name of a payload's directory, such as `..2026_11_21_05_10_00.123456789`.
 ///
 /// Go's layout `..2006_01_02_15_04_05.` and then the digits that `os.MkdirTemp` appends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct TimestampDirectory(String);
 impl TimestampDirectory {
     const LAYOUT: &'static [u8] = b"..dddd_dd_dd_dd_dd_dd.";
 
-    /// Parses the name of a timestamp directory; `None` if it is another name.
+    /// Parses the name of a timestamp directory; `None` for any other name.
     pub fn from_name(name: &OsStr) -> Option<Self> {
         let (date, suffix) = name.as_bytes().split_at_checked(Self::LAYOUT.len())?;
         let fits = |(actual, wanted): (&u8, &u8)| {

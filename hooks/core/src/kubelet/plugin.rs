@@ -1,4 +1,4 @@
-//! Volume plugins: the paths of their volumes, their writers, and the mounts that they require.
+//! Volume plugins: volume paths, writers and required mounts.
 //!
 //! Each entry of the table follows the plugin's `GetPath` and `SetUp` in Kubernetes' `pkg/volume`:
 //! the volumes' path and the filesystem that the plugin mounts, if any. Secret, projected and
@@ -93,8 +93,8 @@ impl Plugin {
         self.writer
     }
 
-    /// The layout of the plugin's volumes as far as the plugin decides it. Writers other than the
-    /// kubelet may use the kubelet's layout.
+    /// The layout of the plugin's volumes as far as the plugin decides it. A container or a driver
+    /// may still use the kubelet's layout.
     pub fn layout(self) -> VolumeLayout {
         match self.writer {
             Writer::Kubelet => VolumeLayout::Payload,
@@ -173,7 +173,7 @@ const FLEX_MEMORY: RequiredMount = RequiredMount {
     usual_cause: "its driver unmounted it",
 };
 
-/// A `hostPath`, or a claim that is bound to one: it has no folder in the pod.
+/// A `hostPath`, or a claim that is bound to a `hostPath`: the pod has no folder for the volume.
 const HOST_PATH: Plugin = Plugin {
     folder: "kubernetes.io~host-path",
     below: "",

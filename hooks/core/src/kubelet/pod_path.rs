@@ -14,8 +14,8 @@ pub struct PodPath<'p, 'r> {
 }
 
 impl<'p, 'r> PodPath<'p, 'r> {
-    /// Parses a path below one of the kubelet's roots; `None` if it is no pod's. A path with `..`
-    /// also gives `None`: the kubelet writes none, and only a walk shows where it leads.
+    /// Parses a path below a kubelet's root; `None` if it is no pod's. A path with `..` also gives
+    /// `None`: the kubelet writes none, and only a walk shows where it leads.
     pub fn from_path(
         path: &'p Path,
         kubelet_roots: impl IntoIterator<Item = &'r Path>,
@@ -25,7 +25,7 @@ impl<'p, 'r> PodPath<'p, 'r> {
             .find_map(|root| Self::below(root, path))
     }
 
-    /// True if a path looks like one below a pod's folder, regardless of the root.
+    /// True if a path looks like a path below a pod's folder, regardless of the root.
     pub fn may_be_one(path: &Path) -> bool {
         let mut names = path.components().map(Component::as_os_str);
         names.any(|name| name == "pods")

@@ -22,7 +22,7 @@ pub struct VolumeSubpath {
 impl VolumeSubpath {
     const FOLDER: &'static str = "volume-subpaths";
 
-    /// Parses a path below one of the kubelet's roots; `None` if it is not the path of such a bind.
+    /// Parses a path below a kubelet's root; `None` if the path is not a subpath's.
     pub fn from_path<'a>(
         path: &Path,
         kubelet_roots: impl IntoIterator<Item = &'a Path>,
@@ -92,7 +92,7 @@ impl VolumeSubpath {
         path
     }
 
-    /// True if both subpaths are of one volume of one pod.
+    /// True if the two subpaths belong to the same volume of the same pod.
     pub fn is_of_the_same_volume(&self, other: &Self) -> bool {
         self.volume == other.volume
             && self.pod_uid == other.pod_uid

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use serde::{Deserialize, Serialize};
 
-/// The attributes of one mount. Serialized as bits.
+/// The attributes of a mount. Serialized as bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MountAttributes(u64);
@@ -70,8 +70,8 @@ impl MountAttributes {
         self.0 & READ_ONLY != 0
     }
 
-    /// True if the mount's files show other owners than their filesystem has. Only a copy of the
-    /// mount shows the same owners.
+    /// True if the mount maps the owners of the filesystem's files. Only a copy of the mount shows
+    /// the same owners.
     pub fn is_idmapped(self) -> bool {
         self.0 & IDMAPPED != 0
     }

@@ -1,4 +1,4 @@
-//! One line of the mount table.
+//! A line of the mount table.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -15,8 +15,8 @@ use crate::paths::below;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountId(pub u32);
 
-/// major:minor as mountinfo prints it. Never compare a `Device` with a `st_dev`: btrfs gives each
-/// subvolume its own `st_dev`.
+/// major:minor as mountinfo prints it. Never compare a `Device` with a `st_dev`: on btrfs the
+/// `st_dev` differs between subvolumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Device {
     /// Major number.
@@ -81,7 +81,7 @@ pub struct Propagation {
     pub propagate_from: Option<u32>,
     /// `unbindable`.
     pub unbindable: bool,
-    /// Fields that this version does not know, as the kernel wrote them.
+    /// Fields that bindguard does not know, as the kernel wrote the text.
     pub unknown: Vec<String>,
 }
 
@@ -142,7 +142,7 @@ impl FsType {
 
     /// Filesystems that may query their server, or the nodes that share a disk, for a file's
     /// attributes despite statx(2)'s `AT_STATX_DONT_SYNC`. 9p usually queries, gfs2 and ocfs2
-    /// always, the others when they doubt their cached attributes.
+    /// always, cifs, coda, orangefs and smb3 when the client doubts its cached attributes.
     const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
 
     /// True if even the cheapest stat of a file may wait for a server: only the kernel's own tables
@@ -158,13 +158,13 @@ impl FsType {
     }
 }
 
-/// One mount.
+/// A mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
     /// The mount's id.
     pub id: MountId,
-    /// The id that the kernel gives to no other mount; each new mount has a greater one. `None` in a
-    /// table that was read as text, and before Linux 6.8.
+    /// The id that the kernel never reuses; ids increase with each new mount. `None` in a table
+    /// that was read as text, and before Linux 6.8.
     pub unique_id: Option<u64>,
     /// The id of the mount below. For the namespace's root, the table does not contain that mount.
     pub parent: MountId,
@@ -182,7 +182,7 @@ pub struct MountEntry {
     pub propagation: Propagation,
     /// Filesystem type.
     pub fs_type: FsType,
-    /// The source as the filesystem names it: a device, a server or other text.
+    /// The source as the filesystem names it: a device, a server or free text.
     pub source: OsString,
     /// Options of the filesystem, as the kernel wrote them.
     pub super_options: OsString,

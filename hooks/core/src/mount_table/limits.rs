@@ -5,14 +5,14 @@
 
 use super::parse::ParseError;
 
-/// The limits for one mount table. A reader stops at the first exceeded limit.
+/// The limits for a mount table. A reader stops at the first exceeded limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableLimits {
     /// Bytes of text: the reader's time.
     pub text: usize,
     /// Mounts.
     pub mounts: usize,
-    /// Bytes of one line.
+    /// Bytes of a line.
     pub line: usize,
     /// Bytes that the parsed mounts may occupy: the reader's memory.
     pub memory: usize,

@@ -64,7 +64,7 @@ impl MountTable {
 }
 
 impl MountEntry {
-    /// Reads one line, without its newline.
+    /// Reads a line of mountinfo without the newline.
     ///
     /// # Errors
     /// If a field is missing or does not match proc_pid_mountinfo(5).
@@ -127,7 +127,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Fields<I> {
         Ok(OsStr::from_bytes(&unescape(self.next(name)?)).to_owned())
     }
 
-    /// Returns options as written: their escapes belong to the filesystem that wrote them.
+    /// Returns options as written: the escapes depend on the filesystem.
     fn raw(&mut self, name: &'static str) -> Result<OsString, WrongField> {
         Ok(OsStr::from_bytes(self.next(name)?).to_owned())
     }

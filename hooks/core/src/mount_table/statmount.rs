@@ -1,4 +1,4 @@
-//! One mount as statmount(2) reports it: `struct statmount` of the kernel's
+//! A mount in the form that statmount(2) returns: `struct statmount` of the kernel's
 //! `include/uapi/linux/mount.h`.
 //!
 //! The structure contains the fields of a mountinfo line with raw strings, without escapes. A field

@@ -95,7 +95,7 @@ impl Plan {
     }
 }
 
-/// The refusal of a container that could not be checked in full, if policy requires one: the
+/// The refusal of a container that could not be checked in full, if policy requires a refusal. The
 /// unchecked part may contain a fault that policy refuses.
 pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
     let refuses = policy.unmounted_volumes == Alarm::Refuse
@@ -105,7 +105,7 @@ pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
     refuses.then(|| format!("{unseen}: policy refuses what may be there"))
 }
 
-/// The refusal of a container with this finding, if policy requires one.
+/// The refusal of a container with this finding, if policy requires a refusal.
 pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     match &finding.verdict {
         Verdict::Unmounted(unmounted) if policy.unmounted_volumes == Alarm::Refuse => {
@@ -132,7 +132,7 @@ pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
     }
 }
 
-/// The refusal of a new container with this finding, if policy requires one.
+/// The refusal of a new container with this finding, if policy requires a refusal.
 pub fn refusal_of_wrong(finding: &Finding, policy: &Policy) -> Option<String> {
     match &finding.verdict {
         Verdict::Wrong(Difference::WithoutMaster) => None,
@@ -145,14 +145,14 @@ pub fn refusal_of_wrong(finding: &Finding, policy: &Policy) -> Option<String> {
 }
 
 /// The refusal of a new container whose mounts could not be compared with its spec, if policy
-/// requires one.
+/// requires a refusal.
 pub fn refusal_of_uncompared(why: &str, policy: &Policy) -> Option<String> {
     let refused = || format!("its mounts could not be compared with its spec: {why}");
     (policy.proof == Alarm::Refuse).then(refused)
 }
 
 /// The refusal of a container with this finding, whose repair failed because of `why`, if policy
-/// requires one.
+/// requires a refusal.
 pub fn refusal_of_failed(finding: &Finding, why: &str, policy: &Policy) -> Option<String> {
     (policy.failed_repairs == FailedRepair::Refuse).then(|| unrepaired(finding, why))
 }

@@ -1,4 +1,4 @@
-//! The repair of one stale subpath.
+//! The repair of a stale subpath.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::policy::{Policy, Vanished};
 use crate::source::SourceKind;
 use crate::spec::SpecEdit;
 
-/// The order to bind a subpath's current target in place of a stale one.
+/// The order to bind a subpath's current target in place of a stale target.
 ///
 /// Only a finding with a remedy yields a re-bind.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,21 +5,21 @@ use std::path::PathBuf;
 use super::{Difference, ExpectedBind, ExpectedBinds, ExpectedPropagation};
 use crate::mount_table::{MountEntry, Propagation};
 
-/// A comparison with the mounts of a container that arrive one after another.
+/// A comparison with the mounts of a container, which arrive singly.
 #[derive(Debug)]
 pub struct Comparison<'e> {
     binds: Vec<Compared<'e>>,
     is_of_container: bool,
 }
 
-/// The mounts seen so far, for one bind.
+/// The result for a bind, from the mounts seen so far.
 #[derive(Debug)]
 struct Compared<'e> {
     expected: &'e ExpectedBind,
     /// The destination as the kernel prints a path, for a comparison of bytes: `Path` compares
     /// component by component, which costs 0.1 ms for 30 binds and 100 mounts.
     mount_point: PathBuf,
-    /// The least difference of the mounts that show the source; `Ok` if one has none.
+    /// The least difference of the mounts that show the source; `Ok` if a mount has no difference.
     anywhere: Option<Result<(), Difference>>,
     /// The same of the mounts at the literal destination.
     at_destination: Option<Result<(), Difference>>,
@@ -88,8 +88,9 @@ impl Compared<'_> {
     }
 }
 
-/// Several mounts can show one source, or be stacked at one destination: a mount that is right
-/// outweighs a mount that differs, and a mount of the source outweighs another one.
+/// Several mounts can show the same source, or be stacked at a destination. A mount without a
+/// difference outweighs a mount that differs. A mount of the source outweighs a mount of a foreign
+/// source.
 fn keep_better(best: &mut Option<Result<(), Difference>>, next: Result<(), Difference>) {
     let is_better = match (&best, &next) {
         (None, _) | (Some(Err(_)), Ok(())) => true,

@@ -1,4 +1,4 @@
-//! The record beside a bundle: what the kernel will show for each bind.
+//! The record beside a bundle: the mount that the kernel will show for each bind.
 
 use std::path::{Path, PathBuf};
 
@@ -8,13 +8,13 @@ use crate::evidence::FilePlace;
 use crate::mount_table::{Device, MountAttributes, MountEntry};
 use crate::spec::{Bind, RequestedPropagation, RootfsPropagation};
 
-/// Limit of places of later refreshes that are kept for one bind.
+/// Limit of places of later refreshes that are kept for a bind.
 const MAX_REFRESHED: usize = 8;
 
 /// Limit of mounts of later refreshes that are kept for all binds.
 const MAX_REFRESHED_MOUNTS: usize = 1024;
 
-/// The mounts that the kernel will show for the binds of one container.
+/// The mounts that the kernel will show for the binds of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedBinds {
     /// The binds whose source is known.
@@ -22,8 +22,8 @@ pub struct ExpectedBinds {
     /// The mounts of the create have unique ids below this number; the container's own mounts have
     /// greater ids. Written after the create; `None` before Linux 6.8.
     ///
-    /// An id for each bind would say the same of the binds, and nothing of the mounts below a recursive
-    /// bind. The ids of another mount namespace also cost a listmount(2) of that namespace.
+    /// An id for each bind would miss the mounts below a recursive bind. The ids of another mount
+    /// namespace also cost a listmount(2) of that namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounts_before: Option<u64>,
     /// The unique ids of mounts below a bind that refreshes have attached since.
@@ -31,7 +31,7 @@ pub struct ExpectedBinds {
     pub refreshed_mounts: Vec<u64>,
 }
 
-/// The mount that the kernel will show for one bind.
+/// The mount that the kernel will show for a bind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedBind {
     /// The bind's position in the spec's `mounts`.
@@ -45,7 +45,7 @@ pub struct ExpectedBind {
     /// The type of that filesystem.
     pub fs_type: String,
     /// The number of the source's inode, if no server has to answer. A different number later shows
-    /// that the source's name now belongs to another file.
+    /// that the source's file was replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
     /// The sources that refreshes of the running container have attached since.
@@ -115,8 +115,8 @@ impl ExpectedBind {
         })
     }
 
-    /// The place at the create, and the places of later refreshes: a mount of this bind shows one
-    /// of these places.
+    /// The place at the create, and the places of later refreshes. A mount of this bind shows a
+    /// place of this list.
     pub fn places(&self) -> Vec<FilePlace> {
         let at_create = FilePlace {
             device: self.device,

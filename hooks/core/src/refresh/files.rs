@@ -1,13 +1,13 @@
 //! The single files that a container engine bound from a directory of the host (moby#15793).
 //!
-//! An editor writes a new file and renames it over the old one; the container keeps the old one.
+//! An editor writes a new file and renames it over the old file; the container keeps the old file.
 //! The host path comes from the container's spec, which no container can change. A mount belongs to
 //! a bind by its destination, or by the place of its file. [`Way`](super::Way) decides if the file
 //! that the path leads to now may be shown.
 //!
-//! A mount of another filesystem than that of the directory belongs to a bind only at its literal
-//! destination, and only if no other mount is there: the filesystem of the file was mounted anew, as
-//! by LXCFS (lxc/lxcfs#701).
+//! A mount whose filesystem is not the directory's belongs to a bind only at the literal
+//! destination, and only if no second mount is there. Then the filesystem of the file was mounted
+//! anew, as by LXCFS (lxc/lxcfs#701).
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ mod tests {
             "3 1 8:1 /app/app.conf /etc/app.conf",
         );
         assert_eq!(states(&[top, beneath]), [(2, true)]);
-        // A mount of the container on the current one.
+        // A mount of the container on the current mount.
         let (first, over) = (
             "2 1 8:1 /app/app.conf /etc/app.conf",
             "3 2 0:8 /app.conf /etc/app.conf",

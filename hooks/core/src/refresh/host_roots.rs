@@ -1,9 +1,9 @@
-//! Host-root binds that the runtime made private: the container keeps each mount that the host had
-//! at its start.
+//! Host-root binds that the runtime made private: the container keeps a copy of every mount that
+//! existed when the container started.
 //!
 //! A mount of the container belongs to a bind if it is at the bind's literal destination and shows
 //! the source that the host has now. The destination must have exactly one mount. The exception is
-//! an interrupted refresh, which leaves the new mount beneath the old one. So a mount that the
+//! an interrupted refresh, which leaves the new mount beneath the old mount. So a mount that the
 //! container made on top is never replaced.
 
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! The mounts of a container that a killed refresh left shared.
 //!
 //! Before Linux 6.5 a refresh makes the mount around a stale file shared for a moment, and the new
-//! mount arrives as a shared one. The mount table of before shows their former propagation.
+//! mount arrives shared. The mount table of before shows their former propagation.
 
 use std::collections::HashMap;
 
@@ -9,8 +9,8 @@ use crate::mount_table::{MountEntry, MountIndex, MountTable};
 
 use super::SubpathInContainer;
 
-/// The mounts whose propagation a tuck of these subpaths changes, each once: the subpaths, and the
-/// mounts around them.
+/// The subpaths, and the mounts that contain their mount points: a tuck changes the propagation of
+/// these mounts. Duplicates are removed.
 pub fn changed_by_tuck(now: &MountTable, subpaths: &[&SubpathInContainer]) -> Vec<MountEntry> {
     let index = MountIndex::of(now);
     let mut changed: Vec<MountEntry> = Vec::new();
@@ -23,9 +23,9 @@ pub fn changed_by_tuck(now: &MountTable, subpaths: &[&SubpathInContainer]) -> Ve
     changed
 }
 
-/// The mounts that are shared now and were not before, each with its former propagation. Only the
-/// subpaths and the mounts around them are compared: a refresh changes no other. A mount around a
-/// subpath that has a peer is left as it is: something else shared it.
+/// The mounts that became shared, with their former propagation. Only the subpaths and the mounts
+/// around the subpaths are compared: a refresh changes no other mount. A mount around a subpath is
+/// left unchanged if the mount has a peer: a refresh did not share that mount.
 pub fn left_shared(
     before: &MountTable,
     now: &MountTable,
@@ -86,7 +86,7 @@ fn sizes_of_peer_groups(table: &MountTable) -> HashMap<u32, usize> {
     sizes
 }
 
-/// True if a mount is shared, and no other mount of its namespace is its peer.
+/// True if a mount is shared, and has no peer in its namespace.
 fn is_alone(mount: &MountEntry, sizes: &HashMap<u32, usize>) -> bool {
     mount
         .propagation
@@ -149,7 +149,7 @@ mod tests {
             left(&slave, &around.replace("shared:7", "shared:7 master:3")),
             [(1, true)]
         );
-        // The new mount has another id.
+        // The id of the new mount differs.
         let new = "1 0 0:9 / / rw - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, new), [(5, false)]);
         let peer = new.replace(

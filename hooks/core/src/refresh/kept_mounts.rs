@@ -16,14 +16,14 @@ use crate::paths::below;
 use crate::proof::ExpectedBinds;
 use crate::spec::MountMakers;
 
-/// The mounts below one mount of a container.
+/// The mounts below a mount of a container.
 #[derive(Debug)]
 pub struct MountsBelow<'t> {
     mounts: Vec<&'t MountEntry>,
     index: MountIndex<'t>,
 }
 
-/// The attributes that the new mount at a path below the bind keeps from the old one.
+/// The attributes that the new mount at a path below the bind keeps from the old mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restriction {
     /// The path below the bind.
@@ -32,7 +32,7 @@ pub struct Restriction {
     pub attributes: MountAttributes,
 }
 
-/// The mounts below a bind that are lost with the old bind, or come again with the new one.
+/// The mounts below a bind that are lost with the old bind, or come again with the new bind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeptMounts {
     /// The old mounts that are more restricted than the host's.
@@ -77,7 +77,7 @@ impl<'t> MountsBelow<'t> {
         }
         let (mut mounts, mut next) = (Vec::new(), vec![top.id]);
         while let Some(parent) = next.pop() {
-            // A mount has one parent: removed, a loop in a forged table ends.
+            // A mount has a single parent. Removing the children ends a loop in a forged table.
             for mount in children.remove(&parent).unwrap_or_default() {
                 next.push(mount.id);
                 mounts.push(mount);
@@ -118,8 +118,8 @@ impl<'t> MountsBelow<'t> {
     }
 
     /// Compares the mounts in a volume that are no binds of the spec with those of the host. The
-    /// volume is bound recursively from `source` to `destination`. Other parameters as in
-    /// [`Self::compared`].
+    /// volume is bound recursively from `source` to `destination`. The remaining parameters are
+    /// those of [`Self::compared`].
     ///
     /// # Errors
     /// If a mount in the volume must not be lost.
@@ -208,7 +208,7 @@ pub struct GoneMount<'t> {
 }
 
 impl<'t> MountsBelow<'t> {
-    /// The mounts that the host does not have at their places, each after the mounts that it is on.
+    /// The container's mounts that the host lacks at the same places, parents before children.
     /// Parameters as in [`Self::compared`].
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! Binds of a spec that were mounted in a directory of a volume, and are gone.
 //!
-//! A container can bind a file of one configMap in the directory of another one. When the kubelet
-//! updates the directory, it removes the old one, and since Linux 3.18 that detaches every mount in
-//! it, in every mount namespace. The container then reads the directory's own file.
+//! A container can bind a file of one configMap in the directory of another configMap. An update by
+//! the kubelet removes the old directory. Since Linux 3.18 the removal detaches every mount in the
+//! directory, in every mount namespace. The container then reads the directory's own file.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ impl SpecBind {
 }
 
 /// The binds below the mount of a directory that the table has no longer. A directory whose
-/// destination has a symlink is left out: the table has other paths then.
+/// destination has a symlink is left out: the table has the resolved paths.
 pub fn missing_binds<'b>(
     table: &MountTable,
     subpaths: &[SubpathInContainer],

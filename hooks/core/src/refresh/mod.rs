@@ -52,7 +52,7 @@ pub struct SubpathInContainer {
     /// The verdict: [`Verdict::Foreign`] if the container mounted something over the mount, or in the
     /// place of its bind.
     pub verdict: Verdict,
-    /// Another mount of the same sub path is directly below: an earlier refresh did not detach this
+    /// A mount of the same sub path is directly below: an earlier refresh did not detach this
     /// mount.
     pub covers_its_equal: bool,
 }
@@ -82,14 +82,14 @@ impl SubpathInContainer {
 }
 
 /// The mounts that show a part of a volume or directory, with their verdicts. A container decides
-/// how many mounts there are: each is looked up, none is searched.
+/// how many mounts there are, so maps replace searches of the table.
 ///
-/// A mount that the container made over such a mount is never named, so nothing replaces or
-/// detaches it. The order of the table distinguishes it from an unfinished refresh: the kernel
-/// lists mounts in the order in which they were made, and those of a copied namespace in the order
-/// of their places. A refresh puts its new mount beneath the older one; the container puts its new
-/// mount on top. A mount for which `goes_along` is true is no obstacle: the new mount below gets the
-/// same mount again.
+/// A mount that the container made over such a mount is never returned, so bindguard neither
+/// replaces nor detaches the container's mount. The order of the table distinguishes the
+/// container's mount from an unfinished refresh. The kernel lists mounts in the order of creation,
+/// and the mounts of a copied namespace in the order of their places. A refresh puts its new mount
+/// beneath the older mount; the container puts its new mount on top. A mount for which `goes_along`
+/// is true is no obstacle: the new mount below gets the same mount again.
 fn judged<'e>(
     table: &MountTable,
     expected_at: impl Fn(&MountEntry) -> Option<Expected<'e>>,
@@ -140,7 +140,8 @@ fn judged<'e>(
         let covering = on_it
             .iter()
             .find(|other| other.mount_point == mount.mount_point);
-        // An equal mount on top is the unfinished refresh; that mount is the one to act on.
+        // An equal mount on top comes from an unfinished refresh: the refresh acts on the upper
+        // mount.
         if covering.is_some_and(|top| shows_same(top.id, expected_here) && !is_newer(top, mount)) {
             return None;
         }

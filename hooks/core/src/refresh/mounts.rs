@@ -80,8 +80,8 @@ pub fn mounts_in_container(
     shown
 }
 
-/// A bind and the mounts at its destination. A container decides how many these are: one pass over the
-/// table finds all.
+/// A bind and the mounts at its destination. A container decides how many these are: a single pass
+/// over the table finds all.
 struct BindInTable<'t> {
     /// The current place has the root by which this table names the current mount.
     bind: BoundMount,

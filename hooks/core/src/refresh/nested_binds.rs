@@ -33,7 +33,7 @@ pub struct NestedBind {
 /// The mounts below the mount of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountsInVolume<'t> {
-    /// The binds of the spec, the outer ones first.
+    /// The binds of the spec, outer binds first.
     pub nested: Vec<NestedBind>,
     /// All other mounts.
     pub others: Vec<&'t MountEntry>,
@@ -68,7 +68,7 @@ impl InnerBind {
     }
 }
 
-/// The position in the spec of the bind at a place, the last one if there are several.
+/// The position in the spec of the bind at a place, the last bind if there are several.
 pub(super) fn index_at(binds: &[InnerBind], place: &Path) -> Option<usize> {
     let here = binds.iter().filter(|bind| bind.destination == place);
     here.map(|bind| bind.index).max()

@@ -27,7 +27,7 @@ pub struct Refused {
 pub enum RefusedReason {
     /// The symlink does not belong to root.
     LinkOfUser,
-    /// Others than root may write the folder of the symlink.
+    /// A user other than root may write the folder of the symlink.
     LinkInWritableFolder,
     /// A container may write the folder of the symlink.
     LinkBelowWritableBind,
@@ -39,7 +39,7 @@ pub enum RefusedReason {
     OtherFolderBelowWritableBind,
     /// Another file is mounted on the name.
     MountPoint,
-    /// The file has another type than the old file, for example a socket.
+    /// The file's type differs from the old file's, for example a socket.
     OtherType,
     /// The mounts of a running container could not be read: the container may be able to write the
     /// folder.
@@ -60,7 +60,7 @@ pub enum RefusedReason {
     NestedSource,
     /// A mount in the bind would be lost.
     NestedMount,
-    /// The volume has more binds in it than one refresh can attach.
+    /// The volume contains more binds than a refresh can attach.
     ManyNestedBinds,
     /// The spec itself mounts or masks a path in the bind.
     SpecMountsBelow,

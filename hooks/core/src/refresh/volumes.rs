@@ -1,7 +1,7 @@
 //! The subpaths of kubelet-written volumes in a container.
 //!
 //! The mount's own device and root show the volume and the sub path. Neither the destination nor
-//! any other name that a container can choose takes part in the decision.
+//! any name that a container can choose takes part in the decision.
 
 use std::path::PathBuf;
 
@@ -151,13 +151,13 @@ mod tests {
             root(&format!("/{NEW}/app.conf")),
         );
         let at = "/etc/app.conf";
-        // Killed between attaching the new mount and detaching the stale one.
+        // Killed between attaching the new mount and detaching the stale mount.
         assert_eq!(
             states(&[(2, 3, "8:1", &deleted, at), (3, 1, "8:1", &current, at)]),
             [(2, "covering")]
         );
         // The container mounted its own file over the subpath, or the kubelet mounted the subpath
-        // over another mount.
+        // over a foreign mount.
         assert_eq!(
             states(&[(2, 1, "8:1", &deleted, at), (3, 2, "0:40", "/x", at)]),
             [(2, "foreign")]
@@ -181,7 +181,7 @@ mod tests {
             root(&format!("/{NEW}/app.conf")),
         );
         let at = "/etc/app.conf";
-        // `mount --bind FILE FILE`, to remount it with other flags.
+        // The container ran `mount --bind FILE FILE`, to remount the file with new flags.
         for own in [&deleted, &current] {
             assert_eq!(
                 states(&[(2, 1, "8:1", &deleted, at), (3, 2, "8:1", own, at)]),

@@ -6,8 +6,8 @@
 //! it:
 //!
 //! * A symlink belongs to root and lies in a folder that root alone may write.
-//! * The file's folder is the one of the container's start. Otherwise root alone may write every
-//!   folder on the way to the new one.
+//! * The file's folder is unchanged since the container's start. Otherwise root alone may write
+//!   every folder on the way to the new folder.
 //!
 //! The bits of the group cover ACLs: they are the mask of an ACL, acl(5). The sticky bit does not
 //! help: it does not keep a user from making a name. Hard links need no rule: a container cannot
@@ -38,12 +38,12 @@ pub struct WayFolder {
     pub owner: u32,
     /// Its mode.
     pub mode: u32,
-    /// The time since 1970 at which the folder was made; none on a filesystem that does not record
-    /// that.
+    /// The time since 1970 at which the folder was made; `None` on a filesystem without birth
+    /// times.
     pub born: Option<Duration>,
 }
 
-/// One look-up of a name in a folder of the way.
+/// A look-up of a name in a folder of the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LookUp {
     /// The index of the folder.
@@ -75,7 +75,7 @@ pub enum Found {
 /// The way to a file, from `/` on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Way {
-    /// The folders. The first one is `/`.
+    /// The folders, from `/` on.
     pub folders: Vec<WayFolder>,
     /// The look-ups, in their order.
     pub look_ups: Vec<LookUp>,
@@ -242,8 +242,8 @@ impl WayFolder {
 
     /// True if the stale mount shows a file of this very folder.
     ///
-    /// The root of a mount has the present path of its folder. Only a folder that was removed keeps
-    /// its last path: then a folder of the same path is the same one if it is older than the
+    /// The root of a mount has the present path of its folder. Only a removed folder keeps its last
+    /// path. Then the folder now at that path is the original folder if it is older than the
     /// container.
     fn is_of_start(&self, stale: &MountEntry, started: Option<Duration>) -> bool {
         let is_there =

@@ -1,4 +1,4 @@
-//! One bind of a report: the finding and its outcome, their JSON form, and the log message.
+//! A bind of a report: the finding and its outcome, their JSON form, and the log message.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::Outcome;
 use crate::judge::{Finding, VerdictName};
 use crate::source::KindName;
 
-/// One bind of a report.
+/// A bind of a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindReport {
     /// The finding.
@@ -43,12 +43,12 @@ impl BindReport {
         self.finding.kind.name()
     }
 
-    /// Why the verdict is what it is; `None` if the bind is healthy.
+    /// The reason for the verdict; `None` if the bind is healthy.
     pub fn reason(&self) -> Option<String> {
         self.finding.verdict.reason()
     }
 
-    /// True if it was repaired.
+    /// True if the bind was repaired.
     pub fn is_repaired(&self) -> bool {
         self.outcome.as_ref().is_some_and(Outcome::is_repaired)
     }
@@ -72,7 +72,7 @@ pub struct BindRecord<'r> {
     pub kind: KindName,
     /// The verdict.
     pub verdict: VerdictName,
-    /// Why the verdict is what it is; absent if the bind is healthy.
+    /// The reason for the verdict; absent if the bind is healthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The action that was taken or is planned.
@@ -86,7 +86,7 @@ impl BindRecord<'_> {
         self.reason.is_some()
     }
 
-    /// True if it was repaired.
+    /// True if the bind was repaired.
     pub fn is_repaired(&self) -> bool {
         self.outcome
             .as_ref()

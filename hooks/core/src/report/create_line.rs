@@ -1,4 +1,4 @@
-//! A line about one create: the findings and outcomes of the guard.
+//! A line about a create: the findings and outcomes of the guard.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::RecordedReport;
 use super::journal_line::LineKind;
 
-/// A line about one create. `R` is a reference to a [`Report`](super::Report) in a line that is
+/// A line about a create. `R` is a reference to a [`Report`](super::Report) in a line that is
 /// written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CreateLine<R = RecordedReport> {
@@ -87,7 +87,7 @@ impl<R> CreateLine<R> {
         Self::of_kind(LineKind::Create, report)
     }
 
-    /// A line of the NRI plugin. The shim may write one about the same create.
+    /// A line of the NRI plugin. The shim may write a second line about the same create.
     pub fn of_nri_plugin(report: R) -> Self {
         Self::of_kind(LineKind::NriCreate, report)
     }

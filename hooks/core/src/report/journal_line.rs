@@ -1,4 +1,4 @@
-//! A line of the journal: one JSON object, with the version of its form.
+//! A line of the journal: a JSON object, with the version of its form.
 //!
 //! | kind | version | about |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //! | `refresh` | 2 | a running container |
 //! | `release` | 2 | the copies of unmounted mounts in a running container |
 //!
-//! After a rollback, an older program reads lines of a newer one. It passes over every line that
-//! has a newer version, a key or a value that it does not know, and counts them. So a kind keeps
-//! the version in which it first appeared, until its own form changes.
+//! After a rollback, an older program reads lines of a newer program. The older program skips and
+//! counts every line with a newer version, an unknown key or an unknown value. So the version of a
+//! kind changes only when the form of the kind changes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -104,7 +104,7 @@ impl JournalLine {
         known.ok_or(UnreadLine::Newer)
     }
 
-    /// The time at which it was written: RFC 3339, UTC.
+    /// The time at which the line was written: RFC 3339, UTC.
     pub fn time(&self) -> Option<&str> {
         match self {
             Self::Create(line) | Self::NriCreate(line) => line.time.as_deref(),

@@ -1,4 +1,4 @@
-//! The report of one check of a bundle or a node, for the journal, logs and the command line.
+//! The report of a check of a bundle or a node, for the journal, logs and the command line.
 //!
 //! A bind keeps its [`Finding`] and [`Outcome`] as types until a program prints them.
 //! [`BindRecord`] is the only JSON form: every report is written through it, and the journal is
@@ -30,13 +30,13 @@ pub use refresh_line::{AttachMethod, MountResult, Notification, RefreshLine, Ref
 pub use release_line::{ReleaseLine, ReleaseResult, ReleasedCopy};
 pub use unrepaired::explain_unrepaired;
 
-/// The report of one admission or inspection.
+/// The report of an admission or inspection.
 pub type Report = ReportOf<BindReport>;
 
 /// A report that was read from a journal.
 pub type RecordedReport = ReportOf<BindRecord<'static>>;
 
-/// A report of binds in one of their two forms.
+/// A report with its binds as [`BindReport`]s, or as [`BindRecord`]s of a journal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReportOf<B> {
     /// The checked bundle. Its path need not be text.

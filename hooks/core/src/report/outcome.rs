@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Outcome {
-    /// The current target is bound in place of the stale one.
+    /// The current target is bound in place of the stale target.
     Rebound {
-        /// The number of tries; the volume changed during the earlier ones.
+        /// The number of tries; the volume changed during the earlier tries.
         tries: u32,
     },
     /// Another repairer made the bind current meanwhile.
@@ -48,7 +48,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlannedAction {
-    /// Bind the current target in place of the stale one.
+    /// Bind the current target in place of the stale target.
     Rebind,
     /// Create the missing directory again, then bind it.
     Remake,

@@ -16,7 +16,7 @@ pub enum Actor {
     Operator,
 }
 
-/// A line about one volume of a pod.
+/// A line about a volume of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RebindLine {

@@ -1,4 +1,4 @@
-//! A line about the refresh of one running container.
+//! A line about the refresh of a running container.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::refresh::RefusedReason;
 use crate::refresh_request::Notify;
 use crate::source::KindName;
 
-/// A line about one running container.
+/// A line about a running container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RefreshLine {
@@ -31,7 +31,7 @@ pub struct RefreshLine {
     pub container: Identity,
     /// The mounts that were stale.
     pub mounts: Vec<RefreshedMount>,
-    /// The notification, if one was requested and a mount was replaced.
+    /// The notification, if the pod requested a notification and a mount was replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notification: Option<Notification>,
     /// Errors that kept the whole container from its refresh.
@@ -78,7 +78,7 @@ impl RefreshLine {
     }
 }
 
-/// One stale mount of a container, and the result.
+/// A stale mount of a container, and the result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RefreshedMount {
@@ -93,7 +93,7 @@ pub struct RefreshedMount {
     pub outcome: MountResult,
 }
 
-/// The result for one stale mount of a container.
+/// The result for a stale mount of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum MountResult {
@@ -102,13 +102,13 @@ pub enum MountResult {
         /// The method.
         method: AttachMethod,
     },
-    /// It is stale, and was left so.
+    /// The stale mount was not replaced.
     Stale,
-    /// The volume has no such key any more: the container keeps the old content.
+    /// The volume lost the key: the container keeps the old content.
     KeyGone,
-    /// The container mounted something over it, or in its place.
+    /// The container mounted something over the mount, or in its place.
     Hidden,
-    /// Other mounts are in the stale directory.
+    /// Mounts are in the stale directory.
     Occupied,
     /// A bind of the spec that was mounted in a directory of the volume is gone.
     Missing,
@@ -139,7 +139,7 @@ pub enum AttachMethod {
     Beneath,
     /// Through propagation.
     Tucked,
-    /// An earlier refresh had attached the new mount; the stale one was detached.
+    /// An earlier refresh had attached the new mount; this refresh detached the stale mount.
     Finished,
 }
 

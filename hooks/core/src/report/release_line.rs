@@ -9,7 +9,7 @@ use super::journal_line::LineKind;
 use super::{Actor, microseconds};
 use crate::identity::Identity;
 
-/// A line about one running container.
+/// A line about a running container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseLine {
@@ -50,7 +50,7 @@ pub struct ReleasedCopy {
     pub error: Option<String>,
 }
 
-/// The result for one copy.
+/// The result for a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReleaseResult {

@@ -1,4 +1,4 @@
-//! The binds that can explain a runtime's error: they were not repaired, and mounting them fails.
+//! The binds that can explain a runtime's error: unrepaired binds whose mount fails.
 //!
 //! A runtime's error names a path below `volume-subpaths` and ENOENT. The pod's owner needs the
 //! volume, the reason and the next step, in the error that reaches the pod's events.
@@ -10,10 +10,10 @@ use crate::text::cut;
 
 /// The number of binds that are named: an event has room for a kibibyte.
 const MAX_BINDS: usize = 3;
-/// The maximum length of the text for one bind, in bytes.
+/// The maximum length of the text for a bind, in bytes.
 const MAX_TEXT: usize = 320;
 
-/// The reasons in one line, with the next step; `None` when no bind explains a failure of the
+/// The reasons in a single line, with the next step; `None` when no bind explains a failure of the
 /// runtime.
 pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
     let reasons: Vec<String> = binds.iter().filter_map(explain).collect();

@@ -1,6 +1,6 @@
 //! The access, read-write or read-only, that a bind of a spec gives the container.
 
-/// The combined access that the options of one bind request.
+/// The combined access that the options of a bind request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestedAccess {
     /// The default.

@@ -1,4 +1,4 @@
-//! One bind mount of a spec: the values, and their places in the spec's bytes.
+//! A bind mount of a spec: the values, and their places in the spec's bytes.
 
 use std::borrow::Cow;
 use std::fmt;

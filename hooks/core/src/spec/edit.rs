@@ -12,7 +12,7 @@ use super::view::SpecView;
 
 const RSLAVE: &str = "\"rslave\"";
 
-/// One change to a spec. A bind is identified by its position in `mounts`.
+/// A change to a spec. A bind is identified by its position in `mounts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpecEdit {
     /// Point the bind's source at another path.
@@ -115,8 +115,7 @@ impl SpecView<'_> {
         let Some(last) = options.last().map(|last| self.place(last).end) else {
             return vec![self.first_option(written)];
         };
-        // runc applies propagation options one after the other: every option that lowers
-        // propagation must go.
+        // runc applies propagation options in turn: every option that lowers propagation must go.
         let lowering: Vec<Splice> = options
             .into_iter()
             .filter(|option| keeps_host_mounts_alive(option))

@@ -91,7 +91,7 @@ impl MountMakers {
     /// Reads a spec.
     ///
     /// # Errors
-    /// If the bytes are not JSON, or if one of these values does not have the runtime spec's shape.
+    /// If the bytes are not JSON, or if a value does not have the runtime spec's shape.
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
         let Spec {
             mounts,

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 /// Capacity for the keys of nearly every object of a spec.
 const USUAL_KEYS: usize = 12;
 
-/// Keys and raw values of one JSON object, in the order they were written.
+/// Keys and raw values of a JSON object, in the order of the text.
 pub struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> RawObject<'a> {
@@ -23,7 +23,7 @@ impl<'a> RawObject<'a> {
         self.0.iter().map(|(name, raw)| (&**name, *raw))
     }
 
-    /// The last value of `key`, which is the one that applies, `null` included.
+    /// The last value of `key`, `null` included: runtimes apply the last value.
     pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
         self.0
             .iter()
@@ -84,8 +84,8 @@ impl<'de> Deserialize<'de> for Text<'de> {
                 Ok(Text(Cow::Owned(repaired(text))))
             }
         }
-        // As a str, half of a surrogate pair would be an error; as bytes it arrives like any other
-        // code point.
+        // `deserialize_str` rejects half of a surrogate pair; `deserialize_bytes` passes the half
+        // on.
         deserializer.deserialize_bytes(Words)
     }
 }

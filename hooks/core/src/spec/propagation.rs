@@ -1,6 +1,6 @@
 //! The mount propagation that a spec requests, in the terms of mount(8) and of the runtime spec.
 
-/// The combined propagation that the options of one bind request.
+/// The combined propagation that the options of a bind request.
 ///
 /// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it
 /// changes which mounts a host umount reaches. With plain `slave` the submounts stay as they were
@@ -16,7 +16,7 @@ pub enum RequestedPropagation {
     Slave,
     /// `rslave`.
     RecursiveSlave,
-    /// `shared` or `rshared`, alone or with other options: the container's mounts should reach the
+    /// `shared` or `rshared`, alone or among other options: the container's mounts should reach the
     /// host.
     Shared,
     /// `unbindable` or `runbindable`.
@@ -37,7 +37,7 @@ impl RequestedPropagation {
             )
     }
 
-    /// The propagation that one mount option requests; `None` for options that do not set
+    /// The propagation that a mount option requests; `None` for options that do not set
     /// propagation.
     pub fn from_option(option: &str) -> Option<Self> {
         match option {

@@ -1,4 +1,4 @@
-//! Reads the few values that the guard needs in one pass over a spec's text.
+//! Reads the few values that the guard needs in a single pass over a spec's text.
 //!
 //! The reader follows runc, which uses Go's `encoding/json`: the last of several equal keys
 //! applies, annotations are merged, and `null` is no value.

@@ -51,7 +51,7 @@ pub enum BindIds {
     OfContainer,
     /// The bind's own ids.
     Own(IdMaps),
-    /// Ids in a form that only one runtime reads, such as crun's option `idmap=uids=...`.
+    /// Ids in a runtime's own form, such as crun's option `idmap=uids=...`.
     OfRuntime(String),
 }
 
@@ -98,7 +98,7 @@ impl SpecUsers {
     /// Reads a spec.
     ///
     /// # Errors
-    /// If the bytes are not JSON, or if one of these values does not have the runtime spec's shape.
+    /// If the bytes are not JSON, or if a value does not have the runtime spec's shape.
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
         let Spec { linux, mounts } = serde_json::from_slice(bytes)?;
         let mounts: Vec<Mount> = mounts.unwrap_or_default().into_iter().flatten().collect();
@@ -131,8 +131,8 @@ impl SpecUsers {
     }
 
     /// The ids of the idmapped mount at `place`. Symlinks in the image can move a mount away from
-    /// its destination. A mount at an unlisted place is therefore one of the idmapped binds: their
-    /// ids if all are equal, otherwise `None`.
+    /// its destination. A mount at an unlisted place therefore belongs to an idmapped bind: the ids
+    /// of the idmapped binds if all are equal, otherwise `None`.
     pub fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
         let named = self
             .idmapped
@@ -237,7 +237,7 @@ impl IdMap {
 }
 
 impl IdRange {
-    /// Appends `next` to this range if it begins where this range ends.
+    /// Appends `next` to this range if `next` begins at the end of this range.
     fn takes_over(&mut self, next: &Self) -> bool {
         let ends = |begin: u32| begin.checked_add(self.size);
         let follows =

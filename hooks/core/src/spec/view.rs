@@ -17,7 +17,7 @@ pub struct SpecView<'a> {
 /// The reason for which bytes are not a spec.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// Not one JSON object.
+    /// The text is not a single JSON object.
     #[error("read config.json as a JSON object")]
     NotAnObject(#[source] serde_json::Error),
     /// A field does not have the shape that the runtime spec gives it.
@@ -35,7 +35,7 @@ impl<'a> SpecView<'a> {
     /// Parses the bytes of a config.json.
     ///
     /// # Errors
-    /// If the bytes are not one JSON object, or if `mounts`, `annotations` or
+    /// If the bytes are not a single JSON object, or if `mounts`, `annotations` or
     /// `linux.rootfsPropagation` do not have the runtime spec's shape. All other values only have
     /// to be JSON.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {

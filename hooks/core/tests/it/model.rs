@@ -117,8 +117,8 @@ fn plan(world: &World, policy: &Policy) -> Plan {
     plan
 }
 
-/// Carries out one re-bind as the guard does, with a new check after each step; stops after the
-/// first step if `is_killed`.
+/// Carries out a re-bind as the guard does, with a new check after each step; stops after the first
+/// step if `is_killed`.
 fn carry_out(world: &mut World, policy: &Policy, is_killed: bool) {
     for _ in 0..8 {
         let orders = plan(world, policy).rebinds;

@@ -113,7 +113,7 @@ fn finding(verdict: Verdict) -> Finding {
     }
 }
 
-/// The evidence after the current target was bound in place of the stale one.
+/// The evidence after the current target was bound in place of the stale target.
 fn rebound(before: &SubpathEvidence, sub_path: &Path) -> SubpathEvidence {
     let mut after = before.clone();
     let (Observed::Seen(mount), Observed::Seen(volume), Observed::Seen(target)) =

@@ -96,7 +96,7 @@ fn another_source_at_the_destination_is_a_difference() {
     assert!(with("rbind", any, "51 40 0:9 / /tmp rw - tmpfs t rw").contains("no mount"));
 }
 
-/// Images have links on the way to a destination, specs mount twice at one place, and an update
+/// Images have links on the way to a destination, specs mount twice at a place, and an update
 /// deletes a file that is mounted.
 #[test]
 fn links_stacks_and_deleted_files_are_no_difference() {
@@ -111,7 +111,7 @@ fn links_stacks_and_deleted_files_are_no_difference() {
     assert_eq!(with("rbind", any, deleted), "");
 }
 
-/// A spec can bind one folder twice, with other restrictions each time.
+/// A spec can bind a folder twice, with different restrictions.
 #[test]
 fn a_mount_that_fits_outweighs_others_of_the_same_source() {
     let any = ExpectedPropagation::Any;

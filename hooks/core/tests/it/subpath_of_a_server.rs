@@ -103,7 +103,7 @@ fn a_stale_handle_is_judged_by_the_file_that_has_the_name_now() {
     assert_eq!(judged(&target_unread).0, "dead");
 }
 
-/// SMB's client looks up a file by its path, and may no longer find one.
+/// SMB's client looks up a file by its path, and may no longer find the file.
 #[test]
 fn a_file_gone_from_its_server_is_judged_by_the_file_that_has_the_name_now() {
     let gone = Reach::Refused {

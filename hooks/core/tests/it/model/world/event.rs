@@ -21,7 +21,7 @@ pub enum Event {
     Unbind,
     /// The volume's own mount goes away.
     Unmount,
-    /// The volume is mounted again, as another device: a tmpfs is empty, a disk is unchanged.
+    /// The volume is mounted again, with a new device: a tmpfs is empty, a disk is unchanged.
     Mount,
     /// The daemon or server behind the volume's present mount dies.
     Die,

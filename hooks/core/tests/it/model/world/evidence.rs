@@ -61,7 +61,7 @@ impl World {
         evidence
     }
 
-    /// The answer to a probe, if one is due.
+    /// The answer to a probe, if a probe is due.
     fn reach(&self) -> Reach {
         let refused = |number, words: &str| Reach::Refused {
             number,
