@@ -2,7 +2,7 @@
 //! stale subpaths repaired, and of the proof after the create.
 //!
 //! The same run also measures the time to read mountinfo, for comparison. Needs root; everything
-//! happens in the bench's own mount namespace. Compare results within one run only.
+//! happens in the bench's own mount namespace. Compare results within a single run only.
 
 #![allow(
     clippy::unwrap_used,

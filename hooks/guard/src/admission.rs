@@ -1,5 +1,5 @@
-//! The beginning of an admission, a check and a proof: one read of config.json, and the
-//! policy for its pod.
+//! The beginning of an admission, a check and a proof: a single read of config.json, and the policy
+//! for its pod.
 
 use std::borrow::Cow;
 use std::path::Path;

@@ -23,7 +23,7 @@ use crate::inspect::inspect;
 use crate::probes::{ProbeLimits, Probes};
 use crate::rebind::{NotRebound, Rebound, rebind};
 
-/// Which create of a container this is.
+/// The first create of a container, or a later create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     /// The first.
@@ -75,8 +75,8 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
         ..Admission::default()
     };
     if attempt == Attempt::Again {
-        // The guard of the first attempt may have been killed while it wrote, and this one may have
-        // nothing to write.
+        // The guard of the first attempt may have been killed during a write, and this guard may
+        // have nothing to write.
         bundle::clear_leavings(bundle);
     }
     if let Err(error) = admission.admit_bundle(bundle, policy, places, attempt, start) {
@@ -233,8 +233,8 @@ impl Admission {
     }
 }
 
-/// Re-binds one subpath. Returns the spec edit to use instead if that is impossible, or in addition
-/// if it did not help before.
+/// Re-binds a subpath. Returns the spec edit to use instead if the re-bind is impossible, or in
+/// addition if an earlier re-bind did not help.
 fn repair(
     order: &Rebind,
     attempt: Attempt,

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 /// Limit of rounds. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
 pub(crate) const MAX_ROUNDS: u32 = 64;
 
-/// Limit of rounds in which one mount could not be replaced, other than by an update of its volume.
+/// Limit of rounds in which a mount could not be replaced. Rounds that an update of the volume
+/// ended do not count.
 pub(crate) const MAX_FAILURES: u32 = 3;
 
-/// Time limit of the replacements in one place.
+/// Time limit of the replacements in a place.
 pub(crate) const REPLACE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The end of the rounds of one replacement.
+/// The end of the rounds of a replacement.
 #[derive(Debug)]
 pub(crate) enum Ended<T> {
     /// A round had this result.
@@ -24,7 +25,7 @@ pub(crate) enum Ended<T> {
     },
 }
 
-/// Runs rounds until one breaks with a result or an error, for at most [`MAX_ROUNDS`]. No round
+/// Runs rounds until a round breaks with a result or an error, for at most [`MAX_ROUNDS`]. No round
 /// begins after `until`.
 pub(crate) fn repeat<T, E>(
     until: Instant,

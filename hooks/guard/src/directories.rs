@@ -14,8 +14,8 @@ use bindguard_sys::{Handle, Mounts, open_without_waiting};
 use crate::probes::Probes;
 use crate::roots_in_use::RootsInUse;
 
-/// The places with the kernel's names of their directories added; `None` if they have only those
-/// names already.
+/// The places with the kernel's names of their directories added; `None` if the kernel has no
+/// further names.
 pub(crate) fn by_all_names(places: &Places, roots: &RootsInUse, probes: &Probes) -> Option<Places> {
     // On nearly every node this is empty.
     let has_one_name =
@@ -59,9 +59,9 @@ pub fn kubelet_roots_by_all_names(places: &Places, probes: &Probes) -> Vec<PathB
     names
 }
 
-/// The kernel's names of these paths. Most are in its cache. The others are probed in a separate
-/// process, because a server may have to answer. The kernel counts reading a link as an access, so
-/// it may have a link in its cache and not follow it.
+/// The kernel's names of these paths. Most names are in the kernel's cache. The remaining paths are
+/// probed in a separate process, because a server may have to answer. The kernel counts reading a
+/// link as an access, so a cached link may still not be followed.
 fn real_names(paths: &[&Path], probes: &Probes) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
     let known: Vec<_> = paths

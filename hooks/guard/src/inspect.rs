@@ -85,9 +85,9 @@ impl<'a> Held<'a> {
         more.unwrap_or(choice).known(Cow::Owned(real))
     }
 
-    /// The paths to probe: those not on a local filesystem, for which the kernel itself answers. If
-    /// the check for dead sources is off, only those that cannot be judged otherwise: a subpath,
-    /// and a path whose links are unknown.
+    /// The paths to probe. The kernel answers for local filesystems, so their paths need no probe.
+    /// If the check for dead sources is off, only subpaths and paths with unknown links are probed,
+    /// because their verdict needs a probe.
     fn paths_to_probe(&self, look: &Look<'_>) -> Vec<PathBuf> {
         let is_local = |handle| {
             look.mounts
@@ -132,8 +132,8 @@ impl<'a> Held<'a> {
                 let resolved = answers.resolved().map(Path::to_owned).or(from_cache);
                 match (look.judge_reach(&answers.reach()), resolved) {
                     (Some(dead), _) => (SourceKind::Foreign, dead),
-                    // A path that is not itself a host root may be a link to one: `/var/run` is
-                    // `/run` nearly everywhere.
+                    // A path that is not itself a host root may be a link to a host root:
+                    // `/var/run` is `/run` nearly everywhere.
                     (None, Some(resolved))
                         if look.is_host_root(bind, &path, &resolved, cached.as_ref()) =>
                     {
@@ -151,7 +151,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// A bind's source, by one of its names.
+/// A bind's source, under a name that may differ from the spec's.
 struct Source<'a> {
     path: Cow<'a, Path>,
     kind: SourceKind,
@@ -198,7 +198,7 @@ impl Choice<'_> {
     }
 }
 
-/// The data that all judgements of one spec share.
+/// The data that all judgements of a spec share.
 struct Look<'a> {
     spec: &'a SpecView<'a>,
     choice: Choice<'a>,
@@ -207,7 +207,8 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// True if a path that is no host root by its name leads to one, or is another name of one.
+    /// True if a path that is no host root by its name leads to a host root, or is another name of
+    /// a host root.
     fn is_host_root(
         &self,
         bind: &Bind<'_>,
@@ -261,8 +262,8 @@ impl Look<'_> {
         }
     }
 
-    /// If the check for stale subpaths is off, subpaths are inspected only for the other two
-    /// checks.
+    /// If the check for stale subpaths is off, subpaths are inspected only for dead sources and
+    /// unmounted volumes.
     fn wanted_of_subpath(&self, verdict: Verdict) -> Verdict {
         let is_wanted = self.choice.policy.stale_subpaths != Mode::Off
             || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed)
@@ -325,7 +326,7 @@ fn judged(
         )
     };
     let mut held: Vec<_> = binds.iter().map(hold).collect();
-    // A source that no name of the places matches may match by another name.
+    // A source that no name of the places matches may match by the kernel's name.
     let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
     let by_all_names = any_unknown
         .then(|| by_all_names(choice.places, roots, probes))

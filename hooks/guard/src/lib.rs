@@ -1,4 +1,4 @@
-//! One admission, from the bundle to the report.
+//! An admission, from the bundle to the report.
 //!
 //! ```text
 //! bundle ─ read ─► spec ─ inspect ─► findings ─ plan ─► re-bind, verify ─► edit the spec ─► report

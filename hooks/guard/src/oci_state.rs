@@ -1,4 +1,5 @@
-//! The state of a container as crun, runc and youki keep it: its bundle and its init process.
+//! Reads the bundle and the init process of a container from the state files of crun, runc and
+//! youki.
 //!
 //! `status` of crun (`libcrun_container_status_s`), `state.json` of runc (`libcontainer.State`) and of
 //! youki (`libcontainer::container::State`).

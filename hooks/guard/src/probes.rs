@@ -1,4 +1,4 @@
-//! Probes sources in processes that may hang in this one's place.
+//! Probes sources in separate processes, because a probe may hang.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use bindguard_sys::Mounts;
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
 
-/// Time limit for one source.
+/// Time limit for each source.
 const EACH: Duration = Duration::from_millis(700);
 
-/// Time limit for all sources of one create: well within the guard's own deadline.
+/// Time limit for all sources of a create: well within the guard's own deadline.
 const OF_A_CREATE: Duration = Duration::from_millis(1200);
 
 /// Additional time limit of all its repairs, whose servers answered a moment ago. A repair probes
@@ -26,7 +26,7 @@ const OF_AN_OPERATOR: Duration = Duration::from_secs(10);
 /// A shorter silence proves nothing.
 const SHORTEST: Duration = Duration::from_millis(300);
 
-/// The time limits of one admission's probes. The limits follow from the deadline of the guard's
+/// The time limits of an admission's probes. The limits follow from the deadline of the guard's
 /// caller.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbeLimits {
@@ -71,7 +71,7 @@ impl ProbeLimits {
 /// Limit of sources that are probed at the same time when some do not answer.
 const SIDE_BY_SIDE: usize = 32;
 
-/// The answers of one source's paths, in their order.
+/// The answers of a source's paths, in the order of the paths.
 #[derive(Debug, Default)]
 pub struct Answers(Vec<Answer>);
 
@@ -95,12 +95,12 @@ impl Answers {
     }
 }
 
-/// Probes that share one time limit.
+/// Probes that share a time limit.
 #[derive(Debug)]
 pub struct Probes {
     each: Duration,
     until: Instant,
-    /// The paths that gave no answer, and the time that each was given.
+    /// The paths that gave no answer, and the time limit of each probe.
     silent: RefCell<Vec<(PathBuf, Duration)>>,
 }
 
@@ -133,7 +133,7 @@ impl Probes {
         }
     }
 
-    /// Probes every source's paths; returns one set of answers for each source, in the same order.
+    /// Probes every source's paths. Returns the answers by source, in the order of the sources.
     pub fn probe(&self, sources: &[Vec<PathBuf>]) -> Vec<Answers> {
         let mut answers = self.probe_all(&sources.concat()).into_iter();
         sources
@@ -142,8 +142,8 @@ impl Probes {
             .collect()
     }
 
-    /// The answer of each path, in their order. The paths are probed one after the other. Once one
-    /// is silent, the others are probed side by side, until no time is left.
+    /// Returns the answers in the order of the paths. Probes the paths in turn. After the first
+    /// silent path, the remaining paths are probed side by side, until no time is left.
     fn probe_all(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let mut answers = Vec::with_capacity(paths.len());
         let mut run_next: fn(&Self, &[PathBuf]) -> Vec<Answer> = Self::one_after_the_other;
@@ -169,7 +169,7 @@ impl Probes {
         answers
     }
 
-    /// Probes one after the other, up to the first that is silent.
+    /// Probes the paths in turn, up to the first silent path.
     fn one_after_the_other(&self, paths: &[PathBuf]) -> Vec<Answer> {
         let answers_now = probe(
             paths,
@@ -204,7 +204,8 @@ impl Probes {
         self.silent.borrow_mut().extend(silent);
     }
 
-    /// A walk to a path passes everything above it, so a path below a silent one is silent.
+    /// A walk to a path passes every folder above the path, so a path below a silent path is
+    /// silent.
     fn silence_above(&self, path: &Path) -> Option<Duration> {
         let silent = self.silent.borrow();
         silent
@@ -230,7 +231,7 @@ impl Probes {
             .collect()
     }
 
-    /// Observes one subpath.
+    /// Observes a subpath.
     pub fn observe_one(&self, held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
         held.observe(mounts, &self.reaches(&held.paths_to_probe(mounts)))
     }
@@ -257,7 +258,7 @@ fn reach(answer: &Answer) -> Reach {
 mod tests {
     use super::*;
 
-    /// Less than the shortest patience for one source is no time at all.
+    /// Less than the shortest patience for a source counts as no time.
     #[test]
     fn repairs_have_the_time_that_the_sources_of_their_create_left() {
         let now = Instant::now();

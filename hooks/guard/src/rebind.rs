@@ -1,5 +1,4 @@
-//! Repairs one stale subpath: binds and checks again, until the mount is the one that should be
-//! there.
+//! Repairs a stale subpath: binds and checks again, until the mount shows the current target.
 //!
 //! ```text
 //! ┌► hold, look, judge ─ current? ─► done
@@ -11,8 +10,8 @@
 //!
 //! Each round judges from fresh evidence. So a volume that is updated meanwhile, another repairer,
 //! or an earlier guard that was killed half way are only states to continue from. No lock separates
-//! repairers, because a container could hold it (decision 0024). Each repairer detaches only a
-//! mount that it has open and that has another mount below it.
+//! repairers, because a container could hold the lock (decision 0024). A repairer detaches a mount
+//! only if the repairer has the mount open and a second mount is below.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -59,8 +58,8 @@ pub enum NotRebound {
     Impossible(String),
 }
 
-/// Replaces a stale subpath's mount by a bind of its current target. All repairs of one create
-/// share `probes`.
+/// Replaces a stale subpath's mount by a bind of its current target. All repairs of a create share
+/// `probes`.
 pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Rebound, NotRebound> {
     let mut left_behind = BTreeSet::new();
     let result = until_current(order, probes, &mut left_behind);
@@ -104,9 +103,9 @@ fn until_current(
     }
 }
 
-/// The result of one round.
+/// The result of a round.
 enum Step {
-    /// The subpath is current, and one mount is on it.
+    /// The subpath is current, and has exactly one mount.
     Done,
     /// A stale mount was detached.
     Swapped,
@@ -114,7 +113,7 @@ enum Step {
     LookAgain,
 }
 
-/// One observation of a subpath, and the actions that follow from it.
+/// An observation of a subpath, and the actions that follow from the observation.
 struct RebindRound<'s> {
     subpath: &'s VolumeSubpath,
     held: HeldSubpath,
@@ -138,8 +137,8 @@ impl<'s> RebindRound<'s> {
 
     fn act(&self, order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Step, NotRebound> {
         match self.verdict() {
-            // Two repairers attached a mount each. Detach the upper one: detaching a lower one
-            // would also detach the upper one.
+            // Two repairers attached a mount each. Detach the upper mount: detaching the lower
+            // mount would also detach the upper mount.
             Verdict::Current | Verdict::Foreign if self.covers_its_equal() => {
                 detach(self.mount()?).map_err(not_rebound)?;
                 Ok(Step::LookAgain)
@@ -177,7 +176,7 @@ impl<'s> RebindRound<'s> {
         }
     }
 
-    /// True if the mount that this round opened is no longer the one at the path.
+    /// True if the path no longer shows the mount that this round opened.
     fn was_overtaken(&self) -> bool {
         let now = HeldSubpath::hold(self.subpath.clone());
         let ids =
@@ -199,7 +198,7 @@ impl<'s> RebindRound<'s> {
         Ok(Step::Swapped)
     }
 
-    /// True if another mount lies directly below, at the same path.
+    /// True if a second mount lies directly below, at the same path.
     fn covers_its_equal(&self) -> bool {
         matches!(&self.evidence.mount, Observed::Seen(mount) if mount.covers_its_equal)
     }

@@ -1,4 +1,4 @@
-//! The kubelets' roots that a spec names: if they answer, and their mounts.
+//! Opens or probes the kubelets' roots that a spec names, and reads their mounts.
 
 use std::cell::OnceCell;
 use std::io::ErrorKind;
@@ -21,7 +21,7 @@ pub(crate) struct RootsInUse {
 }
 
 impl RootsInUse {
-    /// Opens the wanted roots that can be reached without waiting, and probes the others.
+    /// Opens the wanted roots that can be reached without waiting, and probes the remaining roots.
     pub(crate) fn of(
         places: &Places,
         is_wanted: impl Fn(&Path) -> bool,
@@ -52,8 +52,8 @@ impl RootsInUse {
 
     /// The places without the roots that do not answer; `None` if all answer.
     ///
-    /// A path below such a root is then like any other path of the node: it is probed, and never
-    /// walked to.
+    /// A path below such a root is then like any path of the node: the guard probes the path, and
+    /// never walks to it.
     pub(crate) fn without_silent(&self, places: &Places) -> Option<Places> {
         let is_silent = |root: &PathBuf| self.silent.contains(root);
         places.kubelet_roots.iter().any(is_silent).then(|| {
@@ -63,7 +63,7 @@ impl RootsInUse {
         })
     }
 
-    /// True if a path is one of them, and has no symlink in it.
+    /// True if a path is an open root, and contains no symlink.
     pub(crate) fn have_one_name(&self, path: &Path) -> bool {
         self.held
             .iter()
@@ -72,7 +72,7 @@ impl RootsInUse {
 
     /// True if a path, as the kernel prints it, is another name of a directory above these
     /// kubelets' mounts. Their roots are bound from a larger disk, as on Container-Optimized OS,
-    /// and a mount at one name also shows at the other.
+    /// and a mount shows at both names.
     pub(crate) fn show_below(
         &self,
         held: &Handle,

@@ -1,8 +1,8 @@
 //! The staging mount of a dead CSI volume.
 //!
-//! A driver mounts a volume once for the node (staging) and binds that mount for each pod (publish).
-//! Many drivers mount only staging anew after a restart: blobfuse, k8s-csi-s3. The bind stays dead,
-//! and only a new pod gets another one.
+//! A driver mounts a volume once for the node (staging) and binds that mount for each pod
+//! (publish). Many drivers mount only staging anew after a restart: blobfuse, k8s-csi-s3. The bind
+//! stays dead, and only a new pod gets a new bind.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -8,7 +8,8 @@ use bindguard_sys::observe::{HeldSubpath, HeldVolumeDirectories};
 
 use crate::probes::Probes;
 
-/// Returns one finding per subpath. Opens all subpaths at once, with at most three descriptors each.
+/// Returns a finding for each subpath. Opens all subpaths at once, with at most three descriptors
+/// each.
 pub fn judge_subpaths(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
     let held: Vec<_> = subpaths

@@ -9,7 +9,7 @@ use bindguard_sys::journal::append;
 
 use crate::admission::named_report;
 
-/// One entry of the journal.
+/// An entry of the journal.
 #[derive(Debug, Clone, Copy)]
 pub struct JournalEntry<'a> {
     /// The container's id, as the runtime gets it.

@@ -23,7 +23,7 @@ pub enum RecordError {
     Append(#[from] JournalError),
 }
 
-/// The size limit of a line, in bytes: a journal is rotated only after a line, so one line must not
+/// The size limit of a line, in bytes: a journal is rotated only after a line, so a line must not
 /// exceed the journal's limit.
 const MAX_LINE: usize = 256 << 10;
 

@@ -1,4 +1,4 @@
-//! Refreshes the mounts of one running container that show a replaced file.
+//! Refreshes the mounts of a running container that show a replaced file.
 //!
 //! ```text
 //!    open the mount namespace once, compare its owner with the spec ─ another one? ─► refused
@@ -9,9 +9,9 @@
 //! └──────────────────────────────────────────────────────────┘   until nothing is stale
 //! ```
 //!
-//! Files of one volume change together as nearly as possible: every new mount is attached before
-//! the first stale one is detached. Each round judges anew, so an update meanwhile, another
-//! refresh, and one that was killed half way are only states to continue from.
+//! Files of a volume change together as nearly as possible: every new mount is attached before the
+//! first stale mount is detached. Each round judges anew, so an update meanwhile, another refresh,
+//! and a refresh that was killed half way are only states to continue from.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -43,8 +43,8 @@ use super::round::{Round, is_on_shared};
 use super::sandbox::refuse_sandbox;
 use crate::attempts::{Ended, REPLACE_TIMEOUT, repeat};
 
-/// Limit of mounts of one file in a container. The runtime makes one for each bind; a container may
-/// bind the file thousands of times.
+/// Limit of mounts of a file in a container. The runtime makes a mount for each bind; a container
+/// may bind the file thousands of times.
 pub const MAX_MOUNTS_OF_FILE: usize = 16;
 
 /// The pause between two tries to get the lock.
@@ -140,9 +140,9 @@ pub fn refresh_container_within(
         RefreshAct::Replace(_) if !has_mount_setattr() => return Err(RefreshError::OldKernel),
         RefreshAct::Replace(notify) => notify,
     };
-    // Two refreshes at once could each attach a mount, and detach the newer one first. The lock
-    // comes before the mount table: a busy kernel needs longer to print a table than for all other
-    // steps.
+    // Two refreshes at once could each attach a mount, and detach the newer mount first. The lock
+    // comes before the mount table: a busy kernel needs longer to print a table than for all
+    // remaining steps.
     let mut lock = namespace.try_lock()?;
     let mut subpaths = refresh.find()?;
     if refresh.due(&subpaths).is_empty() && !records.has(process) {
@@ -256,7 +256,7 @@ impl ContainerRefresh<'_> {
         }
     }
 
-    /// One signal for one update, after all files are new.
+    /// Sends a single signal for an update, after all files are new.
     fn signal(&mut self) {
         if self.progress.values().all(|it| it.replaced.is_none()) {
             return;
@@ -290,7 +290,7 @@ impl ContainerRefresh<'_> {
         }
     }
 
-    /// The stale mounts that are worth another round.
+    /// The stale mounts that a further round may replace.
     fn due<'s>(&self, subpaths: &'s [SubpathInContainer]) -> Vec<&'s SubpathInContainer> {
         let is_due = |subpath: &&SubpathInContainer| {
             let progress = self.progress.get(&subpath.mount.mount_point);
@@ -338,8 +338,8 @@ impl ContainerRefresh<'_> {
         Ok(())
     }
 
-    /// A new mount for each of these, but for those whose key is gone. Directories come first: the
-    /// old ones are empty.
+    /// Prepares a new mount for each due subpath, except for subpaths whose key is gone.
+    /// Directories come first: the old directories are empty.
     fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> Prepared<'s> {
         let mut prepared = Vec::new();
         self.volumes.probe_sources(due);
@@ -420,9 +420,9 @@ impl ContainerRefresh<'_> {
     }
 }
 
-/// A limited number of mounts of each file, and the number of the others. The binds of the spec
-/// come first, then current mounts: the mounts that an earlier round replaced are not exchanged for
-/// others.
+/// A limited number of mounts of each file, and the number of left-out mounts. The binds of the
+/// spec come first, then current mounts, so that the limit keeps the mounts that an earlier round
+/// replaced.
 fn limited(
     mut subpaths: Vec<SubpathInContainer>,
     is_of_spec: impl Fn(&Path) -> bool,

@@ -21,10 +21,10 @@ pub struct OpenedNested {
 
 /// Files on the host, open while containers are refreshed.
 pub trait CurrentFiles {
-    /// The mounts of a container that show these files, each with a verdict of this moment.
+    /// The mounts of a container that show the files, judged at this moment.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer>;
 
-    /// The binds of the container's spec that were mounted in one of these directories and are gone.
+    /// The binds of the container's spec that were mounted in a refreshed directory and are gone.
     fn missing_in(&self, _table: &MountTable) -> Vec<SpecBind> {
         Vec::new()
     }
@@ -33,10 +33,10 @@ pub trait CurrentFiles {
     /// takes time.
     fn probe_sources(&self, _stale: &[&SubpathInContainer]) {}
 
-    /// Called before a mount of this file replaces the stale one.
+    /// Called before a mount of this file replaces the stale mount.
     ///
     /// # Errors
-    /// If the stale mount must stay, because a later refresh would not know the new one.
+    /// If the stale mount must stay, because a later refresh would not know the new mount.
     fn note_replacement(
         &self,
         _stale: &SubpathInContainer,
@@ -45,10 +45,10 @@ pub trait CurrentFiles {
         Ok(())
     }
 
-    /// Called after a new mount has replaced a stale one, with the container's table of now.
+    /// Called after a new mount has replaced a stale mount, with the container's current table.
     fn note_attached(&self, _new: &SubpathInContainer, _table: &MountTable) {}
 
-    /// The settings of the new mount in place of a stale one.
+    /// The settings of the new mount in place of a stale mount.
     fn clone_settings(&self, _stale: &SubpathInContainer) -> CloneSettings {
         CloneSettings::default()
     }
@@ -75,13 +75,13 @@ pub trait CurrentFiles {
         Err(NotReplaced::Changed)
     }
 
-    /// Opens the file or directory that a stale mount should show now. `None` for a mount of
-    /// another kind of files.
+    /// Opens the file or directory that a stale mount should show now. `None` if the mount does not
+    /// show files of this kind.
     fn open_current(&self, stale: &SubpathInContainer)
     -> Option<Result<OpenedTarget, NotReplaced>>;
 }
 
-/// Several kinds of files of one container. No mount shows files of two kinds.
+/// Several kinds of files of a container. No mount shows files of two kinds.
 impl CurrentFiles for Vec<&dyn CurrentFiles> {
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
         self.iter().flat_map(|kind| kind.shown_in(table)).collect()

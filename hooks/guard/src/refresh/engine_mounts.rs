@@ -23,7 +23,7 @@ use super::outcome::NotReplaced;
 use super::running::RunningContainers;
 use super::specified_bind::SpecifiedBind;
 
-/// The binds of one container of an engine.
+/// The binds of a container of an engine.
 #[derive(Debug)]
 pub struct EngineMounts<'a> {
     mounts: BoundMounts,

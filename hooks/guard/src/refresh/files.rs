@@ -1,8 +1,7 @@
 //! The single files that a container engine bound (moby#15793), or that a pod has as hostPath.
 //!
-//! The host path is the one of the container's own spec. Every round walks the path anew, from `/`
-//! on, and keeps the folders open while the way is judged: a container may be able to write one of
-//! them.
+//! The host path comes from the container's own spec. Every round walks the path anew, from `/` on,
+//! and keeps the folders open while the way is judged. A container may be able to write a folder.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -59,8 +58,8 @@ impl FileBind {
         named.collect()
     }
 
-    /// The binds of a pod's spec whose sources are not in these folders of kubelets. The kubelet
-    /// and the pod write into those, and other refreshes follow them.
+    /// The binds of a pod's spec whose sources are outside the kubelets' folders. The kubelet and
+    /// the pod write into the kubelets' folders, whose binds have their own refreshes.
     pub fn of_pod(spec: &SpecView<'_>, kubelet_roots: &[PathBuf]) -> Vec<Self> {
         let is_of_kubelet = |bind: &Self| {
             let mut roots = kubelet_roots.iter();
@@ -106,13 +105,13 @@ impl FileBind {
 #[derive(Debug)]
 pub struct BoundFiles<'a> {
     binds: Vec<FileBind>,
-    /// The time since 1970 at which the container's init started; none if that is not known.
+    /// The time since 1970 at which the container's init started; `None` if unknown.
     started: Option<Duration>,
     others: &'a dyn RunningContainers,
     may_be_on_shared: bool,
 }
 
-/// The way to a file at one moment.
+/// The way to a file at a moment.
 #[derive(Debug)]
 struct WalkedWay {
     way: Way,
@@ -278,8 +277,8 @@ fn observe(bind: &FileBind) -> Option<BoundFile> {
         destination,
         denied: _,
     } = bind.clone();
-    // A file that is replaced at this moment has no place: it counts as stale, and the next round
-    // sees the new one.
+    // A file that is replaced at this moment has no place: the mount counts as stale, and the next
+    // round sees the new file.
     let current = walked.file.map(|(_, place)| place);
     Some(BoundFile {
         directory,

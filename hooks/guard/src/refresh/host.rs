@@ -1,4 +1,4 @@
-//! Re-binds the host's subpaths of one volume, right after the kubelet updated it.
+//! Re-binds the host's subpaths of a volume, right after the kubelet updated it.
 //!
 //! It is the guard's own re-bind, for a volume instead of a bundle.
 

@@ -1,7 +1,7 @@
 //! The host-root binds of a container whose private copies keep the host's mounts alive.
 //!
-//! The new mount is the one that a create gives now: a recursive clone of the source that receives
-//! the host's mounts and umounts (rslave), with the restrictions of the old mount and of the spec.
+//! The new mount is the mount that a create gives now. A recursive clone of the source receives the
+//! host's mounts and umounts (rslave), with the restrictions of the old mount and of the spec.
 //! Policy decides as at a create: its scope, its rule for read-only binds, the pod's annotations.
 
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use crate::admission::{OpenBundle, OpenError};
 use crate::inspect::inspect;
 use crate::probes::Probes;
 
-/// The host-root binds of one container.
+/// The host-root binds of a container.
 #[derive(Debug)]
 pub struct HostRoots {
     binds: Vec<RootBind>,
@@ -63,7 +63,7 @@ impl HostRoots {
     }
 
     fn of(bundle: &OpenBundle<'_>, places: &Places) -> Self {
-        // Nothing else of the spec is of interest, so no other source is probed for its own sake.
+        // Only host-root binds are of interest, so the refresh probes no other source.
         let policy = Policy {
             stale_subpaths: Mode::Off,
             unmounted_volumes: Alarm::Off,
@@ -92,7 +92,7 @@ impl HostRoots {
         self.binds.iter().find(is_of)
     }
 
-    /// The mounts below, if the old ones may go with the stale mount.
+    /// The mounts below, if the old mounts below may go with the stale mount.
     fn kept_mounts(
         &self,
         bind: &RootBind,

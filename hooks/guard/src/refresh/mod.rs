@@ -58,8 +58,8 @@ pub(crate) use sandbox::refuse_sandbox;
 pub use running::{RunningContainer, RunningContainers};
 pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 
-/// A container's init process, held so that no other process is taken for it; a child that hangs
-/// in a container; and the process that starts such children.
+/// A container's init process, held against reuse of its pid; a child that hangs in a container;
+/// and the process that starts the children.
 pub use bindguard_sys::enter::{
     Abandoned, HeldProcess, HelperProcess, NamespaceError, ProcessError,
 };

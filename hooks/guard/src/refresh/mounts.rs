@@ -1,10 +1,10 @@
 //! The binds of a container whose source the host has mounted anew, such as a volume of a CSI driver
 //! that was restarted, and the binds of the spec that are nested in these binds.
 //!
-//! In a pod, only sources in the pod's folder are volumes: the kubelet made the way to these sources,
-//! for root alone. [`super::engine_mounts`] checks the way to other sources. No symlink is followed.
-//! The record beside the bundle has the places that the container's mounts showed before. A refresh
-//! writes the record before it replaces a mount.
+//! In a pod, only sources in the pod's folder are volumes: the kubelet made the way to these
+//! sources, for root alone. [`super::engine_mounts`] checks the way to sources of containers
+//! without a pod. No symlink is followed. The record beside the bundle has the places that the
+//! container's mounts showed before. A refresh writes the record before it replaces a mount.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use super::specified_bind::{SpecifiedBind, place_of_source};
 use crate::probes::Probes;
 use crate::staging::dead_volume;
 
-/// All binds of one container. The source of a bind with `is_volume` may be mounted anew.
+/// All binds of a container. The source of a bind with `is_volume` may be mounted anew.
 #[derive(Debug)]
 pub struct BoundMounts {
     bundle: PathBuf,
@@ -318,8 +318,8 @@ impl CurrentFiles for BoundMounts {
         self.kept_mounts(bind, found, table, volume).map(Some)
     }
 
-    /// A source in the pod's folder may have been replaced. Any other source must still be the file
-    /// that the container has: a user may have changed the way to that source.
+    /// A source in the pod's folder may have been replaced. A source outside the folder must still
+    /// be the container's file: a user may have changed the way to the source.
     fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
         let bind = self.binds.iter().find(|it| it.index == nested.bind);
         let bind = bind.ok_or(NotReplaced::Changed)?;

@@ -1,4 +1,4 @@
-//! The result of a refresh, one for each stale mount of a container.
+//! The result of a refresh, for each stale mount of a container.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::bound_file_error::BoundFileError;
 use super::ids::IdsError;
 use super::records::TuckRecordError;
 
-/// One stale mount of a container, and the outcome of its refresh.
+/// A stale mount of a container, and the outcome of its refresh.
 #[derive(Debug)]
 pub struct MountRefresh {
     /// Its mount point in the container.
@@ -68,7 +68,7 @@ pub enum NotReplaced {
     /// No child could enter the container.
     #[error(transparent)]
     NotEntered(Arc<EnterError>),
-    /// The mount point shows another mount than a moment before.
+    /// The mount point now shows a different mount.
     #[error("the mount table of the container changed meanwhile")]
     Changed,
     /// The mount table could not be recorded: without a record nothing is made shared.
@@ -101,10 +101,10 @@ impl From<NotNested> for NotReplaced {
     }
 }
 
-/// The refresh of one container.
+/// The refresh of a container.
 #[derive(Debug, Default)]
 pub struct Refreshed {
-    /// Its stale mounts. Current ones are left out.
+    /// The container's stale mounts. Current mounts are left out.
     pub mounts: Vec<MountRefresh>,
     /// The number of its mounts that show a part of a kubelet-written volume.
     pub subpaths: usize,
@@ -155,13 +155,14 @@ pub enum RefreshError {
     /// The kernel cannot give a new mount the attributes of the stale mount before it is attached.
     #[error("live refresh requires Linux 5.12 or newer: the kernel has no mount_setattr(2)")]
     OldKernel,
-    /// Another refresh works on it, or the container holds the lock of its own namespace.
+    /// Another refresh works on the container, or the container holds the lock of its own
+    /// namespace.
     #[error("another refresh has locked its mount namespace for {} ms", .0.as_millis())]
     Locked(Duration),
 }
 
 impl RefreshError {
-    /// True if a later refresh may have another result without any change: another refresh has the
+    /// True if a later refresh may succeed without any change. For example, another refresh has the
     /// lock, a reader of the process was late, or the process is about to end.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -179,7 +180,7 @@ impl RefreshError {
 }
 
 impl NotReplaced {
-    /// True if a rule keeps the mount, so that another try has the same result.
+    /// True if a rule keeps the mount, so that a further try would fail, too.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_))
     }
@@ -258,7 +259,7 @@ impl Refreshed {
         self.mounts.iter().all(|mount| mount.is_replaced())
     }
 
-    /// The notification that a pod requested, if there was a reason for one.
+    /// The requested notification, if a mount was replaced or the notification failed.
     pub fn notification(&self, request: &Notify) -> Option<Notification> {
         let error = self.not_notified.as_ref().map(|error| error_chain(error));
         let is_due = *request != Notify::None && (self.replaced() > 0 || error.is_some());

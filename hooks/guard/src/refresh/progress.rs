@@ -16,10 +16,10 @@ use super::outcome::{AttachMethod, NotNotified, NotReplaced};
 use super::records::TuckRecords;
 use crate::attempts::MAX_FAILURES;
 
-/// Time limit of one step in the container.
+/// Time limit of a step in the container.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The refresh of one container.
+/// The refresh of a container.
 pub(super) struct ContainerRefresh<'a> {
     pub(super) helper: &'a HelperProcess,
     pub(super) process: &'a HeldProcess,
@@ -40,7 +40,7 @@ pub(super) struct ContainerRefresh<'a> {
     pub(super) missing: Vec<SpecBind>,
 }
 
-/// The progress of the replacement at one mount point.
+/// The progress of the replacement at a mount point.
 #[derive(Debug, Default)]
 pub(super) struct MountProgress {
     /// The method that replaced the mount.
@@ -131,7 +131,7 @@ impl MountProgress {
         self.failures = 0;
     }
 
-    /// True if another round may replace the mount.
+    /// True if a further round may replace the mount.
     pub(super) fn may_try_again(&self) -> bool {
         self.failures < MAX_FAILURES && !matches!(self.failure, Some(Failure::KeyGone))
     }

@@ -46,7 +46,7 @@ impl Default for TuckRecords {
 }
 
 impl TuckRecords {
-    /// The records in this directory, which is made when the first one is written.
+    /// The records in this directory, which is made when the first record is written.
     pub fn at(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -132,7 +132,7 @@ impl TuckRecords {
 
     /// Removes the record of a process.
     pub(super) fn forget(&self, process: &HeldProcess) {
-        // One that stays costs the next refresh a check.
+        // A record that stays costs the next refresh a check.
         let _ = fs::remove_file(self.path(process));
     }
 

@@ -67,7 +67,7 @@ impl Released {
     }
 }
 
-/// The outcome for one copy.
+/// The outcome for a copy.
 #[derive(Debug)]
 pub enum ReleaseOutcome {
     /// The container no longer has the copy.
@@ -160,7 +160,7 @@ pub fn release_copies(
         mount: copy.mount,
     });
     let mut released: Vec<_> = released.collect();
-    // One read for all copies: a container may have thousands of mounts.
+    // A single read for all copies: a container may have thousands of mounts.
     if let Ok(table) = namespace.mounts() {
         released
             .iter_mut()
@@ -170,7 +170,7 @@ pub fn release_copies(
     Ok(released)
 }
 
-/// The release of the copies of one container.
+/// The release of the copies of a container.
 struct Releasing<'a> {
     helper: &'a HelperProcess,
     namespace: &'a ContainerNamespace,

@@ -49,7 +49,7 @@ impl ContainerRefresh<'_> {
         let is_restored = |(index, opened): (usize, _)| {
             matches!(opened, Ok(())) && entered.restore(index).is_ok()
         };
-        // One failure does not stop the other restores.
+        // A failure does not stop the remaining restores.
         opened
             .into_iter()
             .enumerate()

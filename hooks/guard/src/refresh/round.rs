@@ -1,5 +1,5 @@
-//! One visit of a child to a container: opens every stale mount, attaches every new one, then
-//! detaches the stale ones.
+//! A child's visit to a container: opens every stale mount, attaches every new mount, then detaches
+//! the stale mounts.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use bindguard_sys::replace::ReplaceError;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError};
 use super::progress::{ContainerRefresh, Failure};
 
-/// One visit of a child to the container.
+/// A child's visit to the container.
 pub(super) struct Round<'r, 'a, 's> {
     pub(super) refresh: &'r mut ContainerRefresh<'a>,
     pub(super) subpaths: &'r [&'s SubpathInContainer],
@@ -71,7 +71,7 @@ impl Round<'_, '_, '_> {
         Ok(!attached.is_empty() && attached.iter().all(is_gone))
     }
 
-    /// Refuses the stale mounts that have other mounts below than before: those would be lost.
+    /// Refuses the stale mounts whose mounts below changed: a replacement would lose those mounts.
     fn without_changes_below(&mut self, indices: Vec<usize>, table: &MountTable) -> Vec<usize> {
         let mut same = Vec::with_capacity(indices.len());
         for index in indices {
@@ -112,10 +112,10 @@ impl Round<'_, '_, '_> {
         Ok(attached)
     }
 
-    /// The kernel's own method; which kernels have it is found by trying. It does not lock the
-    /// flags of the new mount. The mounts of a container with a user namespace of its own have
-    /// locked flags, and root there could remove them from the new mount. The other method locks
-    /// them, because the new mount arrives from another user namespace.
+    /// The kernel's own method; only a try shows if the kernel has this method. The kernel does not
+    /// lock the flags of the new mount. The mounts of a container with a user namespace of its own
+    /// have locked flags, and root there could remove them from the new mount. The tuck locks the
+    /// flags, because the new mount arrives from another user namespace.
     fn attach_beneath(&self, indices: &[usize]) -> Vec<(usize, Result<(), EnterError>)> {
         let results = match fault::denies_beneath() || self.refresh.namespace.has_own_users() {
             true => indices
@@ -256,7 +256,7 @@ impl Round<'_, '_, '_> {
         private
     }
 
-    /// A mount that is attached to a shared one becomes shared.
+    /// A mount that is attached to a shared mount becomes shared.
     fn keep_propagation(&self, index: usize, method: AttachMethod) -> Result<(), EnterError> {
         match method {
             AttachMethod::Beneath if !is_on_shared(self.subpaths[index]) => Ok(()),
@@ -285,7 +285,7 @@ impl Round<'_, '_, '_> {
     }
 }
 
-/// True if the new mounts below are those that the container needs now. The host may unmount others
+/// True if the new mounts below are those that the container needs now. The host may unmount mounts
 /// meanwhile.
 fn has_same_mounts(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool {
     let needed = |below: &Option<KeptMounts>| {

@@ -1,5 +1,5 @@
-//! The running containers of the node: one that may write a folder of the host can lead the names
-//! in it elsewhere.
+//! The running containers of the node: a container that may write a folder of the host can lead the
+//! names in the folder elsewhere.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -22,14 +22,14 @@ pub struct RunningContainer {
     pub spec: Option<SpecUsers>,
 }
 
-/// Finds the running containers. A refresh needs them only if the way to a file has a symlink or
-/// another folder than before.
+/// Finds the running containers. A refresh needs the running containers only if the way to a file
+/// has a symlink or a new folder.
 pub trait RunningContainers: Debug {
     /// The containers at this moment.
     fn running(&self) -> Vec<RunningContainer>;
 
-    /// Their mount tables, each read when it is needed: a table may be large. A container that ended
-    /// meanwhile is left out.
+    /// The containers' mount tables. Each table may be large, so `next` reads a single table. A
+    /// container that ended meanwhile is left out.
     ///
     /// An item is an error if the table cannot be read, or is not that of the mount namespace that
     /// the runtime made: a container can hide its mounts in a namespace of its own, and still write
@@ -67,7 +67,7 @@ fn mounts_by_runtime(
     Ok(namespace.accepted(process, spec.namespace())?.mounts()?)
 }
 
-/// The time since 1970 at which a process started; none if that cannot be read.
+/// The time since 1970 at which a process started; `None` if the start time is unreadable.
 pub(super) fn started(pid: u32) -> Option<Duration> {
     let ticks = HeldProcess::open(pid).ok()?.start_time().ok()?;
     let since_boot =

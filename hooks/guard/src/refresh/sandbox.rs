@@ -8,8 +8,8 @@ use super::outcome::RefreshError;
 /// The name of gVisor's program and of its processes (`runsc/sandbox/sandbox.go`).
 const GVISOR: &[u8] = b"runsc";
 
-/// Kata names a process in the node's own namespace, gVisor its own kernel. A container that gives
-/// itself that name loses its own refresh, and nothing else.
+/// Kata names a process in the node's own namespace, gVisor its own kernel. A container whose
+/// program or process is named `runsc` loses only its own refresh.
 ///
 /// The command line would name gVisor's sandbox, too, but a container can block its readers.
 pub(crate) fn refuse_sandbox(

@@ -108,8 +108,8 @@ fn settings_of(bind: &Bind<'_>) -> CloneSettings {
     }
 }
 
-/// True for a volume that follows `..data` by itself, and for its subpaths, which have a refresh of
-/// their own.
+/// True for a volume that the kubelet updates through `..data`, and for the volume's subpaths,
+/// which `refresh::volumes` refreshes.
 fn is_of_kubelet_written_volume(source: &Path, pod: &Path) -> bool {
     let root = pod.parent().and_then(Path::parent);
     let subpath = root.and_then(|root| VolumeSubpath::from_path(source, [root]));

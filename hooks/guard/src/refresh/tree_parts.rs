@@ -11,12 +11,12 @@ use super::ids::{IdsError, Users};
 use super::outcome::NotReplaced;
 use super::progress::ContainerRefresh;
 
-/// Limit of binds in one volume: the new mount of each is a descriptor of this process until the
-/// tree is complete.
+/// Limit of binds in a volume: the new mount of each is a descriptor of this process until the tree
+/// is complete.
 const MAX_NESTED_BINDS: usize = 256;
 
 impl ContainerRefresh<'_> {
-    /// The parts of the new tree in place of a stale mount, the outer ones first.
+    /// The parts of the new tree in place of a stale mount, outer parts first.
     pub(super) fn tree_parts(
         &self,
         stale: &SubpathInContainer,

@@ -61,7 +61,7 @@ pub enum VolumesError {
     },
 }
 
-/// The volumes of one pod that only the kubelet, or only a CSI driver, writes.
+/// The volumes of a pod that only the kubelet, or only a CSI driver, writes.
 #[derive(Debug)]
 pub struct PodVolumes {
     volumes: Vec<OpenVolume>,
@@ -148,7 +148,7 @@ impl CurrentFiles for PodVolumes {
     }
 }
 
-/// The volumes of a pod, for one of its containers.
+/// The volumes of a pod, for a container of the pod.
 #[derive(Debug)]
 pub struct ContainerVolumes<'a> {
     volumes: &'a PodVolumes,
@@ -156,7 +156,8 @@ pub struct ContainerVolumes<'a> {
 }
 
 impl PodVolumes {
-    /// The same for the container with these binds in its spec; none if the spec is not known.
+    /// Returns the volumes for the container whose spec has `binds`; `binds` is empty if the spec
+    /// is unknown.
     pub fn for_container(&self, binds: Vec<SpecBind>) -> ContainerVolumes<'_> {
         ContainerVolumes {
             volumes: self,

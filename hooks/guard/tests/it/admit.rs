@@ -1,4 +1,4 @@
-//! An admission in a broken environment: it repairs what it can, reports the rest, and loses
+//! An admission in a broken environment repairs the repairable binds, reports the rest, and loses
 //! nothing.
 
 use std::fs::{self, File};
@@ -91,7 +91,7 @@ fn the_first_of_a_hundred_thousand_mounts_are_checked() {
         &Default::default(),
         Attempt::First,
     );
-    // A slow machine has no time to probe them all.
+    // A slow machine has no time to probe all binds.
     let unknown = admission
         .report
         .binds
@@ -104,7 +104,7 @@ fn the_first_of_a_hundred_thousand_mounts_are_checked() {
         (2_000, &[said.clone()][..])
     );
     assert_eq!(admission.refusal, None);
-    // They may hide a bind that policy refuses.
+    // The unchecked mounts may contain a bind that policy refuses.
     let strict = Policy {
         unmounted_volumes: Alarm::Refuse,
         ..Policy::default()
@@ -211,8 +211,8 @@ fn a_create_is_worth_another_try_only_after_a_repair() {
     pod.update(1);
     let again = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again);
     assert!(again.worth_another_try);
-    // The volume may change again before the runtime gets to it: its own path is followed at that
-    // moment.
+    // The volume may change again before the runtime mounts the bind. The runtime follows the
+    // volume's own path.
     assert_eq!(
         outcomes(&again.report),
         [Some(Outcome::PointedAtVolume {
@@ -224,7 +224,7 @@ fn a_create_is_worth_another_try_only_after_a_repair() {
         "1",
         "the mount is also repaired"
     );
-    // And each try reads its names again.
+    // Each try reads the names of the volume again.
     assert!(admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again).worth_another_try);
 }
 

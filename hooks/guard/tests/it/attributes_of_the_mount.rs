@@ -1,6 +1,6 @@
 //! A re-bound subpath keeps the attributes of the mount that the kubelet binds from: read-only,
 //! nosuid, nodev, noexec, nosymfollow and how access times are kept. A filesystem has many mounts,
-//! and only one of them is the volume's.
+//! and only one mount is the volume's.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn attributes(at: &Path) -> String {
         .to_owned()
 }
 
-/// A new file in the place of the one that is bound, written where the volume can be written to.
+/// Writes a new file in the place of the bound file, through a path where the volume is writable.
 fn replace(folder: &Path) {
     let new = folder.join("new");
     fs::write(&new, "new").unwrap();
@@ -143,7 +143,7 @@ fn a_host_path_whose_filesystem_became_read_only_everywhere_is_not_bound_writabl
     );
 }
 
-/// A sidecar that shares a folder of the volume read-only, and one that shares it as it is.
+/// Sidecars share a folder of the volume read-only, or with the volume's own attributes.
 #[test]
 fn a_mount_within_the_volume_is_distinguished_by_its_attributes() {
     if !own_namespace() {

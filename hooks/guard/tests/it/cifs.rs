@@ -28,7 +28,7 @@ const BY_OWN_NUMBERS: &str =
     "dir_mode=0777,file_mode=0777,uid=1001,gid=1001,noperm,mfsymlinks,cache=strict,noserverino";
 const BOTH: [&str; 2] = [BY_SERVERS_NUMBERS, BY_OWN_NUMBERS];
 
-/// A share with one file, and a pod whose CSI volume it is.
+/// A share with one file, and a pod with the share as its CSI volume.
 fn volume_of(server: &Server, options: &str) -> Scene {
     let share = server.share();
     // What an earlier pod left.
@@ -169,8 +169,8 @@ fn a_file_replaced_on_the_server_is_followed_or_bound_anew() {
             BY_SERVERS_NUMBERS => {
                 assert_eq!((verdict, outcome), ("stale", REBOUND), "{what}: {reason}")
             }
-            // A client that invents the numbers identifies files by their names, including the
-            // bound one.
+            // A client that invents the inode numbers identifies files by name, including the bound
+            // file.
             _ => assert_eq!((verdict, outcome), ("current", None), "{what}: {reason}"),
         }
         assert_eq!(scene.content(), "new", "{what}");
@@ -205,7 +205,7 @@ fn a_file_removed_on_the_server_is_reported_and_bound_when_it_is_back() {
     });
 }
 
-/// A container of the same node does it.
+/// A container on the same node removes or replaces the file.
 #[test]
 fn a_file_removed_or_replaced_on_this_node_is_reported_and_bound_anew() {
     if !own_namespace() {
@@ -256,7 +256,7 @@ fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
     }
 }
 
-/// Twice: after one failure, the client queries the server for every call.
+/// Twice: after the first failure, the client queries the server for every call.
 #[test]
 fn an_unreachable_server_is_dead_in_time_and_until_it_returns() {
     if !own_namespace() {
@@ -349,7 +349,7 @@ fn an_smb_volume_without_its_mount_is_unmounted_and_one_mounted_anew_is_bound_an
         assert_eq!(verdict, "unmounted", "{}: {reason}", source.display());
         assert!(scene.admitted(&scene.refusing()).refusal.is_some());
     }
-    // Another connection, and so another filesystem for this node.
+    // `nosharesock` opens a new connection, so the kernel makes a new filesystem.
     server.mount(
         "share/volume",
         &scene.volume,

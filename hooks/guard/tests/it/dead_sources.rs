@@ -184,7 +184,7 @@ fn each_check_is_independent_of_the_others() {
             admission.report
         );
     }
-    // A key that was updated is none of these two checks' business.
+    // Neither check reports an updated key.
     pod.update(1);
     pod.write_spec(&[]);
     let admission = admit(
@@ -202,8 +202,7 @@ fn each_check_is_independent_of_the_others() {
     umount2(&subpath, MntFlags::MNT_DETACH).unwrap();
 }
 
-/// A sidecar that mounts its filesystem on the emptyDir which it shares, another vendor's driver, a
-/// global mount.
+/// A sidecar's mount on a shared emptyDir, a flexVolume driver's mount, and a global mount.
 #[test]
 fn a_dead_daemon_is_detected_in_all_of_the_kubelets_folders() {
     if !own_namespace() {

@@ -1,5 +1,5 @@
-//! Binds of the host's root, or of directories with the mounts of others: the guard makes them
-//! rslave, as far as policy and the requested propagation allow it.
+//! Binds of the host's root, or of directories with the mounts of other containers: the guard makes
+//! such binds rslave if policy and the requested propagation allow.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -148,8 +148,7 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
     assert_eq!(rslave(&root_alone), Vec::<&Path>::new());
 }
 
-/// Whatever a bind requests: a private mount, or one that stays private, gets no umount from the
-/// host.
+/// Whatever a bind requests: a mount that is or stays private gets no umount from the host.
 #[test]
 fn only_a_bind_that_requests_shared_is_not_made_rslave() {
     if !own_namespace() {

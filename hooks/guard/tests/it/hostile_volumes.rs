@@ -22,7 +22,7 @@ use serde_json::json;
 
 const SECRET: &str = "the host's secret";
 
-/// A pod with an emptyDir, one path of which is its container's subpath.
+/// A pod with an emptyDir; a path in the emptyDir is its container's subpath.
 struct Scene {
     folder: Folder,
 }
@@ -82,7 +82,7 @@ impl Scene {
     }
 }
 
-/// A new file in the old one's place, in one step.
+/// Replaces the old file by a new file in a single step.
 fn replace(file: &Path, content: &str) {
     let new = file.parent().unwrap().join("new");
     fs::write(&new, content).unwrap();
@@ -206,7 +206,7 @@ fn a_file_that_was_moved_deeper_than_paths_reach_is_left_alone() {
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
 
-/// Each step of it by one rename, as fast as a processor can.
+/// Attacks as fast as a processor can. Each step is a single rename.
 fn attack(scene: &Scene, outside: &Path, over: &AtomicBool) {
     let volume = scene.volume();
     let [folder, link, other] = ["folder", "link", "other"].map(|name| volume.join(name));

@@ -1,4 +1,4 @@
-//! The journal's line is the one that docs/journal.md shows.
+//! The journal's line matches the example in docs/journal.md.
 
 use std::ffi::OsStr;
 use std::fs;

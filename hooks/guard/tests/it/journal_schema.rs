@@ -386,7 +386,7 @@ fn the_documented_lines_obey_the_schema() {
     }
 }
 
-/// Follows references to other parts of the schema.
+/// Follows references within the schema.
 fn description_of<'a>(schema: &'a Value, mut value: &'a Value) -> String {
     while let Some(reference) = value["$ref"].as_str() {
         value = schema.pointer(&reference[1..]).unwrap();
@@ -530,7 +530,7 @@ fn the_schema_allows_only_what_is_written() {
     }
 }
 
-/// Each line is broken in one place; the schema detects it.
+/// Each line has a single mistake; the schema detects the mistake.
 #[test]
 fn lines_that_are_never_written_do_not_obey_the_schema() {
     let schema = schema();

@@ -1,4 +1,4 @@
-//! Whole admissions and refreshes in private mount namespaces, one module for each story.
+//! Whole admissions and refreshes in private mount namespaces, with a module for each story.
 
 #![allow(
     clippy::unwrap_used,

@@ -7,8 +7,7 @@ use bindguard_testing::own_namespace;
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
 use nix::mount::{MntFlags, umount2};
 
-/// A sidecar that mounts a folder of the volume which it shares: the subpath lies behind that
-/// mount.
+/// A sidecar mounts a folder of a shared volume: the subpath lies behind the sidecar's mount.
 #[test]
 fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
     if !own_namespace() {

@@ -1,5 +1,6 @@
-//! A kubelet whose root has several names: `/var/lib/kubelet` is a link to a larger disk on many
-//! nodes, or the other way round, and containerd's own directories are, too.
+//! A kubelet whose root has several names. On many nodes `/var/lib/kubelet` is a link to a larger
+//! disk, or the disk has a link to `/var/lib/kubelet`. containerd's own directories can be links,
+//! too.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -127,8 +128,8 @@ fn a_bind_of_a_parent_of_a_runtimes_real_directory_is_made_rslave() {
     }
 }
 
-/// As on Container-Optimized OS: the kubelet's root is bound from a larger disk, and a mount at one
-/// name also shows at the other.
+/// As on Container-Optimized OS: the kubelet's root is bound from a larger disk, and a mount shows
+/// at both names.
 #[test]
 fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
     if !own_namespace() {
@@ -165,7 +166,7 @@ fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
         assert_eq!(kind(source), "host-root", "{}", source.display());
     }
     assert_eq!(kind(&above.join("log")), "foreign");
-    // Nothing shows at the other name any more.
+    // A private root: its mounts no longer show on the larger disk.
     mount(
         None::<&str>,
         &root,

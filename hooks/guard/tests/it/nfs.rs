@@ -30,7 +30,7 @@ fn volume_of(server: &Server, files: &[&str]) -> Scene {
     scene
 }
 
-/// On the server, as another client of it would.
+/// Replaces a file on the server, as another client would.
 fn replace(server: &Server, path: &str) {
     let path = server.share().join(path);
     if fs::metadata(&path).unwrap().is_dir() {
@@ -276,8 +276,8 @@ fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
     }
 }
 
-/// A container of the same node does it: the client keeps a file that is in use, under a name of
-/// its own.
+/// A container on the same node deletes or replaces the file: the client keeps a file in use under
+/// a hidden name.
 #[test]
 fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
     if !own_namespace() {

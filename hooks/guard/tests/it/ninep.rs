@@ -1,5 +1,5 @@
-//! A 9p share with a real server: the emulator that runs this machine. It has the same directory
-//! under another tag, through which a second client changes it.
+//! A 9p share with a real server: the emulator of this virtual machine. The emulator exports the
+//! directory under two tags; a second client changes the directory through the second tag.
 //!
 //! Runs in the virtual machine that `make kernels` starts for it.
 
@@ -25,7 +25,7 @@ fn mount_tag(tag: &str, at: &Path, options: &str) {
     .unwrap();
 }
 
-/// The server's folder as another client of it sees it.
+/// The server's folder, mounted by a second client.
 struct Elsewhere(tempfile::TempDir);
 
 impl Elsewhere {
@@ -44,7 +44,7 @@ impl Elsewhere {
         self.0.path()
     }
 
-    /// A share with one file, and a pod whose volume it is.
+    /// A share with one file, and a pod with the share as its volume.
     fn volume(&self) -> Scene {
         let _ = fs::remove_dir_all(self.path().join("db"));
         fs::create_dir(self.path().join("db")).unwrap();

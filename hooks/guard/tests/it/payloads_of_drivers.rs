@@ -56,8 +56,7 @@ fn a_volume_that_its_driver_writes_as_the_kubelet_does_is_read_as_the_kubelets()
     }
 }
 
-/// A container can write such names: they lead only to files that it could have bound without them,
-/// and to nothing outside.
+/// A container can write the names of a payload. The names never lead out of the volume.
 #[test]
 fn a_payload_that_a_container_laid_out_leads_nowhere_else() {
     if !own_namespace() {

@@ -144,7 +144,7 @@ fn policy_refuses_a_container_whose_record_cannot_be_written() {
     assert_eq!(reported.report.problems.len(), 1, "{reported:?}");
 }
 
-/// A process that waits for its end.
+/// A process that waits until its standard input ends.
 #[test]
 #[ignore = "a test starts it"]
 fn waits() {
@@ -169,7 +169,7 @@ fn a_sandbox_proves_nothing() {
         .args(["--ignored", "--exact", "prove::waits"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null());
-    // SAFETY: one syscall, which uses neither the heap nor a lock.
+    // SAFETY: a single syscall, which uses neither the heap nor a lock.
     unsafe { gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?)) };
     let mut sandbox = gvisor.spawn().unwrap();
     let proved = scene.prove(sandbox.id());

@@ -98,7 +98,8 @@ fn updates_while_the_refresh_works_lose_nothing() {
     assert_eq!((seen.failed, seen.empty, seen.older), (0, 0, 0), "{seen:?}");
 }
 
-/// The reader ignores the signal until it is stopped; a test reads it in its pending set.
+/// The reader blocks the signal until the end; the test finds the signal in the reader's pending
+/// set.
 #[test]
 fn a_signal_is_sent_once_and_only_after_a_replacement() {
     if !can_run() {
@@ -161,7 +162,7 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
         .volume()
         .join(fs::read_link(scene.pod.volume().join("..data")).unwrap());
     fs::remove_file(payload.join("0")).unwrap();
-    // A refresh cannot help, and a report of the state must not recommend one.
+    // A refresh cannot help, and a report of the state must not recommend a refresh.
     let seen = scene.refresh_only(&container, RefreshAct::Look);
     let seen: Vec<_> = seen
         .mounts
@@ -185,8 +186,8 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
     assert_eq!(container.read("etc/app/1").as_deref(), Some("1"));
 }
 
-/// A parent that is slave, as with `rootfsPropagation: rslave`, or shared; a mount that is a slave
-/// itself.
+/// The parent is private, slave (as with `rootfsPropagation: rslave`) or shared; the mount itself
+/// may be a slave.
 #[test]
 fn the_propagation_of_the_mount_and_of_its_parent_stay() {
     if !can_run() {

@@ -1,6 +1,6 @@
 //! moby#15793: an editor replaces a file that a container binds, and the container keeps the old
-//! one. A refresh shows it the new one, whatever way the editor took, and never a file of another
-//! directory.
+//! file. A refresh shows the container the new file, whatever method the editor used, and never a
+//! file of another directory.
 
 use std::fs;
 use std::io::Read;
@@ -112,20 +112,20 @@ pub(crate) fn spec(binds: &[(&Path, &str)]) -> Vec<u8> {
 /// A way in which programs replace a file, given its scene and the new content.
 type Replace = fn(&Scene, &str);
 
-/// `sed -i`, most editors, `kubectl cp`: a new file is renamed over the old one.
+/// `sed -i`, most editors, `kubectl cp`: a new file is renamed over the old file.
 fn rename_over(scene: &Scene, content: &str) {
     fs::write(scene.at(".app.conf.swp"), content).unwrap();
     fs::rename(scene.at(".app.conf.swp"), scene.at("app.conf")).unwrap();
 }
 
-/// vim with a backup: the old file gets another name, and is removed later.
+/// vim with a backup: the old file is renamed, and removed later.
 fn rename_away(scene: &Scene, content: &str) {
     fs::rename(scene.at("app.conf"), scene.at("app.conf~")).unwrap();
     fs::write(scene.at("app.conf"), content).unwrap();
     fs::remove_file(scene.at("app.conf~")).unwrap();
 }
 
-/// emacs: the old file stays, with another name.
+/// emacs: the old file stays, under a new name.
 fn keep_backup(scene: &Scene, content: &str) {
     fs::rename(scene.at("app.conf"), scene.at("app.conf~")).unwrap();
     fs::write(scene.at("app.conf"), content).unwrap();
@@ -222,8 +222,8 @@ fn a_file_that_is_gone_keeps_its_old_content() {
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
 }
 
-/// A container may write the directory through another bind: it must not get a file that it was not
-/// given.
+/// A container that may write the directory through another bind must not get a file from outside
+/// its binds.
 #[test]
 fn a_symlink_out_of_the_directory_is_refused() {
     if !can_run() {
@@ -308,8 +308,8 @@ fn a_file_of_another_filesystem_is_found_unless_the_container_mounted_it() {
     assert_eq!(covered.mounts(), mounts);
 }
 
-/// The agent has one thread for the files of all pods: a daemon that is silent, as a stopped LXCFS,
-/// must not keep that thread.
+/// The agent has one thread for the files of all pods: a silent daemon, such as a stopped LXCFS,
+/// must not block the thread.
 #[test]
 fn a_file_of_a_silent_daemon_is_not_waited_for() {
     let Some(mut fuse) = can_run().then(Fuse::mounted).flatten() else {
@@ -453,8 +453,8 @@ fn a_sandbox_is_never_entered() {
     let mut kata = Command::new("sleep");
     kata.arg("1000");
     assert!(matches!(refused(kata), RefreshError::MountsOfNode(_)));
-    // gVisor executes its program through /proc/self/exe, so the process has another name than the
-    // program.
+    // gVisor executes its program through /proc/self/exe, so the process name differs from the
+    // program's name.
     let folder = tempfile::tempdir().unwrap();
     let [program, link, other] =
         ["runsc", "exe", "runsc-sandbox"].map(|name| folder.path().join(name));
@@ -471,7 +471,7 @@ fn a_sandbox_is_never_entered() {
             .args(["--ignored", "--exact", "refresh_files::waits"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null());
-        // SAFETY: one syscall, which uses neither the heap nor a lock.
+        // SAFETY: a single syscall, which uses neither the heap nor a lock.
         unsafe {
             gvisor.pre_exec(|| Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?))
         };
@@ -502,7 +502,7 @@ fn a_socket_that_was_made_anew_is_attached() {
     assert_ne!(inside().ok(), Some(host));
     assert_eq!(scene.refresh(&container).replaced(), 1);
     assert_eq!(inside().ok(), Some(host));
-    // Another type is never attached.
+    // A regular file never replaces a socket.
     drop(second);
     fs::remove_file(scene.at("app.conf")).unwrap();
     fs::write(scene.at("app.conf"), "text").unwrap();
@@ -523,7 +523,7 @@ fn only_sources_outside_of_the_kubelets_folders_are_files_of_the_host() {
     assert_eq!(places, [Some("/app.sock"), Some("/app.conf")]);
 }
 
-/// Attaching a mount on a shared one would reach the host, and other pods.
+/// Attaching a mount on a shared mount would reach the host, and other pods.
 #[test]
 fn a_pods_file_on_a_shared_mount_is_refused() {
     if !can_run() {

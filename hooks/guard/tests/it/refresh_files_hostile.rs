@@ -86,13 +86,13 @@ impl Scene {
         self.refresh_beside(container, &[container])
     }
 
-    /// Refreshes one container while these run.
+    /// Refreshes `container` while the containers in `running` run.
     fn refresh_beside(&self, container: &Container, running: &[&Container]) -> Refreshed {
         let running: Vec<u32> = running.iter().map(|it| it.process.pid()).collect();
         self.refresh_while(container, &running)
     }
 
-    /// The same, while the containers with these inits run.
+    /// Refreshes `container` while the containers with the init pids `running` run.
     fn refresh_while(&self, container: &Container, running: &[u32]) -> Refreshed {
         let running: Vec<_> = running
             .iter()
@@ -152,8 +152,8 @@ fn a_link_of_the_container_never_leads_out_of_its_volume() {
     if !can_run() {
         return;
     }
-    // The file's folder; one and two levels above it; by `..`, by the whole path, and through a
-    // second link.
+    // Links in the file's folder, and one and two levels above; by `..`, by the whole path, and
+    // through a second link.
     for (link, target) in [
         (CONF, "../../secret"),
         (CONF, "/mnt/p/secret"),
@@ -211,8 +211,8 @@ fn a_link_of_another_container_is_refused() {
     });
 }
 
-/// The tables are read one after the other, and no longer than needed: some containers with large
-/// tables must not fill the agent's memory.
+/// The tables are read in turn, and no longer than needed: some containers with large tables must
+/// not fill the agent's memory.
 #[test]
 fn no_table_is_read_after_that_of_a_container_that_leads() {
     if !can_run() {
@@ -317,7 +317,7 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
     let container = scene.start();
     symlink("../../secret", inside(&container, "data/a/link")).unwrap();
     let conf = scene.at(CONF);
-    // The folder itself, whatever name it has.
+    // The path through the descriptor names the folder after each rename.
     let opened = fs::File::open(&conf).unwrap();
     let folder = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     let namespace = fs::File::open("/proc/thread-self/ns/mnt").unwrap();
@@ -338,7 +338,7 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
                 .unwrap();
             }
         });
-        // A failed assertion must end the loop of the other thread, too.
+        // A failed assertion must end the loop of the second thread, too.
         let _ends = Ends(&is_over);
         let mut outcomes = std::collections::BTreeMap::<&str, u32>::new();
         for number in 1..=rounds(100, 1500) {
@@ -357,8 +357,8 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
     });
 }
 
-/// A host mount in the container's volume, which the container does not see: it can rename its
-/// mount point.
+/// The container does not see a host mount in its volume, so the container can rename the mount
+/// point.
 #[test]
 fn a_mount_point_that_the_container_renamed_is_refused() {
     if !can_run() {
@@ -408,8 +408,8 @@ fn a_file_mounted_on_the_name_is_refused() {
     });
 }
 
-/// A volume that the container may write and that contains the folder above the file's, with a part
-/// of it hidden by another volume.
+/// A volume that the container may write contains the folder above the file's folder. A second
+/// volume hides a part of that folder.
 #[test]
 fn a_hidden_part_of_a_volume_is_not_given() {
     if !can_run() {
@@ -505,8 +505,8 @@ fn a_folder_that_root_made_anew_is_followed() {
     }
 }
 
-/// Others than root may have put the folder there: its owner, its group, and everyone, with a
-/// sticky bit or not.
+/// A user other than root may have put the folder there: its owner, its group, or everyone, with or
+/// without a sticky bit.
 #[test]
 fn a_folder_that_a_user_may_have_made_is_refused() {
     if !can_run() {
@@ -588,8 +588,8 @@ fn a_file_of_another_type_is_refused() {
     assert_eq!(shown(&container), "0");
 }
 
-/// link(2) works within one mount: a container has no name of a file that its binds do not give it.
-/// A hard link that root made is root's decision.
+/// link(2) works only within a mount: a container can link only files that its binds show. A hard
+/// link that root made is root's decision.
 #[test]
 fn a_hard_link_needs_no_rule() {
     if !can_run() {
@@ -602,7 +602,7 @@ fn a_hard_link_needs_no_rule() {
         Inside::of(scene.at("secret"), "secret"),
     ];
     let container = Container::start(scene.root.path(), &binds);
-    // The same filesystem, and a name of the file in the container: yet another mount.
+    // The filesystem is the same, and the container sees the file, but through a different mount.
     let linked = fs::hard_link(
         inside(&container, "secret/.env"),
         inside(&container, "data/a/conf/link"),

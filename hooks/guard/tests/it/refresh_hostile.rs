@@ -1,4 +1,5 @@
-//! A container that changes its own mounts: they stay as they are, and nothing else is mounted.
+//! A container changes its own mounts: a refresh keeps the container's mounts, and mounts nothing
+//! else.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -62,8 +63,8 @@ fn a_mount_of_the_container_over_it_stays() {
     }
 }
 
-/// `mount --bind FILE FILE` and a remount give a file other flags: the mount of the container must
-/// stay, in front of the stale one.
+/// `mount --bind FILE FILE` and a remount change a file's flags: the mount of the container must
+/// stay, in front of the stale mount.
 #[test]
 fn a_bind_of_the_file_over_itself_stays() {
     if !can_run() {
@@ -111,8 +112,7 @@ fn a_symlink_on_the_way_is_never_followed() {
     }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
-    // The container renames the parent folder of its mount, and puts a symlink to another folder in
-    // its place.
+    // The container replaces the parent folder of its mount by a symlink to another folder.
     let inside =
         |path: &str| PathBuf::from(format!("/proc/{}/root/{path}", container.process.pid()));
     fs::create_dir_all(inside("trap")).unwrap();
@@ -141,9 +141,9 @@ fn a_container_that_holds_its_memory_is_refreshed() {
         return;
     };
     let scene = Scene::with_keys(1);
-    // Children that other tests fork meanwhile have a copy of each descriptor. The kernel waits for
-    // the daemon when a file with a written page is closed, but not when an O_PATH is. So the
-    // container alone opens the file: a child that hung would also keep the daemon's device open.
+    // Children that parallel tests fork have a copy of each descriptor. The kernel waits for the
+    // daemon when a file with a written page is closed, but not when an O_PATH is. So the container
+    // alone opens the file: a child that hung would also keep the daemon's device open.
     let folder = File::options()
         .read(true)
         .custom_flags((OFlag::O_PATH | OFlag::O_DIRECTORY).bits())

@@ -32,7 +32,7 @@ const SPEC: &str = r#"{"mounts":[{"destination":"/data",
 fn users() -> File {
     let mut sleep = Command::new("sleep");
     sleep.arg("1000000");
-    // SAFETY: one syscall, which uses neither the heap nor a lock.
+    // SAFETY: a single syscall, which uses neither the heap nor a lock.
     unsafe { sleep.pre_exec(|| Ok(unshare(CloneFlags::CLONE_NEWUSER)?)) };
     let mut sleep = sleep.spawn().unwrap();
     for map in ["uid_map", "gid_map"] {

@@ -1,5 +1,5 @@
-//! A refresh that is killed, meets another one, or whose container ends: nothing is left, and the
-//! next one finishes.
+//! A refresh is killed, meets a second refresh, or loses its container: nothing is left, and the
+//! next refresh finishes.
 
 use std::fs;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use nix::mount::MsFlags;
 
 use crate::refresh_scene::{Scene, can_run, supervised};
 
-/// The agent and an operator at once: the second one waits for the lock. So does one whose
-/// container holds the lock of its own namespace: that costs a second, and its own refresh.
+/// The agent and an operator refresh at once: the later refresh waits for the lock. A container
+/// that locks its own namespace delays the refresh for a second, and loses only its own refresh.
 #[test]
 fn a_container_that_locks_itself_is_told() {
     if !can_run() {
@@ -221,8 +221,7 @@ fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {
     }
 }
 
-/// The pid of a container that ended belongs to another one now, and a container shares its root
-/// itself.
+/// A container that shares its own root has the pid of a container that ended.
 #[test]
 fn a_record_changes_no_mount_that_the_refresh_did_not_share() {
     if !can_run() {
@@ -276,7 +275,7 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
         return;
     }
     let scene = Scene::with_keys(1);
-    // Mounts of other tests on this machine come and go.
+    // Mounts of parallel tests on this machine come and go.
     let (pod, root) = (scene.pod.directory(), scene.root.path().to_owned());
     let is_ours = |line: &&str| {
         [&pod, &root]

@@ -49,7 +49,7 @@ fn a_refresh_that_waited_for_another_one_knows_its_mount() {
     let scene = Scene::new();
     let container = scene.start();
     let waiting = scene.bound_mounts();
-    // A filesystem that is in use keeps the number of its device from the later ones.
+    // A filesystem in use keeps its device number, so a later filesystem cannot get that number.
     let mut pinned = Vec::new();
     for content in ["2", "3"] {
         pinned.push(fs::File::open(scene.volume()).unwrap());
@@ -168,8 +168,8 @@ fn a_mount_below_that_a_refresh_attached_goes_with_the_next_volume() {
     }
 }
 
-/// The next volume has no mount below. The container's copy of the old volume has one of the host,
-/// perhaps with the container's own mount over that.
+/// The next volume has no mount below. The container's copy of the old volume has a mount of the
+/// host below, perhaps under the container's own mount.
 fn only_a_mount_of_the_host_goes(
     scene: &Scene,
     container: &Container,
@@ -189,7 +189,7 @@ fn only_a_mount_of_the_host_goes(
     }
 }
 
-/// A driver that renews a token mounts over the old mount, and may unmount the new one again.
+/// A driver that renews a token mounts over the old mount, and may unmount the new mount again.
 #[test]
 fn of_stacked_mounts_the_topmost_arrives() {
     if !can_attach_beneath() {
@@ -418,7 +418,7 @@ fn a_container_that_mounted_its_own_volume_is_reported() {
     });
     let mounts = container.mounts();
     assert!(scene.refresh(&container).mounts.is_empty(), "too early");
-    // A filesystem that is in use keeps the number of its device from the later ones.
+    // A filesystem in use keeps its device number, so a later filesystem cannot get that number.
     let _pinned = fs::File::open(scene.volume()).unwrap();
     scene.mount_anew("2");
     let refreshed = scene.refresh(&container);

@@ -18,7 +18,7 @@ use crate::refresh_namespaces::{FLIP, MAKE_OTHER, STEPS};
 use crate::refresh_scene::can_attach_beneath;
 use crate::refresh_scene::volume::Scene;
 
-/// The refresh checks, reads and enters one of two namespaces, never both.
+/// The refresh checks, reads and enters the same namespace.
 #[test]
 fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one() {
     if !can_attach_beneath() {
@@ -63,7 +63,7 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one()
     );
 }
 
-/// Copies of the volume that the container made keep the old one.
+/// Copies of the volume that the container made keep the old volume.
 #[test]
 fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
     if !can_attach_beneath() {

@@ -1,6 +1,6 @@
-//! A container whose init is in namespaces of its own, or changes them during a refresh: nothing is
-//! mounted in a namespace that the container's runtime did not make, and no refreshed mount allows
-//! more than the stale one did.
+//! A container whose init is in its own namespaces, or changes namespaces during a refresh. Nothing
+//! is mounted in a namespace that the container's runtime did not make. No refreshed mount allows
+//! more than the stale mount.
 
 use std::fs::{self, File};
 use std::io;
@@ -114,8 +114,8 @@ fn make_other_namespace() -> i32 {
     }
 }
 
-/// Two threads enter one namespace after the other; the first is the one whose namespace
-/// `/proc/PID/ns/mnt` is.
+/// Two threads alternate between the namespaces in opposite order. `/proc/PID/ns/mnt` is the
+/// namespace of the main thread.
 fn flip_for_ever() -> i32 {
     let flip = |order: [i32; 2]| {
         unshare(CloneFlags::CLONE_FS).unwrap();
@@ -193,7 +193,7 @@ fn refresh(
 }
 
 /// The kernel locks the flags of mounts that it copies to another user namespace. A mount that is
-/// attached there later has none locked.
+/// attached there later has no locked flags.
 #[test]
 fn a_container_in_namespaces_of_its_own_gets_no_mount_that_it_can_make_writable() {
     if !can_run() {
@@ -223,8 +223,8 @@ fn a_container_in_namespaces_of_its_own_gets_no_mount_that_it_can_make_writable(
     );
 }
 
-/// Root of a user namespace may remount what the runtime made there. What the kernel locked for it
-/// stays locked.
+/// Root of a user namespace may remount the runtime's mounts there. Flags that the kernel locked
+/// stay locked.
 #[test]
 fn a_refreshed_mount_keeps_the_locked_flags_of_a_container_with_a_user_namespace() {
     if !can_run() {
@@ -291,7 +291,7 @@ fn a_container_with_other_ids_than_its_spec_is_refused() {
     );
 }
 
-/// The spec of a container of another one's user namespace names that by a path.
+/// The spec of a container in another container's user namespace names the namespace by a path.
 #[test]
 fn a_user_namespace_at_a_path_is_compared() {
     if !can_run() {
@@ -322,7 +322,7 @@ fn a_user_namespace_at_a_path_is_compared() {
 }
 
 /// The process enters another namespace at any moment of a refresh: the refresh checks, reads and
-/// enters one of the two, never both.
+/// enters the same namespace.
 #[test]
 fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() {
     if !can_run() {
@@ -362,8 +362,8 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() 
 /// by an idmapped mount.
 const IDS: &str = "0 100000 65536";
 
-/// A user namespace that the process makes maps its own id to root: a mount with that mapping shows
-/// it root's files as its own.
+/// The process makes a user namespace that maps its own id to root. A mount with this mapping would
+/// show root's files as files of the process.
 #[test]
 fn a_process_in_a_nested_user_namespace_gets_no_file_that_it_may_not_read() {
     if !can_run() {
@@ -409,8 +409,8 @@ fn live_skipped(why: &io::Error) {
     eprintln!("SKIPPED: no idmapped mount: {why}");
 }
 
-/// Replaces the stale mount by one that is idmapped with the process's user namespace, as a runtime
-/// makes it.
+/// Replaces the stale mount by a mount that is idmapped with the process's user namespace, as a
+/// runtime does.
 fn idmap_stale(scene: &Scene, process: &HeldProcess) -> io::Result<()> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mount =
@@ -432,7 +432,7 @@ fn idmap_stale(scene: &Scene, process: &HeldProcess) -> io::Result<()> {
             let entered = setns(&namespace, CloneFlags::CLONE_NEWNS)
                 .and_then(|()| umount2(PLACE, MntFlags::MNT_DETACH));
             let moved = rustix::mount::move_mount(&mount, c"", rustix::fs::CWD, PLACE, flags);
-            // SAFETY: ends the process without running what its copy of this one has registered.
+            // SAFETY: ends the child without running the parent's exit handlers.
             unsafe { libc::_exit(i32::from(entered.is_err() || moved.is_err())) }
         }
     }

@@ -1,4 +1,4 @@
-//! A directory of one configMap with a file of another one mounted in it.
+//! A configMap's directory, with a file of a second configMap mounted inside.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,8 @@ use bindguard_testing::live::{Container, Inside};
 
 use crate::refresh_scene::{Scene, can_run};
 
-/// A configMap with the directory `d`, and a file of another one that the spec mounts in it.
+/// A configMap with the directory `d`, and a file of a second configMap that the spec mounts in
+/// `d`.
 struct Nested {
     scene: Scene,
     inner: tempfile::TempDir,
@@ -113,7 +114,7 @@ fn a_nested_bind_that_the_update_detached_is_reported() {
     assert_eq!(results(&later), [(Path::new("/etc/d/b.conf"), "missing")]);
 }
 
-/// The old directory is still there: to detach its mount would detach the nested one.
+/// The old directory is still there: to detach its mount would detach the nested mount.
 #[test]
 fn a_directory_with_another_mount_in_it_is_not_detached() {
     if !can_run() {

@@ -263,7 +263,7 @@ fn a_bind_whose_source_was_replaced_outside_of_the_pod_is_refused() {
     assert_eq!(container.read("data/0").as_deref(), Some("1"));
 }
 
-/// A copy of a tree of mounts lacks the unbindable ones.
+/// A copy of a tree of mounts lacks the unbindable mounts.
 #[test]
 fn an_unbindable_bind_is_not_lost() {
     if !can_attach_beneath() {
@@ -300,7 +300,7 @@ fn a_current_volume_stays_if_the_source_of_its_lost_bind_is_refused() {
     assert!(container.mounts_at(settings).is_empty());
 }
 
-/// The kernel may attach a bind in a volume again, but the container may have removed one too.
+/// The kernel may attach a bind in a volume again, but the container may also have removed a bind.
 #[test]
 fn a_lost_bind_comes_again_beside_one_that_is_refused() {
     if !can_attach_beneath() {

@@ -1,4 +1,4 @@
-//! SELinux: a volume that a container may not read does not replace the old one.
+//! SELinux: a volume that a container may not read does not replace the old volume.
 //!
 //! Needs the policy `integration/kernels/selinux.conf`, which a virtual machine of `make kernels`
 //! enforces.

@@ -86,7 +86,7 @@ fn refresh(scene: &Scene, container: &HostileProcess, within: Option<Duration>) 
     }
 }
 
-/// A process that another test forks meanwhile would keep the pipes of this one open.
+/// A child of a parallel test would keep this test's pipes open.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -157,7 +157,7 @@ impl CurrentFiles for Restless<'_> {
 }
 
 /// On a busy node the last turn may end while the volume still changes. A refresh follows each
-/// change, so that is no failure.
+/// change, so a restless volume is no failure.
 #[test]
 fn a_volume_that_changes_until_the_time_is_over_is_restless() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

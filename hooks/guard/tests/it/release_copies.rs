@@ -47,7 +47,7 @@ fn recorded_copies_are_released_and_no_other_mount() {
     assert_eq!(scene.release(&container, Release::Unmount).len(), 1);
 }
 
-/// A node with many network namespaces: one child replaces at most 256 mounts.
+/// A node with many network namespaces: a child replaces at most 256 mounts.
 #[test]
 fn no_copy_is_left_out() {
     if !can_record() {
@@ -70,7 +70,7 @@ fn no_copy_is_left_out() {
     assert_eq!(looked.len(), COPIES);
     let is_kept = |it: &Released| matches!(it.outcome, ReleaseOutcome::Kept);
     assert!(looked.iter().all(is_kept), "{looked:?}");
-    // On a busy machine the time of one call may end before the last copy.
+    // On a busy machine the time of a call may end before the last copy.
     let is_released_or_late = |it: &Released| match &it.outcome {
         ReleaseOutcome::Released => true,
         ReleaseOutcome::NotReleased(why) => matches!(
@@ -106,8 +106,8 @@ fn a_release_waits_for_a_refresh() {
     assert!(container.mounts_at("/host/disk").is_empty(), "{released:?}");
 }
 
-/// A runtime is called twice for one start, or by hand: the container's own mounts of meanwhile
-/// are no copies.
+/// A runtime is called twice for the same start, or by hand: the container's own mounts of
+/// meanwhile are no copies.
 #[test]
 fn a_second_proof_does_not_make_mounts_of_the_container_copies() {
     if !can_record() {

@@ -1,8 +1,8 @@
-//! Several repairers of one subpath at the same moment: a create, `bindguard repair`, a create that
+//! Several repairers of a subpath at the same moment: a create, `bindguard repair`, a create that
 //! is tried again.
 //!
-//! No lock separates them, because a container could hold it. Each leaves one current mount,
-//! whatever the others did.
+//! No lock separates the repairers, because a container could hold the lock. Every round leaves a
+//! single current mount.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -87,7 +87,7 @@ fn all_repair(pod: &Pod) {
     assert_eq!(entries.count(), 1, "a payload was stranded");
 }
 
-/// One admission, begun together with the others; the binds that it could not repair.
+/// Runs an admission at the same time as the other repairers. Returns the unrepaired binds.
 fn repair(pod: &Pod, turn: &Barrier) -> Vec<String> {
     turn.wait();
     let report = admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First).report;

@@ -1,5 +1,5 @@
-//! Sources that never answer (containerd#10828): the guard reports them in time, and no file on one
-//! delays it: journal or config.
+//! Sources that never answer (containerd#10828): the guard reports them in time, and no file on a
+//! silent source delays the guard: journal or config.
 
 use std::fs;
 use std::sync::mpsc;
@@ -55,8 +55,8 @@ fn a_source_that_never_answers_is_reported_in_time_and_the_others_are_repaired()
     // process that waits for it.
     fuse.take_request();
 
-    // A waiting process gets another answer in the end, instead of none: then the test fails and
-    // does not hang.
+    // A waiting process gets a different answer in the end, instead of no answer: then the test
+    // fails and does not hang.
     let device = fuse.device.take();
     let (over, wait) = mpsc::channel::<()>();
     let daemon = thread::spawn(move || {
@@ -128,7 +128,7 @@ fn after_a_source_that_never_answers_the_others_are_probed() {
                 .zip(words)
                 .all(|((verdict, why), words)| *verdict == "dead" && why.contains(words))
     };
-    // A machine may be too slow to probe all of them in the time of one create.
+    // A machine may be too slow to probe all sources in the time of a create.
     let began = Instant::now();
     loop {
         let found = verdicts();

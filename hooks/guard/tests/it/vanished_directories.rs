@@ -62,7 +62,7 @@ fn a_release_that_was_bound_through_a_link_is_not_made_again() {
         || Scene::of_plugin("kubernetes.io~empty-dir"),
         Scene::of_host_path,
     ];
-    // The whole release, and a folder of one that is still there.
+    // The whole release, and a folder of a release that is still there.
     for (scene, below) in volumes
         .into_iter()
         .flat_map(|volume| ["", "/conf"].map(|below| (volume(), below)))

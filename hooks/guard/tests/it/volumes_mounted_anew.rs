@@ -49,8 +49,8 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
     }
 }
 
-/// A claim's volume has the name of its PersistentVolume. The kubelet does not check that no other
-/// volume of the pod has that name.
+/// A claim's volume has the name of its PersistentVolume. The kubelet does not check that the name
+/// is unique in the pod.
 #[test]
 fn a_claim_is_distinguished_from_a_volume_of_the_same_name() {
     if !own_namespace() {
@@ -154,7 +154,7 @@ fn a_subpath_of_an_unpublished_csi_volume_is_unmounted() {
     );
 }
 
-/// A driver that binds its own directory, which was removed since: mount(2) returns ENOENT, as for
+/// A driver bound its own directory, and the directory was removed: mount(2) returns ENOENT, as for
 /// a subpath.
 #[test]
 fn a_volume_whose_own_source_was_deleted_is_stale() {

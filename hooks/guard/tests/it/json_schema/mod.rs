@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-/// A schema whose references point into itself.
+/// A schema with references to its own definitions.
 pub struct Schema(pub Value);
 
 impl Schema {
@@ -97,7 +97,7 @@ impl Schema {
     }
 }
 
-/// One name or several.
+/// A name or several names.
 fn names(wanted: &Value) -> impl Iterator<Item = &str> {
     let one = wanted.as_str().into_iter();
     one.chain(

@@ -28,7 +28,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `None`, with a printed reason, if the kernel has no nfsd, or another one is running.
+    /// `None`, with a printed reason, if the kernel has no nfsd, or another nfsd is running.
     pub fn start() -> Option<Self> {
         let has =
             |name| fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(name));
@@ -63,9 +63,9 @@ impl Server {
         };
         let clients = server.folder.path().join("clients");
         fs::create_dir(&clients).unwrap();
-        // The directory in which it records its clients. Newer kernels have a daemon for that.
-        // Without it, the server begins with a grace period in which no client can open a file, and
-        // which cannot be ended.
+        // The directory of the server's records of clients; newer kernels use a daemon. Without the
+        // records, the server begins with a grace period that cannot be ended, in which no client
+        // can open a file.
         let _ = control("nfsv4recoverydir", clients.to_str().unwrap());
         // Version 3 would want rpcbind.
         for (file, value) in [
@@ -163,7 +163,7 @@ impl Drop for Server {
     }
 }
 
-/// The client forgets what it need not keep: names, attributes and pages.
+/// Drops the names, attributes and pages in the client's caches.
 pub fn forget() {
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
 }

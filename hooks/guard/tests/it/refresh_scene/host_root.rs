@@ -117,7 +117,7 @@ impl Scene {
         (scene, container)
     }
 
-    /// A namespace of another user may not copy the mounts below without each other.
+    /// A namespace of another user may copy the mounts below only as a whole.
     pub fn plain_bind(&self) -> Inside {
         umount2(&self.disk(), MntFlags::empty()).unwrap();
         Inside::of(self.host.path().to_owned(), "host")

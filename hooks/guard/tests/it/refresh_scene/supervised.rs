@@ -1,6 +1,6 @@
-//! A refresh whose mount calls wait for the test, those of its children as well:
-//! seccomp_unotify(2). So a test can kill all of them between two calls. On any kernel, the refresh
-//! sees one without `MOVE_MOUNT_BENEATH`.
+//! A refresh whose mount calls, and those of its children, wait for the test: seccomp_unotify(2).
+//! So a test can kill all processes between two calls. On any kernel, the refresh sees a kernel
+//! without `MOVE_MOUNT_BENEATH`.
 
 use std::env;
 use std::ffi::OsString;
@@ -47,7 +47,7 @@ pub fn killed_after(calls: u32, refresh: &Refresh) -> bool {
     work_killed_after(calls, &refresh.work())
 }
 
-/// The same for other work.
+/// As [`killed_after`], for any work.
 pub fn work_killed_after(calls: u32, work: &Work) -> bool {
     let program = work.start(Mode::Supervised);
     let ended = let_go_on(calls, &program, work.has_beneath);
@@ -60,7 +60,7 @@ pub fn work_killed_after(calls: u32, work: &Work) -> bool {
     ended
 }
 
-/// Lets the work make its calls before the first one of this number, which never returns.
+/// Answers the calls of the work up to the first `call`, which never returns.
 ///
 /// # Panics
 /// If the work fails, or makes no such call.
@@ -83,7 +83,7 @@ pub fn without_return_of(call: libc::c_long, work: &Work) {
     assert!(status.success(), "{status:?}");
 }
 
-/// Kills a refresh with its children some time after it began.
+/// Kills a refresh and its children `time` after the start.
 pub fn killed_while_it_runs(time: Duration, refresh: &Refresh) {
     let program = refresh.work().start(Mode::Free);
     thread::sleep(time);
@@ -283,7 +283,7 @@ fn receive(listener: &OwnedFd) -> libc::seccomp_notif {
     call
 }
 
-/// Lets the kernel make the call, but for one with [`BENEATH`] that it does not have.
+/// Lets the kernel make the call. Refuses a call with [`BENEATH`] if `has_beneath` is false.
 fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, has_beneath: bool) {
     let is_refused = !has_beneath
         && i64::from(call.data.nr) == libc::SYS_move_mount
@@ -311,14 +311,14 @@ pub fn without_call<T: Send>(call: libc::c_long, work: impl FnOnce() -> T + Send
     thread::scope(|scope| scope.spawn(filtered).join().unwrap())
 }
 
-/// From now on the calls of this process wait for the one that has the listener.
+/// From now on the calls of this process wait for the process with the listener.
 fn supervise_self(calls: &[libc::c_long]) -> io::Result<()> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     let listener = set_filter(calls, libc::SECCOMP_RET_USER_NOTIF, flags);
     if listener < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and no other value owns it.
+    // SAFETY: the descriptor is new, and no value owns it yet.
     let listener = unsafe { OwnedFd::from_raw_fd(listener as i32) };
     // SAFETY: no value owns this number. The copy stays open until the process ends.
     match unsafe { libc::dup2(listener.as_raw_fd(), LISTENER) } {

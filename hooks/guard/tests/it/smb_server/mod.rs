@@ -126,7 +126,7 @@ fn loopback(state: &str) {
     );
 }
 
-/// The client forgets what it need not keep: names, attributes and pages.
+/// Drops the names, attributes and pages in the client's caches.
 pub fn forget() {
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
 }

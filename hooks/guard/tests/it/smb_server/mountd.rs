@@ -24,7 +24,7 @@ const GET_FAMILY: u8 = 3;
 const FAMILY_NAME: u16 = 2;
 const FAMILY_ID: u16 = 1;
 
-// Events. Each answer is the request's number and one.
+// Events. The number of an answer is the request's number plus one.
 const STARTING_UP: u8 = 2;
 const LOGIN: u8 = 4;
 const SHARE_CONFIG: u8 = 6;
@@ -174,7 +174,7 @@ impl Message {
     }
 }
 
-/// A generic netlink socket that speaks with one family.
+/// A generic netlink socket that speaks with a single family.
 struct Socket {
     socket: OwnedFd,
     family: u16,
