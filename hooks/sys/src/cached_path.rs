@@ -3,15 +3,15 @@
 //! Nearly always the kernel has the whole path in its cache and resolves it in a few microseconds:
 //! openat2(2), `RESOLVE_CACHED`. A name that the cache lacks may still be on a local filesystem.
 //! tmpfs, and so most of /run, caches no missing names, and a file that was not read since the node
-//! started is on a disk. So a path is walked as far as the cache knows it, and one step further if
-//! that ends on a local filesystem. A second step could go through a link and lead anywhere.
+//! started is on a disk. So a walk goes to the end of the cached part, and one step further on a
+//! local filesystem. A second step could go through a link and lead anywhere.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use crate::handle::Handle;
 
-/// Limit of walks to one path. A mount, an umount or a rename anywhere on the node ends a walk that
+/// Limit of walks to a path. A mount, an umount or a rename anywhere on the node ends a walk that
 /// uses the cache alone (fs/namei.c, `LOOKUP_RCU`), as if the cache lacked a name.
 const MAX_WALKS: usize = 4;
 

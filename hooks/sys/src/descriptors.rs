@@ -35,7 +35,7 @@ fn close_ranges(kept: &[RawFd]) -> Result<(), Errno> {
 }
 
 fn close_range(first: libc::c_uint, last: libc::c_uint) -> Result<(), Errno> {
-    // SAFETY: this copy of the process uses none of these descriptors any more.
+    // SAFETY: the forked process no longer uses these descriptors.
     match unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::NOSYS)),

@@ -1,9 +1,9 @@
 //! Creates a directory again that is missing in a volume which containers write.
 //!
 //! It follows the kubelet's code for a missing `subPath` (`doSafeMakeDir` in
-//! `pkg/volume/util/subpath/subpath_linux.go`). It opens one component after the other from the
-//! volume's root and follows no symlink. So nothing that a container puts in the way can lead out
-//! of the volume. New directories get the mode and owner of the volume's root.
+//! `pkg/volume/util/subpath/subpath_linux.go`). It opens component by component from the volume's
+//! root and follows no symlink. So nothing that a container puts in the way can lead out of the
+//! volume. New directories get the mode and owner of the volume's root.
 
 use std::ffi::OsStr;
 use std::io;
@@ -49,7 +49,7 @@ pub enum DirectoriesError {
 /// unchanged.
 ///
 /// # Errors
-/// When something else has one of the names, a symlink may have led there, or the kernel refuses.
+/// When something else has a name of the path, a symlink may have led there, or the kernel refuses.
 pub fn make_directories(volume: &Handle, path: &Path) -> Result<(), DirectoriesError> {
     let volume_path = || volume.path().to_owned();
     let failed = |errno: Errno| DirectoriesError::Make {
@@ -110,7 +110,7 @@ fn on_the_way<'n>(
     Ok((there, None))
 }
 
-/// Opens one directory, and creates it if it is missing.
+/// Opens a directory, and creates a missing directory.
 fn make_below(parent: impl AsFd, name: &OsStr, like: impl AsFd) -> Result<OwnedFd, Errno> {
     let is_new = match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
         Ok(()) => true,
@@ -139,6 +139,6 @@ fn make_below(parent: impl AsFd, name: &OsStr, like: impl AsFd) -> Result<OwnedF
 
 fn open_directory(parent: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // One name and O_NOFOLLOW: only a mount in the way could lead elsewhere.
+    // A single name and O_NOFOLLOW: only a mount in the way could lead elsewhere.
     rustix::fs::openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }

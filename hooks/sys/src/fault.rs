@@ -10,7 +10,7 @@
 //! * `no-setattr` disables mount_setattr(2), as before Linux 5.12
 //! * `list` prints every place and exits
 //!
-//! There is one place for each state that a killed guard can leave behind: after each step that
+//! There is a place for each state that a killed guard can leave behind. After each step that
 //! changes something, a test can inspect the change.
 
 /// Declares the places in the order in which an admission reaches them, each with its name for
@@ -54,9 +54,9 @@ fault_points! {
     NamespaceUnshared = "namespace-unshared",
     /// Older kernels: a copy of the parent mount lies in that namespace.
     CopyAttached = "copy-attached",
-    /// Older kernels: the new mount lies in the copy, and by propagation under the stale one.
+    /// Older kernels: the new mount lies in the copy, and by propagation under the stale mount.
     Tucked = "tucked",
-    /// The new mount is attached, the stale one is not yet detached.
+    /// The new mount is attached, the stale mount is not yet detached.
     AfterAttach = "after-attach",
     /// The stale mount is detached; the result is not checked yet.
     Detached = "detached",
@@ -64,9 +64,9 @@ fault_points! {
     Verified = "verified",
     /// The payload that a swap stranded in the volume is removed.
     Cleared = "cleared",
-    /// The file for the edited spec is made beside the old one, and empty.
+    /// The file for the edited spec is made beside the old spec, and empty.
     SpecBegun = "spec-begun",
-    /// The edited spec is written beside the old one.
+    /// The edited spec is written beside the old spec.
     SpecWritten = "spec-written",
     /// The edited spec is in its place, the runtime not yet started.
     AfterEdit = "after-edit",
@@ -74,7 +74,7 @@ fault_points! {
     Journaled = "journaled",
     /// The journal is full, locked and about to be moved away.
     Rotating = "rotating",
-    /// The full journal is moved away, and there is no new one yet.
+    /// The full journal is moved away, and there is no new journal yet.
     Rotated = "rotated",
 }
 

@@ -1,10 +1,10 @@
 //! Remembers probes that hang: no filesystem is probed again while its last probe hangs.
 //!
 //! A process whose request a FUSE daemon took ends only with the answer. Each further probe of the
-//! filesystem would be one such process more, for as long as the daemon is silent. So the process of
-//! a silent probe is remembered until its end, and until then the filesystem counts as silent.
+//! filesystem would add such a process, for as long as the daemon is silent. So the process of a
+//! silent probe is remembered until its end, and until then the filesystem counts as silent.
 //!
-//! The device names the filesystem: a volume that is mounted anew has another one and is probed at
+//! The device names the filesystem: a volume that is mounted anew has a new device and is probed at
 //! once. A hanging process keeps the device's number in use. Local filesystems do not count.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,9 +23,9 @@ use crate::separate_process::SeparateProcess;
 /// The filesystems with a hanging probe, and the pidfd of the probe.
 static HANGING: Mutex<Vec<(Device, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// The filesystem of a path that is on a server or a daemon, by the part of the path that the kernel
-/// has in its cache: the root of a mount always is. `None` before Linux 5.12, and if another mount
-/// is in the rest of the path: the hanging filesystem may be either of the two.
+/// The filesystem of a path that is on a server or a daemon, by the part of the path that the
+/// kernel has in its cache: the root of a mount always is. `None` before Linux 5.12, and if another
+/// mount is in the rest of the path: either filesystem may be the hanging filesystem.
 pub(crate) fn filesystem_of(path: &Path, mounts: &Mounts) -> Option<Device> {
     let cached = |known| Some((known, Handle::cached(known)?));
     let (known, handle) = path.ancestors().find_map(cached)?;

@@ -4,10 +4,10 @@
 #[cfg(target_env = "gnu")]
 use nix::libc;
 
-/// Returns the unused pages of the heap to the kernel, also those between pages in use.
+/// Returns the unused pages of the heap to the kernel, including unused pages between used pages.
 ///
-/// glibc shrinks its heap only from the end: one small block that lives on keeps everything before
-/// it.
+/// glibc shrinks its heap only from the end: a small block in use at the end keeps all memory
+/// before the block.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes a number, and locks the heap itself.

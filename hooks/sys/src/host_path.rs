@@ -1,7 +1,6 @@
-//! Walks a path of the host, one name after the other, and shows every folder and symlink on the
-//! way.
+//! Walks a path of the host name by name, and shows every folder and symlink on the way.
 //!
-//! A path that is resolved by the kernel in one call shows only its end. Each folder of this walk
+//! A single call that resolves a path shows only the end of the path. Each folder of this walk
 //! stays open, so owners, modes and places belong to the very folders in which the names were
 //! looked up. `..` leads to the folder before, as the walk came from there.
 
@@ -19,7 +18,7 @@ use rustix::io::Errno;
 
 use crate::handle::Handle;
 
-/// Limit of symlinks on one way: that of the kernel, path_resolution(7).
+/// Limit of symlinks on a way: the kernel's limit, path_resolution(7).
 const MAX_LINKS: usize = 40;
 
 /// A folder of a walk.
@@ -31,15 +30,15 @@ pub struct WalkedFolder {
     pub owner: u32,
     /// Its mode.
     pub mode: u32,
-    /// The time since 1970 at which the folder was made; none on a filesystem that does not record
-    /// that.
+    /// The time since 1970 at which the folder was made; `None` on a filesystem without birth
+    /// times.
     pub born: Option<Duration>,
 }
 
 /// A walk, with its folders open.
 #[derive(Debug)]
 pub struct HostWalk {
-    /// The folders. The first one is `/`.
+    /// The folders, from `/` on.
     pub folders: Vec<WalkedFolder>,
     /// The look-ups, in their order.
     pub look_ups: Vec<LookUp>,
@@ -102,7 +101,7 @@ enum Next {
 
 /// The state of a walk.
 struct Walking {
-    /// The folders from `/` to the present one.
+    /// The folders from `/` to the present folder.
     at: Vec<usize>,
     names: VecDeque<Next>,
     links: usize,
@@ -126,7 +125,7 @@ impl Walking {
                 Next::Root => self.at.truncate(1),
                 Next::Parent => self.at.truncate(self.at.len().saturating_sub(1).max(1)),
                 Next::Name(name) => {
-                    // Later the last name is one of a symlink's target.
+                    // Later the last name belongs to a symlink's target.
                     if self.names.is_empty() && walk.named_in.is_none() {
                         walk.named_in = Some(self.here());
                     }

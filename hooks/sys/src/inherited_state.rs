@@ -1,9 +1,9 @@
 //! Restores the state in which the caller started the process, for the real runtime.
 //!
 //! Before `main`, Rust's runtime ignores SIGPIPE and opens /dev/null for each closed standard
-//! stream, and [`std::process::Command`] resets SIGPIPE to its default action. A runtime passes on
-//! what it inherits: under crun, a caller that ignores SIGPIPE (as systemd's services do) has
-//! containers that ignore it. So the original state is recorded, and restored right before
+//! stream, and [`std::process::Command`] resets SIGPIPE to its default action. A runtime passes
+//! signal actions on: if the caller of crun ignores SIGPIPE (as systemd's services do), the
+//! containers ignore SIGPIPE, too. So the original state is recorded, and restored right before
 //! execve(2).
 //!
 //! The descriptor of a pipe that the caller passed by its number is taken over here as well.
@@ -28,7 +28,7 @@ static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 /// The C library calls the functions of this section before `main`, and Rust's runtime begins in
 /// `main`.
 #[used]
-// SAFETY: the section is for functions; this one makes system calls and needs nothing that is
+// SAFETY: the section is for functions; `record` makes system calls and needs no state that is
 // initialized later.
 #[unsafe(link_section = ".init_array")]
 static RECORD: extern "C" fn() = record;
@@ -76,8 +76,8 @@ pub fn inherited_pipe(number: u32) -> Option<OwnedFd> {
         return None;
     }
     let raw = i32::try_from(number).ok()?;
-    // SAFETY: it is an open pipe that the caller passed for this process to own, and no other value
-    // owns it.
+    // SAFETY: the caller passed this open pipe for the process to own, and no value owns the pipe
+    // yet.
     let pipe = unsafe { OwnedFd::from_raw_fd(raw) };
     fcntl_setfd(&pipe, FdFlags::CLOEXEC).ok()?;
     Some(pipe)

@@ -1,10 +1,10 @@
-//! The journal of admissions: one JSON line each, appended by any number of guards at once.
+//! The journal: guards append a JSON line for each admission, many guards at once.
 //!
-//! Each line is one `write` to a file opened with `O_APPEND`, which local filesystems keep whole.
-//! If a full disk takes only a part of a line, that part is removed. A full file is renamed to
-//! `<name>.1`, and replaces the former `<name>.1`. So the journal is bounded to twice its size, and
-//! only its oldest lines are lost. Only a regular file is accepted: a fifo or a device would keep a
-//! container waiting for its reader, and a partly written line could not be removed.
+//! Each line is a single `write` to a file opened with `O_APPEND`, which local filesystems keep
+//! whole. If a full disk takes only a part of a line, that part is removed. A full file is renamed
+//! to `<name>.1`, and replaces the former `<name>.1`. So the journal is bounded to twice its size,
+//! and only its oldest lines are lost. Only a regular file is accepted: a fifo or a device would
+//! keep a container waiting for its reader, and a partly written line could not be removed.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -39,7 +39,7 @@ pub struct JournalError {
     pub source: io::Error,
 }
 
-/// Appends one line; `line` has no newline of its own.
+/// Appends a line; `line` has no newline of its own.
 ///
 /// # Errors
 /// When the journal cannot be opened or written.
@@ -70,7 +70,7 @@ fn cannot_wait(journal: &Path) -> bool {
     folder && cached_path::cannot_wait(journal, |handle| mounts.is_local(handle))
 }
 
-/// Appends in a separate process, which may hang in this one's place.
+/// Appends in a separate process, so that only the separate process may hang.
 fn append_in_separate_process(journal: &Path, line: &str) -> io::Result<()> {
     let mut process = SeparateProcess::start(|pipe| {
         let failed = |error: io::Error| {
@@ -157,10 +157,10 @@ fn open_at_once(journal: &Path) -> io::Result<File> {
 }
 
 /// Any reader of the file can have a lease on it, which keeps writers out for 45 s and can be taken
-/// again (fcntl(2)). A lease is on the file and not on its name: the line goes into a new one, and
-/// the old one is kept as at a rotation.
+/// again (fcntl(2)). A lease is on the file and not on its name. So the line goes into a new file,
+/// and the old file is kept as at a rotation.
 fn move_leased_away(journal: &Path, found: &Option<Metadata>) -> io::Result<()> {
-    // Another guard may have done so since: its new file stays.
+    // Another guard may have moved the file already: the new file stays.
     let is_the_one = |now: Metadata| found.as_ref().is_none_or(|found| found.ino() == now.ino());
     if fs::metadata(journal).is_ok_and(is_the_one) {
         fs::rename(journal, rotated(journal))
@@ -176,7 +176,8 @@ fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let end = file.stream_position()?;
-    // Unless another guard wrote behind it meanwhile; a full disk has no room for that.
+    // Removes the partial line, unless another guard appended a line meanwhile. A full disk has no
+    // room for such a line.
     if file.metadata()?.len() == end {
         file.set_len(end - taken as u64)?;
     }
@@ -186,10 +187,11 @@ fn write_whole(file: &mut File, line: &[u8]) -> io::Result<()> {
     Err(if at_limit { Errno::FBIG } else { Errno::NOSPC }.into())
 }
 
-/// Only one guard moves a full file away: a second one would move the new file over it.
+/// Only one guard moves a full file away: a second guard would move the new file over the full
+/// file.
 ///
 /// Any reader of the file can hold that lock for ever. So a file of twice the size is moved without
-/// the lock: at worst two guards do so at once, and old lines are lost.
+/// the lock. At worst two guards move the file at once, and old lines are lost.
 fn rotate(journal: &Path, file: &File, written: &Metadata) -> io::Result<()> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) if written.len() < 2 * FULL => return Ok(()),

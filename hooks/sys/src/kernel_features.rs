@@ -22,7 +22,7 @@ pub struct KernelFeatures {
     pub mount_ids: bool,
     /// `MOVE_MOUNT_BENEATH`, Linux 6.5: swaps a mount without a gap.
     pub beneath: bool,
-    /// statmount(2), Linux 6.8: one mount costs the same among 100 and 30,000.
+    /// statmount(2), Linux 6.8: a query costs the same among 100 and 30,000 mounts.
     pub statmount: bool,
 }
 
@@ -51,7 +51,7 @@ pub fn kernel_features() -> KernelFeatures {
     }
 }
 
-/// move_mount(2) checks its flags before its paths: a call with an impossible path shows if it
+/// move_mount(2) checks flags before paths: a call with an impossible path shows if the kernel
 /// knows the flag.
 fn knows_beneath() -> bool {
     let nowhere = "/proc/self/fd/bindguard-probe";

@@ -1,8 +1,8 @@
-//! Removes what an ended pod left: one mount by a plain umount(2), and empty directories by
+//! Removes the leftovers of an ended pod: a mount by a plain umount(2), and empty directories by
 //! rmdir(2).
 //!
-//! A plain umount fails with EBUSY while a process uses the mount, so nothing in use is lost. It
-//! may wait for a server that does not answer, so a separate process calls it. The walk over the
+//! A plain umount fails with EBUSY while a process uses the mount, so nothing in use is lost. A
+//! umount may wait for a silent server, so a separate process calls umount(2). The walk over the
 //! directories never enters a mount and never follows a symlink. It removes no file, as the kubelet
 //! (`RemoveDirsOneFilesystem` in `pkg/util/removeall/removeall.go`).
 
@@ -21,7 +21,7 @@ use rustix::mount::UnmountFlags;
 use crate::probe::{Patience, read_until};
 use crate::separate_process::SeparateProcess;
 
-/// Time limit for one umount(2).
+/// Time limit for a umount(2).
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A container may nest directories without end, and each level needs a descriptor.
@@ -36,7 +36,7 @@ pub enum UnmountError {
     /// A process uses it.
     #[error("a process uses the mount (EBUSY)")]
     Busy,
-    /// The mount point shows another mount, or is no mount point any more.
+    /// The mount point shows a different mount, or is no longer a mount point.
     #[error("another mount is there now")]
     Changed,
     /// A server did not answer.
@@ -80,8 +80,9 @@ pub fn unmount_unused(mount_point: &Path, id: MountId) -> Result<(), UnmountErro
     }
 }
 
-/// A descriptor of the mount itself would make it busy. So the process goes into the directory
-/// above, and names the mount point by its last component. `ESTALE`: the mount has another id.
+/// An open descriptor of the mount would make the mount busy. So the process goes into the
+/// directory above, and names the mount point by its last component. `ESTALE`: the mount's id
+/// differs.
 fn unmount(mount_point: &Path, id: MountId) -> Result<(), Errno> {
     let (Some(above), Some(name)) = (mount_point.parent(), mount_point.file_name()) else {
         return Err(Errno::INVAL);
@@ -102,7 +103,7 @@ fn unmount(mount_point: &Path, id: MountId) -> Result<(), Errno> {
 pub struct EmptyDirectories {
     /// Directories without a file below them, the deepest first.
     pub empty: Vec<PathBuf>,
-    /// Files, symlinks and other objects that keep a directory. The first ones are named.
+    /// The first files, symlinks and other objects that keep a directory.
     pub files: Vec<PathBuf>,
     /// The number of these files.
     pub file_count: usize,
@@ -199,8 +200,8 @@ impl Walk<'_> {
     }
 }
 
-/// One name, `O_NOFOLLOW` and `RESOLVE_NO_XDEV`: neither a symlink nor a mount is entered, a bind
-/// of the same filesystem included.
+/// A single name, `O_NOFOLLOW` and `RESOLVE_NO_XDEV`: neither a symlink nor a mount is entered, a
+/// bind of the same filesystem included.
 fn directory(above: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(above, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)

@@ -2,10 +2,10 @@
 //! decides nothing.
 //!
 //! An open `O_PATH` descriptor refers to each file while it is inspected. A path can lead elsewhere
-//! a moment later, and a mount id belongs to another mount as soon as the first is gone. Such
-//! descriptors, mountinfo, statmount and `statx` with `AT_STATX_DONT_SYNC` never wait for a file
-//! server or a FUSE daemon. On SMB and 9p statx does wait; [`Handle::unqueried`] avoids it there.
-//! Calls that may wait run in a [separate process](probe), which can be abandoned.
+//! a moment later, and a mount id may belong to another mount as soon as the first mount is gone.
+//! Such descriptors, mountinfo, statmount and `statx` with `AT_STATX_DONT_SYNC` never wait for a
+//! file server or a FUSE daemon. On SMB and 9p statx does wait; [`Handle::unqueried`] avoids it
+//! there. Calls that may wait run in a [separate process](probe), which can be abandoned.
 #![deny(unsafe_code)]
 
 pub mod bundle;

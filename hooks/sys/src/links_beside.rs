@@ -1,10 +1,10 @@
 //! Symlinks that may have led to a directory which is gone.
 //!
 //! A pod's `subPath` may be a symlink: `current`, which leads to `releases/42`. The kubelet follows
-//! it and binds `releases/42`, and the mount shows nothing else. When a deployment removes
-//! `releases/42`, or a folder in it, and has `current` lead to `releases/43`, a kubelet binds that
-//! one. So a directory is not made again where a link on the way to it leads to something beside
-//! it, or beside a directory above it.
+//! the link and binds `releases/42`, and the mount shows only `releases/42`. A deployment may
+//! remove `releases/42`, or a folder in it, and point `current` at `releases/43`. Then a kubelet
+//! would bind `releases/43`. So a missing directory is not made again if a link on the way leads to
+//! a sibling of the directory or of a parent.
 //!
 //! A link that was removed, or lies elsewhere in the volume, is not found.
 
@@ -19,12 +19,12 @@ use rustix::io::Errno;
 /// Limit of names to read; beyond it the search fails.
 const NAMES: usize = 10_000;
 
-/// The existing directories on the way to a missing one, with their paths within the volume.
+/// The existing directories on the way to a missing directory, with their paths within the volume.
 #[derive(Debug, Default)]
 pub(crate) struct OnTheWay(Vec<(PathBuf, OwnedFd)>);
 
 impl OnTheWay {
-    /// Adds a directory below the last one.
+    /// Adds a directory below the deepest directory.
     pub(crate) fn push(&mut self, path: PathBuf, directory: OwnedFd) {
         self.0.push((path, directory));
     }
@@ -34,8 +34,8 @@ impl OnTheWay {
         self.0.last().map(|(_, directory)| directory)
     }
 
-    /// A link that leads away from the path: to something else in one of them. `volume` is the path
-    /// of the volume's root.
+    /// Finds a link that leads away from the path, to another name in a directory on the way.
+    /// `volume` is the path of the volume's root.
     ///
     /// # Errors
     /// getdents(2)'s and readlink(2)'s; `E2BIG` when there are too many names to read.

@@ -3,7 +3,7 @@
 //! poll(2) of an open mountinfo returns `POLLPRI` after every change of the namespace, see
 //! proc_pid_mountinfo(5), but names no mount. So the mounts are listed again and compared with the
 //! list before: by their unique ids, which the kernel never reuses, or before Linux 6.8 by the
-//! whole table. Not by the greatest id alone: a mount gets its id some time before it is attached.
+//! whole table. The greatest id alone does not suffice: a mount gets an id before the attach.
 //!
 //! A mount that is moved keeps its id, and does not count as new.
 
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::mountinfo::{MountinfoError, read_mount_table};
 use crate::statmount::{listmount, statmount};
 
-/// The ids of one call.
+/// The number of ids in a call.
 const IDS: usize = 2048;
 
 /// Why the mounts cannot be watched.
@@ -59,7 +59,7 @@ enum Known {
     Lines(HashSet<Line>),
 }
 
-/// The kernel gives the id of a mount that is gone to the next one, and so the number of a device.
+/// The kernel gives the id of an unmounted mount to the next mount, and reuses device numbers, too.
 type Line = (MountId, Device, PathBuf, PathBuf);
 
 impl MountWatch {

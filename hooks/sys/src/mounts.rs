@@ -33,7 +33,7 @@ pub enum MountError {
 }
 
 /// The mounts of the calling thread's namespace. Open the files to be inspected before you create
-/// one.
+/// [`Mounts`].
 #[derive(Debug, Default)]
 pub struct Mounts {
     only_table: bool,
@@ -54,16 +54,15 @@ struct Cached {
 pub struct MountOf {
     /// The mount itself.
     pub entry: Rc<MountEntry>,
-    /// The mount that it is mounted on; `None` for the root of the namespace.
+    /// The parent mount; `None` for the root of the namespace.
     pub parent: Option<Rc<MountEntry>>,
     /// True if the file is the root of its mount: its path is a mount point.
     pub is_mount_point: bool,
 }
 
 impl MountOf {
-    /// True if another mount lies directly below this one at the same mount point. A swap leaves
-    /// this state if it is interrupted between attaching the new mount beneath the stale one and
-    /// detaching the stale one.
+    /// True if a second mount lies directly below this mount at the same mount point. A swap leaves
+    /// this state if interrupted between attaching the new mount and detaching the stale mount.
     pub fn covers_its_equal(&self) -> bool {
         self.parent
             .as_ref()

@@ -3,7 +3,7 @@
 //! A runtime first walks to the path of a bind's source and calls stat(2). A dead mount answers
 //! these with ENOTCONN, ESTALE or not at all (containerd#10828). A separate process makes the
 //! calls. A filesystem with [a probe that hangs](crate::hanging_probes) is silent without another
-//! one.
+//! probe.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ use crate::hanging_probes::{self, filesystem_of};
 use crate::mounts::Mounts;
 use crate::separate_process::SeparateProcess;
 
-/// The result of one probe.
+/// The result of a probe.
 #[derive(Debug)]
 pub enum Answer {
     /// The path exists. The value is the path with every symlink followed.
@@ -30,22 +30,22 @@ pub enum Answer {
     Refused(io::Error),
     /// No answer within this time.
     Silent(Duration),
-    /// It was not probed, or not for long enough: the one before it gave no answer, or there are
-    /// too many.
+    /// The path was not probed, or not for long enough: an earlier path gave no answer, or there
+    /// are too many paths.
     NotProbed,
 }
 
 /// The time limits of a probe.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// For one path. A path that takes longer is silent.
+    /// For each path. A path that takes longer is silent.
     pub each: Duration,
-    /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: it did not get its
-    /// full time.
+    /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: the path did not
+    /// get its full time.
     pub all: Duration,
 }
 
-/// Probes all of these paths, in their order. The answers are in the same order.
+/// Probes the paths in turn. Returns the answers in the order of the paths.
 ///
 /// # Errors
 /// When no process can be made.
@@ -84,9 +84,10 @@ fn answers_before(count: usize, paths: &[PathBuf], patience: Patience) -> io::Re
     Ok(answers)
 }
 
-/// Probes all of these paths at the same time, for `patience` in all. A path that hangs delays only
-/// the later paths of its filesystem, which are silent then. The answers are in the same order. A
-/// process costs a millisecond: this is for the paths that [`probe`] left.
+/// Probes all paths at the same time, for `patience` in all. A path that hangs delays only the
+/// later paths of its filesystem, which are silent then. Returns the answers in the order of the
+/// paths. A process costs a millisecond, so this function serves only the paths that [`probe`]
+/// left.
 ///
 /// # Errors
 /// When no process can be made.
@@ -151,7 +152,7 @@ fn by_filesystem(paths: &[PathBuf]) -> Vec<(Option<Device>, Vec<usize>)> {
 fn probe_path(path: &Path) -> Result<PathBuf, i32> {
     match walk(path) {
         // The client trusts a name for up to a minute. A statx(2) of the path itself makes the
-        // kernel walk again and query the server for each name: by now another file may have it.
+        // kernel walk again and query the server for each name, which may lead to a new file.
         Err(number) if number == Errno::STALE.raw_os_error() => {
             rustix::fs::statx(
                 CWD,

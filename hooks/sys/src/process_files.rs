@@ -8,9 +8,9 @@
 //!
 //! A process holds its mmap_lock for as long as it wants in a write to a FUSE file that it mapped.
 //! It holds its exec_update_lock in an execve(2) that closes a file of a FUSE daemon. A hung NFS
-//! server has the same effect. So a separate process reads the first two rows, with a time limit: a
-//! reader that waits for one of these locks can be killed. [`crate::enter::open_process_file`] opens
-//! such a file.
+//! server has the same effect. So a separate process reads the first two rows, with a time limit:
+//! SIGKILL ends a reader that waits for such a lock. [`crate::enter::open_process_file`] opens such
+//! a file.
 //!
 //! On a busy node the separate process itself may wait for a processor. That time does not count:
 //! the process whose file is read is not to blame.
@@ -27,11 +27,12 @@ use rustix::io::Errno;
 use crate::probe::{End, Patience, read_until};
 use crate::separate_process::SeparateProcess;
 
-/// Time limit for one file: the separate process waits for a lock in each of these intervals.
+/// Time limit for a file, as a number of intervals: the separate process waits for a lock in each
+/// interval.
 const BLOCKED_INTERVALS: u32 = 3;
 const BLOCKED_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Time limit for all files of a call without another limit.
+/// Time limit for all files of a call without a limit of its own.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest file that is read. A process decides how long its `cmdline` and its `maps` are.
@@ -109,7 +110,7 @@ pub fn inodes(files: &[ProcessFile]) -> Vec<io::Result<u64>> {
         .collect()
 }
 
-/// The arguments of each of these processes, its name first, in the same order.
+/// Reads the arguments of the processes in the order of `pids`, the program's name first.
 pub fn arguments_of(pids: &[u32]) -> Vec<io::Result<Vec<String>>> {
     let files: Vec<ProcessFile> = pids
         .iter()
@@ -274,8 +275,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(300);
 
-    /// On a busy node a process gets a processor late: while it spins, the kernel reports the same
-    /// state as while it waits for one.
+    /// On a busy node a process gets a processor late. The kernel reports the same state for a
+    /// running process and for a process that waits for a processor.
     #[test]
     fn a_process_that_waits_for_a_processor_is_not_blocked() {
         let mut process = SeparateProcess::start(|pipe| {

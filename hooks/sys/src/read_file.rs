@@ -1,7 +1,7 @@
 //! Reads a small file on any filesystem, even on a server that does not answer.
 //!
 //! Nearly always the file can be reached [without waiting](crate::at_hand), and this process reads
-//! it. Otherwise a separate process reads it, which may hang in this one's place.
+//! it. Otherwise a separate process reads the file, so that only the separate process may hang.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read, Write};

@@ -12,7 +12,7 @@ use crate::enter::HeldProcess;
 
 const SELINUXFS: &str = "/sys/fs/selinux";
 
-/// Limit of a label: a page, as the kernel has for one request.
+/// Limit of a label: a page, the kernel's limit for a request.
 const MAX_LABEL: usize = 4096;
 
 /// The flag of an answer about a process whose type is permissive: nothing is denied to the process.

@@ -2,9 +2,9 @@
 //!
 //! A request that a FUSE daemon or a file server took and never answers cannot be interrupted, not
 //! even by SIGKILL. And execve(2) waits for every thread of a process to end. So a process that is
-//! not a child of this one does the work. It is forked twice, and init (or the shim, as subreaper)
-//! reaps it when it ends. Its only open descriptor is its end of a pipe. Otherwise a container's
-//! stdout would stay open for as long as a server does not answer.
+//! not a child of the caller does the work. The process is forked twice, and init (or the shim, as
+//! subreaper) reaps the process. The only open descriptor of the process is the end of a pipe.
+//! Otherwise a container's stdout would stay open for as long as a server does not answer.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -58,8 +58,8 @@ impl SeparateProcess {
         })
     }
 
-    /// True if the process waits for a processor, or was stopped: it is late, but nothing blocks
-    /// it. proc_pid_status(5) takes no lock.
+    /// True if the process waits for a processor, or was stopped: the process is late, but not
+    /// blocked. proc_pid_status(5) takes no lock.
     pub(crate) fn is_runnable(&self) -> bool {
         is_runnable(self.pid)
     }
@@ -138,13 +138,13 @@ mod tests {
 
     /// The number of descriptors in a separate process.
     fn open_descriptors() -> u8 {
-        // Some with lower numbers than that pipe gets, and some with higher ones.
+        // Leaves pipes with lower and with higher numbers than the pipe of the separate process.
         let mut more: Vec<_> = (0..8)
             .map(|_| pipe_with(PipeFlags::empty()).unwrap())
             .collect();
         drop(more.drain(2..6));
         let mut process = SeparateProcess::start(|pipe| {
-            // Beside the pipe there is the one by which the folder is read.
+            // The count includes the pipe, and the descriptor that reads the folder.
             let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
             pipe.write_all(&[open as u8]).unwrap();
         })

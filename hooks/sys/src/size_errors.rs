@@ -2,7 +2,8 @@
 //!
 //! The kernel sends SIGXFSZ first, which ends a process that does not ignore it (setrlimit(2)).
 //! Guards inherit a service manager's `LimitFSIZE` from containerd. The guard becomes the runtime
-//! by exec, and an ignored signal would stay ignored there. So it is ignored only during a write.
+//! by exec, and an ignored signal would stay ignored there. So the guard ignores SIGXFSZ only
+//! during a write.
 
 use nix::sys::signal::Signal;
 

@@ -56,8 +56,8 @@ impl Request {
     }
 }
 
-/// Queries one mount by its unique id (`STATX_MNT_ID_UNIQUE`), which is never given to another
-/// mount. A known mount point is not requested again.
+/// Queries a mount by its unique id (`STATX_MNT_ID_UNIQUE`), which the kernel never reuses. A known
+/// mount point is not requested again.
 ///
 /// # Errors
 /// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call, `ENOENT`
@@ -92,8 +92,8 @@ pub(crate) fn statmount_in(
     }
 }
 
-/// Fills the buffer with unique ids of the mounts of another namespace, beginning after one of
-/// them; 0 is before the first one. Returns their number.
+/// Fills the buffer with unique ids of the mounts of another namespace, beginning after a given id;
+/// 0 begins at the first id. Returns their number.
 ///
 /// # Errors
 /// `E2BIG` or `EINVAL` before Linux 6.11, `ENOENT` if the namespace is gone or may not be read.

@@ -1,9 +1,9 @@
 //! Payload directories that the kubelet could not remove because of a swap.
 //!
-//! Between attaching and detaching, a current file is the mount point of the stale one above it,
-//! and unlinking a mount point fails with EBUSY. An AtomicWriter that removes its old payload in
-//! that moment fails, and never tries again. So the guard that bound from a payload removes it when
-//! it is no longer current, as the kubelet intended.
+//! Between attaching and detaching, a current file is the mount point of the stale mount above, and
+//! unlinking a mount point fails with EBUSY. An AtomicWriter that removes its old payload in that
+//! moment fails, and never tries again. So the guard that bound from a payload removes it when it
+//! is no longer current, as the kubelet intended.
 
 use std::ffi::OsStr;
 use std::io;
@@ -31,7 +31,7 @@ pub struct StrandedError {
 
 /// Removes a payload that `..data` named once and names no longer. `..data` never goes back to an
 /// earlier directory, so the kubelet has removed it, is removing it, or failed to. The payload that
-/// `..data` names stays: one of its files may have been created again. Nothing is removed if
+/// `..data` names stays: a file of the payload may have been created again. Nothing is removed if
 /// `..data` cannot be read.
 ///
 /// # Errors

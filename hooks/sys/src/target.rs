@@ -89,7 +89,8 @@ pub fn open_target(
 fn in_payload(volume: &Handle, sub_path: &Path) -> Result<OpenedTarget, TargetError> {
     for _ in 0..SWAPS {
         let timestamp = current_payload(volume)?;
-        // AtomicWriter makes no links within a payload: from its name on, none is followed.
+        // AtomicWriter makes no links within a payload, so no link below the payload's name is
+        // followed.
         if let Some(file) = below(volume, &Path::new(timestamp.name()).join(sub_path))? {
             return Ok(OpenedTarget {
                 timestamp: Some(timestamp),

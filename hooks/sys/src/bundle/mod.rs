@@ -21,8 +21,7 @@ const MAX_SPEC: u64 = 16 << 20;
 /// Enough for nearly every spec, so that no stat(2) for its size is needed.
 const USUAL_SPEC: usize = 32 << 10;
 
-/// The name of an edited spec until it replaces the old one; the process id of the writing guard
-/// follows.
+/// The name of an edited spec before the rename; the process id of the writing guard follows.
 const BESIDE: &str = ".config.json.bindguard-";
 
 /// An error with a bundle's config.json.
@@ -46,10 +45,10 @@ pub enum BundleError {
         #[source]
         source: serde_json::Error,
     },
-    /// It is larger than any spec that a runtime makes.
+    /// The spec is larger than any spec of a runtime.
     #[error("read {}: it is larger than {} MiB", .0.display(), MAX_SPEC >> 20)]
     TooLarge(PathBuf),
-    /// The edited spec could not replace the old one, which is unchanged.
+    /// The edited spec could not replace the old spec, which is unchanged.
     #[error("replace {}", path.display())]
     Replace {
         /// The file.
@@ -83,9 +82,9 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     }
 }
 
-/// Replaces the old spec by an edited one: writes it beside the old one, then renames it. A reader
-/// sees one of the two and never a part. First removes the files of guards that were killed while
-/// they did the same.
+/// Replaces the old spec: writes the edited spec beside the old spec, then renames the new file. A
+/// reader sees the old spec or the new spec, never a part. First removes the files of guards that
+/// were killed during a replacement.
 ///
 /// # Errors
 /// If the new spec cannot be written or renamed. Then the old spec is unchanged and no file stays
@@ -104,7 +103,7 @@ fn replace(bundle: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
         fs::rename(&beside, path)
     });
     replaced.inspect_err(|_| {
-        // Best effort: the error that counts is the first one.
+        // Best effort: the caller gets the first error.
         let _ = fs::remove_file(&beside);
     })
 }
@@ -126,8 +125,8 @@ pub fn clear_leavings(bundle: &Path) {
     }
 }
 
-/// True if no other process has this id. This process's own id is also free: it has written nothing
-/// yet.
+/// True if the id belongs to no other process. The calling guard's own id is also free: the guard
+/// has written nothing yet.
 fn is_abandoned(id: &str) -> bool {
     let pid = id.parse().ok().filter(|id| *id > 0).and_then(Pid::from_raw);
     pid.is_some_and(|pid| {

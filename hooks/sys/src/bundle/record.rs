@@ -54,7 +54,7 @@ pub fn add_mounts_before(bundle: &Path, mut expected: ExpectedBinds) {
     }
 }
 
-/// Removes the record of an earlier create, if there is one.
+/// Removes the record of an earlier create, if any.
 pub fn remove(bundle: &Path) {
     let _ = fs::remove_file(bundle.join(EXPECTED_FILE));
 }

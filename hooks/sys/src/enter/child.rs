@@ -78,8 +78,8 @@ impl Place {
 }
 
 impl Child<'_> {
-    /// Then works in the host's `/proc/self/fd`: the container may have no `/proc`, or one of its
-    /// own making.
+    /// Then works in the host's `/proc/self/fd`: the container may have no `/proc`, or a fake
+    /// `/proc`.
     fn enter(&self) -> Done {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let own =
@@ -115,8 +115,8 @@ impl Child<'_> {
     }
 
     /// Opens the mount point that the mount table names, and the mount that contains it. The
-    /// container may have changed either since the table was read: then another mount is there, and
-    /// nothing is done.
+    /// container may have changed the mounts since the table was read: then another mount is there,
+    /// and the child does nothing.
     fn open(&mut self, index: u16) -> Done {
         let job = &self.place(index)?.job;
         let stale = walk(&job.mount_point).map_err(at(Step::OpenMountPoint))?;
@@ -150,9 +150,9 @@ impl Child<'_> {
         attach_beneath(new, stale)
     }
 
-    /// The way for kernels before 6.5: the new mount is attached to a copy of the parent mount, and
-    /// propagation puts it beneath the stale one. The parent mount is shared for as long as that
-    /// takes.
+    /// The way for kernels before 6.5. The new mount is attached to a copy of the parent mount, and
+    /// propagation puts the new mount beneath the stale mount. Meanwhile the parent mount is
+    /// shared.
     fn tuck(&self, index: u16) -> Done {
         let place = self.place(index)?;
         let no_parent = || ReplaceError::Failed(Step::OpenFolder, Errno::OPNOTSUPP);
@@ -179,8 +179,7 @@ impl Child<'_> {
             change(root, MountPropagationFlags::SHARED).map_err(at(Step::ShareParent))?;
         }
         let tucked = self.tuck_through_copy(folder, &parent.name, new);
-        // The copy was the parent's peer: it is gone by now, so a slave keeps the master that it
-        // had.
+        // The copy, a peer of the parent, is gone by now, so a slave parent keeps its master.
         let restored = match parent.is_shared {
             true => Ok(()),
             false => change(root, parent.propagation).map_err(at(Step::RestoreParent)),
@@ -241,7 +240,7 @@ impl Child<'_> {
         touch_beneath(folder, &parent.name)
     }
 
-    /// The mount itself that was opened gets the propagation that its job names.
+    /// Gives the opened mount the propagation of the job.
     fn restore_open(&self, index: u16) -> Done {
         let place = self.place(index)?;
         let mount = place.stale.as_ref();
@@ -249,8 +248,7 @@ impl Child<'_> {
         change(mount, place.job.propagation).map_err(at(Step::SetPropagation))
     }
 
-    /// Takes the mounts below out of every peer group as well: their detach reaches no other
-    /// namespace then.
+    /// Makes the mounts below private, too, so that a detach reaches no other namespace.
     fn make_private(&self, index: u16) -> Done {
         let stale = self.place(index)?.stale.as_ref();
         let stale = stale.ok_or_else(not_open(Step::MakeStalePrivate))?;
@@ -258,8 +256,8 @@ impl Child<'_> {
         change(stale, private).map_err(at(Step::MakeStalePrivate))
     }
 
-    /// A tucked mount arrives as a shared one; it gets the propagation of the mount that it
-    /// replaced.
+    /// A tucked mount arrives shared. The child gives the new mount the propagation of the stale
+    /// mount.
     fn set_propagation(&self, index: u16) -> Done {
         let place = self.place(index)?;
         let opened = place.job.parent.as_ref().zip(place.folder.as_ref());

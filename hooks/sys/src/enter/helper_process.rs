@@ -39,7 +39,7 @@ const END_TIMEOUT: Duration = Duration::from_millis(100);
 /// socket.
 const START: &[u8] = b"start";
 
-/// The error number for one child more than [`MAX_CHILDREN`].
+/// The error number for a child beyond [`MAX_CHILDREN`].
 const TOO_MANY: Errno = Errno::USERS;
 
 /// The work of a child.

@@ -1,4 +1,4 @@
-//! One replacement, and the message that passes it to the child.
+//! A replacement, and the message that passes the replacement to the child.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,11 +20,12 @@ pub struct Replacement<'a> {
     pub stale: &'a MountEntry,
     /// The parent mount.
     pub parent: Option<&'a MountEntry>,
-    /// The new mount, attached nowhere; `None` if it lies beneath the stale one already.
+    /// The new mount, attached nowhere; `None` if the new mount already lies beneath the stale
+    /// mount.
     pub new: Option<NewMount>,
 }
 
-/// The same in the child.
+/// The replacement in the child.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) mount_point: PathBuf,
@@ -34,7 +35,7 @@ pub(super) struct Job {
     pub(super) parent: Option<Parent>,
 }
 
-/// The mount that the stale one is on, and the folder of the mount point there.
+/// The parent of the stale mount, and the folder of the mount point there.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Parent {
     pub(super) id: MountId,

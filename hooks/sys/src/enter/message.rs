@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use crate::replace::{ReplaceError, Step};
 
-/// A request: what to do with one of the replacements.
+/// A step for the child, with the index of the replacement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     Open(u16),

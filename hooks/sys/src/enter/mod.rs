@@ -61,7 +61,7 @@ pub use self::user_namespace::user_namespace_of;
 /// socket.
 const MAX_PENDING_REQUESTS: usize = 32;
 
-/// Limit of replacements of one child.
+/// Limit of replacements of a child.
 pub const MAX_REPLACEMENTS: usize = 256;
 
 /// Why a step in a container was not done.
@@ -161,12 +161,12 @@ impl Entered {
         self.call(Request::Open, index)
     }
 
-    /// The same for several replacements, one result for each.
+    /// Opens several mount points; returns a result for each replacement.
     pub fn open_all(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
         self.call_all(Request::Open, indices)
     }
 
-    /// Attaches the new mount beneath the stale one: `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
+    /// Attaches the new mount beneath the stale mount: `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -174,12 +174,12 @@ impl Entered {
         self.call(Request::AttachBeneath, index)
     }
 
-    /// The same for several replacements, one result for each.
+    /// Attaches several new mounts; returns a result for each replacement.
     pub fn attach_all_beneath(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
         self.call_all(Request::AttachBeneath, indices)
     }
 
-    /// Attaches the new mount beneath the stale one through propagation. The call can succeed
+    /// Attaches the new mount beneath the stale mount through propagation. The call can succeed
     /// although the mount did not arrive: check the table.
     ///
     /// # Errors
@@ -217,13 +217,13 @@ impl Entered {
         self.call(Request::Detach, index)
     }
 
-    /// The same for several replacements, one result for each.
+    /// Detaches several stale mounts; returns a result for each replacement.
     pub fn detach_all(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
         self.call_all(Request::Detach, indices)
     }
 
-    /// Gives a tucked mount the propagation of the mount that it replaced, after that one was
-    /// detached.
+    /// Gives a tucked mount the propagation of the replaced mount, after the detach of the replaced
+    /// mount.
     ///
     /// # Errors
     /// The kernel's.
@@ -301,7 +301,7 @@ impl Entered {
         Ok(())
     }
 
-    /// A child that gave one reply too late is not waited for a second time.
+    /// The caller does not wait a second time for a child whose reply was late.
     fn reply(&self) -> Result<(), EnterError> {
         if self.is_over() {
             return Err(EnterError::Ended);

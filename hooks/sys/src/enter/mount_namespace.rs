@@ -24,13 +24,13 @@ pub struct MountNamespace {
 /// Why a mount namespace is not taken for that of a container.
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
-    /// Its owner is another user namespace than the spec requests.
+    /// The owner of the mount namespace is not the user namespace that the spec requests.
     #[error(
         "process {0} is in a mount namespace that its runtime did not make: another user namespace than that of the container \
          owns it"
     )]
     OtherOwner(u32),
-    /// Its owner maps other ids than the spec requests.
+    /// The ids that the owner maps differ from the spec's.
     #[error(
         "the user namespace that owns the mounts of process {0} maps other ids than the container's spec"
     )]
@@ -68,7 +68,7 @@ impl MountNamespace {
         Self { file, process }
     }
 
-    /// That of a process, by its file below any `/proc`.
+    /// Opens the mount namespace of a process, by the process's file below a `/proc`.
     ///
     /// # Errors
     /// See [`open_process_file`].

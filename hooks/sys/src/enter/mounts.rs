@@ -19,7 +19,7 @@ use super::owner::mount_namespace_id;
 use crate::mountinfo::{ReadTableError, read_container_table};
 use crate::statmount::{listmount_in, statmount_in};
 
-/// The ids of one call.
+/// The number of ids in a call.
 const IDS: usize = 512;
 
 /// The mounts of a namespace, without their sources. `text` opens its mountinfo, for kernels that

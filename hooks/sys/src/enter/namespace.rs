@@ -1,5 +1,5 @@
-//! The mount namespace of a container, by one descriptor: it is checked, entered and read by this
-//! descriptor alone.
+//! The mount namespace of a container. A single descriptor serves to check, enter and read the
+//! namespace.
 //!
 //! A container's init may enter other namespaces at any moment: unshare(CLONE_NEWUSER |
 //! CLONE_NEWNS) needs no privilege. In a namespace of its own the kernel has locked the flags of
@@ -39,10 +39,10 @@ pub struct ContainerNamespace {
 
 impl MountNamespace {
     /// The namespace, if its owner is the user namespace that the container's spec requests. The
-    /// process is one of the container.
+    /// process belongs to the container.
     ///
     /// # Errors
-    /// If the owner is another one, or cannot be read.
+    /// If the owner differs, or cannot be read.
     pub fn accepted(
         self,
         process: &HeldProcess,
@@ -85,7 +85,8 @@ impl MountNamespace {
         })
     }
 
-    /// The user namespace that owns it, and that of the calling thread.
+    /// The user namespace that owns the mount namespace, and the user namespace of the calling
+    /// thread.
     fn users(&self) -> Result<(File, File), NamespaceError> {
         let owner = owner_of(&self.file).map_err(|error| match Errno::from_io_error(&error) {
             // The owner is no descendant of this process's user namespace.
@@ -110,7 +111,8 @@ impl MountNamespace {
     fn require_child(&self, owner: &File, own: &File) -> Result<(), NamespaceError> {
         match parent_of(owner) {
             Ok(parent) => self.require_same(&parent, own),
-            // The initial user namespace has no parent, and that of another one is not seen.
+            // The initial user namespace has no parent; a parent outside the caller's user
+            // namespace is hidden.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
                 Err(NamespaceError::OtherOwner(self.process))
             }
@@ -144,8 +146,8 @@ impl MountNamespace {
         }
     }
 
-    /// A thread enters it and opens the table through the host's procfs: the container may have no
-    /// `/proc`, or one of its own making. It walks on no filesystem of the container.
+    /// A thread enters the namespace and opens the table through the host's procfs: the container
+    /// may have no `/proc`, or a fake `/proc`. The thread walks on no filesystem of the container.
     fn open_table(&self) -> io::Result<File> {
         let open = || -> io::Result<File> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -202,7 +204,7 @@ impl ContainerNamespace {
     }
 
     /// Locks the namespace against other refreshes: flock(2). `None` if another process has the
-    /// lock. A container can lock itself, and only itself.
+    /// lock. A container can lock only its own namespace.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -64,19 +64,19 @@ pub(super) fn owner_of(namespace: &File) -> io::Result<File> {
 /// The parent of a user namespace.
 ///
 /// # Errors
-/// As [`owner_of`], and `EPERM` for the initial one.
+/// As [`owner_of`], and `EPERM` for the initial user namespace.
 pub(super) fn parent_of(users: &File) -> io::Result<File> {
     related(users, NS_GET_PARENT)
 }
 
-/// The number of a mount namespace for statmount(2), which no other namespace gets: Linux 6.11 and
+/// The number of a mount namespace for statmount(2), which the kernel never reuses: Linux 6.11 and
 /// newer.
 ///
 /// # Errors
 /// `ENOTTY` or `EINVAL` from an older kernel, `ENOTTY` for any other file.
 pub(super) fn mount_namespace_id(namespace: &File) -> io::Result<u64> {
-    // A descriptor of a process may be a device by now, to which the request means something else.
-    // The kernel prints the paths of all other files from `/`.
+    // A process may have replaced its descriptor by a device, which interprets the request
+    // differently. The kernel prints `mnt:[...]` only for a mount namespace; paths begin with `/`.
     let link = fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd()))?;
     if !link.as_os_str().as_bytes().starts_with(b"mnt:[") {
         return Err(Errno::NOTTY.into());
@@ -90,8 +90,8 @@ pub(super) fn mount_namespace_id(namespace: &File) -> io::Result<u64> {
 }
 
 fn related(file: &impl AsRawFd, request: libc::Ioctl) -> io::Result<File> {
-    // SAFETY: the argument of the request is unused, and 0 for a pidfd. The descriptor that it returns is new, and no other
-    // value owns it.
+    // SAFETY: the argument of the request is unused, and 0 for a pidfd. The returned descriptor is
+    // new, and no value owns it yet.
     unsafe {
         match libc::ioctl(file.as_raw_fd(), request, 0) {
             -1 => Err(io::Error::last_os_error()),

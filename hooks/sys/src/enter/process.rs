@@ -20,7 +20,7 @@ use super::process_error::ProcessError;
 use crate::mountinfo::ReadTableError;
 use crate::process_files::{self, ProcessFile};
 
-/// A process, which may end at any time.
+/// A process with its pidfd. The process may end at any time.
 #[derive(Debug)]
 pub struct HeldProcess {
     pid: u32,
@@ -131,7 +131,7 @@ impl HeldProcess {
         })
     }
 
-    /// Its user namespace at this moment.
+    /// The current user namespace of the process.
     ///
     /// # Errors
     /// As [`HeldProcess::program_name`].
@@ -139,7 +139,7 @@ impl HeldProcess {
         self.namespace(Kind::User)
     }
 
-    /// Its mount namespace at this moment.
+    /// The current mount namespace of the process.
     ///
     /// # Errors
     /// As [`HeldProcess::program_name`].
@@ -158,7 +158,8 @@ impl HeldProcess {
         self.checked(kind.name(), file)
     }
 
-    /// The result, if the process is still alive: while it lived, its pid was no other's.
+    /// The result, if the process is still alive: the kernel does not reuse the pid of a live
+    /// process.
     fn checked<T>(&self, name: &'static str, read: io::Result<T>) -> Result<T, ProcessError> {
         let pid = self.pid;
         if !self.is_alive() {

@@ -21,8 +21,8 @@ pub enum ProcessError {
         #[source]
         source: io::Error,
     },
-    /// A file of it could not be read within the time limit: it holds a lock of its own that the
-    /// reader needs.
+    /// A file of the process could not be read within the time limit: the process holds a lock that
+    /// the reader needs.
     #[error(
         "read {name} of process {pid}: the process blocks its readers, for example in an execve(2) that waits for a file server"
     )]

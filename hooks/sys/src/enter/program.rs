@@ -1,8 +1,8 @@
 //! The process of a container that runs a program, for a signal.
 //!
 //! A process belongs to the container if its cgroup does, and if it has as many pids as the
-//! container's init: a container within the container has a pid namespace, and so one pid more. The
-//! pid namespace alone is not enough: pods share one, or have the host's.
+//! container's init. A container within the container has a pid namespace, and so an additional
+//! pid. The pid namespace alone is not enough: pods share a pid namespace, or have the host's.
 //!
 //! The workers of nginx run the program of their parent, the master: a process whose parent runs the
 //! same program does not count. If several processes remain, the oldest process counts.
@@ -25,7 +25,7 @@ use super::process::HeldProcess;
 use super::process_error::ProcessError;
 use crate::process_files::{ProcessFile, contents_within, links_within};
 
-/// Time limit for one file of all processes of the container.
+/// Time limit to read a file of all processes of the container.
 const FILES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Limit of looks: the process that was found may end meanwhile.
@@ -75,7 +75,7 @@ fn pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The process, if it is one of the container.
+/// The process, if it belongs to the container.
 fn member(pid: u32, cgroups: &ContainerCgroups, depth: usize) -> Option<Member> {
     let cgroup = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
     if !cgroups.contain(&String::from_utf8_lossy(&cgroup)) {
@@ -129,7 +129,7 @@ fn first_of(pids: &[u32]) -> Option<u32> {
 /// Facts of `/proc/PID/status`.
 struct Status {
     parent: u32,
-    /// The number of pids that the process has, one for each pid namespace.
+    /// The number of pids of the process: a pid for each pid namespace.
     depth: usize,
 }
 

@@ -15,7 +15,7 @@ pub struct TreePart {
     pub change: TreeChange,
 }
 
-/// A change at one place of a tree.
+/// A change at a place of a tree.
 #[derive(Debug)]
 pub enum TreeChange {
     /// Adds attributes to the mount at this place.

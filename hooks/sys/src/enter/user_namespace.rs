@@ -1,7 +1,7 @@
 //! A user namespace for an idmapped mount whose bind has ids of its own.
 //!
-//! A child moves into a new one, and waits until the agent has written its ids and opened it. The
-//! namespace lives on by its descriptor.
+//! A child moves into a new user namespace, and waits until the agent has written the ids and
+//! opened the namespace. The namespace lives on by its descriptor.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,7 +17,7 @@ use crate::poll::is_readable;
 /// Limit of the wait for the child.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A new user namespace that maps these ids.
+/// Creates a user namespace with the mapping `ids`.
 ///
 /// # Errors
 /// If the kernel refuses.

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 pub use error::HandleError;
 use error::open_error;
 
-/// statx(2)'s `STATX_MNT_ID_UNIQUE`: an id that no other mount ever gets.
+/// statx(2)'s `STATX_MNT_ID_UNIQUE`: the kernel never reuses this id.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
 /// The fields of [`Lasting`].
@@ -172,7 +172,7 @@ impl Handle {
         Ok(self.lasting()?.unique_mount_id)
     }
 
-    /// True if it is the root of its mount, so that its path is a mount point.
+    /// True if the file is the root of its mount: the path is a mount point.
     ///
     /// # Errors
     /// statx(2)'s, and a kernel before 5.8.
@@ -203,7 +203,7 @@ impl Handle {
         (file.unique_mount_id == Some(mount) && !file.is_symlink).then_some(file.identity)
     }
 
-    /// True if it is a symlink itself.
+    /// True if the file itself is a symlink.
     ///
     /// # Errors
     /// statx(2)'s.

@@ -15,8 +15,8 @@ use rustix::fs::OFlags;
 use super::{Handle, HandleError};
 
 /// True if this kernel has a filesystem that [queries its
-/// server](FsType::queries_server_for_attributes) for attributes. Few nodes load these modules.
-/// proc_filesystems(5) is far smaller than one read(2) here.
+/// server](FsType::queries_server_for_attributes) for attributes. Few nodes load these modules. A
+/// single read(2) returns all of proc_filesystems(5).
 static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
     let mut known = [0; 4096];
     let length = File::open("/proc/filesystems")
@@ -59,7 +59,7 @@ impl Handle {
         id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
-    /// True if its path is this mount point, so that it is the root of the mount there.
+    /// True if the path of the file is `mount_point`: the file is the root of the mount there.
     pub(crate) fn is_at(&self, mount_point: &Path) -> bool {
         let Ok(resolved) = self.resolved_path() else {
             return false;
@@ -69,7 +69,7 @@ impl Handle {
         resolved == mount_point || deleted == Some(mount_point.as_os_str().as_bytes())
     }
 
-    /// Its kind, as far as the kernel knows it without its filesystem.
+    /// The kind of the file, without a query to the filesystem.
     ///
     /// # Errors
     /// open(2)'s.

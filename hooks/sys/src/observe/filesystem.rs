@@ -4,11 +4,11 @@
 //! it is. But the mount's root is the whole path within its filesystem, without symlinks. From the
 //! host's mount of that filesystem, the same path leads to the file that the kubelet would bind
 //! today. The same applies when a sidecar mounts a filesystem within a volume and the kubelet binds
-//! a sub path of that.
+//! a sub path of that filesystem.
 //!
 //! A filesystem may have many mounts, which show the same files with different attributes. A bind
-//! has the attributes of the mount that it was made from. So that mount is one of those with the
-//! attributes of the subpath's mount.
+//! has the attributes of the mount that it was made from. So the source mount has the attributes of
+//! the subpath's mount.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ use bindguard_core::mount_table::{MountAttributes, MountEntry};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 
-/// Limit of host mounts to try: all but the first few are binds of directories, or hidden by
-/// others.
+/// Limit of host mounts to try: all but the first few are binds of directories, or hidden by other
+/// mounts.
 const TRIED: usize = 8;
 
 /// An open mount of the host that contains the root of a subpath's mount.
@@ -58,8 +58,8 @@ fn find_mount(
     mounts: &Mounts,
     wanted: impl Fn(&MountEntry) -> bool,
 ) -> Option<Filesystem> {
-    // One reading of the table serves all subpaths: its entry for a mount is checked again once
-    // that mount is open.
+    // A single read of the table serves all subpaths: the entry of a mount is checked again once
+    // the mount is open.
     let table = mounts.table().ok()?;
     let mut holding: Vec<&MountEntry> = table
         .entries()
@@ -85,12 +85,12 @@ fn find_mount(
     })
 }
 
-/// The distance of a mount from the one that another was bound from, the smallest first. It
-/// compares in this order:
-/// * if it has other attributes
-/// * the number of attributes that it denies in addition
-/// * if it is in another peer group: a bind joins that of a shared source
-/// * the length of its root: a longer root shows less of the filesystem
+/// The distance of the mount `host` from the source of the bind `mount`. The criteria, in this
+/// order:
+/// * different attributes
+/// * the number of attributes that only `host` denies
+/// * a different peer group: a bind joins the peer group of a shared source
+/// * the length of the root: a longer root shows less of the filesystem
 fn likeness(host: &MountEntry, mount: &MountEntry) -> (bool, u32, bool, usize) {
     let is_no_peer = host
         .propagation
@@ -108,7 +108,7 @@ fn holds(host: &MountEntry, mount: &MountEntry) -> bool {
     host.device == mount.device
         && !host.root.deleted
         && mount.root.path.starts_with(&host.root.path)
-        // An id mapping belongs to its mount, and cannot be given to another.
+        // An id mapping belongs to its mount, and cannot be given to another mount.
         && host.attributes.is_idmapped() == mount.attributes.is_idmapped()
 }
 

@@ -1,8 +1,8 @@
 //! Observes bind sources: the kernel's facts about them, as the plain data that `bindguard-core`
 //! judges.
 //!
-//! This takes two steps. First every source is opened, so that its mount id stays its own. Then the
-//! kernel reports each handle's mount.
+//! First every source is opened: an open descriptor keeps the kernel from reusing the mount id.
+//! Then the kernel reports each handle's mount.
 
 mod bind_source;
 mod filesystem;

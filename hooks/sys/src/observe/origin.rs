@@ -22,7 +22,7 @@ use crate::target::current_payload;
 /// The origin that a subpath is compared with.
 #[derive(Debug)]
 pub(super) struct SubpathOrigin {
-    /// The volume, or the mount that replaces it.
+    /// The volume, or the host's mount in place of the volume.
     pub(super) volume: Observed<Volume>,
     directory: Option<Rc<HeldVolumeDirectory>>,
     filesystem: Option<Filesystem>,
@@ -76,9 +76,9 @@ impl SubpathOrigin {
         self.filesystem.as_ref()?.keep
     }
 
-    /// The layout of the volume's files. A container may write a volume as the kubelet does: then
-    /// the mount shows something in a payload directory, and `..data` names one. Reads the link: a
-    /// server must have answered first.
+    /// The layout of the volume's files. A container may use the kubelet's layout: then the mount
+    /// shows something in a payload directory, and `..data` names a payload directory. Reads the
+    /// link: a server must have answered first.
     pub(super) fn layout(&self, mount: &SubpathMount, volume: &Volume) -> VolumeLayout {
         let may_be_payload = volume.layout == VolumeLayout::Plain
             && self.directory.is_some()

@@ -19,7 +19,8 @@ use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
 use crate::target::{TargetError, open_target};
 
-/// A subpath and its volume, open so that they stay the same while they are inspected.
+/// An open subpath and its open volume: the descriptors show the same files throughout the
+/// inspection.
 #[derive(Debug)]
 pub struct HeldSubpath {
     subpath: VolumeSubpath,
@@ -41,7 +42,7 @@ impl HeldSubpath {
         Self::hold_among(subpath, &HeldVolumeDirectories::default())
     }
 
-    /// Opens one of several subpaths; opens each volume once.
+    /// Opens a subpath. `directories` shares each open volume with further subpaths.
     pub fn hold_among(subpath: VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
         let (directory, itself) = (
             directories.of(&subpath),
@@ -73,7 +74,7 @@ impl HeldSubpath {
         self.subpath
     }
 
-    /// The open subpath itself, for its repair.
+    /// The open subpath, for the repair.
     pub fn handle(&self) -> Option<&Handle> {
         self.itself.as_ref().ok()
     }
@@ -99,7 +100,7 @@ impl HeldSubpath {
     }
 
     /// The paths to probe first, because a server or a daemon may have to answer: the subpath's
-    /// own, then that of its target if it is known. Empty on a local filesystem.
+    /// path, then the target's path if known. Empty on a local filesystem.
     pub fn paths_to_probe(&self, mounts: &Mounts) -> Vec<PathBuf> {
         let (mount, volume) = match self.look(mounts) {
             Seen {
@@ -172,8 +173,8 @@ impl HeldSubpath {
         }
     }
 
-    /// The identity of its file, on a filesystem that queries its server. It is read only if the
-    /// server has just answered.
+    /// The identity of the subpath's file, on a filesystem that queries a server. The identity is
+    /// read only if the server has just answered.
     fn identity_after(&self, reach: &Reach) -> Observed<FileIdentity> {
         let handle = match &self.itself {
             Ok(handle) => handle,

@@ -17,7 +17,7 @@ pub struct SubpathsError {
     pub source: io::Error,
 }
 
-/// Lists the volume-subpaths below one kubelet root, sorted. A missing root has no subpaths.
+/// Lists the volume-subpaths below a kubelet root, sorted. A missing root has no subpaths.
 ///
 /// The folders above a subpath are the kubelet's own and on its disk; the subpaths themselves are
 /// not touched.
@@ -43,7 +43,7 @@ pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Subpaths
     Ok(found)
 }
 
-/// The uids of the pods that have a folder below one kubelet root, sorted; none for a missing root.
+/// The uids of the pods that have a folder below a kubelet root, sorted; none for a missing root.
 /// The kubelet's uids are text.
 ///
 /// # Errors

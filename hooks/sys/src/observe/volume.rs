@@ -1,4 +1,4 @@
-//! A volume, and what is mounted on it.
+//! A volume and its mount.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::observe::unreadable;
 
-/// The open directory that a volume is, or is mounted on. Opening it does not reach its server: it
-/// is an `O_PATH` descriptor of a mount's root.
+/// The open directory of a volume, or the volume's mount point. An `O_PATH` open of a mount's root
+/// sends no request to the server.
 #[derive(Debug)]
 pub struct HeldVolume(Result<Handle, HandleError>);
 
 impl HeldVolume {
-    /// Opens it. Anything may be mounted there.
+    /// Opens the directory. Anything may be mounted there.
     pub fn hold(directory: &Path) -> Self {
         Self(Handle::of(directory).map(Handle::unqueried))
     }

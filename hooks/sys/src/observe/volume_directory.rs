@@ -1,4 +1,5 @@
-//! The directory of a subpath's volume: the folder of that name below one of the pod's plugins.
+//! The directory of a subpath's volume: the folder with the volume's name below a plugin's folder
+//! of the pod.
 
 use std::cell::{OnceCell, RefCell};
 use std::path::Path;
@@ -24,8 +25,8 @@ pub(super) struct HeldVolumeDirectory {
     payload: OnceCell<Option<Payload>>,
 }
 
-/// The open volumes of some subpaths: several subpaths of one volume are usual. They are few enough
-/// for a linear search.
+/// The open volumes of some subpaths: several subpaths of a volume are usual. The volumes are few
+/// enough for a linear search.
 #[derive(Debug, Default)]
 pub struct HeldVolumeDirectories(RefCell<Vec<(VolumeSubpath, Option<Rc<HeldVolumeDirectory>>)>>);
 
@@ -45,8 +46,8 @@ impl HeldVolumeDirectories {
 }
 
 impl HeldVolumeDirectory {
-    /// The volume of a subpath: the first plugin whose directory contains one of its name. Nearly
-    /// always only a single plugin's directory contains that name.
+    /// Opens the volume of a subpath, below the first plugin folder that contains the volume's
+    /// name. Nearly always only a single plugin folder contains that name.
     fn hold(subpath: &VolumeSubpath) -> Option<Self> {
         let usual = |plugin: Plugin| Self::in_folder(plugin, &subpath.volume_directory(plugin));
         Plugin::usual()

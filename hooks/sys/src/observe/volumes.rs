@@ -11,11 +11,12 @@ use super::subpaths::{SubpathsError, children};
 pub struct Volumes {
     /// The volumes that need a mount.
     pub mounted: Vec<MountedVolume>,
-    /// The directories of the other volumes: their content, on any filesystem, is the volume.
+    /// The directories of volumes that need no mount: the content of the directory, on any
+    /// filesystem, is the volume.
     pub plain: Vec<PathBuf>,
 }
 
-/// Lists the volumes below one kubelet root. A missing root has no volumes.
+/// Lists the volumes below a kubelet root. A missing root has no volumes.
 ///
 /// The folders above a volume are the kubelet's own and on its disk; the volumes themselves are not
 /// touched.
@@ -41,7 +42,7 @@ pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, SubpathsError> {
     Ok(found)
 }
 
-/// CSI mounts one folder deeper than the others.
+/// CSI mounts a volume one folder deeper than the in-tree plugins.
 fn mounted(volume: &Path, kubelet_root: &Path) -> Option<MountedVolume> {
     let places: [PathBuf; 2] = [volume.to_owned(), volume.join("mount")];
     places

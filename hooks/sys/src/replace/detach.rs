@@ -1,4 +1,4 @@
-//! Detaches one mount, and only that mount.
+//! Detaches a mount by an open descriptor.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use crate::handle::Handle;
 
 use super::step::{ReplaceError, Step};
 
-/// Detaches the very mount that `mount` was opened on, wherever in a stack it lies. Processes that
-/// have it open keep it: umount2(2) with `MNT_DETACH`, because a plain umount of a stale mount in
-/// use is EBUSY.
+/// Detaches the very mount that `mount` was opened on, at any position in a stack. `MNT_DETACH` of
+/// umount2(2) keeps the mount for processes with open files; a plain umount of a stale mount in use
+/// is EBUSY.
 ///
 /// # Errors
-/// The kernel's errors, except that it was detached already.
+/// The kernel's errors, except for a mount that is already detached.
 pub fn detach(mount: &Handle) -> Result<(), ReplaceError> {
     detach_link(&mount.magic_path())
 }
 
-/// The same by the link of a descriptor in `/proc`, which leads to that mount and no other.
+/// Detaches exactly the mount to which the link of a descriptor in `/proc` leads.
 pub(crate) fn detach_link(link: &Path) -> Result<(), ReplaceError> {
     match rustix::mount::unmount(link, UnmountFlags::DETACH) {
         // EINVAL: the kubelet removed the file beneath, and the kernel detached the mount for that.

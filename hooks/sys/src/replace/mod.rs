@@ -1,4 +1,5 @@
-//! Replaces a stale mount by a current one, so that no process sees the file underneath in between.
+//! Replaces a stale mount by a current mount, so that no process sees the file underneath in
+//! between.
 //!
 //! ```text
 //!   stale                stale                 
@@ -11,8 +12,8 @@
 //! Unmounting first does not work either: a process that opens the path in between gets the empty
 //! file that the kubelet made as a mount point.
 //!
-//! One engine for the host and for containers: [`crate::enter`] makes the same calls from a child
-//! in a container's mount namespace.
+//! The same engine serves the host and containers: [`crate::enter`] makes the same calls from a
+//! child in a container's mount namespace.
 
 mod attach;
 mod detach;

@@ -124,7 +124,8 @@ pub fn clone_like(
         None => stale.attributes,
     };
     let set = mount_setattr_in_full(&mount, attributes, propagation, users);
-    // mount_setattr(2) has one error for each wrong argument: without the ids the call succeeds.
+    // mount_setattr(2) has the same error for each wrong argument: without the ids the call
+    // succeeds.
     if set.as_ref().is_err_and(is_invalid)
         && users.is_some()
         && mount_setattr_in_full(&mount, attributes, propagation, None).is_ok()

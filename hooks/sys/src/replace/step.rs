@@ -31,7 +31,7 @@ steps! {
     Enter = "entering the container's mount namespace",
     /// `openat2(2)` of the mount point.
     OpenMountPoint = "opening the mount point",
-    /// `statx(2)` of the stale mount and of the new one.
+    /// `statx(2)` of the stale mount and of the new mount.
     CompareTypes = "comparing the types of the old and the current file",
     /// `openat2(2)` of the parent folder.
     OpenFolder = "opening the folder of the mount point",
@@ -85,10 +85,10 @@ pub enum ReplaceError {
     /// Another repairer of the same mount attached a mount at the same moment.
     #[error("another repairer attached a mount at the same time")]
     Overtaken,
-    /// The mount point shows another mount than the mount table named.
+    /// The mount point does not show the mount of the mount table.
     #[error("another mount has its place in the container")]
     OtherMount,
-    /// The current file has another type than the old one.
+    /// The type of the current file differs from the old file's.
     #[error("the current file has another type than the old one")]
     OtherType,
     /// A step failed.

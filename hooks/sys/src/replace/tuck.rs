@@ -1,4 +1,4 @@
-//! The way for kernels before 6.5: let propagation put the new mount below the stale one.
+//! The way for kernels before 6.5: let propagation put the new mount below the stale mount.
 //!
 //! A mount that propagates to an occupied mount point goes *below* the mount there
 //! (`attach_recursive_mnt` in the kernel's `fs/namespace.c`). So the new mount is attached to a
@@ -9,9 +9,9 @@
 //! The copy lives in a mount namespace of its own, which takes the copy along when it ends: that
 //! umount does not propagate. On the host a thread has that namespace.
 //!
-//! As a peer, the copy also receives the mount of another repairer. A mount that is attached on top
-//! of that one would propagate into the volume, whose file both show: it is detached at once, with
-//! all that it propagated to. In a container a lock keeps other repairers away.
+//! As a peer, the copy also receives the mount of another repairer. A new mount on top would
+//! propagate into the volume, because both mounts show the volume's file. Then the new mount is
+//! detached at once, with its propagated copies. In a container a lock keeps other repairers away.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -130,8 +130,8 @@ pub fn attach_tucked(new: &NewMount, folder: &Handle, name: &OsStr) -> Result<()
     })
 }
 
-/// Makes the mounts of the calling thread's namespace private: otherwise a mount on one of them
-/// would propagate to the namespace that it was unshared from.
+/// Makes the mounts of the calling thread's namespace private: otherwise a new mount would
+/// propagate to the namespace that the thread left.
 pub(crate) fn make_mounts_private() -> Result<(), ReplaceError> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change(c"/", private).map_err(at(Step::MakePrivate))

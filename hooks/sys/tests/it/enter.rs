@@ -85,7 +85,7 @@ fn a_container_in_a_user_namespace_of_its_own() {
     }
 }
 
-/// An idmapped mount belongs to a user namespace: the new one gets the same mapping.
+/// An idmapped mount belongs to a user namespace: the new mount gets the same mapping.
 #[test]
 fn an_idmapped_mount_stays_idmapped() {
     if !can_run() {
@@ -140,7 +140,8 @@ fn an_idmapped_mount_stays_idmapped() {
     }
 }
 
-/// The mount at the place, as if a runtime had idmapped it: the first replacement makes it so.
+/// The entry of the mount at the place, changed to idmapped: the first replacement idmaps the
+/// mount.
 fn stale_idmapped(container: &Container) -> (MountEntry, MountEntry) {
     let text = String::from_utf8(container.process.read("mountinfo").unwrap()).unwrap();
     let idmapped =
@@ -157,7 +158,7 @@ fn stale_idmapped(container: &Container) -> (MountEntry, MountEntry) {
     (stale, parent)
 }
 
-/// The agent is killed: the child ends, and what it left is finished by the next one.
+/// The agent is killed: the child ends, and the next child finishes the replacement.
 #[test]
 fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finishes() {
     if !can_run() {

@@ -119,7 +119,7 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
         start.elapsed()
     );
     drop((fuse, container));
-    // The late answer to the first request is no answer to the second one.
+    // The late answer to the first request is no answer to the second request.
     assert!(matches!(entered.open(0), Err(EnterError::Ended)));
     let abandoned = entered.abandon();
     let gone = Instant::now();

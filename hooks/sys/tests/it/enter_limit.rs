@@ -1,5 +1,5 @@
-//! The number of children that wait in containers is limited. The limit is that of a process, so
-//! the test runs in one of its own.
+//! The number of children that wait in containers is limited. Each process has a limit of its own,
+//! so the test runs in a separate process.
 
 use std::env;
 use std::process::Command;

@@ -34,7 +34,7 @@ fn is_silent(answer: &Answer) -> bool {
     matches!(answer, Answer::Silent(_))
 }
 
-/// A volume and its subPaths are several mounts of one filesystem.
+/// A volume and its subPaths are several mounts of the same filesystem.
 #[test]
 fn a_filesystem_with_a_probe_that_hangs_is_not_probed_again() {
     let Some(fuse) = silent_daemon() else { return };
@@ -154,7 +154,7 @@ fn a_filesystem_with_a_mount_in_it_that_hangs_is_probed() {
     assert!(matches!(answers[1], Answer::Reached(_)), "{answers:?}");
 }
 
-/// The first probe of a filesystem hangs, and no second one begins beside it.
+/// The first probe of a filesystem hangs, and no second probe begins meanwhile.
 #[test]
 fn paths_of_one_filesystem_share_a_process() {
     let Some(fuse) = silent_daemon() else { return };
@@ -168,8 +168,8 @@ fn paths_of_one_filesystem_share_a_process() {
     assert_eq!(probes_in_own_namespace(), 1);
 }
 
-/// The processes in the mount namespace of this test's thread. The thread's own process is in
-/// another one.
+/// The processes in the mount namespace of this test's thread. The test's main thread is in another
+/// mount namespace.
 fn probes_in_own_namespace() -> usize {
     let namespace_in = |folder: &Path| std::fs::read_link(folder.join("ns/mnt")).ok();
     let own = namespace_in("/proc/thread-self".as_ref());

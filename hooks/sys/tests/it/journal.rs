@@ -44,7 +44,7 @@ fn writer_and_number(line: &str) -> (usize, usize) {
     (writer.parse().unwrap(), number.parse().unwrap())
 }
 
-/// Each of the writers, processes of their own, appends so many lines at once with the others.
+/// Starts the writers as processes. Each writer appends `lines` lines at the same time.
 fn written_at_once(journal: &Path, lines: usize, filler: usize) {
     let writers = (0..WRITERS).map(|writer| {
         let task = format!("{writer} {lines} {filler} {}", journal.display());
@@ -97,7 +97,7 @@ fn rotation_under_load_loses_only_the_oldest_lines() {
         texts[0].len() as u64 >= FULL,
         "a file that was not full was moved over a full one"
     );
-    // The others write on while the one that moves a full file away waits for a processor.
+    // Writers continue while the writer that moves a full file away waits for a processor.
     assert!(
         texts.iter().all(|text| text.len() as u64 <= 3 * FULL),
         "{:?}",
@@ -114,15 +114,15 @@ fn rotation_under_load_loses_only_the_oldest_lines() {
             .filter(|(w, _)| *w == writer)
             .map(|(_, number)| *number)
             .collect();
-        // The older file may contain a line that was written after one in the newer: its writer had
-        // opened that file before.
+        // The older file may contain late lines: a writer may have opened the file before the
+        // rotation.
         let numbers: BTreeSet<_> = numbers.into_iter().collect();
-        // If a writer ended long before the others, all of its lines may be gone.
+        // All lines of a writer that ended early may be gone.
         let Some((first, last)) = numbers.first().zip(numbers.last()) else {
             continue;
         };
-        // One line goes with an older file when its writer waits for a processor, with that file
-        // open, while the others fill a journal; a file that is lost takes hundreds.
+        // A writer loses a line if the writer waits for a processor with an older file open while a
+        // journal fills up. A lost file would take hundreds of lines.
         let lost = last - first + 1 - numbers.len();
         assert!(
             lost <= 2,
@@ -173,8 +173,8 @@ fn a_line_cut_off_by_a_full_disk_is_removed() {
     );
 }
 
-/// A copy of this program appends one line with that limit on the size of its files. Returns its
-/// exit status.
+/// A copy of this program appends a line with `limit` as the limit on the size of files. Returns
+/// its exit status.
 fn append_limited(journal: &Path, limit: u64) -> std::process::ExitStatus {
     let task = format!("0 1 900 {}", journal.display());
     let mut copy = Command::new("prlimit");

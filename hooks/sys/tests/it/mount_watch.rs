@@ -33,7 +33,7 @@ fn only_new_mounts_are_named(mut watch: MountWatch, folder: &Path) {
     appeared.sort();
     assert_eq!(appeared, places);
     assert!(!is_woken(&watch, 0), "the changes are known");
-    // Both changes before one list: the place gets another mount.
+    // Both changes happen before the next list: the place gets another mount.
     let open = fs::File::open(&places[0]).unwrap();
     umount2(&places[0], MntFlags::MNT_DETACH).unwrap();
     tmpfs(&places[0]);

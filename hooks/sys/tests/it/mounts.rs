@@ -48,7 +48,7 @@ fn all_sources_agree_on_every_reachable_mount() {
         let Ok(handle) = Handle::of(&entry.mount_point) else {
             continue;
         };
-        // A mount with another on top of it cannot be reached by its path.
+        // A covered mount cannot be reached by its path.
         if handle.mount_id().unwrap() != entry.id {
             continue;
         }
@@ -106,7 +106,7 @@ fn a_path_longer_than_the_usual_buffer_is_read_whole() {
     assert!(seen.entry.root.path.as_os_str().as_bytes().len() > 2500);
 }
 
-/// The mounts of a namespace that are listed one by one are those of its mountinfo.
+/// The kernel's list of mounts equals the mountinfo of the namespace.
 #[test]
 fn listed_mounts_are_those_of_the_text() {
     if !namespace::enter(true) {

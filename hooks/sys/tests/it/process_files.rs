@@ -127,7 +127,8 @@ fn a_process_that_hangs_in_execve_does_not_delay_its_readers() {
     }
 }
 
-/// The way to a namespace before Linux 6.11, and to one that only a descriptor of a process holds.
+/// The way to a namespace before Linux 6.11, and to a namespace that only a descriptor of a process
+/// keeps.
 #[test]
 fn a_file_of_a_process_that_hangs_in_execve_is_opened_within_a_time_limit() {
     let Some(executing) = Executing::start() else {

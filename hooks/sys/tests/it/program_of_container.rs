@@ -148,7 +148,7 @@ fn a_process_of_the_host_or_of_an_inner_container_gets_no_signal() {
     assert_eq!(container.nginx(), Some(own));
 }
 
-/// A container that can make cgroups names one after another container.
+/// A container that can make cgroups names a cgroup after the victim.
 #[test]
 fn a_process_in_a_cgroup_of_the_same_name_elsewhere_gets_no_signal() {
     let Some(mut container) = Container::start("victim") else {

@@ -1,4 +1,4 @@
-//! Swapping a stale mount for a current one, both ways, in mount namespaces of the tests' own.
+//! Swapping a stale mount for a current mount, both ways, in mount namespaces of the tests' own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use bindguard_testing::namespace;
 /// The name of the mount point in its folder.
 const NAME: &str = "mounted";
 
-/// A file that is bound over an empty one, and then replaced.
+/// A file that is bound over an empty file, and then replaced.
 struct Stale {
     folder: Folder,
 }

@@ -1,5 +1,5 @@
 //! The file that a sub path leads to: never out of its volume (CVE-2017-1002101), and always the
-//! current one.
+//! current target.
 
 use std::collections::BTreeSet;
 use std::fs;

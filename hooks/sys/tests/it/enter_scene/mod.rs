@@ -47,7 +47,7 @@ impl Scene {
         [Inside::of(self.file(0), "etc/conf")]
     }
 
-    /// The next version; the one before is removed, as a kubelet does.
+    /// Writes the next version and removes the old version, as a kubelet does.
     pub fn update(&self, version: u32) {
         fs::write(self.file(version), version.to_string()).unwrap();
         fs::remove_file(self.file(version - 1)).unwrap();
@@ -72,7 +72,7 @@ pub fn stale(container: &Container) -> (MountEntry, MountEntry) {
     (stale, parent)
 }
 
-/// Starts a child in the container, for one replacement.
+/// Starts a child in the container, for a replacement.
 pub fn enter(container: &Container, replacement: Replacement<'_>) -> Entered {
     let namespace = container.namespace();
     let replacements = vec![replacement];
@@ -94,7 +94,7 @@ pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
     entered
 }
 
-/// Attaches a mount beneath the stale one.
+/// Attaches a mount beneath the stale mount.
 pub type Attach = fn(&Entered) -> Result<(), EnterError>;
 pub const METHODS: [Attach; 2] = [
     |entered| entered.attach_beneath(0),
@@ -115,7 +115,7 @@ pub fn attached(attach: Attach, entered: &Entered) -> bool {
     }
 }
 
-/// The mount that no other one is on.
+/// The top mount at the place, and its parent.
 pub fn stale_top(container: &Container) -> (MountEntry, MountEntry) {
     let table = container.process.mounts().unwrap();
     let stack: Vec<_> = table.stack_at(Path::new(PLACE)).cloned().collect();
