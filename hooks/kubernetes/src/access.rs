@@ -61,7 +61,8 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
-    /// The one of this process, which is still in the pod's mount namespace. `None` outside a pod.
+    /// The service account of this process. The process must still be in the pod's mount namespace.
+    /// `None` outside a pod.
     ///
     /// # Errors
     /// If its directory is not there.

@@ -1,4 +1,4 @@
-//! A client of the API server: single requests with JSON, no retries, one connection.
+//! A client of the API server: single requests with JSON, no retries, a single connection.
 //!
 //! It connects for the first request, and anew after a failure. The time limit is the caller's.
 
@@ -70,7 +70,7 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// The reason in one line.
+    /// The reason in a single line.
     pub fn reason(&self) -> String {
         error_chain(self)
     }
@@ -106,7 +106,7 @@ pub struct StatusCause {
     pub reason: String,
 }
 
-/// A client that connects when it is used.
+/// A client with a lazy connection.
 pub struct ApiClient {
     access: Arc<Access>,
     connected: Option<Connected>,

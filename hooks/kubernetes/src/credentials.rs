@@ -8,7 +8,7 @@ use hyper::Uri;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Everything for one connection.
+/// Everything for a connection.
 #[derive(Debug)]
 pub(super) struct Credentials {
     pub(super) server: Uri,

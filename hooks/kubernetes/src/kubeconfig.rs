@@ -1,5 +1,5 @@
-//! A kubeconfig, as far as a node's component has one: a server, its authority, and a client
-//! certificate or a token.
+//! The part of the kubeconfig format that node components use: a server, its authority, and a
+//! client certificate or a token.
 //!
 //! kube's own reader would be a third of the agent's program, and with it of its memory
 //! (docs/decisions/0029). Programs that print credentials are not run.
@@ -45,7 +45,7 @@ pub enum KubeconfigError {
         /// Its name.
         name: String,
     },
-    /// A part has another form than the API documents.
+    /// The form of a part differs from the API's documentation.
     #[error("its {0} is not valid")]
     Invalid(&'static str),
     /// Credentials of a kind that the agent does not use.

@@ -1,9 +1,9 @@
-//! The pods that still exist on this node: the answer of the kubelet, or of the API server.
+//! The existing pods of this node, from the kubelet or the API server.
 //!
-//! A caller removes what the other pods left, so every doubt is an error: an answer without a list,
-//! a part of a list, a pod without a uid, another machine under this node's name. A static pod has
-//! its manifest's hash as uid; the API server knows only its mirror, which repeats the hash in an
-//! annotation (`pkg/kubelet/types/pod_update.go`).
+//! A caller removes the leftovers of all other pods, so every doubt is an error. Doubts are an
+//! answer without a list, a part of a list, a pod without a uid, or another machine under this
+//! node's name. A static pod has its manifest's hash as uid; the API server knows only its mirror,
+//! which repeats the hash in an annotation (`pkg/kubelet/types/pod_update.go`).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub enum NoPods {
     /// The answer is not a whole list of pods.
     #[error("the answer is no whole list of pods: {0}")]
     NoList(&'static str),
-    /// The node of this name is another machine, or this machine before it booted.
+    /// The API server knows the node as another machine, or by an earlier boot.
     #[error("the API server's node {0} has another boot id than this machine")]
     OtherMachine(String),
 }
@@ -56,7 +56,7 @@ pub async fn pods_of_kubelet(kubelet: Kubelet) -> Result<BTreeSet<String>, NoPod
 /// machine.
 ///
 /// # Errors
-/// If it does not answer, not with a whole list, or if the node has another boot id.
+/// If the API server does not answer with a whole list, or if the node's boot id differs.
 pub async fn pods_of_api_server(
     kubeconfig: PathBuf,
     node: &str,
@@ -72,14 +72,14 @@ pub async fn pods_of_api_server(
 }
 
 impl NoPods {
-    /// The reason in one line.
+    /// The reason in a single line.
     pub fn reason(&self) -> String {
         error_chain(self)
     }
 }
 
-/// After its start a kubelet has its static pods alone, until the API server has sent all others at
-/// once (`kubernetes.io/config.source`, `pkg/kubelet/config/config.go`).
+/// After its start a kubelet has its static pods alone, until the API server has sent all other
+/// pods at once (`kubernetes.io/config.source`, `pkg/kubelet/config/config.go`).
 fn uids_of_kubelet(answer: &str) -> Result<BTreeSet<String>, NoPods> {
     let list: Value = serde_json::from_str(answer)?;
     let known = uids(&list)?;

@@ -74,7 +74,7 @@ fn holders(criterion: &mut Criterion) {
         None::<&str>,
     )
     .unwrap();
-    // otherwise each bind would be repeated in those before it
+    // Without this call each bind would propagate into the earlier binds.
     mount(
         None::<&str>,
         crowd.path(),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use bindguard_core::mount_table::Device;
 
-/// The device of a block special file; `None` for any other file. Follows links, such as those in
+/// The device of a block special file; `None` for any other file. Follows symlinks, for example in
 /// `/dev/disk`.
 ///
 /// # Errors

@@ -13,7 +13,8 @@ use bindguard_sys::bundle::read_spec;
 /// The state folders of crun and runc that Podman or CRI-O calls as root.
 pub(crate) const STATES: [&str; 2] = ["run/crun", "run/runc"];
 
-/// containerd's task folders, one for each namespace: `moby` of dockerd, `k8s.io` of the kubelet.
+/// containerd's task folders, with a folder for each namespace: `moby` of dockerd, `k8s.io` of the
+/// kubelet.
 pub const TASKS: [&str; 6] = [
     "run/containerd/io.containerd.runtime.v2.task",
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task",

@@ -2,8 +2,8 @@
 //! host has unmounted.
 //!
 //! A container whose bind of the host's root is private keeps every mount that it was started with.
-//! That shows only later, when the host unmounts one: no create happens then. Namespaces without a
-//! pod are left to the doctor's point `pinned`.
+//! The effect shows only later, when the host unmounts a mount: no create happens then. Namespaces
+//! without a pod are left to the doctor's point `pinned`.
 
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ pub struct ContainerMounts {
 pub struct Keeper {
     /// The container, with its pod.
     pub container: PodContainer,
-    /// The places on the host at which the mounts were, at least one.
+    /// The former places of the mounts on the host, at least one.
     pub places: Vec<PathBuf>,
 }
 
@@ -73,7 +73,7 @@ impl From<Keeper> for PinnedMounts {
     }
 }
 
-/// Reads the mount tables of the running containers of pods, one after the other. Only one is in
+/// Reads the mount tables of the running containers of pods in turn. Only a single table is in
 /// memory at a time.
 ///
 /// # Errors
@@ -109,7 +109,7 @@ pub fn container_mounts(
             continue;
         }
         // The host's table is read again, last: a mount that the host made meanwhile, and that a
-        // new container copied, is no pinned one.
+        // new container copied, is not pinned.
         let places = HostMounts::of(&read_mount_table()?, places).pinned_by(&table);
         if !places.is_empty() {
             found.keepers.push(Keeper {

@@ -6,14 +6,14 @@ use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
 use serde::Serialize;
 use serde_json::Value;
 
-/// A running daemon and those of its runtimes that call the guard.
+/// A running daemon and its runtimes that call the guard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GuardedRuntimes {
     /// `containerd`, `dockerd` or `crio`.
     pub daemon: &'static str,
     /// The names of the runtimes.
     pub runtimes: Vec<String>,
-    /// True if one of them is the default.
+    /// True if the default runtime calls the guard.
     pub default: bool,
 }
 
@@ -30,7 +30,7 @@ impl GuardedRuntimes {
     }
 
     /// `runtimes` and `default` are the names of the members with the runtimes and with the name of
-    /// the default one.
+    /// the default runtime.
     pub fn from_config(
         daemon: &'static str,
         config: &Value,

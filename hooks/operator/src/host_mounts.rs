@@ -1,4 +1,4 @@
-//! The host's mounts, and the copies of them in another mount namespace.
+//! The host's mounts, and their copies in another mount namespace.
 //!
 //! A mount of another namespace is pinned if all of this is true (docs/decisions/0025):
 //!
@@ -17,7 +17,7 @@ use bindguard_core::paths::below;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 
-/// Limit of places that are named for one namespace. A container can make thousands of such mounts.
+/// Limit of places that are named for a namespace. A container can make thousands of such mounts.
 const MAX_PLACES: usize = 1000;
 
 /// The mounts of a device with their positions in the table, by root.
@@ -68,7 +68,7 @@ impl<'t> HostMounts<'t> {
         found
     }
 
-    /// The host-root binds of a container: true for each that the host's umounts reach.
+    /// Returns for each host-root bind of a container if the host's umounts reach the bind.
     pub(crate) fn host_root_binds(&self, table: &MountTable, scope: Scope) -> Vec<bool> {
         let index = MountIndex::of(table);
         let is_on_its_root = |entry: &&MountEntry| {
@@ -123,8 +123,8 @@ impl<'t> HostMounts<'t> {
                 .is_some_and(|group| self.peer_groups.contains(&group))
     }
 
-    /// True if the host has the same filesystem mounted anywhere. All namespaces' files are on one
-    /// device.
+    /// True if the host has the same filesystem mounted anywhere. The files of all namespaces are
+    /// on the same device.
     fn shows(&self, entry: &MountEntry) -> bool {
         if entry.fs_type.0 != "nsfs" {
             return self.by_root.contains_key(&entry.device);

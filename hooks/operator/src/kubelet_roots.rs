@@ -96,7 +96,7 @@ impl Roots {
     }
 }
 
-/// The kubelet roots that exist and answer, and the reasons why others are not inspected.
+/// The kubelet roots that exist and answer, and the reasons why other roots are not inspected.
 pub fn kubelets_here(places: &Places) -> (Vec<PathBuf>, Vec<String>) {
     let roots = Roots::of(places);
     (roots.names().map(Path::to_owned).collect(), roots.problems)
@@ -108,7 +108,7 @@ pub enum NotASubpath {
     /// A kubelet's directories could not be checked.
     #[error("{0}")]
     Unchecked(String),
-    /// It is another path.
+    /// The path is no exact path of a volume-subpath.
     #[error("{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml", .0.display())]
     Other(PathBuf),
 }
@@ -117,7 +117,7 @@ pub enum NotASubpath {
 /// a kubelet's root, without symlinks, `..`, `.` or doubled slashes.
 ///
 /// # Errors
-/// If the path is another one, or if the kubelet's directories do not answer.
+/// If the path is no such path, or if the kubelet's directories do not answer.
 pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
     let roots = Roots::of(places);
     let normal: PathBuf = path.components().collect();

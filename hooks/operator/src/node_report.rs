@@ -42,7 +42,7 @@ pub struct NodeReport {
     /// Ended pods; `None` if nothing searched for ended pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_pods: Option<EndedPods>,
-    /// The number of subpaths and volumes checked; more than in `binds` if healthy ones are left
+    /// The number of subpaths and volumes checked; more than in `binds` if healthy binds are left
     /// out.
     pub checked: usize,
     /// Errors that left the check incomplete.
@@ -52,7 +52,7 @@ pub struct NodeReport {
     pub duration_us: u64,
 }
 
-/// One subpath or volume.
+/// A subpath or volume.
 #[derive(Debug, Clone, Serialize)]
 pub struct NodeBind {
     /// The finding.

@@ -38,7 +38,7 @@ pub enum BindKind {
     HostFiles,
 }
 
-/// A running container, and its binds of one kind that differ from the host.
+/// A running container, and its binds of a kind that differ from the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OldBinds {
     /// Its pod.
@@ -78,9 +78,9 @@ impl BindKind {
 }
 
 impl OldBinds {
-    /// True for every volume, because the container works on a mount that the driver has given up;
-    /// for other kinds only if the pod opted in, because Kubernetes documents that such binds stay
-    /// old.
+    /// True for every volume, because the container works on a mount that the driver has given up.
+    /// For host files and host-root binds, true only if the pod opted in, because Kubernetes
+    /// documents the old content.
     pub fn is_finding(&self) -> bool {
         self.what == BindKind::Volumes || self.opted_in == Some(true)
     }
@@ -92,7 +92,7 @@ impl OldBinds {
     }
 }
 
-/// The containers of these pods with old binds, and the reasons why others are not checked.
+/// The containers of these pods with old binds, and the reasons why containers are not checked.
 pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
     let (kubelet_roots, _) = kubelets_here(places);
     let node = NodeBinds {
@@ -108,7 +108,7 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
             continue;
         };
         if let Err(error) = refuse_other_mounts(&process) {
-            // No other container of this node can be compared either.
+            // The remaining containers of this node cannot be compared either.
             problems.push(format!(
                 "the volumes and host files of running containers are not checked: {}",
                 error_chain(&error)
@@ -163,7 +163,7 @@ struct NodeBinds<'a> {
 }
 
 impl NodeBinds<'_> {
-    /// The old mounts of one kind, and the errors of the sources that could not be followed.
+    /// The old mounts of a kind, and the errors of the sources that could not be followed.
     fn old_mounts(
         &self,
         container: &PodContainer,

@@ -44,7 +44,7 @@ impl OldFiles {
 }
 
 /// The containers that read old files, of the pods whose folders are `wanted`; and the reasons why
-/// others are not checked.
+/// containers are not checked.
 pub(crate) fn old_files<'r>(
     kubelet_roots: impl Iterator<Item = &'r Path> + Clone,
     pods: &Pods,
@@ -89,7 +89,7 @@ pub(crate) fn old_files<'r>(
     (found, problems)
 }
 
-/// The folder of a pod that has a subPath: a pod without one is not checked any further.
+/// The folder of a pod that has a subPath: a pod without a subPath is not checked any further.
 fn folder_of<'r>(uid: &str, mut kubelet_roots: impl Iterator<Item = &'r Path>) -> Option<PathBuf> {
     let has_subpaths = |folder: &PathBuf| folder.join("volume-subpaths").symlink_metadata().is_ok();
     kubelet_roots.find_map(|root| Some(root.join("pods").join(uid)).filter(has_subpaths))

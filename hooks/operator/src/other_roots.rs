@@ -7,8 +7,7 @@ use bindguard_core::mount_table::MountTable;
 
 use bindguard_core::kubelet::VolumeSubpath;
 
-/// The roots, other than the known ones, below which volume-subpaths are mounted: their pods are
-/// not checked.
+/// The unknown kubelet roots below which volume-subpaths are mounted: no check covers their pods.
 pub fn other_roots<'a>(
     table: &MountTable,
     known: impl IntoIterator<Item = &'a Path>,

@@ -55,16 +55,17 @@ pub struct PodContainer {
     /// Its pod.
     #[serde(skip)]
     pub pod: PodName,
-    /// True if the guard runs before its create; none if no running process shows it.
+    /// True if the guard runs before the container's create; `None` if no running process gives
+    /// evidence.
     #[serde(skip)]
     pub guarded: Option<bool>,
-    /// The version of bindguard's shim that was started for it; none under another shim, and for a
-    /// container that joined the shim of its pod.
+    /// The version of the bindguard shim that was started for the container. `None` under a foreign
+    /// shim, and for a container that joined its pod's shim.
     #[serde(skip)]
     pub shim_version: Option<String>,
 }
 
-/// Pods that run under one version of bindguard's shim.
+/// Pods that run under the same version of bindguard's shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodsOfVersion {
     /// The version.

@@ -1,7 +1,7 @@
-//! The record of a node in a support bundle: its mount table, and a copy of its files below some
-//! directory.
+//! The record of a node in a support bundle: the mount table, and a copy of the node's files below
+//! a directory.
 //!
-//! A copy usually has no secrets. If the volume is missing from it, a deleted root is still
+//! A copy usually has no secrets. If the volume is missing from the copy, a deleted root is still
 //! certain: nothing can be bound from it.
 
 use std::fs;
@@ -243,8 +243,8 @@ fn in_root(subpath: &VolumeSubpath, plugin: Plugin, entry: &MountEntry) -> Optio
     Some(PathBuf::from(&root[..at + folder.len()]))
 }
 
-/// The one identity of every file of that kind in a copy. A copy has other inodes than the node
-/// had, so files with the same names are treated as the same file.
+/// The identity of all files of a kind in a copy. The inodes of a copy differ from the node's, so
+/// files with the same names are treated as the same file.
 fn recorded_identity(kind: FileKind) -> FileIdentity {
     FileIdentity {
         device: 0,

@@ -17,7 +17,8 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// Reports an error or a remark on stderr, in one line: a pod may have chosen part of the text.
+/// Reports an error or a remark on stderr, in a single line: a pod may have chosen part of the
+/// text.
 pub fn print_remark(remark: impl Display) {
     eprintln!("bindguard: {}", one_line(&remark.to_string()));
 }

@@ -1,4 +1,4 @@
-//! One GET over a unix socket: HTTP/1.0, so that the answer ends with the connection.
+//! A single GET over a unix socket: HTTP/1.0, so that the answer ends with the connection.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,6 @@
-//! A process that exits: the main thread has ended, and the process has no namespaces any more. The process itself
-//! ends some time later, with its last thread. So does the init of a container that waits for the
-//! end of its children.
+//! A process that exits: the main thread has ended, and the process has no namespaces any more. The
+//! process ends some time later, with the last thread. The init of a container that waits for the
+//! end of its children is in the same state.
 
 use std::fs;
 use std::thread;
@@ -65,7 +65,7 @@ impl Drop for Exiting {
 }
 
 extern "C" fn last(milliseconds: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: plain syscalls. The second one ends all threads.
+    // SAFETY: plain syscalls. The second call ends all threads.
     unsafe {
         libc::usleep(1000 * milliseconds.addr() as u32);
         libc::_exit(0)

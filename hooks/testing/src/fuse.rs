@@ -42,8 +42,8 @@ impl Fuse {
         })
     }
 
-    /// Answers the first request, and so allows for others. fuse(4): `struct fuse_init_out`,
-    /// version 7.31
+    /// Answers the first request, so that the kernel sends further requests. fuse(4):
+    /// `struct fuse_init_out`, version 7.31
     pub fn begin(&mut self) {
         begin(self.device.as_mut().unwrap());
     }

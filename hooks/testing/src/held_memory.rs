@@ -27,8 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const PAGE: usize = 4096;
 
-/// The time after which a test takes a call for one that hangs: every limit of the product is
-/// shorter.
+/// The time after which a call counts as hanging: every limit of the product is shorter.
 const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A FUSE mount with one file, `f`, whose pages can be read and never be written back.
@@ -144,7 +143,7 @@ impl Holder {
                 })
             }
             ForkResult::Child => {
-                // Copies of the devices of tests that run beside this one would keep their daemons
+                // Copies of the devices of parallel tests would keep the daemons of those tests
                 // alive, too. SAFETY: the child uses no descriptor of the test.
                 unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
                 let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -322,7 +321,7 @@ const READ: u32 = 15;
 const WRITE: u32 = 16;
 const INIT: u32 = 26;
 
-/// Answers one request of the kernel, unless it is a write.
+/// Answers a request of the kernel, unless the request is a write.
 fn answer(mut device: &File) -> Option<u32> {
     let mut request = vec![0; 1 << 20];
     let length = device.read(&mut request).ok()?;

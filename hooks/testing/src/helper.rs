@@ -12,7 +12,7 @@ static HELPER: OnceLock<HelperProcess> = OnceLock::new();
 
 /// The functions in this section run before `main`.
 #[used]
-// SAFETY: the section holds pointers to functions like this one.
+// SAFETY: the section holds pointers to functions of this type.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 

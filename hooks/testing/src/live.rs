@@ -79,8 +79,8 @@ pub fn kernel() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// An error with the reason if the kernel cannot make a mount like another one before it is
-/// attached.
+/// An error with the reason if the kernel cannot set the attributes of a new mount before the
+/// attach.
 pub fn has_mount_setattr() -> Result<(), &'static str> {
     if kernel() >= (5, 12) {
         Ok(())
@@ -369,8 +369,8 @@ pub fn make_mounts(count: usize) {
     make_mounts_in("/many", count);
 }
 
-/// The same below names of 250 newlines each, which mountinfo prints as 1,000 bytes: about 26 kB
-/// for each mount.
+/// Binds a folder `count` times below names of 250 newlines. mountinfo prints 1,000 bytes for a
+/// name: about 26 kB for each mount.
 pub fn make_long_mounts(count: usize) {
     let name = "\n".repeat(250);
     make_tmpfs("/long");
@@ -384,8 +384,8 @@ pub fn make_long_mounts(count: usize) {
     chdir("/").unwrap();
 }
 
-/// A mount below `depth` nested folders: mountinfo prints 1,001 bytes for each folder, all in one
-/// line.
+/// A mount below `depth` nested folders: mountinfo prints 1,001 bytes for each folder, all in the
+/// same line.
 pub fn make_deep_mount(depth: usize) {
     let name = "\n".repeat(250);
     make_tmpfs("/deep");
@@ -460,9 +460,8 @@ fn read_until_stopped(mut stop: &File, binds: &[Inside]) -> Seen {
     }
 }
 
-/// Closes all descriptors above the standard streams but these. The child has a copy of what other
-/// tests of this program have open: a pipe that never ends, or a FUSE device whose daemon never
-/// dies.
+/// Closes all descriptors above the standard streams except `kept`. The child has copies of the
+/// other tests' descriptors: a pipe that never ends, or a FUSE device whose daemon never dies.
 pub(crate) fn close_all_but(kept: &[BorrowedFd<'_>]) {
     let mut kept: Vec<u32> = kept.iter().map(|fd| fd.as_raw_fd() as u32).collect();
     kept.sort_unstable();

@@ -1,5 +1,5 @@
-//! One pod of a kubelet, in a mount namespace of the calling thread's own: a configMap, its keys
-//! bound as subpaths, and a bundle that names them.
+//! A pod of a kubelet, in a mount namespace of the calling thread's own. The pod has a configMap,
+//! keys that are bound as subpaths, and a bundle that names the subpaths.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! A pod with one subpath of a volume that containers write, in a mount namespace of the calling
+//! A pod with a subpath of a volume that containers write, in a mount namespace of the calling
 //! thread's own.
 
 use std::fs;
@@ -19,7 +19,7 @@ use crate::folder::Folder;
 use crate::namespace::{bind, skipped};
 use crate::pod::mount_of;
 
-/// The outcome of a bind that was re-bound in one try.
+/// The outcome of a bind that was re-bound in the first try.
 pub const REBOUND: Option<Outcome> = Some(Outcome::Rebound { tries: 1 });
 
 /// A pod with a subpath, and the subpath's volume.
@@ -38,7 +38,8 @@ impl Scene {
         Self::with_volume(folder, volume)
     }
 
-    /// Two volumes that a sidecar can mount in: one without a mount of its own, and one with.
+    /// Two volumes that a sidecar can mount in: an emptyDir without a mount, and a mounted local
+    /// volume.
     pub fn with_and_without_a_mount() -> [Self; 2] {
         let mounted = Self::of_plugin("kubernetes.io~local-volume");
         tmpfs(&mounted.volume);

@@ -75,7 +75,7 @@ fn failed(method: &'static str) -> impl FnOnce(Status) -> CriError {
     }
 }
 
-/// A client. Its clones share one connection, which is made again after a restart of the runtime.
+/// A client. Its clones share a connection, which is made again after a restart of the runtime.
 #[derive(Debug, Clone)]
 pub struct Cri {
     client: RuntimeServiceClient<Channel>,
@@ -140,7 +140,7 @@ impl Cri {
         self.list_sandboxes(PodSandboxFilter::default()).await
     }
 
-    /// The ready sandboxes that have these labels.
+    /// The ready sandboxes with the labels of `label_selector`.
     ///
     /// # Errors
     /// If the CRI does not answer.

@@ -10,7 +10,7 @@ use k8s_cri::v1::{
 
 use crate::pods::{ContainerState, PodContainer, Pods};
 
-/// The pods of these sandboxes, with their containers.
+/// Builds pods from the CRI's sandboxes and containers.
 pub(super) fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Pods {
     let mut pods = Pods::default();
     let mut names = HashMap::new();

@@ -50,7 +50,7 @@ pub fn writable_mounts(socket: Option<&Path>, uid: &str) -> Result<Vec<PathBuf>>
 /// The uids of all pods with a sandbox: of the named socket's, or of every CRI of this node.
 ///
 /// # Errors
-/// If there is no CRI, or if one does not answer: a pod of that CRI would look absent.
+/// If there is no CRI, or if a CRI does not answer: a pod of that CRI would look absent.
 pub fn uids(named: Option<&Path>) -> Result<BTreeSet<String>> {
     let (mut uids, mut answered) = (BTreeSet::new(), false);
     for socket in sockets(named) {
@@ -72,7 +72,7 @@ pub fn uids(named: Option<&Path>) -> Result<BTreeSet<String>> {
     Ok(uids)
 }
 
-/// The named socket, or all usual ones that exist.
+/// The named socket, or all usual sockets that exist.
 fn sockets(named: Option<&Path>) -> Vec<&Path> {
     match named {
         Some(socket) => vec![socket],

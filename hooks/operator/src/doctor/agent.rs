@@ -1,4 +1,4 @@
-//! The node agent. It is optional: a node without one has no fault.
+//! The node agent. It is optional: a node without an agent has no fault.
 
 use bindguard_core::refresh_request::RefreshMode;
 
@@ -56,7 +56,7 @@ fn hanging(children: &[HangingChild]) -> String {
     )
 }
 
-/// The agent in one line.
+/// The agent in a single line.
 pub fn describe(status: &AgentStatus) -> String {
     let survey = match (&status.last_survey, status.ready) {
         (_, false) => ", first survey not done".to_owned(),

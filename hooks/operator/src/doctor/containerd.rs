@@ -1,5 +1,5 @@
-//! Checks containerd's effective runtimes: one must use bindguard, and this containerd must support
-//! its settings.
+//! Checks containerd's effective runtimes: a runtime must use bindguard, and this containerd must
+//! support the runtime's settings.
 
 use super::Point;
 
@@ -24,9 +24,9 @@ pub struct ContainerdSeen {
 /// Running pods, by the shim under which they were created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunningPods {
-    /// All of them.
+    /// All running pods.
     pub all: usize,
-    /// Those before whose creates no guard runs.
+    /// The pods whose creates run no guard.
     pub unguarded: usize,
 }
 
@@ -141,7 +141,7 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     )
 }
 
-/// Finds a bindguard runtime with another cgroup driver than every other runtime of runc's kind:
+/// Finds a bindguard runtime whose cgroup driver differs from every other runtime of runc's kind:
 /// `install` copies bindguard's runtime from a runtime of runc's kind. A runtime of bindguard's own
 /// type needs no check: the shim detects the driver from the form of the cgroup's path.
 fn other_cgroup_driver(

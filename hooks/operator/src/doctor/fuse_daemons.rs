@@ -52,7 +52,7 @@ pub fn fuse_daemons(kubelets: &[FuseDaemon], daemons: &[FuseDaemon]) -> Point {
 }
 
 /// The command that moves a running process into its own scope, as `systemd-run --scope` does for a
-/// new one.
+/// new process.
 fn into_a_scope(pid: u32) -> String {
     format!(
         "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit \

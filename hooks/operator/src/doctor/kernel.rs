@@ -1,4 +1,4 @@
-//! Kernel features that a re-bind uses, and the fallback for a missing one.
+//! Kernel features that a re-bind uses, and the fallback for a missing feature.
 
 use bindguard_sys::KernelFeatures;
 

@@ -1,6 +1,6 @@
-//! The programs that the kubelet needs to mount the volumes in use. If one is missing, the kubelet
-//! reports `MountVolume.SetUp failed ... wrong fs type ... need a /sbin/mount.<type> helper
-//! program`.
+//! The programs that the kubelet needs to mount the volumes in use. If a helper is missing, the
+//! kubelet reports
+//! `MountVolume.SetUp failed ... wrong fs type ... need a /sbin/mount.<type> helper program`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! One point of a node's check-up.
+//! A point of a node's check-up.
 
 use serde::Serialize;
 
@@ -64,7 +64,7 @@ impl Point {
     }
 }
 
-/// All points. Its JSON form is what `doctor --json` prints.
+/// All points. `doctor --json` prints the JSON form.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct DoctorReport {
     /// The points, in the order in which an operator would check them.
@@ -72,7 +72,7 @@ pub struct DoctorReport {
 }
 
 impl DoctorReport {
-    /// True if some point has this status.
+    /// True if a point has the status.
     pub fn has(&self, status: PointStatus) -> bool {
         self.points.iter().any(|point| point.status == status)
     }

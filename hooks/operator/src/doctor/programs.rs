@@ -1,5 +1,5 @@
-//! Checks that the programs of bindguard and the OCI runtime exist, and that bindguard's have one
-//! version. A runtime with a known fault is named.
+//! Checks that the programs of bindguard and the OCI runtime exist, and that bindguard's programs
+//! have the same version. A runtime with a known fault is named.
 
 use super::Point;
 use super::runtime_faults::known_fault;
@@ -16,9 +16,10 @@ pub struct ProgramSeen {
     pub found: Option<(String, String)>,
 }
 
-/// The point for them. `ours`: the programs of bindguard, all expected to have `version`;
-/// `runtime`: runc, or the runtime that the config names; `kernel`: its release; `pods`: those under bindguard's shim. A
-/// pod under another version is no fault: it keeps its version until it is created anew.
+/// The point for the programs. `ours`: the programs of bindguard, all expected to have `version`;
+/// `runtime`: runc, or the runtime that the config names; `kernel`: the kernel's release. `pods`:
+/// the pods under bindguard's shim. A pod under another version is no fault: a pod keeps its shim
+/// until the pod is created anew.
 pub fn programs(
     version: &str,
     ours: &[ProgramSeen],

@@ -22,7 +22,7 @@ pub enum EndedPodsError {
     /// A kubelet's folders could not be checked.
     #[error("{0}")]
     Unchecked(String),
-    /// Two kubelets have pods, and the list of pods is that of one kubelet.
+    /// Two kubelets have pods, and the list of pods has the pods of a single kubelet.
     #[error(
         "kubelets at {} and {} have pods: name one in [kubelet] roots of a config for --config",
         .0.display(), .1.display()

@@ -7,10 +7,10 @@
 //! kubelet ─────┘
 //! ```
 //!
-//! The kubelet mounts a pod's volumes long before a sandbox exists, and a pod leaves its lists before
-//! its volumes are unmounted. So a pod has ended only if both lists lack the pod twice in one boot,
-//! with ten minutes between. Not removed: files, mounts in use, and block devices of CSI drivers,
-//! which only the driver may unpublish.
+//! The kubelet mounts a pod's volumes long before a sandbox exists, and a pod leaves its lists
+//! before its volumes are unmounted. So a pod has ended only if both lists lack the pod twice in
+//! the same boot, with ten minutes between. Not removed: files, mounts in use, and block devices of
+//! CSI drivers, which only the driver may unpublish.
 
 mod folders;
 mod observations;

@@ -56,7 +56,7 @@ impl Default for Observations {
 }
 
 impl Observations {
-    /// The observations in this file, of this boot.
+    /// The observations in the file `path` since the boot `boot_id`.
     pub fn at(path: &Path, boot_id: String) -> Self {
         Self {
             path: path.to_owned(),
@@ -128,7 +128,7 @@ impl Observations {
     }
 }
 
-/// Without a boot id, every file counts as one of an earlier boot.
+/// Without a boot id, every file counts as a file of an earlier boot.
 fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

@@ -1,4 +1,4 @@
-//! The mounts and directories of one ended pod: listed, or removed.
+//! The mounts and directories of an ended pod: listed, or removed.
 
 use std::cmp::Reverse;
 use std::ffi::OsStr;

@@ -150,7 +150,7 @@ impl RunningContainers for ContainersOfNode {
     }
 }
 
-/// The user whose rootless container this is. The host paths of such a container belong to a mount
+/// The owner of a rootless container. The host paths of such a container belong to a mount
 /// namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     let is_there = |user: &Path, folder: &str| {

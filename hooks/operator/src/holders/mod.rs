@@ -1,7 +1,8 @@
 //! Finds the holders of the mounts at or below a path: the cause of "device or resource busy".
 //!
-//! A mount namespace is a copy of another one's mounts, so a mount that is gone here can still
-//! exist there. Two rules find related mounts. Neither needs equal paths in both namespaces:
+//! A mount namespace begins with copies of another namespace's mounts, so a mount that is gone here
+//! can still exist there. Two rules find related mounts. Neither needs equal paths in both
+//! namespaces:
 //!
 //! ```text
 //! it shows the same           its device and root are those of a mount at or below the path

@@ -1,4 +1,4 @@
-//! The mounts whose holders are searched, identified by what they show and by what they cover.
+//! The mounts whose holders are searched, identified by shown directories and by covered places.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

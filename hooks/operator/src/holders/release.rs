@@ -1,4 +1,4 @@
-//! Commands that release a mount from its holder.
+//! Commands to release a mount from its holder.
 
 use bindguard_core::identity::PodName;
 use serde::Serialize;
@@ -17,9 +17,9 @@ pub struct ReleaseCommand {
     pub command: String,
 }
 
-/// A umount in another namespace with this one's umount(8): most images have none. The root
-/// directory stays this one's, and the path leads through the process's own root. `umount
-/// --namespace` requires a /proc in there that shows itself.
+/// Unmounts in another namespace with the caller's umount(8): most images have none. The root
+/// directory stays the caller's, and the path leads through the root of the process.
+/// `umount --namespace` requires a working /proc in the other namespace.
 fn from_outside(pid: u32, mount: &MountEntry) -> String {
     let path = format!("/proc/{pid}/root{}", mount.mount_point.display());
     format!(
@@ -28,9 +28,9 @@ fn from_outside(pid: u32, mount: &MountEntry) -> String {
     )
 }
 
-/// The commands that release a mount, mildest first. `mount`: none if all mounts of the holder must
-/// stay; `goes_with`: the mount here whose umount also unmounts it; `is_in_bind`: the mount is in
-/// a bind of the container, not in the root of the namespace.
+/// The commands that release a mount, mildest first. `mount` is `None` if all mounts of the holder
+/// must stay. `goes_with` is a mount in this namespace whose umount also unmounts the held mount.
+/// `is_in_bind`: the mount is in a bind of the container, not in the root of the namespace.
 pub(super) fn releases(
     held_by: &HeldBy,
     pod: Option<&PodName>,

@@ -85,7 +85,7 @@ impl Slaves {
         Self(slaves)
     }
 
-    /// The group itself and all groups that receive from it, directly or through others.
+    /// The group and all groups that receive from the group, directly or indirectly.
     fn reached_from(&self, group: u32) -> HashSet<u32> {
         let (mut reached, mut next) = (HashSet::from([group]), vec![group]);
         while let Some(group) = next.pop() {

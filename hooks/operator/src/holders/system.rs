@@ -1,6 +1,6 @@
 //! Mounts that must stay: the node or a container runs on them.
 //!
-//! bindguard never advises a command that unmounts one of these, regardless of the holder.
+//! bindguard never advises a command that unmounts such a mount, regardless of the holder.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

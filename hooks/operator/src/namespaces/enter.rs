@@ -77,7 +77,7 @@ fn open_table(namespace: &File) -> io::Result<File> {
         // Open the thread's own directory before: inside, there may be no /proc.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty())?;
-        // setns(2) refuses a thread that shares its root directory with others.
+        // setns(2) fails while threads share a root directory.
         unshare(CloneFlags::CLONE_FS)?;
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;

@@ -1,10 +1,10 @@
 //! The mount namespaces of a machine, each read once.
 //!
 //! A process's namespace costs one stat(2) of `/proc/PID/ns/mnt` in a separate process, which a
-//! hostile process can block; the table is read for the first process of each. So five hundred
-//! containers with ten processes each are five thousand stats and five hundred reads, whatever they
-//! mount. A namespace can exist without processes: bind-mounted, as `mnt:[...]` of an nsfs, or as
-//! an open descriptor of a process.
+//! hostile process can block. The table is read for the first process of each namespace. So five
+//! hundred containers with ten processes each cost five thousand stats and five hundred reads, for
+//! any number of mounts. A namespace can exist without processes: bind-mounted, as `mnt:[...]` of
+//! an nsfs, or as an open descriptor of a process.
 
 mod enter;
 mod namespace;
@@ -87,7 +87,8 @@ pub enum UnreadTable {
 }
 
 /// Limit of the memory for the tables of all other namespaces. Twenty services with namespaces of
-/// their own, on a node with 30,000 mounts, need 240 MiB; so do twenty containers that fill theirs.
+/// their own, on a node with 30,000 mounts, need 240 MiB; twenty containers with full mount tables
+/// need as much.
 const MAX_MEMORY: usize = 256 << 20;
 
 /// The mount namespaces of a machine.
@@ -99,7 +100,7 @@ pub struct Namespaces {
     pub others: Vec<NamespaceMounts>,
     /// The numbers of processes and namespaces that were read.
     pub checked: Checked,
-    /// The reasons why others could not be read.
+    /// The reasons why namespaces could not be read.
     pub problems: Vec<String>,
 }
 
@@ -154,8 +155,8 @@ impl Proc {
         let mut others: Vec<NamespaceMounts> = lived_in
             .filter_map(|(id, pids)| self.lived_in(*id, pids, &mut memory))
             .collect();
-        // Read last. Otherwise a mount that the host makes meanwhile, and that others copy, would
-        // look like one that the host unmounted.
+        // Read last. Otherwise a mount that the host makes meanwhile, and that another namespace
+        // copies, would look unmounted by the host.
         let own = self.table_of(self.own)?;
         let empty = self.without_processes(&own, &mut memory, |id| {
             id == own_id || by_id.contains_key(&id)
@@ -350,7 +351,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
 }
 
-/// Reports the first of many problems, and the number of the others.
+/// Reports the first of many problems, and the number of further problems.
 fn summed_up(problems: &mut Vec<String>) {
     if problems.len() > 1 {
         let more = problems.len() - 1;
@@ -387,7 +388,8 @@ fn namespace_id(link: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A process of a `/proc` made of plain files: two links to one file are one namespace.
+    /// A process of a `/proc` made of plain files: hard links to the same file are the same
+    /// namespace.
     fn process(proc: &Path, pid: u32, namespace: &Path, mountinfo: Option<&str>) {
         let folder = proc.join(pid.to_string());
         fs::create_dir_all(folder.join("ns")).unwrap();
@@ -407,8 +409,8 @@ mod tests {
             let namespace = proc.path().join(format!("namespace-{container}"));
             fs::write(&namespace, "").unwrap();
             for process_of_it in 0..3 {
-                // Only the first of each has a table to read: reading another would leave the
-                // namespace without one.
+                // Only the first process has a table: a read of a later process would find no
+                // table.
                 let mountinfo = (process_of_it == 0).then_some(LINE);
                 process(
                     proc.path(),

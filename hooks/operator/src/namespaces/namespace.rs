@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::UnreadTable;
 
-/// One mount namespace.
+/// A mount namespace.
 #[derive(Debug)]
 pub struct NamespaceMounts {
     /// Its number, as in `mnt:[4026531841]`.

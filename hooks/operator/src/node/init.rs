@@ -1,10 +1,10 @@
-//! The init process of a container, by the container's id: the one check for all programs.
+//! The init process of a container, by the container's id: the check that all programs share.
 //!
 //! Two things must agree: the process is in a cgroup with the container's id, and the runtime has
 //! recorded its pid. The cgroup alone proves nothing: a user of the node with a delegated cgroup
 //! can name a cgroup after any container. The pid alone proves nothing either: the kernel may have
-//! given it to another process. Only where no record is found, and only for readers, the oldest
-//! process counts.
+//! given the pid to another process. Only where no record is found, and only for readers, the
+//! oldest process counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -85,8 +85,8 @@ pub fn recorded_init_of(container: &str) -> Option<u32> {
     recorded_pid(Path::new("/"), container)
 }
 
-/// The pids of the inits of these containers, for those who only read: the oldest process counts
-/// for a container without a record. It takes at most one pass over the processes.
+/// The pids of the inits of these containers, for callers that only read: the oldest process counts
+/// for a container without a record. It takes at most a single pass over the processes.
 pub fn inits_of<'c>(containers: impl IntoIterator<Item = &'c str>) -> BTreeMap<&'c str, u32> {
     inits_at(Path::new("/"), containers)
 }
@@ -142,7 +142,7 @@ fn recorded_pid(root: &Path, container: &str) -> Option<u32> {
         .filter(|pid| *pid > 0)
 }
 
-/// For each container the process that started first of those in its cgroups.
+/// Maps each container to the first started process in the container's cgroups.
 fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
     if containers.is_empty() {
         return BTreeMap::new();

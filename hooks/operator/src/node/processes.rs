@@ -54,8 +54,7 @@ pub fn processes_named(name: &str) -> Vec<Process> {
         .collect()
 }
 
-/// The arguments that each process with this name was started with. A process that gives no answer
-/// is left out.
+/// The start arguments of each process named `name`. A process that gives no answer is left out.
 pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
     let pids: Vec<u32> = processes_named(name)
         .iter()

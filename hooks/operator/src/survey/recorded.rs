@@ -94,7 +94,8 @@ fn plain_volume(source: PathBuf) -> Finding {
     }
 }
 
-/// The volumes that must be mounted, judged by the mount table, and the directories of the others.
+/// The volumes that must be mounted, judged by the mount table, and the directories of volumes that
+/// need no mount.
 fn volumes(
     places: &Places,
     root: &Path,

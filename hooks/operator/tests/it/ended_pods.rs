@@ -1,4 +1,4 @@
-//! The leftovers of a pod that has ended: what is removed, and what never is.
+//! The removed and the kept leftovers of an ended pod.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -92,7 +92,7 @@ fn no_file_no_symlink_and_nothing_behind_a_mount_is_removed() {
     let node = Node::new();
     let elsewhere = node.folder.path().join("elsewhere");
     fs::create_dir_all(elsewhere.join("empty")).unwrap();
-    // On the same filesystem: only the mount shows that it is another place.
+    // The bind is on the same filesystem: only the mount table shows the boundary.
     let bound = node.make("volumes/kubernetes.io~local-volume/data");
     bind(&elsewhere, &bound);
     let user = fs::File::open(&bound).unwrap();
@@ -163,7 +163,7 @@ fn of_a_stack_the_topmost_mount_goes_first() {
     assert!(!left.is_left(), "{left:?}");
 }
 
-/// The list of one kubelet lacks every pod of the other.
+/// The list of each kubelet lacks the pods of the other kubelet.
 #[test]
 fn two_kubelets_are_refused() {
     let node = Node::new();

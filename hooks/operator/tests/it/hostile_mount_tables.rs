@@ -1,5 +1,4 @@
-//! Containers that fill their own mount tables: they cost the reader little memory, and are
-//! reported.
+//! Containers that fill their own mount tables cost the reader little memory, and are reported.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -86,7 +85,7 @@ fn a_line_of_40_mb_does_not_kill_its_reader() {
     assert_eq!(status, WaitStatus::Exited(status.pid().unwrap(), 0));
 }
 
-/// Linux 6.12 and newer list the mounts of another namespace one by one.
+/// Linux 6.12 and newer list the mounts of another namespace singly.
 fn lists_mounts_itself() -> bool {
     let version = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = version
@@ -132,8 +131,7 @@ impl MemoryLimit {
                     fs::write(self.0.join("cgroup.procs"), "0").unwrap();
                     work();
                 }));
-                // SAFETY: ends the process without running what its copy of this one has
-                // registered.
+                // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { nix::libc::_exit(i32::from(done.is_err())) }
             }
             ForkResult::Parent { child } => nix::sys::wait::waitpid(child, None).unwrap(),
@@ -163,7 +161,7 @@ fn ten_thousand_mounts_are_read() {
     assert!(peak < 16 << 10, "{peak} KiB");
 }
 
-/// A `/proc` with the test's own process as the first one, and the container.
+/// A `/proc` with the test's own process first, and the container.
 fn proc_with(container: &Container) -> tempfile::TempDir {
     let proc = tempfile::tempdir().unwrap();
     symlink(
@@ -193,7 +191,7 @@ fn peak_of(work: impl FnOnce()) -> u64 {
                     .write_all(&needed.to_ne_bytes())
                     .unwrap();
             }));
-            // SAFETY: ends the process without running what its copy of this one has registered.
+            // SAFETY: ends the child without running the parent's exit handlers.
             unsafe { nix::libc::_exit(i32::from(done.is_err())) }
         }
         ForkResult::Parent { child } => {

@@ -1,5 +1,5 @@
-//! Mount tables captured from real kubelets, as a support bundle without any other file: deleted
-//! sources are certainly stale, and the others cannot be judged.
+//! Mount tables captured from real kubelets, as a support bundle without any other file. Deleted
+//! sources are certainly stale, and no verdict is possible on existing sources.
 
 #![allow(clippy::disallowed_methods, reason = "the fixtures are files")]
 

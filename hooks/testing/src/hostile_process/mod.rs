@@ -1,5 +1,4 @@
-//! A container's init that does the steps of a test, one after the other, also in namespaces of its
-//! own.
+//! A container's init that does the steps of a test in turn, also in namespaces of its own.
 
 pub mod slow_fuse;
 
@@ -29,8 +28,7 @@ pub struct HostileProcess {
 }
 
 impl HostileProcess {
-    /// Starts it with these binds below a root of its own; in a user namespace with these ids, if
-    /// there are some.
+    /// Starts the process with `binds` below its own root, in a user namespace with `ids` if given.
     pub fn start(root: &Path, binds: &[Inside], ids: Option<&str>, steps: &[Step]) -> Self {
         make_places(root, binds);
         let (steps_read, steps_write) = pipe().unwrap();
@@ -66,7 +64,7 @@ impl HostileProcess {
         }
     }
 
-    /// Lets it do one of its steps, and returns the errno; 0 for success.
+    /// Lets the process do a step. Returns the errno; 0 for success.
     pub fn does(&mut self, step: usize) -> i32 {
         self.begins(step);
         let mut result = [0; 4];

@@ -1,5 +1,5 @@
-//! Any path is a subpath's, a volume's, or none of the kubelet's; what is taken for one is below
-//! the kubelet's root, and names that a container chose lead nowhere else.
+//! Any path is a subpath's, a volume's, or none of the kubelet's. A subpath or volume is below the
+//! kubelet's root, and names that a container chose lead nowhere else.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::source::SourceKind;
 
-/// Panics when that is not so.
+/// Panics if a path breaks these properties.
 pub fn check(bytes: &[u8]) {
     let path = Path::new(OsStr::from_bytes(bytes));
     let places = Places::default();

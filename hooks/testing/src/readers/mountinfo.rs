@@ -3,7 +3,7 @@
 
 use bindguard_core::mount_table::MountTable;
 
-/// Panics when that is not so.
+/// Panics if a table breaks this property.
 pub fn check(text: &[u8]) {
     if let Ok(table) = MountTable::from_mountinfo(text) {
         assert_eq!(MountTable::from_mountinfo(&table.to_mountinfo()), Ok(table));

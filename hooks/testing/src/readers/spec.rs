@@ -1,6 +1,6 @@
-//! Any bytes are a spec or an error, and edits of a spec change what they are meant to change and
-//! no other byte. Whatever its annotations say, the journal gets one line, and the pod what the
-//! node's config lets it choose.
+//! Any bytes are a spec or an error, and an edit of a spec changes only the intended bytes. With
+//! any annotations, the journal gets a single line, and the pod gets only the choices that the
+//! node's config allows.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use bindguard_core::report::Report;
 use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit, SpecView, Text};
 use serde_json::value::RawValue;
 
-/// Panics when that is not so.
+/// Panics if a spec breaks these properties.
 pub fn check(bytes: &[u8]) {
     let Ok(view) = SpecView::from_bytes(bytes) else {
         return;
     };
     assert_eq!(view.edited(&[]).unwrap(), bytes);
     annotated(&view);
-    // Few, and not always the same ones: a large spec has many.
+    // Two binds, chosen by the length of the input: a large spec has many.
     let word = match view.rootfs_propagation() {
         RootfsPropagation::Set(word) => word.clone(),
         RootfsPropagation::Unset => String::new(),
@@ -63,7 +63,7 @@ fn annotated(view: &SpecView<'_>) {
     );
 }
 
-/// One JSON string of the old bytes is the new source, and all else is as it was.
+/// A single JSON string of the old bytes becomes the new source; all other bytes stay.
 fn pointed_elsewhere(view: &SpecView<'_>, bind: usize) {
     let to = Path::new("/v/\"odd\"\n/app.conf");
     let quoted = br#""/v/\"odd\"\n/app.conf""#;
@@ -173,7 +173,7 @@ fn what_else(spec: &[u8], own: &str) -> Vec<u8> {
     others
 }
 
-/// Of the JSON string that this begins with, its quotes included.
+/// The length of the JSON string at the start of `text`, with the quotes.
 fn string_length(text: &[u8]) -> usize {
     let mut stream = serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>();
     stream

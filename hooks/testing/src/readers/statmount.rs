@@ -3,13 +3,13 @@
 
 use bindguard_core::mount_table::{MountAttributes, MountEntry, StatmountEntry};
 
-/// Panics when that is not so.
+/// Panics if a buffer breaks these properties.
 pub fn check(buffer: &[u8]) {
     let Ok(StatmountEntry { entry, .. }) = StatmountEntry::from_buffer(buffer, None) else {
         return;
     };
-    // mountinfo's words end at spaces; no filesystem's type holds one, and an empty option is no
-    // word.
+    // mountinfo's words end at spaces; no filesystem's type contains a space, and an empty option
+    // is no word.
     let is_word = |text: &str| {
         !text.is_empty() && !text.contains(|c: char| c.is_ascii_whitespace() || c == '\\')
     };
