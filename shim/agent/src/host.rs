@@ -1,8 +1,9 @@
 //! The host's mount namespace: that of the process behind the CRI's socket.
 //!
-//! In a pod the agent has a mount namespace of its own. It must neither read nor bind there: a
-//! mount that propagates is not the kubelet's. So it moves to the host's before it starts a thread.
-//! The runtime's namespace counts, not that of pid 1: a node may be a container itself.
+//! In a pod the agent has a mount namespace of its own. The agent must neither read nor bind there:
+//! a propagated copy of a mount is not the kubelet's mount. So the agent enters the runtime's mount
+//! namespace before it starts a thread. The namespace of pid 1 may be wrong: a node may be a
+//! container.
 
 use std::fs::{self, File};
 use std::io;
@@ -59,8 +60,8 @@ pub enum HostError {
 /// The socket of a runtime that is not there yet.
 pub const USUAL_SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// The socket of the CRI: the one that was named, or the first that exists, on a node whose `/` is
-/// at `root`.
+/// The socket of the CRI: the named socket, or the first existing socket, on a node whose `/` is at
+/// `root`.
 pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
     let usual = || {
         SOCKETS
@@ -72,8 +73,8 @@ pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
     named.map(on_host).or_else(usual)
 }
 
-/// Moves this process, which has one thread, to the mount namespace of the runtime. Does nothing if
-/// the agent is in the host's namespace already.
+/// Moves this single-threaded process to the mount namespace of the runtime. Does nothing if the
+/// agent is in the host's namespace already.
 ///
 /// # Errors
 /// If the runtime or its namespace cannot be found or entered.
@@ -96,14 +97,14 @@ pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
         .map_err(|errno| HostError::Enter(errno.into()))
 }
 
-/// Detects that the runtime left the mount namespace that this process entered. A unit of systemd
-/// with `PrivateTmp=` gets a new mount namespace at each start, and new containers get the mounts of
-/// the new namespace.
+/// Detects that the runtime left the mount namespace of this process. A unit of systemd with
+/// `PrivateTmp=` gets a new mount namespace at each start, and new containers get the mounts of the
+/// new namespace.
 #[derive(Debug, Clone, Default)]
 pub struct RuntimeNamespace(Arc<Notify>);
 
 impl RuntimeNamespace {
-    /// Refuses a connection to a runtime in another mount namespace.
+    /// Refuses a connection to a runtime in a different mount namespace.
     ///
     /// # Errors
     /// If the namespaces differ. A namespace that cannot be read is accepted.
@@ -124,7 +125,7 @@ impl RuntimeNamespace {
     }
 }
 
-/// The mount namespace of the process that listens at the other end.
+/// The mount namespace of the peer process.
 fn namespace_behind(stream: &impl AsFd) -> io::Result<String> {
     let peer = socket_peercred(stream)?;
     Ok(format!("/proc/{}/ns/mnt", peer.pid))

@@ -28,7 +28,8 @@ impl IdleMemory {
     pub async fn run(self) {
         loop {
             self.0.notified().await;
-            // Work meanwhile is followed by a trim of its own: it may free memory after this one.
+            // Work during the pause causes a second trim: the work may free memory after the first
+            // trim.
             sleep(PAUSE).await;
             trim_heap();
         }

@@ -1,9 +1,9 @@
-//! `bindguard-agent restart-slot`: the helper of an installer that may restart its node's runtime
-//! only while it has one of a few slots. `bindguard install --restart-slot` runs it.
+//! `bindguard-agent restart-slot`: the helper of an installer that may restart the node's runtime
+//! only while the node has a slot. `bindguard install --restart-slot` runs it.
 //!
-//! A slot is a Lease of the API server, with the node's name as its holder. A holder that ends keeps
-//! its slot: only a healthy runtime frees one. A failed restart marks the slot, and the mark stays
-//! until an operator removes it.
+//! A slot is a Lease of the API server, with the node's name as its holder. A process that ends
+//! keeps the slot: only `done`, after the runtime is healthy, frees a slot. A failed restart marks
+//! the slot, and the mark stays until an operator removes it.
 //!
 //! | line on stdin | line on stdout |
 //! |---|---|
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::args::RestartSlotArgs;
 use bindguard_kubernetes::{Access, ApiClient, ApiError, ServiceAccount, node_name};
 
-/// The time limit of one request.
+/// The time limit of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The annotation of a slot whose holder failed.
@@ -76,7 +76,8 @@ enum Choice<'l> {
     Wait(String),
 }
 
-/// Chooses a slot. A node that has one goes on, also after failures: its runtime may be half-way.
+/// Chooses a slot. A node with a slot goes on, also after failures: the node's runtime may be
+/// half-way.
 fn choose<'l>(leases: &'l [Lease], node: &str, max_failures: usize) -> Choice<'l> {
     if leases.iter().any(|lease| lease.holder() == Some(node)) {
         return Choice::Own;
@@ -174,7 +175,8 @@ impl Slots<'_> {
             Choice::Free(lease) => lease,
         };
         let name = &lease.metadata.name;
-        // The version makes the API server refuse the slower one of two nodes.
+        // If two nodes patch at once, the API server refuses the second patch because of the
+        // version.
         let patch = json!({
             "metadata": { "resourceVersion": lease.metadata.resource_version },
             "spec": { "holderIdentity": self.node },
@@ -189,7 +191,7 @@ impl Slots<'_> {
         }
     }
 
-    /// Changes the lease that this node holds; does nothing without a lease.
+    /// Changes this node's lease; does nothing without a lease.
     async fn end(&mut self, patch: Value) -> Result<String> {
         let leases = self.leases().await?;
         let node = self.node.clone();

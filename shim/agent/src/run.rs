@@ -218,8 +218,8 @@ async fn ended(
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     socket.remove();
-    // A re-bind that ends half way leaves whole content; the next one finishes it. So no thread is
-    // waited for: one of them may wait for a server.
+    // A re-bind that ends half way leaves whole content; the next re-bind completes the work. So
+    // exit without a join of threads: a thread may hang on a file server.
     std::process::exit(0)
 }
 

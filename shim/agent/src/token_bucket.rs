@@ -14,7 +14,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A bucket of `burst` tokens, which gets one more in each `interval`.
+    /// A bucket of `burst` tokens, which gets a token in each `interval`.
     pub fn new(burst: u32, interval: Duration, now: Duration) -> Self {
         Self {
             interval,

@@ -12,10 +12,10 @@ use super::Pod;
 use super::listing::{Listing, NamedContainer};
 use crate::host::RuntimeNamespace;
 
-/// Time limit of one call.
+/// Time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A client of this socket, which connects at its first call.
+/// A client of this socket. The client connects at the first call.
 pub fn client(socket: &Path) -> Cri {
     Cri::of(socket, CALL_TIMEOUT)
 }
@@ -89,7 +89,7 @@ impl Init {
     }
 }
 
-/// The pods of these sandboxes by their uids. Of two sandboxes of one pod the newer one counts.
+/// The pods of these sandboxes, by uid. If a pod has two sandboxes, the newer sandbox counts.
 fn newest(mut sandboxes: Vec<PodSandbox>) -> HashMap<String, Pod> {
     sandboxes.sort_by_key(|sandbox| sandbox.created_at);
     let by_uid =

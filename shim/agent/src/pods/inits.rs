@@ -18,7 +18,8 @@ use crate::container::Container;
 pub struct Inits(HashMap<String, Init>);
 
 impl Inits {
-    /// Finds the init process of each named container. A container that ended meanwhile is left out.
+    /// Finds the init process of each named container. A container that ended meanwhile is left
+    /// out.
     ///
     /// # Errors
     /// If the CRI does not answer.

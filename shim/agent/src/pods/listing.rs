@@ -1,5 +1,5 @@
-//! One answer of the CRI for many pods: after an update of many volumes, each pod would otherwise
-//! cost three queries.
+//! A listing of the CRI for many pods: after an update of many volumes, single queries would be
+//! three for each pod.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -38,8 +38,8 @@ impl Listing {
         }
     }
 
-    /// True if it shows every container that can be stale by an update. One that started after the
-    /// update, and after the re-bind on the host, has the current file.
+    /// True if the listing has every container that can be stale by an update. A container that
+    /// started after the update, and after the re-bind on the host, has the current file.
     pub fn is_enough_for(&self, update: Instant) -> bool {
         self.began >= update
     }

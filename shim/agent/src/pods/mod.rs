@@ -1,5 +1,4 @@
-//! The pods of this node, as the CRI knows them: all of them for a survey, and those that requested
-//! refreshes.
+//! The pods of this node from the CRI: all pods for a survey, and pods that requested refreshes.
 //!
 //! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread
 //! its time limit, and the agent nothing.
@@ -28,7 +27,7 @@ pub use self::cri::{client, client_in, pod};
 
 use crate::container::Container;
 
-/// Time limit of one question, which is several queries.
+/// Time limit of a question, which is several queries.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time for which a pod without a request is not queried again: its annotations are fixed, but
@@ -57,21 +56,21 @@ impl Pod {
     }
 }
 
-/// A pod that requested refreshes, and the containers that they are for.
+/// A pod that requested refreshes, and the containers to refresh.
 #[derive(Debug, Clone)]
 pub struct OptedIn {
     /// The pod.
     pub pod: Pod,
     /// Its request.
     pub request: RefreshRequest,
-    /// Its running containers: all if the request has other binds than subPaths, else those that
-    /// the request names.
+    /// Its running containers: all containers if the request is for binds besides subPaths, else
+    /// the named containers.
     pub containers: Vec<Container>,
 }
 
 type Answer = Result<Option<OptedIn>, CriError>;
 
-/// The pods that requested refreshes of binds other than subPaths, by uid.
+/// The pods that requested refreshes of binds besides subPaths, by uid.
 pub type PodsWithBinds = HashMap<String, RequestedBinds>;
 
 /// Finds pods, from any thread.
@@ -118,7 +117,7 @@ impl PodLookup {
         self.query(Question::All)
     }
 
-    /// The pods that requested other binds than subPaths. Waits.
+    /// The pods that requested refreshes of binds besides subPaths. Waits.
     ///
     /// # Errors
     /// If the CRI does not answer.
@@ -127,7 +126,8 @@ impl PodLookup {
     }
 
     /// The pod with this uid, if it requested refreshes, with its containers at the moment of an
-    /// update or later. If questions about other pods follow, one listing answers them all. Waits.
+    /// update or later. If `others_wait`, one listing of all pods answers the next questions as
+    /// well. Waits.
     ///
     /// # Errors
     /// If the CRI does not answer.
@@ -140,8 +140,8 @@ impl PodLookup {
         })
     }
 
-    /// The sources of all writable mounts of a pod's containers, also of those that ended. Waits, and
-    /// delays no other question.
+    /// The sources of all writable mounts of a pod's containers, including ended containers. Waits,
+    /// and delays no other question.
     ///
     /// # Errors
     /// If the CRI does not answer.
@@ -152,8 +152,8 @@ impl PodLookup {
         })
     }
 
-    /// The names of the pod with this uid; `None` if it has no sandbox any more. Waits, and delays
-    /// no other question.
+    /// The names of the pod with this uid; `None` if the pod has no sandbox. Waits, and delays no
+    /// other question.
     ///
     /// # Errors
     /// If the CRI does not answer.
@@ -194,7 +194,7 @@ pub struct Answering {
     inits: Inits,
 }
 
-/// Both ends of the questions to this CRI.
+/// The sender of questions to this CRI, and the task that answers the questions.
 pub fn pods(cri: Cri, mode: RefreshMode) -> (PodLookup, Answering) {
     let (ask, questions) = unbounded_channel();
     let (without_request, listing, inits) = Default::default();

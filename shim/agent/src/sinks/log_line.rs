@@ -1,4 +1,4 @@
-//! The form of the agent's log: each event is one line, with its time in UTC.
+//! The format of the agent's log: one line for each event, with the time in UTC.
 //!
 //! Pods choose many of the names and paths in the log. tracing-subscriber escapes what controls a
 //! terminal's colours and cursor. It leaves newlines and the characters that reorder text. JSON has
@@ -42,7 +42,7 @@ where
     }
 }
 
-/// Formats events as another format does, and escapes the result.
+/// Formats events with the inner format, and escapes the result.
 #[derive(Debug)]
 struct OneLine<F>(F);
 

@@ -1,5 +1,5 @@
 //! The receivers of reports: the journal, the log, figures, events on pods, and the status. No
-//! module of this folder names a module of the other folders.
+//! module of this folder imports a module of `sources` or `work`.
 
 pub mod events;
 pub mod hanging_children;

@@ -20,7 +20,7 @@ use crate::sinks::events::{
 };
 use crate::sinks::journal::JournalWriter;
 
-/// The findings of the last survey: only a new one is an event.
+/// The findings of the last survey: only a new finding is an event.
 #[derive(Debug, Default)]
 pub struct SurveyEvents {
     sources: Standing<()>,

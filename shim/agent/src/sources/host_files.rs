@@ -1,5 +1,5 @@
 //! Single files and sockets of the host in pods that opted in to `host-files`: a pod is refreshed
-//! once the name of such a file leads to another file.
+//! once the name of such a file leads to a different file.
 //!
 //! The thread starts with the first pod that opted in. A file on a server that hangs delays the
 //! other files of pods until the next survey, and nothing else.
@@ -35,12 +35,12 @@ type FilesOfPod = HashMap<String, FilesOfContainer>;
 #[derive(Debug)]
 struct FilesOfContainer {
     binds: Vec<FileBind>,
-    /// True if a daemon or server has a file, such as LXCFS: a restarted daemon mounts its filesystem
-    /// anew, and no watch of the old one reports that.
+    /// True if a daemon or server has a file, such as LXCFS: a restarted daemon mounts its
+    /// filesystem anew, which no watch of the old filesystem reports.
     is_served: bool,
 }
 
-/// The pods below one kubelet root.
+/// The pods below a kubelet root.
 #[derive(Debug)]
 struct PodFiles<'a> {
     root: &'a Path,

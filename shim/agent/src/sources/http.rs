@@ -117,8 +117,8 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Removes the socket, unless another agent has bound the path by now. A socket that stays
-    /// would make an agent that ended look silent instead of absent.
+    /// Removes the socket, unless a new agent has bound the path by now. With a leftover socket an
+    /// ended agent would look silent instead of absent.
     pub fn remove(&self) {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode)
         {

@@ -1,5 +1,5 @@
-//! The causes of work: the kubelet's updates, the mounts of drivers, replaced files of the host, NRI,
-//! requests over HTTP, and what other programs write into the journal.
+//! The causes of work: the kubelet's updates, the mounts of drivers, replaced files of the host,
+//! NRI, requests over HTTP, and new lines in the journal.
 
 pub mod engines;
 pub mod files;

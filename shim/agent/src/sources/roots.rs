@@ -1,6 +1,6 @@
-//! The threads of each kubelet root: one follows the kubelet's updates, one the mounts of drivers,
-//! and one starts the refreshes of containers. A fourth thread follows replaced files of the host,
-//! once a pod opted in to `host-files`.
+//! The threads of each kubelet root: the first follows the kubelet's updates, the second follows
+//! the mounts of drivers, and the third starts the refreshes of containers. A fourth thread follows
+//! replaced files of the host, once a pod opted in to `host-files`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

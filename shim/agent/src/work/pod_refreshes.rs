@@ -37,8 +37,7 @@ const MAX_WORKERS: usize = 32;
 /// The interval at which a further worker starts while plans wait.
 const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The time that the refresh of a container may take while others wait, and the time that it may
-/// take after them.
+/// The time limit of a container's refresh in the first turn, and in the second turn.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(20);
 
@@ -121,7 +120,7 @@ impl<'a> PodRefreshes<'a> {
     fn start_worker<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         let worker = thread::Builder::new().name("refresh-pod".to_owned());
         if worker.spawn_scoped(scope, || self.work()).is_err() {
-            // The limit of threads is reached: later, and one after the other.
+            // Without a new thread, this thread refreshes the pods in sequence.
             self.work();
         }
     }
@@ -176,7 +175,7 @@ impl<'a> PodRefreshes<'a> {
         let opted_in = match self.pods.opted_in(&pod.uid, *at, others_wait) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
-            // One warning for the node, not one for each pod.
+            // One warning for the node, not a warning for each pod.
             Err(error) => return self.refresher.warn(OF_NODE, vec![error_chain(&error)]),
         };
         let mut warnings = opted_in.request.problems.clone();

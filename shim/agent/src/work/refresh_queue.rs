@@ -1,7 +1,7 @@
-//! The pods whose containers wait for a refresh, and those that are refreshed at this moment.
+//! The pods whose containers wait for a refresh, and the pods in work.
 //!
-//! Several workers take from it. A pod has one worker at a time: so no container is refreshed twice
-//! at once, and the updates of a volume arrive in their order.
+//! Several workers take pods from the queue. A pod has one worker at a time: so no container is
+//! refreshed twice at once, and the updates of a volume arrive in order.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -9,8 +9,7 @@ use std::time::Instant;
 
 use bindguard_guard::refresh::VolumeOfPod;
 
-/// The turn of a pod. A container that needs more than a short time waits until all others had
-/// their first turn.
+/// The turn of a pod. A slow container waits until every other container had a first turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Turn {
     /// After an update.
@@ -55,7 +54,7 @@ pub struct Planned {
     pub turn: Turn,
 }
 
-/// Limit of workers that do a last turn: the others are free for first turns.
+/// Limit of workers in a last turn: the rest of the workers is free for first turns.
 const MAX_LATE: usize = 8;
 
 /// The plans that wait, the pods that are refreshed, and the number of workers.
@@ -103,7 +102,7 @@ impl RefreshQueue {
     }
 
     /// A plan for the worker that returns from `done`, or has just started. `None` ends the worker.
-    /// One refresh serves all plans for a pod that wait.
+    /// A refresh serves all waiting plans for the pod.
     pub fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
         if let Some(done) = done {
             self.busy.remove(&done.pod);

@@ -1,7 +1,7 @@
 //! Refreshes running containers, and reports what could not be done.
 //!
-//! Several threads may use one refresher, each for another container: a container can make its own
-//! refresh wait, and must not delay the host's re-binds.
+//! Several threads may use one refresher, each for a different container: a container can make its
+//! own refresh wait, and must not delay the host's re-binds.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -101,8 +101,8 @@ impl<'a> Refresher<'a> {
         HostRoots::open(bundle, self.policy, places).ok()
     }
 
-    /// Refreshes a container for at most `time`. [`Refresher::finish`] continues with a container that
-    /// needs more time.
+    /// Refreshes a container for at most `time`. [`Refresher::finish`] continues with a container
+    /// that needs more time.
     pub fn begin(
         &self,
         time: Duration,
@@ -123,8 +123,8 @@ impl<'a> Refresher<'a> {
         })
     }
 
-    /// Refreshes one container for at most this time, and reports what could not be done. It waits
-    /// until the child of an earlier refresh ended.
+    /// Refreshes a container for at most this time, and reports failures. Waits until the child of
+    /// an earlier refresh has ended.
     pub fn finish(
         &self,
         time: Duration,
@@ -221,8 +221,8 @@ impl<'a> Refresher<'a> {
         })
     }
 
-    /// Reports a container that could not be refreshed at all: the container ended meanwhile, or was
-    /// refused.
+    /// Reports a container that could not be refreshed at all: the container ended meanwhile, or
+    /// was refused.
     fn report_error(&self, container: &Container, error: &RefreshError) -> Vec<String> {
         let problem = error_chain(error);
         self.metrics.refreshed(RefreshResult::of_error(error));
@@ -234,8 +234,8 @@ impl<'a> Refresher<'a> {
         vec![format!("refresh {}: {problem}", container.name)]
     }
 
-    /// News are a mount that was replaced, a notification that failed, and another reason for which
-    /// a mount is still stale.
+    /// News are a replaced mount, a failed notification, and a new reason why a mount is still
+    /// stale.
     fn hand_over(&self, line: RefreshLine) {
         let is_left = |mount: &&RefreshedMount| {
             !mount.outcome.is_replaced() && mount.outcome != MountResult::Restless
@@ -268,7 +268,7 @@ impl<'a> Refresher<'a> {
             let why = mount.reason();
             match outcome {
                 MountResult::Replaced { .. } => info!("refreshed {destination} of {name}"),
-                // Each change of the volume causes another refresh, with its own result.
+                // Each change of the volume causes a further refresh, which reports a result.
                 MountResult::Restless => {}
                 _ if mount.is_host_root() => warnings.push(format!(
                     "{destination} of {name} keeps mounts that the host unmounts: {}",
@@ -293,8 +293,8 @@ impl<'a> Refresher<'a> {
         self.known().warn(about, warnings);
     }
 
-    /// Forgets the findings about pods and containers that are gone. `is_here` gets the uid of a pod
-    /// or the id of a container.
+    /// Forgets the findings about pods and containers that are gone. `is_here` gets the uid of a
+    /// pod or the id of a container.
     pub fn forget_others(&self, is_here: impl Fn(&str) -> bool) {
         self.known().forget_others(is_here);
     }
@@ -321,8 +321,7 @@ impl Known {
         before.is_none_or(|before| before != problem)
     }
 
-    /// Remembers the mounts that a container has left, and returns true if they are others than
-    /// before.
+    /// Remembers the stale mounts of a container, and returns true if the mounts changed.
     fn leaves(&mut self, id: &str, left: Vec<RefreshedMount>) -> bool {
         let before = self.left.remove(id).unwrap_or_default();
         let is_changed = left != before;
@@ -362,8 +361,7 @@ fn line_about(container: &Container) -> RefreshLine {
     RefreshLine::new(Actor::Agent, &container.id, container.identity.clone())
 }
 
-/// The init of a container. Since the pid was read, another process may have got it. `None` if it
-/// ended.
+/// The init of a container; `None` if the init ended. The pid may already belong to a new process.
 fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
     hold_init(&container.id, container.pid).map_err(|error| match error {
         NotInit::Process(_) => None,
@@ -446,7 +444,7 @@ mod tests {
                 return;
             };
             let enter = || {
-                // With cgroup v1, a process that exits counts as one of the root cgroup, as here.
+                // With cgroup v1, an exiting process counts in the root cgroup: the case `false`.
                 if in_cgroup {
                     cgroup.add(std::process::id());
                 }

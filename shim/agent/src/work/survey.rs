@@ -76,8 +76,8 @@ impl Surveyor {
 
     /// The report as JSON, at most some seconds old. It blocks, as [`Surveyor::survey`].
     pub fn json(&self) -> Arc<str> {
-        // Held during the survey: of several requests at once, one surveys and the others get its
-        // report.
+        // Locked during the survey: of several requests at once, the first surveys, and every later
+        // request gets this report.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, text)) = last
             .report
@@ -94,7 +94,8 @@ impl Surveyor {
 
     fn report(&self, last: &mut Last) -> NodeReport {
         let pods = self.pods.all();
-        // A runtime that does not answer still has containers: what is known about them stays.
+        // If the runtime does not answer, its containers may still run: keep the last values about
+        // them.
         let mounts = pods
             .as_ref()
             .ok()

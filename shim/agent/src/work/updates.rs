@@ -32,8 +32,8 @@ pub struct Updates<'a> {
     reporting: &'a Reporting,
     /// `None` if no running container is refreshed.
     refreshes: Option<Refreshes>,
-    /// The warnings about each volume that has some: a survey finds the same again, and logs only
-    /// what is new.
+    /// The warnings about each volume. A survey finds the same warnings again, and logs only new
+    /// warnings.
     warned: HashMap<VolumeOfPod, Vec<String>>,
     standing: Standing<String>,
     names: PodNames,
@@ -140,8 +140,8 @@ impl<'a> Updates<'a> {
         is_new
     }
 
-    /// `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so the
-    /// query delays none of them.
+    /// `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so
+    /// the query delays none of them.
     fn pod_display_name(&mut self, uid: &str) -> String {
         let named = self.names.of(uid).and_then(|pod| pod.display_name());
         named.unwrap_or_else(|| uid.to_owned())

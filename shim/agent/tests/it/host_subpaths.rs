@@ -112,7 +112,7 @@ fn a_fault_that_stays_is_journaled_once() {
     pod.update(1);
     let lines = || fs::read_to_string(folder.path().join("journal.jsonl")).unwrap_or_default();
     until("the fault is journaled", || lines().contains("planned"));
-    // A survey in the middle of the update finds an older payload, the next one a deleted file.
+    // A survey in the middle of the update finds an older payload, the next survey a deleted file.
     until_surveyed(&agent, 2.0);
     let text = lines();
     let is_planned = |line: &str| line.contains("planned");

@@ -28,7 +28,7 @@ fn agent(pod: &Pod, folder: &Path, kubediag: &str) -> Agent {
     )
 }
 
-/// Enabled, at an address that no other test uses.
+/// Enabled, at an address for this test alone.
 fn enabled() -> String {
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -210,7 +210,7 @@ fn the_chain_repairs_a_stale_subpath_by_a_rebind() {
     );
 }
 
-/// Each of these names the stale subpath in another way, or is no stale subpath.
+/// Each path is an alias of the stale subpath, or is no stale subpath.
 #[test]
 fn the_recoverer_refuses_every_other_path() {
     if !own_namespace() {

@@ -1,5 +1,5 @@
-//! The agent and the kubelet work on one subpath at the same moment: one mount is left, or none
-//! after the pod's end.
+//! The agent and the kubelet work on a subpath at the same moment: exactly one mount is left, or no
+//! mount after the pod's end.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -28,9 +28,9 @@ fn mounts_at(path: &Path) -> usize {
         .count()
 }
 
-/// The kubelet before it starts a container again (`doBindSubPath`, 1.19 and newer): a mount of
-/// another file is unmounted, and the current file is bound. False if a step fails: the kubelet
-/// tries again.
+/// The kubelet before it starts a container again (`doBindSubPath`, 1.19 and newer): the kubelet
+/// unmounts a mount of a different file, and binds the current file. False if a step fails: the
+/// kubelet tries again.
 fn kubelet_restarts_a_container(pod: &Pod) -> bool {
     let Ok(current) = File::open(pod.volume().join("..data/0")) else {
         return false;
@@ -89,7 +89,7 @@ fn pods_that_are_deleted_during_an_update_leave_nothing() {
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
-    // Mounts of other tests on this machine come and go.
+    // Parallel tests on this machine add and remove mounts.
     let pods = pod
         .directory()
         .parent()

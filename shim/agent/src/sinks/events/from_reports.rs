@@ -14,7 +14,7 @@ use bindguard_operator::node_report::{NodeBind, NodeReport};
 
 use super::occurrence::{Occurrence, Reason};
 
-/// The occurrences of a line of another program.
+/// The occurrences of a line from the guard or an operator's command.
 pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {
     match line {
         JournalLine::Create(CreateLine { report, .. })
@@ -105,7 +105,7 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
             let message = format!("the mount at {place} is current");
             return Some((Reason::BindMountRefreshed, message));
         }
-        // Each change of the volume causes another refresh, with its own result.
+        // Each change of the volume causes a further refresh, which reports a result.
         MountResult::Restless => return None,
         MountResult::Missing => {
             format!("the mount at {place} is gone: {}", why.unwrap_or_default())
@@ -262,8 +262,8 @@ fn volume_name(path: &Path) -> String {
     name.map(|name| name.to_string()).unwrap_or_default()
 }
 
-/// A repair has no cause in its message, and no number of tries: each update has another payload,
-/// and equal repairs shall be counted in one event. The journal has both.
+/// The message of a repair has no cause and no number of tries: equal repairs shall count as one
+/// event, also for different payloads. The journal has the cause and the tries.
 fn message(place: &str, verdict: VerdictName, why: &str, outcome: Option<&Outcome>) -> String {
     match outcome {
         Some(Outcome::Rebound { .. }) => {

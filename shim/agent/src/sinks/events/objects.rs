@@ -51,9 +51,9 @@ pub struct Event {
     pub message: String,
     /// The number of occurrences.
     pub count: u32,
-    /// The first one, since 1970.
+    /// The time of the first occurrence, since 1970.
     pub first: Duration,
-    /// The last one, since 1970.
+    /// The time of the last occurrence, since 1970.
     pub last: Duration,
     /// True if the API server has the object.
     pub exists: bool,
@@ -63,7 +63,7 @@ pub struct Event {
 #[derive(Debug)]
 pub struct EventObjects {
     objects: LruCache<EventKey, Object>,
-    /// Makes two names of one nanosecond differ.
+    /// Makes names differ that have the same nanosecond.
     named: u64,
 }
 
@@ -126,7 +126,7 @@ impl EventObjects {
             .any(|(_, object)| object.waits_since.is_some())
     }
 
-    /// The event to write next: warnings first, then the one that has waited longest.
+    /// The event to write next: warnings first, then the event that has waited longest.
     pub fn next(&self) -> Option<Event> {
         let waiting = self
             .objects

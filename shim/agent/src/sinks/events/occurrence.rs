@@ -97,7 +97,8 @@ pub struct Occurrence {
 }
 
 impl Occurrence {
-    /// True if it is over: the same message later is another occurrence.
+    /// True for an event, false for a state: an event with an equal message later is a new
+    /// occurrence.
     pub fn is_over(&self) -> bool {
         match self.reason {
             Reason::BindMountRepaired

@@ -3,7 +3,7 @@
 //! | | with `requests-per-minute = 6` |
 //! |---|---|
 //! | the first request after a rest | after 0 to 5 s |
-//! | the next ones | one in 10 s |
+//! | the next requests | every 10 s |
 //! | after a failure | 5 s, 10 s, ... 5 min, each times 0.5 to 1 |
 //!
 //! The random parts spread the requests of many nodes that notice the same thing at the same time.

@@ -21,7 +21,7 @@ use crate::pods;
 use crate::sinks::metrics::{EventResult, Metrics};
 use crate::wall_clock::since_epoch;
 
-/// Time limit of one request, its connection included.
+/// Time limit of a request, including the connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time without an event after which the connection is closed: an idle agent shall be small.
@@ -51,7 +51,7 @@ pub enum EventWriteError {
     /// The API server refuses this event.
     #[error("the API server refuses it: {0}")]
     Refused(String),
-    /// The API server refuses every event, or this one's namespace is full.
+    /// The API server refuses all events, or the namespace of this event is full.
     #[error("not allowed: {0}; apply the Role for events, or set [agent.events] mode = \"off\"")]
     Forbidden(String),
     /// The API server does not answer, or demands a pause.
@@ -168,7 +168,7 @@ impl<A: EventApi> Recorder<A> {
         Some(names)
     }
 
-    /// Sends one request.
+    /// Sends a request.
     async fn request(&mut self) {
         let now = self.now().uptime;
         self.metrics

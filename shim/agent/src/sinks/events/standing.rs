@@ -1,5 +1,4 @@
-//! Remembers which occurrences are known: a survey finds the same again and again, and only a
-//! change is an event.
+//! Remembers the known occurrences: each survey finds them again, and only a change is an event.
 
 use std::hash::Hash;
 
@@ -8,7 +7,7 @@ use lru::LruCache;
 use super::objects::MAX_OBJECTS;
 use super::occurrence::Occurrence;
 
-/// The occurrences that each place had when it was last checked.
+/// The occurrences of each place at the last check.
 #[derive(Debug)]
 pub struct Standing<K: Hash + Eq>(LruCache<K, Vec<Occurrence>>);
 

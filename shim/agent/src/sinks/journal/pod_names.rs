@@ -1,5 +1,5 @@
-//! The names of pods for the agent's lines of the journal and of the log: the kubelet's folders have
-//! only their uids.
+//! The names of pods for the agent's lines of the journal and of the log: the kubelet's folders
+//! have only their uids.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};

@@ -10,7 +10,7 @@ use lru::LruCache;
 
 use crate::token_bucket::TokenBucket;
 
-/// Lines about one container that are written at once, and the time for each further one.
+/// Lines about one container that are written at once, and the interval of further lines.
 const BURST: u32 = 30;
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -34,8 +34,8 @@ impl Default for Shares {
 }
 
 impl Shares {
-    /// `None` if the line is to be left out. Otherwise the number of lines about the same container
-    /// or volume that were left out since the last one.
+    /// `None` if the line is to be left out. Otherwise the number of lines about this container or
+    /// volume that were left out since the last line.
     pub(super) fn admit(&mut self, about: &str, now: Duration) -> Option<u64> {
         let new = || Share {
             bucket: TokenBucket::new(BURST, LINE_INTERVAL, now),

@@ -19,7 +19,7 @@ use crate::pods::PodLookup;
 use crate::sinks::metrics::Metrics;
 use crate::threads::spawn;
 
-/// Limit of lines that wait for the disk. Further ones are counted and dropped.
+/// Limit of lines that wait for the disk. Further lines are counted and dropped.
 const WAITING: usize = 1024;
 
 /// Takes lines from any thread, without waiting.
@@ -135,7 +135,7 @@ fn write_lines(
         let error = write_line(journal, *line, &mut pods)
             .err()
             .map(|error| error_chain(&error));
-        // One warning for a disk that is full, not one for each line.
+        // A full disk causes one warning, not a warning for each line.
         if let Some(error) = error
             .as_ref()
             .filter(|error| failed.as_ref() != Some(error))

@@ -22,8 +22,8 @@ impl BindCounters {
         self.0.clone()
     }
 
-    /// Starts the counter of wrong mounts at zero: an alert on an increase needs the zero before the
-    /// first wrong mount.
+    /// Starts the counter of wrong mounts at zero: an alert on an increase needs the zero before
+    /// the first wrong mount.
     pub(super) fn start_wrong(&self) {
         let labels = BindLabels {
             verdict: VerdictName::Wrong.as_str(),
@@ -32,7 +32,7 @@ impl BindCounters {
         drop(self.0.get_or_create(&labels));
     }
 
-    /// Counts one bind.
+    /// Counts a bind.
     pub(super) fn count(&self, verdict: VerdictName, outcome: Option<&Outcome>) {
         let labels = BindLabels {
             verdict: verdict.as_str(),

@@ -63,7 +63,7 @@ pub struct Metrics {
     rebind_seconds: Histogram,
     refreshes: Family<RefreshLabel, Counter>,
     releases: Family<ReleaseLabel, Counter>,
-    /// The time to refresh one container.
+    /// The time to refresh a container.
     pub refresh_seconds: Histogram,
     admissions: AdmissionMetrics,
     /// Kubernetes events.
@@ -276,7 +276,7 @@ impl Metrics {
         }
     }
 
-    /// Returns false for an outcome of another repair.
+    /// Returns false if the outcome is not a re-bind.
     fn count_rebind(&self, outcome: &Outcome) -> bool {
         let label = RebindOutcome::of(outcome).map(|outcome| OutcomeLabel { outcome });
         label
@@ -289,7 +289,7 @@ impl Metrics {
         self.admissions.count_unproven(binds);
     }
 
-    /// Counts the outcome of one mount of a running container.
+    /// Counts the outcome for a mount of a running container.
     pub fn refreshed(&self, outcome: RefreshResult) {
         self.refreshes
             .get_or_create(&RefreshLabel { outcome })
@@ -347,7 +347,7 @@ mod tests {
 
     use super::*;
 
-    /// A report on one bind.
+    /// A report on a single bind.
     fn reported(outcome: Outcome) -> Report {
         let finding = Finding {
             bind: None,

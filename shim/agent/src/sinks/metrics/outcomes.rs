@@ -29,11 +29,11 @@ pub(super) struct RefreshLabel {
 pub enum RefreshResult {
     /// The container shows the current file.
     replaced,
-    /// It is stale, and was left so.
+    /// The mount is stale, and policy only reports stale mounts.
     reported,
-    /// The volume has no such key any more.
+    /// The bound key was removed from the volume.
     key_gone,
-    /// The container mounted over it.
+    /// The container mounted something over the stale mount.
     hidden,
     /// Other mounts are in the stale directory.
     occupied,
@@ -44,7 +44,7 @@ pub enum RefreshResult {
     /// A rule leaves the mount as it is. Or the container was not entered, because its namespaces
     /// are unknown or were not made by its runtime.
     refused,
-    /// It could not be replaced.
+    /// The mount could not be replaced.
     failed,
     /// The application was not notified.
     not_notified,

@@ -1,4 +1,4 @@
-//! One GET of an engine's API over its unix socket. Docker and Podman have the same API.
+//! A GET of an engine's API over its unix socket. Docker and Podman have the same API.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
-/// Time limit of one query.
+/// Time limit of a query.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limit of an answer: a list of a thousand containers has about 2 MiB.
@@ -40,7 +40,7 @@ pub enum QueryError {
     /// The request is invalid.
     #[error("make the request")]
     Request(#[from] hyper::http::Error),
-    /// The answer has another status than 200.
+    /// The status of the answer is not 200.
     #[error("the answer has status {0}")]
     Status(StatusCode),
     /// The body ended early, or is too large.
@@ -76,7 +76,7 @@ async fn query(socket: &Path, path: &str) -> Result<Bytes, QueryError> {
         .await
         .map_err(QueryError::Connect)?;
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // The connection needs a task that drives it; it ends with the runtime.
+    // This task drives the connection; the task ends with the tokio runtime.
     tokio::spawn(connection);
     let request = Request::get(path)
         .header(header::HOST, "localhost")

@@ -22,8 +22,7 @@ use crate::container::Container;
 use crate::sources::files::Watches;
 use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
 
-/// The time that the refresh of a container may take at first, and the time that it may take after
-/// the others.
+/// The time limit of a container's refresh in the first turn, and in the second turn.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(2);
 
@@ -121,7 +120,7 @@ impl Followed {
         containers.any(|container| container.requested.volumes)
     }
 
-    /// The ids of the containers that opted in to mounts and bind one of these places.
+    /// The ids of the containers that opted in to mounts and bind any of these places.
     pub fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
         let has_one = |container: &&FollowedContainer| {
             container.requested.volumes
@@ -138,7 +137,7 @@ impl Followed {
         !self.late.is_empty()
     }
 
-    /// Refreshes one of the containers that needed more time.
+    /// Refreshes a container that needed more time.
     pub fn refresh_late(&mut self, refresher: &Refresher<'_>) {
         let Some(id) = self.late.pop_front() else {
             return;
@@ -208,7 +207,7 @@ impl Followed {
         }
     }
 
-    /// The container with its binds, if it opted in and has some.
+    /// The container with its binds; `None` if the container has no request.
     fn opted_in(&self, container: &EngineContainer) -> Option<FollowedContainer> {
         let bytes = read_spec(&container.bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
@@ -236,7 +235,7 @@ impl Followed {
         problems
             .iter_mut()
             .for_each(|problem| *problem = format!("{name}: {problem}"));
-        // Directories need no watch: a container sees their new files by itself.
+        // Directories need no watch: a container sees new files in a bound directory.
         let mut binds = if is_in {
             FileBind::of_spec(&spec)
         } else {

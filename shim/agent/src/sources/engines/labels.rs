@@ -1,4 +1,4 @@
-//! The requests of containers: annotations in their spec, or labels that their engine knows.
+//! The requests of containers: annotations in the spec, or labels of the container engine.
 //!
 //! No engine writes labels to the spec. Annotations need no engine to run, and are checked first.
 
@@ -13,7 +13,8 @@ use serde::Deserialize;
 use super::api::{self, EngineError};
 
 /// `filters={"label":["bindguard.refresh"]}` in the form of a URL, and the same filter for
-/// `bindguard.refresh-binds`. A filter with two labels lists only containers that have each of them.
+/// `bindguard.refresh-binds`. A filter with two labels lists only containers that have each of
+/// them.
 const LABELLED: [&str; 2] = [
     "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D",
     "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh-binds%22%5D%7D",
@@ -39,8 +40,8 @@ pub struct Labelled {
     pub request: RefreshRequest,
 }
 
-/// The containers with the label, by id. None if the engine has no socket: Podman has one only if
-/// it was enabled.
+/// The containers with the label, by id. Empty if the engine has no socket: Podman has a socket
+/// only if an administrator enabled the service.
 pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>, EngineError> {
     let Some(socket) = socket(root, engine) else {
         return Ok(HashMap::new());

@@ -1,6 +1,6 @@
-//! Containers of Docker and Podman. A single file of a container is refreshed once the file's name
-//! leads to another file on the host (moby#15793). If the container opted in, so are mounts that the
-//! host has mounted anew, and host-root binds.
+//! Containers of Docker and Podman. A bound file is refreshed once the file's name leads to a
+//! different file on the host (moby#15793). If the container opted in, new mounts of the host and
+//! host-root binds are refreshed too.
 //!
 //! One thread follows all containers ([`crate::sources::files`]): a bound file on a server that
 //! hangs delays the other containers of the engines, and nothing else.
@@ -22,8 +22,8 @@ use crate::sources::files::{self, FollowedFiles, Schedule, Watches};
 use crate::sources::watch::Inotify;
 use crate::work::refresher::Refresher;
 
-/// The times after the start of a container at which its state may be complete: its folder appears
-/// first, then its spec, then its init process.
+/// The times after the start of a container at which its state may be complete. The folder appears
+/// first, then the spec, then the init process.
 const AFTER_START: [Duration; 3] = [
     Duration::from_millis(200),
     Duration::from_secs(1),

@@ -1,5 +1,5 @@
-//! Files of the host that containers bind: a file is refreshed once its name leads to another file.
-//! Containers that opted in to mounts are also refreshed after each new mount of the host
+//! Files of the host that containers bind: a file is refreshed once the name leads to a different
+//! file. Containers that opted in to mounts are also refreshed after each new mount of the host
 //! ([`NewMounts`]).
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Each source has its own thread, because a bound file may be on a server that hangs. A container
-//! that can write a watched folder decides on the number of events. So the thread reads events in at
-//! most 1 % of the time, and paces the refreshes of each container.
+//! that can write a watched folder decides on the number of events. So the thread reads events in
+//! at most 1 % of the time, and paces the refreshes of each container.
 
 mod mounts;
 mod schedule;
@@ -51,7 +51,7 @@ pub trait FollowedFiles {
         false
     }
 
-    /// The ids of the containers that bind one of these mount points of the host.
+    /// The ids of the containers that bind any of these mount points of the host.
     fn with_mounts_at(&self, _places: &[PathBuf]) -> Vec<String> {
         Vec::new()
     }
@@ -61,7 +61,7 @@ pub trait FollowedFiles {
         false
     }
 
-    /// Refreshes one of the containers that wait for a second turn.
+    /// Refreshes a container that waits for a second turn.
     fn refresh_late(&mut self) {}
 }
 
@@ -95,7 +95,7 @@ pub fn follow(
         for id in schedule.due(now) {
             followed.refresh(&id);
         }
-        // Between two of the containers that need more time, the others get their turn.
+        // Due containers get a first turn before the next second turn of a slow container.
         let next = [mounts.due(), rechecks.next()].into_iter().flatten();
         let next = next.fold(schedule.next(), Instant::min);
         let limit = if followed.is_late() {
@@ -133,8 +133,8 @@ fn other(error: MountWatchError) -> io::Error {
     io::Error::other(error_chain(&error))
 }
 
-/// The pause after work that a container can cause all the time: the work then needs at most 1 % of a
-/// processor. The limit is for a busy node, where short work can take long.
+/// The pause after work that a container can cause all the time: the work then needs at most 1 % of
+/// a processor. The limit is for a busy node, where short work can take long.
 fn pause_after(work: Duration) -> Duration {
     (work * PAUSE_FACTOR).min(MAX_PAUSE)
 }

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use crate::sources::watch::Completeness;
 use crate::token_bucket::TokenBucket;
 
-/// The time for which a file that was made and not yet closed may be written. A link gets no other
-/// event.
+/// The time for which a new file may stay open for writing. A new link has no event for a close.
 const WRITTEN: Duration = Duration::from_secs(1);
 
 /// Limit of refreshes of a container or pod without a pause. Further refreshes are paced, because a
@@ -18,7 +17,7 @@ const REFRESH_BURST: u32 = 5;
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The times after the start of a pod's container at which the runtime lists it. Containers that
-/// start all the time cause one list of pods in a second.
+/// start all the time cause one pod list a second.
 pub const AFTER_START: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 
 /// A refresh that is planned.
@@ -104,8 +103,8 @@ impl Schedule {
         });
     }
 
-    /// Removes and returns the containers whose refresh is due. A refresh that comes too early
-    /// after others is planned again.
+    /// Removes and returns the containers whose refresh is due. A refresh too early after earlier
+    /// refreshes is planned again.
     pub fn due(&mut self, now: Instant) -> Vec<String> {
         let due = self
             .refreshes

@@ -1,7 +1,8 @@
 //! The time at which the mounts of the host are listed next.
 //!
-//! Mounts come in groups: a pod start makes a dozen. The changes of a moment are one, and a node on
-//! which mounts change all the time must not cost more than a small share of a processor.
+//! Mounts come in groups: a pod start makes a dozen mounts. Changes within a moment are handled
+//! together. A node on which mounts change all the time must cost only a small share of a
+//! processor.
 
 use std::time::{Duration, Instant};
 

@@ -12,15 +12,15 @@ use rustix::io::Errno;
 
 use crate::sources::watch::{Completeness, Inotify, WatchError, WatchEvent, WatchId};
 
-/// The purposes of one watch.
+/// The purposes of a watch.
 #[derive(Debug, Default)]
 struct Watched {
     /// Containers appear here under any name.
     has_containers: bool,
     /// The folder of containers is not there yet: names on the way to it.
     on_the_way: Vec<OsString>,
-    /// Containers, and the names of the files that they bind. Several may bind files of one
-    /// directory.
+    /// Containers, and the names of the files that they bind. Several containers may bind files of
+    /// a directory.
     files: Vec<(String, PathBuf)>,
 }
 

@@ -1,7 +1,7 @@
 //! Connections of a listener that anyone may reach: clients that never read or never write must not
-//! keep others out.
+//! block new clients.
 //!
-//! Each connection has a time limit for one write and one for its whole life. When the limit of
+//! A connection has a time limit for each write and a limit for its whole life. When the limit of
 //! connections is reached, the oldest connection is closed: the kubelet's probe is always accepted.
 
 use std::collections::VecDeque;
@@ -43,7 +43,8 @@ where
                 }
                 let served = timeout(CONNECTION_TIMEOUT, serve(TimedStream::new(stream)));
                 open.push_back(tokio::spawn(served).abort_handle());
-                // Otherwise a burst of connections could close this one before it is served.
+                // Otherwise a burst of connections could close this connection before its first
+                // turn.
                 tokio::task::yield_now().await;
             }
             Err(_) => sleep(ACCEPT_INTERVAL).await,
@@ -152,7 +153,7 @@ mod tests {
         let mut answer = String::new();
         probe.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer, "OK");
-        // The oldest was closed for a newer one, and the newest is still open.
+        // The oldest connection was closed for a newer connection, and the newest is still open.
         assert!(matches!(silent[0].read(&mut [0]).await, Ok(0) | Err(_)));
         let newest = silent.last_mut().unwrap();
         newest.write_all(b"?").await.unwrap();

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
 use rustix::io::Errno;
 
-/// Creates come in bursts: one read for all of one.
+/// Creates come in bursts: the journal is read once for a burst.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Calls `changed` at first and after each change in the journal's directory, for ever. If the
@@ -55,7 +55,7 @@ fn watch(directory: &Path, changed: &mut impl FnMut()) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
         thread::sleep(PAUSE);
-        // The names do not matter: another file of the directory costs one query of the journal's
+        // The names do not matter: a change of a different file costs only a query of the journal's
         // length.
         let is_gone = drain(&inotify)?;
         changed();

@@ -1,4 +1,4 @@
-//! Reads the lines that other programs write into the journal.
+//! Reads the lines that the guard and the commands write into the journal.
 //!
 //! The journal is read when figures are requested, and after each change if events are written. The
 //! position is kept in a file: after a restart the agent counts what was written meanwhile, and
@@ -20,7 +20,7 @@ use tracing::warn;
 pub use self::follow::follow_journal;
 use self::position::Position;
 
-/// Limit of one read. A journal and the one before it have 4 MiB each.
+/// Limit of a read. The journal and the rotated journal have at most 4 MiB each.
 const MAX_READ: u64 = 16 << 20;
 
 /// Reads a journal from where it stopped.
@@ -40,7 +40,7 @@ struct Progress {
 }
 
 impl JournalReader {
-    /// A reader that goes on at the recorded position; without one, at the journal's end.
+    /// A reader that continues at the recorded position, or without a record at the journal's end.
     pub fn new(journal: PathBuf, record: PathBuf) -> Self {
         let recorded = Position::read(&record);
         let position = recorded.or_else(|| Position::end_of(&journal));
@@ -105,7 +105,7 @@ impl Progress {
         };
         match now.write(record) {
             Ok(()) => (self.recorded, self.is_record_failing) = (Some(now), false),
-            // One warning for a disk that is full, not one for each line.
+            // A full disk causes one warning, not a warning for each line.
             Err(error) if !self.is_record_failing => {
                 self.is_record_failing = true;
                 warn!(
@@ -133,7 +133,7 @@ fn rest_of_renamed(journal: &Path, position: Position) -> io::Result<String> {
     }
 }
 
-/// The lines from an offset on, without one that is still being written, and the offset after them.
+/// The complete lines from an offset on, and the offset after the last complete line.
 fn whole_lines(file: &mut File, offset: u64) -> io::Result<(String, u64)> {
     // A journal that is shorter was emptied in place.
     let offset = if file.metadata()?.len() < offset {

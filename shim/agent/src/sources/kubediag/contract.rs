@@ -52,7 +52,7 @@ impl Processor {
             .find(|processor| processor.name() == name)
     }
 
-    /// Its name, the last part of its path.
+    /// The processor's name, which is the last part of the path.
     pub fn name(self) -> &'static str {
         match self {
             Self::PodDetailCollector => "podDetailCollector",
@@ -68,8 +68,8 @@ pub fn recovered(target: &str) -> String {
     format!("Succeesfully umount {target} on host")
 }
 
-/// The whole table if it fits into an answer, else its lines about subpaths: the diagnoser reads no
-/// other.
+/// The whole table if it fits into an answer, else its lines about subpaths: the diagnoser reads
+/// only these lines.
 pub fn short_mount_info(text: String) -> String {
     // Each quote and backslash becomes two bytes.
     if text.len() <= MAX_BYTES / 2 {

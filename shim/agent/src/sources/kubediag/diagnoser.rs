@@ -9,7 +9,7 @@ use super::Strings;
 use super::contract::{BUG_LINK, DIAGNOSIS, ENCOUNTERED, SOURCE, TARGET};
 use bindguard_operator::node_report::ISSUE;
 
-/// The parts of the runtime's error, in their order; all of them are in its first line.
+/// The parts of the runtime's error, in order, all in the first line of the error.
 const PARTS: [&str; 5] = [
     "mounting",
     "volume-subpaths",
@@ -273,8 +273,8 @@ mod tests {
         }
     }
 
-    /// As kubediag chooses: the first container that is not ready; its last end before its present
-    /// state.
+    /// As kubediag chooses: the first container that is not ready; its last end takes precedence
+    /// over its present state.
     #[test]
     fn the_message_is_that_of_the_first_container_that_is_not_ready() {
         let [message, _] = messages();

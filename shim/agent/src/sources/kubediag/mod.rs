@@ -5,9 +5,9 @@
 //! ```
 //!
 //! kubediag's executor posts a JSON object of strings: the parameters of the diagnosis and the
-//! results so far. An answer of 200 with such an object is a result. 422 means disabled, 405
-//! another method, 500 a failure. Keys and results are kubediag's own. The recoverer is not: it
-//! re-binds instead of only unmounting, and accepts nothing but a stale volume-subpath.
+//! results so far. An answer of 200 with such an object is a result. 422 means disabled, 405 not a
+//! POST, 500 a failure. Keys and results are kubediag's. Unlike kubediag's, this recoverer re-binds
+//! instead of only unmounting, and accepts only a stale volume-subpath.
 
 mod contract;
 mod diagnoser;
@@ -42,9 +42,9 @@ const MAX_POSTED: usize = 2 * MAX_BYTES;
 /// Limit of processors at a time: a request is in memory more than once while it is parsed.
 const MAX_PROCESSORS: usize = 1;
 
-/// Time limit for the body of a request: meanwhile no other request is processed. kubediag runs on
-/// the same node and has the whole body at hand. Clients that never end their bodies, on all
-/// connections, must not outlast [`TURN_TIMEOUT`].
+/// Time limit for the body of a request: meanwhile further requests wait. kubediag runs on the same
+/// node and has the whole body at hand. Clients that never end their bodies, on all connections,
+/// must not outlast [`TURN_TIMEOUT`].
 const BODY_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// Time limit of a request for its turn.

@@ -1,4 +1,4 @@
-//! subpathRemountRecover: re-binds one stale volume-subpath with the guard's own re-bind.
+//! subpathRemountRecover: re-binds a stale volume-subpath with the guard's re-bind.
 //!
 //! kubediag unmounts whatever path it is given. Here the path must be a volume-subpath of a
 //! kubelet's root, written without symlinks, `..` or doubled slashes, and its mount must be stale.

@@ -2,8 +2,8 @@
 //!
 //! A mount is changed by removing and adding the same destination. The runtime sets
 //! `linux.rootfsPropagation` for an added rslave mount itself, but fails the create if the source
-//! is on a private mount (`pkg/runtime-tools/generate`). It finds that mount by the source's text
-//! and follows no symlink, so this module does the same.
+//! is on a private mount (`pkg/runtime-tools/generate`). The runtime finds the mount by the
+//! source's text and follows no symlink, so this module does too.
 
 use std::collections::HashSet;
 use std::path::{Component, Path};
@@ -23,8 +23,8 @@ pub fn accepted(
     table: Option<&MountTable>,
 ) -> Vec<SpecEdit> {
     let mut destinations = HashSet::new();
-    // A runtime removes one mount of a destination, and sorts mounts afterwards: of two equal ones
-    // the wrong one could win.
+    // A runtime removes one mount of a destination, and sorts mounts afterwards: of two mounts on a
+    // destination the wrong mount could win.
     if !mounts
         .iter()
         .all(|mount| destinations.insert(&mount.destination))
@@ -76,8 +76,8 @@ fn accepts_rslave(source: &Path, table: &MountTable) -> bool {
         })
 }
 
-/// The removed and added mounts. New sources come first: some versions of nri take the propagation
-/// of one added mount for that of the next.
+/// The removed and added mounts. New sources come first: some versions of nri apply the propagation
+/// of an added mount to the next mount.
 pub fn mounts(edits: &[SpecEdit], mounts: &[NriMount]) -> Vec<NriMount> {
     let sources = edits.iter().filter_map(|edit| match edit {
         SpecEdit::Source { bind, to } => Some(NriMount {
@@ -103,7 +103,7 @@ fn removal_of(mount: &NriMount) -> NriMount {
     }
 }
 
-/// runc applies propagation options one after the other, so every option that lowers propagation is
+/// runc applies all propagation options in order, so every option that lowers propagation is
 /// removed.
 fn made_rslave(mount: &NriMount) -> NriMount {
     let lowers = |option: &&String| {
@@ -165,8 +165,8 @@ mod tests {
                 "{source}"
             );
         }
-        // The last one is a link to a shared mount on some nodes; the runtime checks the mount of
-        // its name.
+        // The last source is a link to a shared mount on some nodes; the runtime checks the mount
+        // of the link's path.
         for source in [
             "/run",
             "/run/containerd",

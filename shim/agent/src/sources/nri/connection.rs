@@ -1,4 +1,4 @@
-//! One connection to the runtime, from the registration to its end.
+//! A connection to the runtime, from the registration to the end.
 
 use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,8 @@ use super::ttrpc::{Incoming, Message, Request, Response, RpcStatus, TtrpcError};
 use crate::sinks::metrics::NriAnswer;
 
 const NAME: &str = "bindguard";
-/// Plugins are called in the order of these digits. Mounts that other plugins add are checked too.
+/// The runtime calls plugins in the order of these digits. So bindguard also checks the mounts that
+/// plugins with lower digits add.
 const INDEX: &str = "90";
 
 /// The version of NRI with all the calls that the plugin serves.

@@ -1,7 +1,7 @@
-//! One new container: the guard's admission, before the runtime writes the bundle.
+//! The guard's admission of a new container, before the runtime writes the bundle.
 //!
-//! The guard reads a spec, so the request is written as one. Stale subpaths are re-bound on the
-//! host; the other repairs become an adjustment.
+//! The guard reads a spec, so this module writes the request as a spec. Stale subpaths are re-bound
+//! on the host; edits of the spec become an adjustment.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -185,7 +185,7 @@ fn write_reports(received: &Receiver<CreateReport>, journal: &JournalWriter) {
                 Severity::Warning => warn!("container {id}: {message}"),
             }
         }
-        // The shim journals every create that it makes. A healthy one is not repeated.
+        // The shim writes every create to the journal. A healthy create is not written twice.
         let has_finding = report
             .binds
             .iter()

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bindguard_guard::ExpectedSources;
 use lru::LruCache;
 
-/// Limit of containers between their create and their start. The oldest are forgotten: a create that
-/// failed has no start.
+/// Limit of containers between their create and their start. The oldest are forgotten: a create
+/// that failed has no start.
 const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(128).unwrap();
 
 /// The expected sources by the containers' ids.

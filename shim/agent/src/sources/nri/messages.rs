@@ -46,7 +46,7 @@ pub struct ConfigureRequest {
 /// Subscribes to events.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ConfigureResponse {
-    /// One bit for each event.
+    /// A bit for each event.
     #[prost(int32, tag = "2")]
     pub events: i32,
 }
@@ -57,7 +57,7 @@ pub struct SynchronizeRequest {
     /// Containers of this part.
     #[prost(message, repeated, tag = "2")]
     pub containers: Vec<CountedObject>,
-    /// True if another part follows.
+    /// True if more parts follow.
     #[prost(bool, tag = "3")]
     pub more: bool,
 }
@@ -66,7 +66,7 @@ pub struct SynchronizeRequest {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CountedObject {}
 
-/// The answer to one part.
+/// The answer to a part.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SynchronizeResponse {
     /// Must repeat the request's value: a plugin that does not is closed.
@@ -93,7 +93,7 @@ pub struct StartContainerRequest {
     pub container: Option<NriContainer>,
 }
 
-/// The same from runtimes whose NRI has no call for each event.
+/// The event of a runtime whose NRI has one call for all events.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct StateChangeEvent {
     /// The number of the event.

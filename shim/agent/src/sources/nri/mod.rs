@@ -5,10 +5,10 @@
 //! ```
 //!
 //! The runtime calls a plugin for each new container before it is created, and again before its
-//! process starts, whatever shim does that. The plugin has a thread of its own and blocks: a runtime
-//! sends one request at a time. Only policy refuses a create or a start. A panic, a late check and a
-//! lost connection all mean "no change". Messages and numbers are those of nri's `pkg/api/api.proto`
-//! and `pkg/net/multiplex`.
+//! process starts, whatever shim does that. The plugin has a thread of its own and blocks: a
+//! runtime waits for each answer before the next request. Only policy refuses a create or a start.
+//! A panic, a late check and a lost connection all mean "no change". Messages and numbers are those
+//! of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
 
 mod adjustment;
 mod connection;
@@ -97,7 +97,8 @@ impl NriPlugin {
             let start = Instant::now();
             let ended = self.serve_once();
             self.calls.creates.metrics().nri.connected.set(0);
-            // A connection that lasted was a good one: a runtime that restarts is back soon.
+            // After a long connection the pause is short again: a runtime that restarts is back
+            // soon.
             if start.elapsed() > MAX_PAUSE {
                 (pause, warned) = (PAUSE, None);
             }

@@ -1,7 +1,8 @@
-//! Frames: several connections over one socket.
+//! Frames: several connections over a socket.
 //!
 //! A frame is the connection's number and the payload's length, both u32 in big endian, then the
-//! payload. The runtime serves on one connection and calls on another (`pkg/net/multiplex`).
+//! payload. The runtime has a connection for its requests and a connection for its answers
+//! (`pkg/net/multiplex`).
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -10,11 +11,11 @@ pub const TO_PLUGIN: u32 = 1;
 /// The plugin calls the runtime on this connection.
 pub const TO_RUNTIME: u32 = 2;
 
-/// The runtime's limit: one ttrpc message of 4 MiB with its header.
+/// The runtime's limit: a ttrpc message of 4 MiB plus the header.
 const MAX_RECEIVED: u32 = (4 << 20) + 10;
 
-/// The runtime reads a frame into one buffer, and closes the connection if the frame is larger. Its
-/// smallest buffer is that of Go's bufio.
+/// The runtime reads a frame into one buffer, and closes the connection if the frame is larger. The
+/// runtime's smallest buffer has the size of Go's bufio buffer.
 const MAX_SENT: usize = 4096;
 
 /// Part of a connection's bytes.

@@ -1,10 +1,11 @@
-//! Checks a new container again, right before its start: its subPath files, and all of its binds.
+//! Checks the subPath files and all binds of a new container again, right before its start.
 //!
 //! The runtime calls the plugin after it created the container and before it starts the process
 //! (`StartContainer`; `StateChange` before NRI 0.11). A volume may have changed since the runtime
-//! mounted it (kubernetes#127602). So stale mounts are replaced in the new container, by the refresh
-//! of running containers. The process has not run yet: no opt-in is needed, and nothing in the
-//! container can see two contents. Where the pod's policy repairs no subpaths, no file is replaced.
+//! mounted it (kubernetes#127602). So stale mounts are replaced in the new container, by the
+//! refresh of running containers. The process has not run yet: no opt-in is needed, and nothing in
+//! the container can see two contents. Where the pod's policy repairs no subpaths, no file is
+//! replaced.
 //!
 //! Then the container's mounts are compared with the sources that its binds had at the create.
 
@@ -65,7 +66,7 @@ pub struct Starts {
     helper: Option<Arc<HelperProcess>>,
 }
 
-/// A report on one container.
+/// A report on a container.
 #[derive(Debug)]
 enum StartReport {
     Refresh(RefreshLine),
@@ -189,8 +190,8 @@ impl Starts {
         Err(CreateRefused(reason))
     }
 
-    /// Counts the binds of a comparison that came to no end. Returns the reason for a refusal, if
-    /// policy has one.
+    /// Counts the binds of an incomplete comparison. Returns the reason for a refusal if policy
+    /// refuses such a start.
     fn not_proven(&self, id: &str, binds: usize, why: &str) -> Option<String> {
         self.metrics.unproven(binds);
         warn!("the mounts of container {id} are not compared with its spec: {why}");

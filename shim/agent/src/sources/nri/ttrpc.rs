@@ -1,9 +1,9 @@
-//! ttrpc messages on one multiplexed connection.
+//! ttrpc messages on a multiplexed connection.
 //!
-//! A message is its length and stream as u32 in big endian, a kind and flags of one byte each, then
-//! the payload (PROTOCOL.md of containerd/ttrpc). The crate `ttrpc` serves whole sockets; through
-//! its custom transport it would bring a second protobuf library and vsock into the agent, for two
-//! kinds of messages.
+//! A message is the length and the stream as big-endian u32, a byte for the kind, a byte for flags,
+//! and the payload (PROTOCOL.md of containerd/ttrpc). The crate `ttrpc` serves whole sockets;
+//! through its custom transport it would bring a second protobuf library and vsock into the agent,
+//! for two kinds of messages.
 
 use prost::Message as _;
 

@@ -1,6 +1,6 @@
 //! Follows the mounts of drivers: once the host mounts a volume anew, the containers of its pod are
-//! refreshed, if the pod opted in. Pods that opted in to host-root binds are refreshed when one of
-//! their containers is first seen, and at each survey.
+//! refreshed, if the pod opted in. Pods that opted in to host-root binds are refreshed at the first
+//! sight of a new container, and at each survey.
 //!
 //! ```text
 //! a container starts ─► pods that opted in ─ none? ─► wait for the next container
@@ -34,7 +34,7 @@ use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
 use crate::work::updates::Updates;
 
-/// The volumes of the pods that opted in, below one kubelet root.
+/// The volumes of the pods that opted in, below a kubelet root.
 #[derive(Debug)]
 pub struct FollowedVolumes<'a> {
     root: &'a Path,
@@ -75,8 +75,8 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Follows them for ever. All pods that opted in are refreshed at this interval: a mount that
-    /// was moved, or came while the agent did not run, is no event. `follow_files` is called while a
-    /// pod has opted in to files of the host, which another thread follows.
+    /// was moved, or came while the agent did not run, is no event. `follow_files` starts a thread
+    /// for files of the host, and is called while a pod has opted in to files.
     ///
     /// # Errors
     /// If the folders of containers, or the mounts of the host, cannot be watched.
@@ -116,8 +116,8 @@ impl<'a> FollowedVolumes<'a> {
         }
     }
 
-    /// Lists the pods that opted in, and refreshes the new ones and those with a new container that
-    /// may have host-root binds, or all.
+    /// Lists the pods that opted in. Refreshes all pods, or only new pods and pods with a new
+    /// container that may have host-root binds.
     fn list_pods(&mut self, all: bool) -> Result<(), MountWatchError> {
         // A runtime that does not answer still has its pods.
         let Ok(opted_in) = self.pods.with_binds() else {
@@ -218,8 +218,8 @@ fn pod_with_volume_at<'p>(place: &'p Path, folder_of_pods: &Path) -> Option<&'p 
     (folder == "volumes").then_some(uid)
 }
 
-/// The volumes of a pod with subpaths, without those that only the kubelet writes: another thread
-/// follows these.
+/// The volumes of a pod with subpaths, without the kubelet's own volumes, which the thread of
+/// `watch` follows.
 fn volumes_with_subpaths(pod: &PodOfRoot) -> Vec<VolumeOfPod> {
     let directory = pod.directory();
     let is_written_by_kubelet = |volume: &str| {

@@ -17,7 +17,7 @@ const NAMES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
 /// Room for some hundred events, each with a short name.
 const BUFFER: usize = 16 << 10;
 
-/// Limit of events that are read at once; the others wait in the kernel.
+/// Limit of events that are read at once; further events wait in the kernel.
 const MAX_EVENTS: usize = 4096;
 
 /// A watched directory. The kernel gives the same number again only after [`WatchEvent::Gone`].

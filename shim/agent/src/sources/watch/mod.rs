@@ -1,5 +1,5 @@
-//! Follows the kubelet's updates: one thread for each kubelet root, because a root may hang on its
-//! server.
+//! Follows the kubelet's updates: with a thread for each kubelet root, because a root may hang on a
+//! file server.
 //!
 //! ```text
 //! survey ─► watches ─► wait ─► ..data renamed ─► re-bind on the host ─┐
@@ -23,9 +23,9 @@ pub use self::inotify::{Completeness, Inotify, WatchEvent, WatchId};
 pub use self::rechecks::Rechecks;
 pub use self::tree::WatchError;
 
-/// The times after an update at which its volume is checked again. A kubelet may bind a subpath from
-/// the old payload in the very moment of the update (kubernetes#127602), and no event reports a
-/// bind. The update lands 60 to 230 ms around the bind.
+/// The times after an update at which its volume is checked again. A kubelet may bind a subpath
+/// from the old payload in the very moment of the update (kubernetes#127602), and no event reports
+/// a bind. The update lands 60 to 230 ms around the bind.
 const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// The reason for which a volume is checked.

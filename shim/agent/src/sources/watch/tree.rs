@@ -1,4 +1,4 @@
-//! The watched directories below one kubelet root.
+//! The watched directories below a kubelet root.
 //!
 //! ```text
 //! .                                 pods appears: a kubelet that starts for the first time
@@ -9,8 +9,9 @@
 //! ```
 //!
 //! PLUGIN is the kubelet's, or that of a CSI volume with the same layout, whose directory is
-//! `VOLUME/mount`. A volume is watched once `volume-subpaths` names it: by then the kubelet has mounted it. The
-//! tmpfs of a secret would hide an earlier watch. Volumes without subpaths need no watch.
+//! `VOLUME/mount`. A volume is watched once `volume-subpaths` names it: by then the kubelet has
+//! mounted it. The tmpfs of a secret would hide an earlier watch. Volumes without subpaths need no
+//! watch.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -58,7 +59,7 @@ pub struct TreeChanges {
     pub errors: Vec<WatchError>,
 }
 
-/// The watches below one kubelet root.
+/// The watches below a kubelet root.
 #[derive(Debug)]
 pub struct WatchTree {
     root: PathBuf,
@@ -165,8 +166,8 @@ impl WatchTree {
         }
     }
 
-    /// Watches the directory of a volume with AtomicWriter's layout. The volume counts as changed: `..data` may have
-    /// been renamed before.
+    /// Watches the directory of a volume with AtomicWriter's layout. The volume counts as changed:
+    /// `..data` may have been renamed before.
     fn add_volume(&mut self, uid: &str, volume: &str, changes: &mut TreeChanges) {
         let of_pod = VolumeOfPod {
             kubelet_root: self.root.clone(),
@@ -341,8 +342,8 @@ mod tests {
             scene.update(CONF, "..2026_11_21_05_10_00.2");
             assert_eq!(scene.changed(), ["u-1/conf"]);
             fs::remove_dir_all(scene.root.path().join("pods/u-1")).unwrap();
-            // A process that another test forks has the directory open until its exec, and the
-            // kernel reports the end of a directory with its last user.
+            // A child of a parallel test has the directory open between fork and exec. The kernel
+            // reports the end of a directory after the last close.
             let end = Instant::now() + Duration::from_secs(10);
             while scene.tree.watched.len() > 1 && Instant::now() < end {
                 assert!(scene.changed().is_empty());

@@ -8,20 +8,20 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Ample for a machine that does other work.
+/// Enough for a busy machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longer than from an update to the last check of its volume.
 pub const LAST_CHECK: Duration = Duration::from_millis(1200);
 
-/// The agent's process; it is killed with this value.
+/// The agent's process. Dropping this value kills the process.
 pub struct Agent {
     child: Child,
     socket: PathBuf,
 }
 
 impl Agent {
-    /// Starts it with this config and waits until it is ready.
+    /// Starts the agent with this config and waits until the agent is ready.
     pub fn start(folder: &Path, config: &str) -> Self {
         let (socket, file) = (folder.join("agent.sock"), folder.join("agent.toml"));
         let own = format!(

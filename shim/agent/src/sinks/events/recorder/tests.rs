@@ -1,4 +1,4 @@
-//! The recorder with a clock that the test moves: what the API server gets from it.
+//! The requests of the recorder to the API server, with a clock that the test moves.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
