@@ -27,7 +27,8 @@ pub struct Check {
 impl Check {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        // The report names the bundle: a relative path is useless to a reader in another folder.
+        // The report names the bundle: a relative path is useless to a reader in a different
+        // folder.
         let bundle = std::path::absolute(&self.bundle)?;
         check_answers(&bundle.join("config.json"))?;
         let report = check_bundle(&bundle, config.policy(), config.places());

@@ -101,8 +101,8 @@ impl PodsOfKubelet {
         named.cloned().or_else(kubeconfig_here)
     }
 
-    /// The uids of the pods that have not ended: those of the kubelet and of the API server, as far
-    /// as they answer. One answer suffices.
+    /// The uids of the pods that have not ended: from the kubelet and from the API server. An
+    /// answer of either suffices.
     fn known(
         &self,
         config: &Config,

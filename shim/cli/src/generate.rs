@@ -1,5 +1,4 @@
-//! `bindguard completions` and `bindguard man`: generated from the definition of the command line,
-//! so that they match it.
+//! `bindguard completions` and `bindguard man`, generated from the definition of the command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};

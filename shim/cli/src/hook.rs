@@ -58,7 +58,7 @@ fn precreate(config: &Config) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// There is no bundle yet: the admission gets a temporary one.
+/// There is no bundle yet: the admission gets a temporary bundle.
 fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
     let bundle = tempfile::Builder::new()
         .prefix("bindguard-")

@@ -165,7 +165,7 @@ impl Repair {
     }
 }
 
-/// Journals the subpaths that were repaired or could not be, one line for each volume.
+/// Writes the repaired and the failed subpaths into the journal, a line for each volume.
 fn record(journal: &Path, report: &NodeReport) {
     let mut volumes = BTreeMap::<(&str, &str), Report>::new();
     for NodeBind { bind, .. } in report

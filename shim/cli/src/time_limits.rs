@@ -16,7 +16,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// server.
 ///
 /// # Errors
-/// If the server is silent, in one line.
+/// If the server is silent; the message has one line.
 pub fn check_answers(path: &Path) -> anyhow::Result<()> {
     const READ_TIMEOUT: Duration = Duration::from_millis(700);
     match probe_side_by_side(&[path.to_owned()], READ_TIMEOUT).as_deref() {

@@ -1,7 +1,7 @@
-//! A file or link: its current content and its planned content.
+//! The current and the planned content of a file or link.
 //!
 //! The new content is written beside the file and renamed over it, with the same mode and owner: a
-//! reader sees the old bytes or the new ones. The file is read again just before: an editor or a
+//! reader sees the old bytes or the new bytes. The file is read again just before: an editor or a
 //! configuration tool may have changed it since the diff was shown.
 
 use std::fs::{self, Permissions};
@@ -34,7 +34,7 @@ impl Content {
     }
 }
 
-/// The planned change of one path.
+/// The planned change of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The path; of a link to an edited file, the path of that file.
@@ -87,8 +87,8 @@ impl Change {
         self.before == self.after
     }
 
-    /// Refuses the edit of a file that has another name: a rename would separate the two, and an
-    /// edit in place is seen half-way.
+    /// Refuses the edit of a file with a second hard link: a rename would separate the names, and
+    /// readers see an edit in place half-way.
     fn check_links(&self) -> Result<()> {
         let (Some(Content::File(before)), Some(Content::File(after))) = (&self.before, &self.after)
         else {
@@ -106,7 +106,8 @@ impl Change {
         Ok(())
     }
 
-    /// Refuses a change in a folder that cannot be written, such as one on a read-only file system.
+    /// Refuses a change in a folder that cannot be written, such as a folder on a read-only file
+    /// system.
     pub fn check_writable(&self) -> Result<()> {
         let is_there = |path: &&Path| path.symlink_metadata().is_ok();
         let mut folders = self.path.ancestors().skip(1);
@@ -222,8 +223,8 @@ pub fn write(path: &Path, bytes: &[u8], attributes: &NewAttributes) -> Result<()
     Ok(())
 }
 
-/// The folder for a new content until it replaces the old one. A runtime may read or watch every
-/// file of a folder `*.d`.
+/// The folder for a new file until the rename. A runtime may read or watch every file of a folder
+/// `*.d`.
 pub fn temporary_folder(folder: &Path) -> &Path {
     let device = |folder: &Path| fs::metadata(folder).ok().map(|found| found.dev());
     let is_read = folder.extension().is_some_and(|extension| extension == "d");
@@ -236,7 +237,7 @@ pub fn temporary_folder(folder: &Path) -> &Path {
     }
 }
 
-/// Replaces a link in one step: a program that is started meanwhile is the old one or the new one.
+/// Replaces a link in one step: a start meanwhile runs the old or the new program.
 fn write_link(path: &Path, target: &Path) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("link {} to {}", path.display(), target.display());
@@ -250,8 +251,8 @@ fn write_link(path: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A link stays a link: the file that it leads to is changed. A link among the folders stays in the
-/// path: MicroK8s has `current`, which leads to another folder after an upgrade.
+/// A link stays a link: install changes the file behind the link. A link among the folders stays in
+/// the path: MicroK8s has `current`, which leads to a new folder after an upgrade.
 #[expect(
     clippy::disallowed_methods,
     reason = "a runtime's own config, not the source of a container's bind"

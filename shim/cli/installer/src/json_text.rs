@@ -1,4 +1,4 @@
-//! A runtime in Docker's daemon.json: inserts it or removes it, and leaves every other byte
+//! Inserts a runtime into Docker's daemon.json, or removes the runtime; every other byte is
 //! unchanged.
 //!
 //! JSON has no comments to lose, but a daemon.json has an order, an indentation and forms of
@@ -69,7 +69,7 @@ pub fn without(text: &str, path: &[&str]) -> Result<String, NotEdited> {
         return Ok(text.to_owned());
     };
     let member = &object.members[at];
-    // from the end of the member before it or, for the first one, up to the beginning of the next
+    // from the end of the member before or, for the first member, up to the beginning of the next
     let range = match (
         at.checked_sub(1).map(|before| &object.members[before]),
         object.members.get(at + 1),
@@ -155,7 +155,7 @@ impl Object {
         })
     }
 
-    /// The text with one more member, formatted like its neighbours.
+    /// The text with an added member, formatted like its neighbours.
     fn with_member(&self, text: &str, name: &str, value: &Value, depth: usize) -> String {
         let key = Value::from(name);
         match (self.members.last(), self.indent(text)) {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     proptest! {
-        /// With any other members: adding and removing the runtime keeps the file's meaning.
+        /// With any members: adding and removing the runtime keeps the file's meaning.
         #[test]
         fn nothing_else_changes(members in proptest::collection::btree_map("[a-z\"\\\\ ]{1,5}", 0..9_u32, 0..6), space in "[ \n\t]{0,3}", at_end in any::<bool>()) {
             let body: Vec<String> = members.iter().map(|(name, n)| format!("{space}{}{space}:{space}{{\"n\":{n}.0}}", Value::from(name.as_str()))).collect();

@@ -1,4 +1,4 @@
-//! One installer at a time.
+//! A lock against a second installer at the same time.
 //!
 //! The lock file's mode keeps other users from locking it. Root of a container that reads the
 //! host's `/run` can still hold it, so an installer waits for a limited time and then names the
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::record::FOLDER;
 
-/// The time limit for another installer: containerd restarts meanwhile.
+/// The time limit for a running installer, which may restart containerd.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -104,8 +104,7 @@ mod tests {
             "{error}"
         );
         drop(reader);
-        // A process that another test has just forked may have a copy of the descriptor until it
-        // executes its program.
+        // A child of a parallel test may have a copy of the descriptor between fork and exec.
         assert_eq!(
             lock_file(&path, Duration::from_secs(5))
                 .unwrap()

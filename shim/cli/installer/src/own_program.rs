@@ -1,5 +1,4 @@
-//! One of the programs to install, as an open file: an installed copy is recognized without a
-//! second reading.
+//! A program to install, as an open file: an installed copy is recognized without a second reading.
 //!
 //! An installer's pod checks its node twice a minute. So a program is compared in small parts, once
 //! for each file, and read as a whole only if it has to be written.

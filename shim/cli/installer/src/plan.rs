@@ -22,7 +22,7 @@ pub struct InstallOptions {
     pub containerd_config: Option<PathBuf>,
 }
 
-/// The changes to the files of one runtime.
+/// The changes to the files of a runtime.
 #[derive(Debug, Default)]
 pub struct TargetPlan {
     /// A change for each file; a change may be empty.
@@ -35,7 +35,7 @@ pub struct TargetPlan {
     pub command: Option<String>,
 }
 
-/// One planned change.
+/// A planned change.
 #[derive(Debug)]
 pub struct PlannedChange {
     /// The file's owner.

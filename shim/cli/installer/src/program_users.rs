@@ -4,9 +4,9 @@
 //! A program is removed only when it has no users: a container that was created through bindguard's
 //! shim, or through bindguard-runtime, is also killed and deleted through it.
 //!
-//! Processes of containers are checked, too. So nothing is read that such a process can block: no
-//! file of the process's root directory, and the command line of no process but a conmon, with a
-//! time limit.
+//! Processes of containers are checked, too. A container can block reads of its root directory and
+//! of its command line. So no file below a root directory is read. Only the command line of a
+//! conmon is read, with a time limit.
 
 use std::fmt;
 use std::fs;
@@ -159,7 +159,7 @@ fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
     Some((mount.device, mount.place_in_filesystem(path)?))
 }
 
-/// All processes but this one.
+/// All processes without this process.
 fn pids() -> Vec<u32> {
     let names = folders(Path::new("/proc")).into_iter();
     let pids = names.filter_map(|folder| folder.file_name()?.to_str()?.parse().ok());

@@ -27,7 +27,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The programs beside this one, with the node agent on request.
+    /// The programs in this program's folder, with the node agent on request.
     pub fn beside_this_one(with_agent: bool) -> Result<Self> {
         let own = env::current_exe().context("find out where this program is")?;
         let folder = own.parent().unwrap_or(Path::new("/")).to_owned();

@@ -1,4 +1,4 @@
-//! One change of a file: recorded first, then made.
+//! Records the change of a file, then makes the change.
 
 use anyhow::Result;
 

@@ -2,7 +2,7 @@
 //!
 //! `/var/lib/bindguard/install.json` lists every file that an install changed; `originals/` beside
 //! it has their former content, named by SHA-256. The record is written before a file is changed:
-//! an install that was killed half-way can be undone like any other.
+//! uninstall can also undo an install that was killed half-way.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -23,7 +23,7 @@ use crate::scratch;
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
 
-/// One file that was changed.
+/// A changed file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The file's owner.
@@ -159,8 +159,8 @@ impl Record {
             .collect()
     }
 
-    /// Records, before a file is changed, that the daemon that runs now has to be restarted.
-    /// Without a daemon, the next one reads the changed file.
+    /// Records, before a file is changed, that the running daemon has to be restarted. Without a
+    /// running daemon, the next start reads the changed file.
     pub fn owe(&mut self, owner: Owner, command: Option<&str>) -> Result<()> {
         let (Some(command), Some(daemon)) = (command, running::daemon_of(owner)) else {
             return Ok(());
@@ -312,8 +312,7 @@ impl Record {
         self.files.is_empty() && self.owed().is_empty() && self.removal.is_none()
     }
 
-    /// Removes the record if it has nothing to remember; also one that an earlier process began to
-    /// remove.
+    /// Removes an empty record, also if an earlier process began the removal.
     pub fn remove_if_empty(&self) -> Result<()> {
         if self.is_empty() {
             scratch::sweep(Path::new(FOLDER));
@@ -329,8 +328,8 @@ impl Record {
         Ok(())
     }
 
-    /// Removes the folders that an install made and that are empty now. A folder with another file
-    /// is in use, and stays.
+    /// Removes the folders that an install made and that are empty now. A folder with any file is
+    /// in use, and stays.
     fn remove_empty_folders(&mut self) {
         let mut stay: Vec<PathBuf> = self
             .folders

@@ -54,8 +54,7 @@ pub fn kept_handlers(owners: impl Iterator<Item = Owner>) -> Vec<KeptHandler> {
 }
 
 impl KeptHandler {
-    /// Takes the default off and leaves the handler: the installation becomes one without
-    /// `--default`.
+    /// Removes the default and keeps the handler, as after an installation without `--default`.
     pub fn without_default(
         &self,
         record: &mut Record,

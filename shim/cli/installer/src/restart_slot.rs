@@ -1,4 +1,5 @@
-//! `--restart-slot`: leave to restart this node's runtime, from a helper that knows the other nodes.
+//! `--restart-slot`: permission to restart this node's runtime, from a helper that coordinates the
+//! nodes.
 //!
 //! The helper is a program of the pod, which runs in the pod's own root with the pod's account. It
 //! answers a line with a line: `bindguard-agent restart-slot`. A node without an answer does not

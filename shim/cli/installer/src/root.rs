@@ -1,7 +1,7 @@
-//! Another root file system: of an image, or of a node as a pod sees it.
+//! The root file system of an image, or of a node as seen from a pod.
 //!
-//! `--root` uses chroot(2): links in the other root resolve inside it, and that root's own
-//! containerd is run.
+//! `--root` uses chroot(2): links resolve inside the new root, and the root's own containerd is
+//! run.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -19,9 +19,9 @@ pub fn enter(root: Option<&Path>) -> Result<()> {
     rustix::process::chdir("/").with_context(|| format!("go to {}", root.display()))
 }
 
-/// Reads the node from here on: `root` is its root directory as a pod sees it. A pod has the node's
-/// mounts as copies with another propagation, so the mount namespace of the node's first process is
-/// entered if that has this root. An image has no process.
+/// Reads the node from here on: `root` is its root directory as a pod sees it. A pod has copies of
+/// the node's mounts with a different propagation. So this function enters the mount namespace of
+/// the node's first process, if this process has the given root. An image has no process.
 pub fn enter_node(root: Option<&Path>) -> Result<()> {
     let Some(root) = root else { return Ok(()) };
     let identity = |path: &Path| {

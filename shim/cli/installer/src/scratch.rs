@@ -1,4 +1,4 @@
-//! Files beside the places of others: contents on their way, and trials.
+//! Temporary files beside a target file: contents before the rename, and trials.
 //!
 //! A killed process leaves its scratch files. Their names contain the pid, so a later process
 //! removes the files of dead processes.

@@ -20,7 +20,7 @@ pub fn is_searched(folder: &Path) -> bool {
     FOLDERS.iter().any(|searched| folder == Path::new(searched))
 }
 
-/// A program on `PATH`, or in one of the default folders.
+/// A program on `PATH`, or in a default folder.
 pub fn find(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(FOLDERS.iter().map(PathBuf::from));

@@ -1,8 +1,9 @@
-//! bindguard's own config on the node: installs the commented default if there is none, and keeps a
-//! copy of a valid one.
+//! bindguard's own config on the node: installs the commented default if there is no config, and
+//! keeps a copy of a valid config.
 //!
 //! Some runtimes cannot pass on the OCI runtime that their own options name. Then `runtime.path`
-//! must name it, or another runtime than before would create the containers.
+//! must name the OCI runtime. Otherwise a different runtime than before would create the
+//! containers.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +50,7 @@ pub struct SettingsPlan {
     pub mistakes: Vec<String>,
     /// The hash of the config that the node is to have.
     pub wanted: Option<String>,
-    /// Why the node keeps another config.
+    /// Why the node keeps a config that differs.
     pub kept: Option<String>,
 }
 

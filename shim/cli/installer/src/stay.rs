@@ -1,5 +1,5 @@
-//! `--stay`: the process of a DaemonSet's pod. It does its work, then waits for SIGTERM and ends
-//! without another change.
+//! `--stay`: the process of a DaemonSet's pod. The process does the work, then waits for SIGTERM
+//! and ends without a further change.
 //!
 //! A DaemonSet's pod must not end by itself. Its end means nothing for the node: pods are evicted,
 //! upgraded and replaced.
@@ -16,16 +16,16 @@ use rustix::io::Errno;
 
 use crate::report::Progress;
 
-/// The first pause before unfinished work is tried again: a runtime restarts, or the shim of a removed
-/// pod ends. Each pause doubles up to [`CHECK_INTERVAL`]: an operator may be needed, and pods run for
-/// months.
+/// The first pause before unfinished work is tried again: a runtime restarts, or the shim of a
+/// removed pod ends. Each pause doubles up to [`CHECK_INTERVAL`]: an operator may be needed, and
+/// pods run for months.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The interval between two looks for changes by other tools.
+/// The interval between two checks for changes by other tools.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// SIGTERM and SIGINT, from the first moment on: one that arrives in the middle of the work takes
-/// effect after it.
+/// SIGTERM and SIGINT, from the first moment on. A signal during the work takes effect after the
+/// work.
 #[derive(Debug)]
 pub struct Stay(SignalFd);
 

@@ -116,7 +116,7 @@ impl Uninstall {
             let is_pending = match report.progress() {
                 Progress::Done => restarted.is_err(),
                 Progress::KeptForPods => true,
-                // entries of a lost record are not in this one
+                // entries of a lost record are not in this record
                 Progress::Unfinished => !record.is_empty(),
             };
             let pending = is_pending.then(|| PendingRemoval {
@@ -183,8 +183,8 @@ impl Obstacle {
     }
 }
 
-/// Why these programs cannot be removed: a restart is owed, a running daemon names one, or a
-/// container needs one.
+/// Why these programs cannot be removed: a restart is owed, a running daemon names a program, or a
+/// container needs a program.
 fn obstacle(
     programs: &[PathBuf],
     handlers: &[KeptHandler],
@@ -272,7 +272,7 @@ fn take_off(
 }
 
 /// The mode of a restored file whose record has none: an older version wrote the record. A program
-/// must stay one.
+/// must stay executable.
 fn mode_of(entry: &Entry) -> u32 {
     let folder = entry.path.parent().and_then(Path::file_name);
     let is_program = entry.owner == Owner::Bindguard

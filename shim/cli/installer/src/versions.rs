@@ -1,4 +1,4 @@
-//! The versions of the programs on a node, side by side, and the link that selects one of them.
+//! The versions of the programs on a node, side by side, and the link that selects a version.
 //!
 //! ```text
 //! /usr/local/bin/containerd-shim-bindguard-v2 ──► /usr/local/lib/bindguard/current/containerd-shim-bindguard-v2
@@ -24,7 +24,7 @@ use crate::running::daemons_that_name;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const CURRENT: &str = "current";
 
-/// The folder of all versions: beside a prefix `bin`, or below another prefix.
+/// The folder of all versions: beside a prefix `bin`, or below any other prefix.
 pub fn store(prefix: &Path) -> PathBuf {
     let above = if prefix.file_name() == Some(OsStr::new("bin")) {
         prefix.parent()
@@ -39,8 +39,8 @@ pub fn current(prefix: &Path) -> PathBuf {
     store(prefix).join(CURRENT)
 }
 
-/// The folder for programs with these contents. A build that differs from the present one of its
-/// version gets its own folder: the files of a running shim are never replaced.
+/// The folder for programs with these contents. A build gets a separate folder if a different build
+/// of the version is installed: the files of a running shim are never replaced.
 pub fn folder_for(prefix: &Path, files: &[OwnProgram]) -> Result<PathBuf> {
     let usual = store(prefix).join(VERSION);
     let is_other = |program: &OwnProgram| {
@@ -50,7 +50,7 @@ pub fn folder_for(prefix: &Path, files: &[OwnProgram]) -> Result<PathBuf> {
     if !files.iter().any(is_other) {
         return Ok(usual);
     }
-    // the selected one first, without a hash of every program
+    // the selected version first, without a hash of every program
     let selected = fs::read_link(current(prefix)).map(|version| store(prefix).join(version));
     if let Some(selected) = selected
         .ok()

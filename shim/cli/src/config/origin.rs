@@ -6,7 +6,7 @@ use bindguard_config::{ActiveKey, Instead, KEPT_PATH, Loaded};
 use serde::Serialize;
 use toml::Value;
 
-/// One active setting.
+/// An active setting.
 #[derive(Debug, Serialize)]
 pub struct ShownKey {
     /// `table.key`

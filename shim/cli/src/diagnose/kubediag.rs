@@ -1,8 +1,8 @@
-//! The results of kubediag's subpath processors, so that bindguard can replace them.
+//! Prints the results of kubediag's subpath processors: bindguard can replace the processors.
 //!
 //! A processor of kubediag answers with a JSON object of strings. kubediag's agent adds the object
-//! to the input of the next processor. A diagnosis is of one pod and one mount: the recoverer
-//! unmounts the one `original_destination_path`. Therefore one object is printed, for the first
+//! to the input of the next processor. A diagnosis is for a single mount: the recoverer unmounts
+//! only `original_destination_path`. Therefore bindguard prints only one object, for the first
 //! stale subpath, with the keys of the collector and the diagnoser. Keys and values have the form
 //! of `pkg/processors` of kubediag/kubediag.
 

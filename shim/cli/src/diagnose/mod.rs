@@ -1,6 +1,6 @@
-//! `bindguard diagnose`: judges every volume-subpath and volume of a node as an admission would, and
-//! compares the binds of running containers with the host. The node is this node, or the node of a
-//! support bundle.
+//! `bindguard diagnose`: judges every volume-subpath and volume of a node as an admission would,
+//! and compares the binds of running containers with the host. The node is this node, or the node
+//! of a support bundle.
 
 pub mod kubediag;
 
@@ -108,7 +108,7 @@ impl Diagnose {
         )
     }
 
-    /// Adds the running containers that keep mounts of the host, or show old ones.
+    /// Adds the running containers that keep mounts of the host, or show old mounts.
     fn add_running(
         &self,
         report: &mut NodeReport,

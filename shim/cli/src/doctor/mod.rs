@@ -1,5 +1,5 @@
-//! `bindguard doctor`: checks the node, point by point. This module collects the evidence,
-//! `bindguard_operator::doctor` judges it.
+//! `bindguard doctor`: checks the node, point by point. This module collects the evidence for
+//! `bindguard_operator::doctor`.
 
 mod containerd;
 mod programs;

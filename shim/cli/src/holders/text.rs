@@ -34,7 +34,7 @@ pub fn of(report: &HoldersReport) -> Lines {
     lines
 }
 
-/// The namespaces of one pod together, in the order of the report.
+/// The namespaces grouped by pod, in the order of the report.
 fn by_pod(holders: &[Holder]) -> Vec<Vec<&Holder>> {
     let mut groups: Vec<Vec<&Holder>> = Vec::new();
     for holder in holders {

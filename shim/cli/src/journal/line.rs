@@ -1,4 +1,4 @@
-//! One line of the journal, as text.
+//! A line of the journal, as text.
 
 use bindguard_core::identity::PodName;
 use bindguard_core::report::{
@@ -19,7 +19,7 @@ pub struct RecordedLine {
     pub text: Box<RawValue>,
     /// Its content.
     pub line: JournalLine,
-    /// Its pod. A line of the agent may have only the uid; the other lines have the names.
+    /// Its pod. A line of the agent may have only the uid; other lines have the names.
     pub pod: PodName,
 }
 

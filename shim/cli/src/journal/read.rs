@@ -1,7 +1,7 @@
 //! Reads the journal, and the file before its last rotation.
 //!
-//! The text of each line is kept, so that `--json` prints it unchanged. The last line may be
-//! incomplete while a guard writes it. Other invalid lines are reported.
+//! The reader keeps the text of each line for `--json`, which prints the text unchanged. The last
+//! line may be incomplete while a guard writes it. Other invalid lines are reported.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,7 +29,7 @@ pub struct JournalContent {
     pub problems: Vec<String>,
 }
 
-/// Reads a journal. A node's own journal may be missing; a named one must exist.
+/// Reads a journal. The node's journal may be missing; a journal named by the operator must exist.
 ///
 /// # Errors
 /// If it cannot be read, or is no journal.

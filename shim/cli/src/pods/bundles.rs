@@ -43,7 +43,8 @@ fn calls_the_wrapper(bundle: &Path) -> bool {
     fs::read_to_string(bundle.join("runtime")).is_ok_and(|runtime| is_wrapper(runtime.trim()))
 }
 
-/// The shim writes its version when it starts. A later container of the same pod has no such file.
+/// The shim writes its version into the bundle of the pod's first container. The bundles of later
+/// containers of a pod have no version file.
 fn shim_version(bundle: &Path) -> Option<String> {
     let version = fs::read_to_string(bundle.join(VERSION_FILE)).ok()?;
     Some(version.trim().to_owned()).filter(|version| !version.is_empty())

@@ -132,8 +132,8 @@ pub fn recorded(root: &Path) -> Pods {
     }
 }
 
-/// The uids of the pod that the operator names: more than one if the pod was created again under
-/// its name. An unknown name may itself be a uid.
+/// The uids of the pod that the operator names: several if the pod was created again under its
+/// name. An unknown name may itself be a uid.
 ///
 /// # Errors
 /// If pods of several namespaces have this name.

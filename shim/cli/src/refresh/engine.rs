@@ -52,7 +52,7 @@ pub(super) fn refresh(
 ) -> anyhow::Result<RefreshReport> {
     let name = format!("{} container {}", container.engine.name(), container.id);
     let doing = || format!("refresh {name}");
-    // Since the state was read, another process may have got the pid.
+    // Since the read of the state, the kernel may have reused the pid.
     let process = hold_init(&container.id, container.pid).with_context(doing)?;
     let bytes = read_spec(&container.bundle).with_context(doing)?;
     let spec = SpecView::from_bytes(&bytes).with_context(doing)?;

@@ -87,7 +87,7 @@ fn notify(text: &str) -> Result<Notify, InvalidNotify> {
     Notify::from_text(text).ok_or(InvalidNotify)
 }
 
-/// One stale mount of a running container.
+/// A stale mount of a running container.
 #[derive(Debug, Serialize)]
 struct RefreshedFile {
     /// The names of the pod and the container.

@@ -62,7 +62,7 @@ struct ReleaseReport {
     problems: Vec<String>,
 }
 
-/// One copy.
+/// A container's copy of a host mount.
 #[derive(Debug, Serialize)]
 struct CopyOfContainer {
     /// The names of the pod and the container, or the container's id.

@@ -13,7 +13,7 @@ use super::counted;
 use super::ended_pods::write_ended_pods;
 use super::{FAULTY, Lines, UNCHECKED, code, print_json, print_text};
 
-/// Limit of places that are named for one container. `--json` names all of them.
+/// Limit of places that the text names for a container. `--json` names all places.
 const MAX_PLACES: usize = 5;
 
 /// Prints a report, as text or as one JSON object.

@@ -24,7 +24,7 @@ impl Lines {
         self.headed("problem", UNCHECKED, text);
     }
 
-    /// A line below one that began with a word.
+    /// A line below a line that began with a word.
     pub fn below(&mut self, text: &str) {
         let _ = writeln!(self.0, "{:WIDTH$}{}", "", one_line(text));
     }

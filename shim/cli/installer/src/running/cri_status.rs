@@ -19,7 +19,7 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 const START_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The configuration that containerd read at its start. `None` if this containerd has no CRI.
+/// The configuration as of containerd's start. `None` if containerd has no CRI.
 pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     let socket = socket_of(containerd);
     match unless_it_starts(|| query(&socket, async |cri| cri.active_config().await)) {
@@ -31,7 +31,7 @@ pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     }
 }
 
-/// Every sandbox of this containerd, in any state. Empty if this containerd has no CRI.
+/// Every sandbox of containerd, in any state. Empty if containerd has no CRI.
 pub fn sandboxes(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
     let socket = socket_of(containerd);
     match unless_it_starts(|| query(&socket, async |cri| cri.sandboxes().await)) {
@@ -72,7 +72,7 @@ fn is_starting(error: &Error) -> bool {
         .is_some_and(CriError::is_starting)
 }
 
-/// The socket of its arguments, of its file, or the default one.
+/// The socket from containerd's arguments, from its file, or the default socket.
 fn socket_of(containerd: &Daemon) -> PathBuf {
     let of_file = || {
         let text = fs::read_to_string(
@@ -89,7 +89,7 @@ fn socket_of(containerd: &Daemon) -> PathBuf {
         .unwrap_or_else(|| Path::new(SOCKET).to_owned())
 }
 
-/// The address in containerd's file: in the section of version 4, or in that of older ones.
+/// The address in containerd's file: in the section of version 4, or of older versions.
 fn address_in(text: &str) -> Option<PathBuf> {
     let file: toml::Table = toml::from_str(text).ok()?;
     let server = file

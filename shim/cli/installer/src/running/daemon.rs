@@ -1,11 +1,11 @@
-//! Daemons of this root file system: processes that see the same `/run` as this process.
+//! Daemons of this root file system: processes with the `/run` of this process.
 //!
-//! The mount namespace would not do: a pod that works in the node's root has its own. A container
-//! has its own `/run`, and so has the root of an image.
+//! A mount namespace does not identify a node: a pod that works in the node's root has a separate
+//! mount namespace. A container has a separate `/run`, and so has the root of an image.
 //!
-//! A process of a container can have any name. So its `/run` is compared by its mount table: a walk
-//! through its root directory could hang on a filesystem of the container. Its command line is read
-//! with a time limit.
+//! A process of a container can have any name. So `/run` is compared through the process's mount
+//! table: a path walk could hang on a filesystem of the container. The command line is read with a
+//! time limit.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -18,7 +18,7 @@ use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, 
 use bindguard_sys::read_mount_table;
 use serde::{Deserialize, Serialize};
 
-/// A running process. Its pid alone could belong to a later one.
+/// A running process. A pid alone is not enough: the kernel may reuse the pid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Daemon {
     /// Its pid.
@@ -45,7 +45,7 @@ impl Daemon {
             return Vec::new();
         };
         pids.retain(|pid| run_of_process(*pid).as_ref() == Some(&own));
-        // a child that is about to execute another program still has its parent's name
+        // between fork and exec a child still has the parent's name
         let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
         let mut found: Vec<Self> = pids
             .iter()
@@ -79,7 +79,7 @@ impl Daemon {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
-    /// Its program. A program that was replaced keeps its path.
+    /// The daemon's program. A replaced program keeps the path.
     pub fn program(&self) -> Option<PathBuf> {
         let link = links(&[ProcessFile::of(self.pid, "exe")]).pop()?.ok()?;
         let path = link.to_str()?;
@@ -88,8 +88,8 @@ impl Daemon {
         ))
     }
 
-    /// Its arguments, its name first. None if it gives no answer: then its default configuration
-    /// counts.
+    /// The daemon's arguments, with its name first. Empty if the daemon cannot be read: then the
+    /// default configuration counts.
     pub fn arguments(&self) -> Vec<String> {
         arguments_of(&[self.pid])
             .into_iter()
@@ -108,8 +108,7 @@ impl Daemon {
         option(&self.arguments(), &["address", "a"]).map(PathBuf::from)
     }
 
-    /// The systemd service that it belongs to: `/system.slice/containerd.service` in
-    /// proc_pid_cgroup(5).
+    /// The systemd service of the daemon: `/system.slice/containerd.service` in proc_pid_cgroup(5).
     pub fn service(&self) -> Option<String> {
         let text = fs::read_to_string(file(self.pid, "cgroup")).ok()?;
         service_in(&text)
@@ -167,7 +166,7 @@ fn run_of(table: &MountTable) -> Option<(Device, PathBuf)> {
     Some((mount.device, mount.place_in_filesystem(run)?))
 }
 
-/// The same for another process. `None` if only root may inspect it.
+/// The `/run` of a process. `None` if only root may inspect the process.
 fn run_of_process(pid: u32) -> Option<(Device, PathBuf)> {
     namespace_of(pid).ok()?;
     run_of(&HeldProcess::open(pid).ok()?.mounts().ok()?)

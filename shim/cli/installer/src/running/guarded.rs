@@ -5,7 +5,7 @@ use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 
 use super::{Daemon, containerds, cri_status, crio_config, docker_info};
 
-/// The running daemons; an error for each that does not report its configuration.
+/// The runtimes of each running daemon, or an error if a daemon does not report its configuration.
 pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
     let containerds = containerds();
     let of_containerd = containerds.iter().filter_map(|containerd| {

@@ -1,8 +1,8 @@
 //! The runtimes that run now, and whether their active configuration names a program.
 //!
-//! A daemon uses the files that it read at its start. So an edited file does not show whether a
-//! program can be removed: the running daemon is queried. Without one, in the root file system of
-//! an image, the files alone decide.
+//! A daemon uses the configuration files as of its start. So an edited file does not show whether a
+//! program can be removed: the running daemon is queried. Without a running daemon, as in an image,
+//! the files alone decide.
 //!
 //! | daemon | query |
 //! |---|---|
@@ -47,7 +47,8 @@ pub fn daemon_of(owner: Owner) -> Option<Daemon> {
     }
 }
 
-/// The containerds that serve pods. dockerd starts one for itself, with a file that dockerd writes.
+/// The containerds that serve pods. dockerd may start a containerd with a file below `docker/`,
+/// which serves no pods.
 pub fn containerds() -> Vec<Daemon> {
     let is_dockers = |daemon: &Daemon| {
         daemon

@@ -1,7 +1,7 @@
 //! Finds a program's name anywhere in a configuration.
 //!
-//! Each runtime has its own keys for paths, and versions add more. A value is enough: the path
-//! itself, another path to the same file, or the `runtime_type` by which containerd finds the shim.
+//! Each runtime has its own keys for paths, and versions add more. Any value is enough: a path to
+//! the program's file, or the `runtime_type` by which containerd finds the shim.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -86,9 +86,9 @@ fn own_sandbox() -> Option<String> {
     option(&words, &["id"]).filter(|_| is_own_shim)
 }
 
-/// Ends the sandbox of this process, if bindguard's shim supervises it: the kubelet then makes
-/// another sandbox, under the runtime that is the default now. Otherwise this process itself would
-/// need the programs for ever.
+/// Ends the sandbox of this process, if bindguard's shim supervises it: the kubelet then makes a
+/// new sandbox, under the present default runtime. Otherwise this process would need the programs
+/// for ever.
 ///
 /// `StopPodSandbox` of the CRI would end this process first, and containerd stops nothing more once
 /// its client is gone. So the sandbox's first process is killed.

@@ -1,7 +1,7 @@
 //! The node agent as a service of systemd: the unit, and the link that starts the service at boot.
 //!
-//! `systemctl enable` would make the same link. It is made here, so that it also works in the root
-//! of an image, and so that `uninstall` knows it.
+//! `systemctl enable` would make the same link. The installer makes the link, because an image has
+//! no running systemd, and `uninstall` must know the link.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ pub const RESTART: &str = "systemctl restart bindguard-agent";
 /// The command after which no process runs the agent's program.
 pub const STOP: &str = "systemctl stop bindguard-agent";
 
-/// Plans the unit, unless a package has one, and the link.
+/// Plans the link, and the unit unless a package has the unit.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let packaged = PACKAGED
         .iter()

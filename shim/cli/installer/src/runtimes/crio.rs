@@ -22,7 +22,7 @@ pub const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 
 const MAIN: &str = "/etc/crio/crio.conf";
 const FOLDER: &str = "/etc/crio/crio.conf.d";
-/// The default of CRI-O 1.31 and newer, and that of older ones.
+/// The default runtime of CRI-O 1.31 and newer, and of older versions.
 const BUILT_IN: [&str; 2] = ["crun", "runc"];
 
 /// The command after which CRI-O reads its files again.
@@ -146,7 +146,7 @@ impl Former {
         Ok(Self { name, settings })
     }
 
-    /// The runtime's settings, with another path.
+    /// The runtime's settings, with this path.
     fn with_path(&self, path: &str) -> Table {
         let mut table = Table::new();
         table["runtime_path"] = value(path);

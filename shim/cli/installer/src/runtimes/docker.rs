@@ -1,4 +1,4 @@
-//! Docker's daemon.json: a runtime `bindguard`, and on request the default one.
+//! Docker's daemon.json: a runtime `bindguard`, on request as the default.
 
 use std::path::{Path, PathBuf};
 
@@ -58,9 +58,9 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     Ok(plan)
 }
 
-/// The command after which dockerd forgets what is no longer in its file. When it reloads a file
-/// without `runtimes`, it keeps the former ones, and a default runtime that the file no longer
-/// names (seen with Docker 20.10).
+/// The command after which dockerd forgets what is no longer in its file. A reload of a file
+/// without `runtimes` keeps the former runtimes, and keeps a removed default runtime (seen with
+/// Docker 20.10).
 pub const RESTART: &str = "systemctl restart docker";
 
 /// The text without install's additions; `original` has the earlier default.

@@ -1,8 +1,8 @@
 //! A drop-in for Podman or CRI-O: a file of bindguard's own in a folder whose files are read in
 //! order.
 //!
-//! No other file is edited. The contents of a drop-in are merged with the other files: a runtime is
-//! added, and the default is the last one that a file names.
+//! Existing files are not edited. The daemon merges a drop-in with the existing files: all runtimes
+//! count, and the last named default wins.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::toml_text::Place;
 /// The first line of a file that is bindguard's own.
 pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
-/// Plans a drop-in with one runtime, and with the default on request.
+/// Plans a drop-in with a runtime, on request as the default.
 pub fn plan_drop_in(
     path: &Path,
     place: &Place,

@@ -1,5 +1,5 @@
-//! The places of tables and keys in a TOML text, as the parser gives them: an edit splices there,
-//! and changes no other byte.
+//! The parser's positions of tables and keys in a TOML text: an edit splices there, and keeps every
+//! other byte.
 
 use std::ops::Range;
 
@@ -165,7 +165,7 @@ impl<'t> TextLayout<'t> {
         &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
     }
 
-    /// The blanks before the keys of a section; those before its header if it has no key.
+    /// The blanks before the keys of a section, or before the header of a section without keys.
     pub fn indent_of_keys(&self, section: &Section) -> &'t str {
         let first = self
             .entries

@@ -1,10 +1,10 @@
-//! A runtime in the TOML file of another program: inserts it or removes it, and leaves every other
-//! byte unchanged.
+//! Inserts a runtime into a daemon's TOML file, or removes the runtime; every other byte is
+//! unchanged.
 //!
-//! containerd, CRI-O and Podman each keep their runtimes in a table by name. They differ in the
-//! path of that table and of the default's name: that is a [`Place`]. Comments, order, quotes, line
-//! ends and odd formatting are the operator's and stay: an edit splices text at the places that the
-//! parser gives ([`layout`]), and never prints the document.
+//! containerd, CRI-O and Podman each keep their runtimes in a table by name. A [`Place`] has the
+//! path of the table and of the default runtime's name. Comments, order, quotes, line ends and odd
+//! formatting are the operator's and stay: an edit splices text at the places that the parser gives
+//! ([`layout`]), and never prints the document.
 
 mod layout;
 
@@ -51,10 +51,10 @@ impl Place {
         }
     }
 
-    /// The text with the runtime `name`, which replaces an existing one of that name.
+    /// The text with the runtime `name`, which replaces an existing runtime `name`.
     ///
     /// # Errors
-    /// If the text cannot be edited, or has a value other than a table on the way to the runtimes.
+    /// If the text cannot be edited, or has a value that is no table on the path to the runtimes.
     pub fn with_runtime(
         &self,
         text: &str,
@@ -109,7 +109,7 @@ impl Place {
     /// removed.
     ///
     /// # Errors
-    /// If one of the texts cannot be edited.
+    /// If a text cannot be edited.
     pub fn without_runtime(
         &self,
         text: &str,
@@ -354,7 +354,7 @@ fn lines_of(layout: &TextLayout<'_>, sections: &[&Section]) -> Vec<Range<usize>>
         .last_mut()
         .filter(|last| last.start > 0 && !layout.text[..last.end].ends_with('\n'))
     {
-        // the line before was the last one, and did not end
+        // the line before was the last line, without a line end
         last.start -= layout.eol.len();
     }
     all
@@ -531,7 +531,7 @@ fn inline_on<'l, 't>(
     Ok(found)
 }
 
-/// A member after the others of an inline table.
+/// Appends a member to an inline table.
 fn insertion_into_inline(
     layout: &TextLayout<'_>,
     inline: &InlineTable,
@@ -644,7 +644,7 @@ fn end_of(layout: &TextLayout<'_>, path: &[String]) -> usize {
         .iter()
         .rfind(|section| section.path.starts_with(path));
     match last {
-        // what follows the last line of a text belongs to no other table
+        // what follows the last line of a text belongs to no later table
         Some(last)
             if layout
                 .sections

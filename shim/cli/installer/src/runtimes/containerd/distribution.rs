@@ -1,7 +1,7 @@
-//! The Kubernetes distribution of a node: who writes containerd's files there, and what that means
-//! for an installation.
+//! The Kubernetes distribution of a node. Some distributions write containerd's files, so an
+//! installation edits their templates or drop-ins.
 //!
-//! docs/distributions.md is the operator's table of this.
+//! docs/distributions.md has the table for operators.
 
 use std::fs;
 use std::path::Path;

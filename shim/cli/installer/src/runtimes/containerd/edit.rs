@@ -4,7 +4,7 @@
 //! | file | when |
 //! |---|---|
 //! | a drop-in of bindguard's own | the main file imports a folder, and this containerd merges what is in it |
-//! | the main file | no other program generates it |
+//! | the main file | no program generates the file |
 //! | an import with the CRI plugin's section | containerd 1.6 and 1.7 take the whole section from it |
 
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ impl Trial<'_> {
         Ok(None)
     }
 
-    /// The drop-in's text: the present one with the handler, or a new one.
+    /// The drop-in's text: the present text plus the handler, or a new text.
     pub fn drop_in_text(&self, path: &Path) -> Result<String> {
         let text = self
             .former

@@ -1,8 +1,8 @@
 //! containerd's effective configuration, from `containerd config dump`, before and after an edit.
 //!
 //! A file alone does not show the effective configuration. containerd 1.6 and 1.7 use a file's
-//! `runtimes` *instead of* their built-in ones: a file that never named `runc` loses it by naming
-//! another runtime. Their imports replace whole sections. The imports of 2.x merge or are ignored,
+//! `runtimes` *instead of* the built-in runtimes: a file that adds only a new runtime loses `runc`.
+//! Imports of 1.6 and 1.7 replace whole sections. The imports of 2.x merge or are ignored,
 //! depending on the version. So an edit is accepted only if the dump after it equals the dump
 //! before it plus the intended change.
 

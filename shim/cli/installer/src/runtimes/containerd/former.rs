@@ -1,6 +1,6 @@
-//! containerd's files without bindguard: what an earlier install left is no input for the next one.
+//! containerd's files without the edits of an earlier install.
 //!
-//! An installation is planned from these texts, so its result depends on its options alone.
+//! An installation is planned from these texts, so the result depends only on the options.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! A node's containerd: its config file, its program, and its restart command.
+//! The config file, the program and the restart command of a node's containerd.
 //!
 //! A running containerd's arguments decide, then its unit, then the files that distributions write.
 //! The default path comes last: an edit of a file that containerd does not read would report
@@ -28,7 +28,7 @@ pub struct ContainerdLayout {
     pub distribution: Distribution,
     /// The file that it reads.
     pub config: PathBuf,
-    /// The program of the running one.
+    /// The program of the running containerd.
     pub program: Option<PathBuf>,
     /// The command after which containerd reads its files again.
     pub restart: String,
@@ -86,7 +86,7 @@ fn config_of_files(root: &Path) -> PathBuf {
         .unwrap_or_else(|| DEFAULT.into())
 }
 
-/// The service of the running containerd, or the one of its distribution that has a unit.
+/// The service of the running containerd, or of the distribution if there is such a unit.
 fn service(root: &Path, distribution: Distribution, daemon: Option<&Daemon>) -> String {
     let known = distribution.services();
     // a test's own containerd, for example, must not restart the node's service

@@ -28,7 +28,7 @@ pub struct MainFile {
 }
 
 impl MainFile {
-    /// Reads the main file. An empty or missing one gets the newest version that every containerd
+    /// Reads the main file. An empty or missing file gets the newest version that every containerd
     /// of its generation reads.
     pub fn read(path: &Path, containerd: &Containerd, former: &FormerTexts<'_>) -> Result<Self> {
         let newest = if containerd.version() < (2, 0) { 2 } else { 3 };
@@ -89,7 +89,7 @@ impl MainFile {
             .collect())
     }
 
-    /// The effective configuration with another main text.
+    /// The effective configuration with this text as the main file.
     pub fn effective_with(&self, containerd: &Containerd, text: &str) -> Result<Effective> {
         let read: Vec<PathBuf> = self
             .imports
@@ -164,8 +164,8 @@ fn section_of(version: i64) -> Option<(Place, &'static str)> {
     }
 }
 
-/// The text with these imports, if it has imports. A trial lies in another folder, so none is
-/// relative.
+/// The text with these imports, if it has imports. The paths are absolute, because a trial file is
+/// in a different folder.
 pub fn with_imports(text: &str, imports: &[PathBuf]) -> Result<String> {
     if imports.is_empty() && parse(text)?.get("imports").is_none() {
         return Ok(text.to_owned());

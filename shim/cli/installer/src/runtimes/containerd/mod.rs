@@ -1,4 +1,4 @@
-//! containerd's configuration: a runtime handler `bindguard`, and on request the default one.
+//! containerd's configuration: a runtime handler `bindguard`, on request as the default.
 //!
 //! ```text
 //! layout ──► distribution ──► the file to change ──► trial with `containerd config dump` ──► changes
@@ -320,8 +320,8 @@ fn edited(distribution: Distribution, trial: &Trial<'_>) -> Result<Edited> {
     }
 }
 
-/// k0s' drop-in. k0s 1.36.1 and newer import the folder; older ones merge it into a file, which the
-/// trial uses.
+/// k0s' drop-in. k0s 1.36.1 and newer import the drop-in folder. Older k0s merges the drop-ins into
+/// a file, which the trial uses.
 fn of_k0s(trial: &Trial<'_>) -> Result<Edited> {
     if let Some(edited) = trial.drop_in()? {
         return Ok(edited);

@@ -1,4 +1,4 @@
-//! The containerd program: its version, and its effective configuration.
+//! The version and the effective configuration of the containerd program.
 
 use std::cell::{Cell, OnceCell};
 use std::env;
@@ -21,14 +21,14 @@ pub type Version = (u32, u32);
 pub struct Containerd {
     program: PathBuf,
     version: Version,
-    /// The folder in which files are tried out. No runtime watches it, and no monitor of a runtime's folder sees
-    /// them.
+    /// The folder in which files are tried out. No runtime watches it, and no monitor of a
+    /// runtime's folder sees them.
     folder: OnceCell<TempDir>,
     files: Cell<u32>,
 }
 
 impl Containerd {
-    /// The named program, the running one, or the one on `PATH`.
+    /// The named program, else the running program, else the program on `PATH`.
     pub fn locate(named: Option<&Path>, running: Option<&Path>) -> Result<Self> {
         let program = match named.or(running) {
             Some(program) => program.to_owned(),
@@ -88,7 +88,7 @@ impl Containerd {
     }
 }
 
-/// An image may have no folder for temporary files, and a node may have one that is read-only.
+/// The folder for temporary files may be missing in an image, and read-only on a node.
 fn private_folder() -> std::io::Result<TempDir> {
     let make = |folder: &Path| {
         tempfile::Builder::new()
@@ -104,7 +104,7 @@ fn private_folder() -> std::io::Result<TempDir> {
     })
 }
 
-/// k3s is one program with many names.
+/// k3s is a single program with many names.
 fn called_containerd(program: &Path) -> Command {
     let mut command = Command::new(program);
     if program.file_name().is_some_and(|name| name == "k3s") {

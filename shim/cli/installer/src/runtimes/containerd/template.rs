@@ -16,8 +16,8 @@ pub const MICROK8S: &str = "/var/snap/microk8s/current/args/containerd-template.
 const BEGIN: &str = "# begin of bindguard's lines: `bindguard uninstall` removes them\n";
 const END: &str = "# end of bindguard's lines\n";
 
-/// The template of k3s and RKE2, in Go's template language: a block is appended to it. A new one
-/// begins with k3s' own.
+/// The template of k3s and RKE2, in Go's template language: the edit appends a block. A new
+/// template begins with k3s' own.
 pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
     if trial.meant.default.is_some() {
         bail!(
@@ -55,7 +55,7 @@ pub fn of_microk8s(trial: &Trial<'_>) -> Result<Edited> {
     trial.main()?.context(
         "containerd does not take its runtimes from MicroK8s' file: nothing was changed",
     )?;
-    // `current` leads to the revision of the snap, and to the next one after a refresh
+    // `current` leads to the revision of the snap, and after a refresh to the next revision
     let path = PathBuf::from(MICROK8S);
     let text = trial
         .former

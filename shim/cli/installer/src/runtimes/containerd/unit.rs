@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::running::option;
 
-/// The folders of units; a unit of an earlier one replaces those of later ones.
+/// The folders of units, with descending precedence.
 const FOLDERS: [&str; 5] = [
     "etc/systemd/system",
     "run/systemd/system",
