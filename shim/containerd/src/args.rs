@@ -1,8 +1,8 @@
 //! The command line as containerd writes it.
 //!
-//! containerd starts every shim like a Go program: flags with one dash, the value after `=` or as
-//! the next argument, the verb last. As in Go, an unknown flag is an error, and all verbs but the
-//! queries need a namespace.
+//! containerd starts every shim like a Go program: flags with a single dash, the value after `=` or
+//! as the next argument, the verb last. As in Go, an unknown flag is an error, and all verbs but
+//! the queries need a namespace.
 
 use std::process::ExitCode;
 
@@ -123,8 +123,8 @@ impl Args {
         }
     }
 
-    /// Takes a flag and its value. Returns the query if the flag is one: a query counts whatever
-    /// the verb is.
+    /// Takes a flag and its value. Returns the query if the flag is a query, which counts with any
+    /// verb.
     fn take_flag(
         &mut self,
         flag: &str,

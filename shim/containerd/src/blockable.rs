@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-/// Time limit for one process.
+/// Time limit for a process.
 const READ_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Limit of threads that wait for a process.
@@ -56,7 +56,8 @@ where
         let (send, received) = channel();
         let work = move || {
             let _counted = reader;
-            // After a time limit there is no receiver, and the others have another thread.
+            // After a time limit there is no receiver, and a new thread reads the remaining
+            // processes.
             let _ = left.iter().try_for_each(|process| send.send(read(process)));
         };
         if thread::Builder::new()

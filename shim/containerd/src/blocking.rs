@@ -1,8 +1,8 @@
 //! Work that may block, away from the event loop.
 //!
 //! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod.
-//! Each piece of work gets its own thread. A pool would keep threads and their memory in a process
-//! that is nearly always idle.
+//! Each piece of work gets a separate thread. A pool would keep threads and their memory in a
+//! process that is nearly always idle.
 
 use std::io;
 use std::thread;

@@ -1,7 +1,7 @@
 //! The files of a bundle that the shim reads and writes.
 //!
 //! `runtime`, `options.json` and `init.pid` have the names and forms of Go's shim: after a crash,
-//! `delete` may have to work on a bundle of another shim, or of another version of this one. They
+//! `delete` may have to work on a bundle of Go's shim, or of any version of this shim. These files
 //! are written before the first call of the runtime and removed when nothing of the container is
 //! left. The shim reads a few fields of `config.json` and never writes it.
 
@@ -74,8 +74,7 @@ impl Bundle {
         self.path.join("rootfs")
     }
 
-    /// criu's working directory, unless the options name another: containerd makes this link to a
-    /// directory on disk.
+    /// criu's default working directory: containerd makes this link to a directory on disk.
     pub(crate) fn work(&self) -> PathBuf {
         self.path.join("work")
     }
@@ -180,7 +179,7 @@ fn write(path: PathBuf, bytes: &[u8]) -> Result<(), BundleFileError> {
     write_beside(&path, bytes).map_err(|source| BundleFileError::Write { path, source })
 }
 
-/// Writes a file that other processes may read: whole, or not at all.
+/// Writes a file whole or not at all: readers never see a partial file.
 pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

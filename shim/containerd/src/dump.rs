@@ -1,8 +1,8 @@
 //! Writes the state of the shim into its log on SIGUSR1, as Go's shim writes its stacks.
 //!
 //! For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the
-//! kernel functions that those processes wait in. It reads only memory and files of /proc, those of
-//! other processes within a time limit.
+//! kernel functions that those processes wait in. The dump reads only memory and files of /proc,
+//! with a time limit for files of other processes.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::blockable::read_each;
 use crate::exits::child_pids;
 use crate::service::Containers;
 
-/// A line of the log is one write, which the fifo keeps whole up to 4 KiB.
+/// Each line of the log is a single write, which the fifo keeps whole up to 4 KiB.
 const MAX_LINE: usize = 2048;
 
 /// Writes the dump.

@@ -1,8 +1,8 @@
 //! The shim's log: logfmt lines in the fifo `log` in the bundle, which containerd reads.
 //!
-//! containerd copies the lines into its own log, so they have its format. The fifo is opened for
-//! reading and writing and never blocks. Without a reader (containerd is being restarted) lines
-//! wait in it; when it is full they are lost. A log must never stop a container.
+//! containerd copies the lines into its log, so the lines have the format of containerd's log. The
+//! fifo is opened for reading and writing and never blocks. Without a reader (containerd is being
+//! restarted) lines wait in the fifo. A full fifo loses lines. A log must never stop a container.
 
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
@@ -82,8 +82,8 @@ impl Subscriber for Logfmt {
         let mut line = LogfmtLine::default();
         event.record(&mut line);
         let text = line.finish(&now, *event.metadata().level());
-        // One write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full fifo
-        // drops the line.
+        // A single write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full
+        // fifo drops the line.
         let _ = (&self.file).write_all(text.as_bytes());
     }
 

@@ -22,15 +22,16 @@ use tokio::time::timeout;
 use crate::kernel;
 use crate::signals::Signals;
 
-/// A pod's containers start and end within less; the next one would use the same pages again.
+/// A pod's containers start and end within less time, and the next container would use the pages
+/// again.
 const QUIET_TIME: Duration = Duration::from_secs(1);
 
 const TUNABLES: &str = "GLIBC_TUNABLES";
-/// No lists of freed pieces, one heap for all threads, and no cached stacks of ended threads.
+/// No lists of freed pieces, a single heap for all threads, and no cached stacks of ended threads.
 const SETTINGS: &str =
     "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
 
-/// The settings for the environment of a new server, after the existing ones.
+/// The settings for the environment of a new server, after the existing settings.
 pub(crate) fn settings() -> (&'static str, OsString) {
     (
         TUNABLES,

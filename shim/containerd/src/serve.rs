@@ -29,7 +29,7 @@ use crate::{dump, kernel, logging, memory};
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// The time limit for sending the answer to `Shutdown`.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
-/// The most events that one epoll_wait(2) returns; tokio would reserve space for 1024.
+/// The maximum number of events that epoll_wait(2) returns; tokio would reserve space for 1024.
 const EVENTS_AT_ONCE: usize = 128;
 /// The interval at which a shim that got SIGTERM checks whether it may end.
 const TERMINATE_POLL: Duration = Duration::from_millis(500);
@@ -78,8 +78,8 @@ pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
         .block_on(run(args, listener))
 }
 
-/// `start` bound the socket and passes it as stdin: the one descriptor that can be passed on and
-/// taken up without `unsafe`. /dev/null replaces it at once.
+/// `start` bound the socket and passes it as stdin: only stdin can be passed on and taken up
+/// without `unsafe`. /dev/null replaces stdin at once.
 fn take_over_socket() -> io::Result<UnixListener> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let nowhere = std::fs::File::open("/dev/null")?;
@@ -138,8 +138,8 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Resolves after SIGTERM or SIGINT, when no container needs the shim. SIGUSR1 writes the shim's state into
-/// the log.
+/// Resolves after SIGTERM or SIGINT, when no container needs the shim. SIGUSR1 writes the shim's
+/// state into the log.
 async fn terminated(containers: &Containers) {
     let mut signals = match Signals::register(&[SIGTERM, SIGINT, SIGUSR1]) {
         Ok(signals) => signals,

@@ -1,10 +1,10 @@
 //! Signals that a task can wait for.
 //!
-//! tokio also has them, but allocates for each of the kernel's sixty-four signals at the first one:
-//! 25 KiB, a third of an idle shim's heap. signal-hook-tokio takes 20 KiB for the three waiters
-//! (docs/decisions/0014). Here a signal with a waiter sends a byte through its socket. A pipe would
-//! also work, but containerd's tests, and people with lsof(8), take a shim's pipes for leaked
-//! streams of a container.
+//! tokio also has signals, but the first signal allocates for all of the kernel's sixty-four
+//! signals: 25 KiB, a third of an idle shim's heap. signal-hook-tokio takes 20 KiB for the three
+//! waiters (docs/decisions/0014). Here a signal with a waiter sends a byte through its socket. A
+//! pipe would also work, but containerd's tests, and people with lsof(8), take a shim's pipes for
+//! leaked streams of a container.
 
 use std::ffi::c_int;
 use std::io;
@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 
 use crate::kernel;
 
-/// The signals of one waiter, for as long as the process lives.
+/// The signals of a waiter, for as long as the process lives.
 #[derive(Debug)]
 pub(crate) struct Signals {
     bytes: UnixStream,
@@ -29,7 +29,7 @@ impl Signals {
     pub(crate) fn register(signals: &[c_int]) -> io::Result<Self> {
         let (here, there) = Socket::pair()?;
         here.set_nonblocking(true)?;
-        // One for all signals: people who search for leaks count a shim's descriptors.
+        // A single socket for all signals: people who search for leaks count a shim's descriptors.
         let there = Arc::new(there);
         let arrived: Vec<_> = signals
             .iter()
@@ -44,10 +44,9 @@ impl Signals {
         })
     }
 
-    /// Waits until at least one has arrived since the last call; none is lost if this is dropped
-    /// before.
+    /// Waits until a signal has arrived since the last call. Dropping the future loses no signal.
     pub(crate) async fn next(&mut self) -> io::Result<()> {
-        // Signals that arrived meanwhile are reported as one, as the kernel does.
+        // Signals that arrived meanwhile are merged, as the kernel does.
         let mut bytes = [0; 64];
         match self.bytes.read(&mut bytes).await? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),

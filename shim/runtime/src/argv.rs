@@ -1,8 +1,8 @@
 //! The command line of an OCI runtime, parsed only as far as needed to find the bundle.
 //!
-//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`: flags with one dash or
-//! two, values after `=` or in the next argument. Arguments are passed on unchanged, so an unknown
-//! flag does no harm.
+//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`: flags with one or two
+//! dashes, values after `=` or in the next argument. Arguments are passed on unchanged, so an
+//! unknown flag does no harm.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -41,8 +41,8 @@ const WITH_VALUE: [&str; 23] = [
 /// spec's sources.
 const CREATING: [&str; 3] = ["create", "run", "restore"];
 
-/// The verbs of runc, crun and youki. A word before one of them that is no flag is the value of a
-/// flag that is not known here.
+/// The verbs of runc, crun and youki. A word before the verb that is no flag is the value of an
+/// unknown flag.
 const VERBS: [&str; 23] = [
     "checkpoint",
     "completion",
@@ -80,7 +80,7 @@ pub struct Invocation {
     pub is_create: bool,
     /// The directory of the runtime's state: `--root`.
     pub root: Option<PathBuf>,
-    /// Another spec than the bundle's: crun's `--config`.
+    /// True if the spec is not the bundle's: crun's `--config`.
     pub other_spec: bool,
     /// The runtime's log file: `--log`.
     pub log: Option<PathBuf>,
@@ -94,7 +94,7 @@ impl Invocation {
         Self::of_verbs(args, &CREATING)
     }
 
-    /// Parses the arguments of a runtime's `start`. `None` for another verb.
+    /// Parses the arguments of a runtime's `start`. `None` for any other verb.
     pub fn of_start(args: &[OsString]) -> Option<Self> {
         Self::of_verbs(args, &["start"])
     }
@@ -113,7 +113,7 @@ impl Invocation {
             .then(|| Self::after_verb(&arguments, verb).0)
     }
 
-    /// True if there is a spec to admit, and the runtime will read the same one.
+    /// True if there is a spec to admit, which the runtime will read too.
     pub fn has_spec(&self) -> bool {
         !self.other_spec
             && fs::metadata(self.bundle.join("config.json")).is_ok_and(|meta| meta.is_file())

@@ -50,9 +50,9 @@ pub fn exec(args: &[OsString], configured: &Path, messages: &Messages) -> ExitCo
 
 /// True if the real runtime is youki, by the name of its file, such as `youki` or `youki-0.7.0`.
 ///
-/// youki 0.7 makes every bind a slave of the host's mount, whatever the spec requests. It creates no
-/// container whose spec sets `linux.rootfsPropagation` to rslave (`libcontainer::rootfs`), the value
-/// that a host-root bind needs with crun.
+/// youki 0.7 makes every bind a slave of the host's mount, whatever the spec requests. It creates
+/// no container whose spec sets `linux.rootfsPropagation` to rslave (`libcontainer::rootfs`), the
+/// value that a host-root bind needs with crun.
 pub fn is_youki(configured: &Path) -> bool {
     let file = find(configured)
         .ok()

@@ -1,9 +1,9 @@
 //! Reports the guard's progress to the shim.
 //!
-//! The shim gives the guard the write end of a pipe and a deadline. One line reports that the
+//! The shim gives the guard the write end of a pipe and a deadline. The first line reports that the
 //! runtime begins now, or that nothing was repaired; a pipe that closes without a line means that
 //! the guard died. A second line, which an older shim does not read, explains a failure of the
-//! runtime. Without a shim, or under another shim, the pipe does not exist.
+//! runtime. Without bindguard's shim the pipe does not exist.
 
 use std::env;
 use std::fs;
@@ -16,7 +16,7 @@ use bindguard_guard::inherited_pipe;
 /// The variables that the shim sets for the guard, and that the runtime does not need.
 pub const VARIABLES: [&str; 2] = [PIPE_VARIABLE, ATTEMPT_VARIABLE];
 
-/// The pipe to the shim, if there is one, and the attempt.
+/// The pipe to the shim, if the shim passed a pipe, and the attempt.
 #[derive(Debug)]
 pub struct Handover {
     pipe: Option<OwnedFd>,

@@ -2,8 +2,8 @@
 //!
 //! For `create`, `run` and `restore` this program checks the bundle's binds, repairs them if
 //! possible, and calls execve(2): exit code, stderr and everything else are the real runtime's. For
-//! other verbs it calls execve at once. Only a policy of `refuse` rejects a container that the real
-//! runtime would create.
+//! other verbs this program calls execve at once. Only a policy of `refuse` rejects a container
+//! that the real runtime would create.
 #![forbid(unsafe_code)]
 
 mod argv;

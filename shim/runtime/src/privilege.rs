@@ -18,7 +18,8 @@ pub fn is_root_of_node() -> bool {
         && !fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_some(&map))
 }
 
-/// True for a namespace that maps fewer than all users; the node's own maps each to itself.
+/// True for a namespace that maps only some users. The node's namespace has the identity map of all
+/// users.
 fn maps_some(uid_map: &str) -> bool {
     uid_map.split_whitespace().ne(["0", "0", "4294967295"])
 }

@@ -1,10 +1,10 @@
 //! Compares the mounts of a new container with the record that the guard left in its bundle, before
 //! the container's program runs.
 //!
-//! Under bindguard's shim: `bindguard-runtime [RUNTIME FLAGS] bindguard-prove --bundle BUNDLE ID PID
-//! [WHY]`, which the shim runs if it found a difference. A reason to refuse the container is printed.
-//! With `WHY`, the journal gets the reason why an earlier comparison came to no end. Under other
-//! shims and engines: at the runtime's verb `start`, before the runtime runs.
+//! Under bindguard's shim: `bindguard-runtime [RUNTIME FLAGS] bindguard-prove --bundle BUNDLE ID
+//! PID [WHY]`, which the shim runs if it found a difference. A reason to refuse the container is
+//! printed. With `WHY`, the journal gets the reason why an earlier comparison came to no end. Under
+//! other shims and engines: at the runtime's verb `start`, before the runtime runs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub struct NewContainer {
     pid: u32,
 }
 
-/// Runs `bindguard-prove`. `None` for another verb.
+/// Runs `bindguard-prove`. `None` for any other verb.
 pub fn run_own_verb(args: &[OsString], config: impl FnOnce() -> Config) -> Option<ExitCode> {
     let (invocation, more) = Invocation::of_own_verb(args, PROVE_VERB)?;
     let [pid, ref why @ ..] = more[..] else {

@@ -1,7 +1,7 @@
-//! `bindguard-runtime [RUNTIME FLAGS] bindguard-unchecked --bundle BUNDLE ID ATTEMPT HOW WHY [REFUSAL]`:
-//! records a create whose guard did not come to an end.
+//! `bindguard-runtime [RUNTIME FLAGS] bindguard-unchecked --bundle BUNDLE ID ATTEMPT HOW WHY
+//! [REFUSAL]`: records a create whose guard did not come to an end.
 //!
-//! The shim runs it after it has killed a late guard, or found a dead one. The shim itself writes no
+//! The shim runs this verb after killing a late guard, or finding a dead guard. The shim writes no
 //! journal: the file may lie on a server that does not answer. A runtime has no verb of that name.
 
 use std::ffi::OsString;

@@ -12,8 +12,8 @@ pub(super) const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 pub(super) const ADDRESS_FILE: &str = "address";
 
 /// The link to a group's server: a hash of containerd's address, namespace and group, since paths
-/// of sockets are short. Go's shim binds its socket at the same path, so both shims find each
-/// other's server.
+/// of sockets are short. Go's shim binds its socket at the same path, so a start of either shim
+/// finds the group's server.
 pub(super) fn link_of_group(
     directory: &Path,
     containerd: &str,

@@ -1,4 +1,4 @@
-//! Finds the server of a group, or claims the group for a new one, without a lock.
+//! Finds the server of a group, or claims the group for a new server, without a lock.
 //!
 //! ```text
 //!   s/<hash of the group>  ── symbolic link ──►  s/<name of its own>, the socket of one server
@@ -7,8 +7,8 @@
 //! read-only `/run` is enough. So no step takes a file lock:
 //! * Each server's socket has a unique name. No process removes a socket on which another server
 //!   may be listening.
-//! * A socket listens before the link leads to it. Of several `start`s that find no link,
-//!   symlink(2) succeeds for one.
+//! * A socket listens before the link leads to it. Of several `start`s without a link, symlink(2)
+//!   succeeds for exactly one.
 //! * A link that leads to a server is changed or removed only with the [`right`] to this server's
 //!   links, and only if it still leads there. Names are not used again, so a link never leads back
 //!   to an earlier server.
@@ -33,10 +33,10 @@ use sha2::{Digest, Sha256};
 
 use right::{LinkRight, leads_to};
 
-/// The time limit for a claim. Each failed try means that another process changed the link, or is
+/// The time limit for a claim. A try fails only if a different process changed the link, or is
 /// about to.
 const CLAIM_LIMIT: Duration = Duration::from_secs(5);
-/// The time limit for a removal: another process has the right for some system calls.
+/// The time limit for a removal: a competing process has the right only for some system calls.
 const REMOVE_LIMIT: Duration = Duration::from_secs(1);
 /// The pause before the next try.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -103,8 +103,8 @@ pub(super) fn claim(
     ))
 }
 
-/// Lets the link lead from the old socket to the new one, on which this process listens. Returns
-/// false if another process changes the link, or has changed it.
+/// Changes the link from the old socket to the new socket, on which this process listens. Returns
+/// false if a different process changes or has changed the link.
 fn replace(link: &Path, old: &Path, new: &Path) -> io::Result<bool> {
     let Some(_right) = LinkRight::take(old, new)? else {
         thread::sleep(PAUSE);
@@ -171,7 +171,7 @@ pub(super) enum SocketState {
 /// Removes the socket if no process listens on it.
 pub(super) fn remove_stale(socket: &Path) -> SocketState {
     // Go's shim and older versions of this shim name the group's path, which may be a link by now.
-    // The link may soon lead to another server.
+    // The link may soon lead to a new server.
     let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
     match connect_to(&socket) {
         Ok(Some(server)) => SocketState::Accepts(server),
@@ -239,7 +239,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-/// A name that no other file in the folder has had, as long as the group's.
+/// A name that was never used in the folder, as long as the group's name.
 fn unique_beside(link: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let since = SystemTime::now()

@@ -1,12 +1,12 @@
 //! `delete`: cleans up after a server that died.
 //!
-//! containerd runs it as a separate process, with the bundle in `-bundle` or as current directory.
-//! It removes the container from the runtime in any state, unmounts its root filesystem, and
-//! reports a process that was killed. The bundle may be from Go's shim or from another version of
-//! this one. containerd removes it afterwards.
+//! containerd runs `delete` as a separate process, with the bundle in `-bundle` or as current
+//! directory. `delete` removes the container from the runtime in any state, unmounts the root
+//! filesystem, and reports a process that was killed. The bundle may be from Go's shim or from any
+//! version of this shim. containerd removes the bundle afterwards.
 //!
-//! containerd runs it at the end of every container, also of one that the server has deleted
-//! itself. For a settled bundle it answers without a call of the runtime.
+//! containerd runs `delete` at the end of every container, even if the server has deleted the
+//! container. For a settled bundle `delete` answers without a call of the runtime.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -31,8 +31,7 @@ use crate::runtime::Runtime;
 use crate::service::is_alive;
 use crate::task::Rollback;
 
-/// The limit of tries: a killed server hangs up, and then another one may have started and been
-/// killed.
+/// The limit of tries: a killed server hangs up, and a new server may have started and been killed.
 const DYING_SERVERS: u32 = 5;
 
 /// An answer that could not be given. The clean-up itself continues as far as possible, and logs

@@ -8,7 +8,7 @@ const GROUP_ANNOTATIONS: [&str; 2] = [
     "io.kubernetes.cri.sandbox-id",
 ];
 
-/// The group that an annotation names; a container without one is alone.
+/// The group that an annotation names; a container without an annotation is a group of its own.
 pub(super) fn group_of(spec: &ShimSpec, id: &str) -> String {
     let named = GROUP_ANNOTATIONS
         .iter()

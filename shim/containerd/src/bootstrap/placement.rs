@@ -1,6 +1,6 @@
 //! The server's placement among the node's processes: out-of-memory order, cgroup, core scheduling.
 //!
-//! Failures are logged only: a node without one of these features must still run containers.
+//! Failures are logged only: a node without these features must still run containers.
 
 use std::fs;
 use std::io;
@@ -14,8 +14,8 @@ use crate::cgroup::hierarchies_with_controllers;
 /// The highest `oom_score_adj` of the kernel.
 const HIGHEST_OOM_SCORE: i32 = 1000;
 
-/// Gives this process, and so the server it starts, its own core scheduling group if containerd
-/// wants that.
+/// Gives this process and the server a separate core scheduling group, if containerd sets
+/// `SCHED_CORE`.
 pub(super) fn join_core_scheduling_group() {
     if std::env::var_os("SCHED_CORE").is_none_or(|wanted| wanted.is_empty()) {
         return;
@@ -26,8 +26,8 @@ pub(super) fn join_core_scheduling_group() {
     }
 }
 
-/// Lets the kernel kill the shim rather than containerd: one more than the score of containerd, our
-/// parent.
+/// Lets the kernel kill the shim rather than containerd: the score is the parent's, containerd's,
+/// plus 1.
 pub(super) fn adjust_oom_score(server: u32) {
     let result = oom_score_of(rustix::process::getppid()).and_then(|score| {
         let score = (score + 1).min(HIGHEST_OOM_SCORE);
@@ -44,8 +44,8 @@ fn oom_score_of(parent: Option<Pid>) -> io::Result<i32> {
     text.trim().parse().map_err(io::Error::other)
 }
 
-/// Moves the server into the cgroup that the options name: in every v1 hierarchy, or in the one of
-/// v2. The unified hierarchy of a hybrid node gets no cgroup.
+/// Moves the server into the cgroup that the options name: in every v1 hierarchy, or in the v2
+/// hierarchy. The unified hierarchy of a hybrid node gets no cgroup.
 pub(super) fn join_cgroup(server: u32, cgroup: &str) {
     if cgroup.is_empty() {
         return;

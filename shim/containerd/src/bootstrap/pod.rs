@@ -1,8 +1,9 @@
 //! The containers of a pod for which containerd runs neither `start` nor `delete`.
 //!
 //! With version 3 of the protocol containerd 2.3 sends a pod's later containers directly to the
-//! sandbox's server. When that server dies, containerd runs `delete` for the sandbox alone and only
-//! removes the bundles of the others. Their processes would live on, unknown to containerd.
+//! sandbox's server. When this server dies, containerd runs `delete` only for the sandbox, and just
+//! removes the bundles of the pod's containers. The containers' processes would live on, unknown to
+//! containerd.
 
 use std::fs;
 use std::path::Path;

@@ -72,8 +72,8 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
             own.hand_over()
         }
     });
-    // Into every bundle, also for a container that joins a server: containerd 1.x reads it when it
-    // restarts.
+    // Every bundle gets the address, also if the container joins a server: containerd 1.x reads the
+    // file after a restart.
     address::write(&address).map_err(failed("write the address into the bundle"))?;
     let answer = answer::encode(&address, sent.bootstrap.as_ref())?;
     write_out(&answer).map_err(failed("answer with the address"))

@@ -2,10 +2,10 @@
 //!
 //! Up to containerd 2.2 the input is an `Any` with the runtime's options, or nothing. Since 2.3
 //! `start` gets `BootstrapParams`, which also repeat the flags and the environment, and name the
-//! folder for sockets. Both messages begin with two strings, so each parses as the other. Only
-//! `BootstrapParams` repeat the flags `-id` and `-namespace`, and only an `Any` names a type of
-//! options. Other input is refused, as by Go's shim of containerd 2.4: an answer in the wrong form
-//! would leak a server.
+//! folder for sockets. Both messages begin with two strings, so an `Any` also parses as
+//! `BootstrapParams`, and vice versa. Only `BootstrapParams` repeat the flags `-id` and
+//! `-namespace`, and only an `Any` names a type of options. Other input is refused, as by Go's shim
+//! of containerd 2.4: an answer in the wrong form would leak a server.
 
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub(crate) enum InputError {
     /// The bytes are neither parameters nor options.
     #[error("read stdin: neither bootstrap parameters nor runtime options")]
     Unknown,
-    /// The parameters are those of another container, or the message is none of containerd's.
+    /// The parameters belong to a different container, or the message is not containerd's.
     #[error(
         "bootstrap parameters do not match the command line: \
          id {id:?} in namespace {namespace:?}, not {} in {}", .args_id, .args_namespace
@@ -150,14 +150,14 @@ fn read_limited(stdin: impl Read) -> Result<Vec<u8>, InputError> {
     }
 }
 
-/// True for an `Any` of containerd's. `BootstrapParams` of another container have more fields, or
-/// no such type.
+/// True for an `Any` from containerd. `BootstrapParams` of a different container have more fields,
+/// or no such type.
 fn has_options(any: &Any) -> bool {
     any.type_url.ends_with("Options") && any.special_fields.unknown_fields().iter().next().is_none()
 }
 
-/// `start` uses one field of the options. Only `Create` refuses an unknown type, or a table that
-/// cannot be read.
+/// `start` uses a single field of the options. Only `Create` refuses an unknown type, or a table
+/// that cannot be read.
 fn start_options(any: Option<&Any>) -> Result<Options, InputError> {
     match Options::from_any(any) {
         Err(error @ OptionsError::Malformed { .. }) => Err(error.into()),

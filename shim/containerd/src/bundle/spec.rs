@@ -1,10 +1,11 @@
 //! The fields of an OCI spec that the shim reads.
 //!
-//! Go's shim and runc read a spec with Go's `encoding/json`, and what they accept is accepted here:
-//! `null` is nothing, of duplicate keys the last one counts, objects of one name are merged, half
-//! of a surrogate pair is U+FFFD, as are bytes that are not UTF-8, and what follows the first JSON
-//! value is ignored. Only `annotations` must have the runtime spec's types: they say which pod's
-//! shim serves the container. About the types of other fields the runtime complains at `create`.
+//! Go's shim and runc read a spec with Go's `encoding/json`, and this parser accepts the same
+//! texts: `null` is nothing, of duplicate keys the last counts, objects with equal names are
+//! merged. Half of a surrogate pair is U+FFFD, and so is a byte that is not UTF-8. Text after the
+//! first JSON value is ignored. Only `annotations` must have the runtime spec's types: the
+//! annotations name the pod, and so the shim, of the container. About the types of other fields the
+//! runtime complains at `create`.
 
 use std::collections::HashMap;
 
@@ -69,8 +70,8 @@ impl ShimSpec {
         &self.linux.cgroups_path
     }
 
-    /// True if the kernel ends the container's other processes together with its init: only an init
-    /// that is number 1 of its own pid namespace does that.
+    /// True if the kernel ends all processes of the container with the init: the init must be pid 1
+    /// of a separate pid namespace.
     pub(crate) fn has_own_pid_namespace(&self) -> bool {
         self.linux.has_own_pid_namespace
     }
@@ -112,7 +113,7 @@ fn is_own_pid_namespace(namespace: &RawObject<'_>) -> bool {
     field("type") == "pid" && field("path").is_empty()
 }
 
-/// None for `null`, or for a value of another type.
+/// None for `null`, or for a value of a different type.
 fn read<'a, T: Deserialize<'a>>(value: &'a RawValue) -> Option<T> {
     serde_json::from_str::<Option<T>>(value.get()).unwrap_or_default()
 }

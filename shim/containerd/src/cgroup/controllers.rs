@@ -1,9 +1,9 @@
-//! Controllers of the unified hierarchy: a cgroup has those that every cgroup above it enables in
-//! its `cgroup.subtree_control`, see cgroups(7).
+//! Controllers of the unified hierarchy: a cgroup has a controller if `cgroup.subtree_control` of
+//! every ancestor enables the controller, see cgroups(7).
 //!
 //! A runtime enables the controllers for the container's limits, or leaves the work to systemd.
 //! After each create Go's shim enables all controllers of the root, so that the figures exist. This
-//! shim enables the missing ones only.
+//! shim enables only the missing controllers.
 
 use std::fs;
 use std::io;
@@ -12,9 +12,9 @@ use std::path::Path;
 const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// Enables the controllers of the topmost cgroup in all cgroups above this one. A failure changes
-/// nothing: a cgroup with processes of its own enables none, and in a user namespace the upper
-/// cgroups belong to another user.
+/// Enables the controllers of the topmost cgroup in all cgroups above this cgroup. A failure is
+/// harmless: a cgroup with processes of its own enables no controller, and in a user namespace the
+/// upper cgroups belong to a different user.
 pub(super) fn enable(cgroup: &Path) {
     let mut above: Vec<&Path> = cgroup
         .ancestors()
@@ -40,7 +40,7 @@ fn hand_down(cgroup: &Path, all: &str) -> io::Result<()> {
     let enabled = fs::read_to_string(&file)?;
     let is_missing = |name: &&str| !enabled.split_whitespace().any(|enabled| enabled == *name);
     let mut result = Ok(());
-    // One at a time: the kernel accepts all names of a write, or none.
+    // A write for each name: the kernel accepts all names of a write, or no name.
     for name in all.split_whitespace().filter(is_missing) {
         result = write(&file, name).and(result);
     }

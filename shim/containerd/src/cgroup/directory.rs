@@ -1,4 +1,4 @@
-//! One directory of a cgroup, and reading the small files in it.
+//! Reads the small files in a directory of a cgroup.
 //!
 //! The kernel generates the files' text at each read. A missing file means that the kernel or the
 //! cgroup lacks the figure; callers leave the figure out.
@@ -36,7 +36,7 @@ impl Directory {
         text_of(&self.file(name))
     }
 
-    /// The one number in a file.
+    /// The number in a file with a single number.
     pub(super) fn number(&self, name: &str) -> Option<u64> {
         number(&self.text(name)?)
     }

@@ -3,8 +3,7 @@
 //!
 //! A directory is valid only if its `cgroup.procs` lists the process. So the usual place below
 //! /sys/fs/cgroup is tried first. The mount table, which has ten thousand lines on some nodes, is
-//! read only if that fails: inside another container, as in kind, or with hierarchies mounted
-//! elsewhere.
+//! read only if that fails: inside a container, as in kind, or with hierarchies mounted elsewhere.
 
 use std::cell::OnceCell;
 use std::fs::{self, File};
@@ -102,7 +101,7 @@ impl Search {
         Ok(self.directory(None, unified.path)?.map(CgroupHierarchy::V2))
     }
 
-    /// The directory in the hierarchy of a controller, or in the unified one.
+    /// The directory in the hierarchy of a controller, or in the unified hierarchy.
     fn directory(
         &self,
         controller: Option<&str>,

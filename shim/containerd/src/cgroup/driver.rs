@@ -1,9 +1,9 @@
 //! The driver that makes a container's cgroups: the runtime itself, or systemd.
 //!
-//! The option names the driver. Without one (containerd 1.6 loses the options of a foreign runtime
-//! type), a cgroup path in systemd's form is a hint that the kubelet uses the systemd driver. It is
-//! only a hint: containerd's CRI before 2.0 writes that form for any parent whose name ends in
-//! `.slice`. On a node without systemd the runtime could not use such a path.
+//! The option names the driver. containerd 1.6 loses the options of a foreign runtime type. Without
+//! the option, a cgroup path in systemd's form is a hint that the kubelet uses the systemd driver.
+//! The form is only a hint: containerd's CRI before 2.0 writes this form for any parent whose name
+//! ends in `.slice`. On a node without systemd the runtime could not use such a path.
 
 use std::fs;
 

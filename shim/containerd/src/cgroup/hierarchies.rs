@@ -1,10 +1,10 @@
-//! The mount points of a node's cgroup hierarchies, without reading the mount table: all below one
-//! folder.
+//! The mount points of a node's cgroup hierarchies, without reading the mount table: all are below
+//! [`ROOT`].
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder with one folder for each v1 hierarchy, or the mount point of v2 itself.
+/// The folder with a folder for each v1 hierarchy, or the mount point of v2.
 const ROOT: &str = "/sys/fs/cgroup";
 
 /// The hierarchies of this node.
@@ -12,8 +12,8 @@ pub(crate) fn hierarchies() -> Vec<PathBuf> {
     hierarchies_in(Path::new(ROOT))
 }
 
-/// The hierarchies with the controllers of this node. Beside v1 hierarchies the unified one has
-/// none, and containerd does not use it.
+/// The hierarchies with the controllers of this node. Beside v1 hierarchies the unified hierarchy
+/// has no controllers, and containerd does not use it.
 pub(crate) fn hierarchies_with_controllers() -> Vec<PathBuf> {
     with_controllers(Path::new(ROOT))
 }

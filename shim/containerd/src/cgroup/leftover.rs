@@ -1,9 +1,9 @@
 //! Removes the cgroup of a container whose create was interrupted.
 //!
-//! A runtime makes the cgroup before it writes its state. If it is killed in between, it has no
-//! record of the container, and no `delete` of it finds the cgroup. The spec still names it.
-//! rmdir(2) removes an empty cgroup only, so a cgroup with processes or other cgroups in it stays.
-//! Of the processes, only the init of this create is ended.
+//! A runtime makes the cgroup before it writes its state. A runtime that is killed in between has
+//! no record of the container, and `delete` does not find the cgroup. The spec still names the
+//! cgroup. rmdir(2) removes only an empty cgroup, so a cgroup with processes or child cgroups
+//! stays. Of the processes, only the init of this create is ended.
 
 use std::fs;
 use std::io;

@@ -109,7 +109,8 @@ impl Cgroup {
         }
     }
 
-    /// Watches for kills from now on; earlier ones are not reported. Call it inside the event loop.
+    /// Watches for kills from now on; earlier kills are not reported. Call this inside the event
+    /// loop.
     pub(crate) fn watch_oom(&self) -> Result<OomWatch, OomError> {
         OomWatch::open(&self.0)
     }
@@ -118,7 +119,7 @@ impl Cgroup {
 /// The message that containerd expects for the hierarchy's version.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum CgroupMetrics {
-    /// One hierarchy per controller.
+    /// A hierarchy per controller.
     V1(Box<MetricsV1>),
     /// The unified hierarchy.
     V2(Box<MetricsV2>),

@@ -15,17 +15,17 @@ pub(super) struct CgroupMount {
     /// The root within the hierarchy.
     root: PathBuf,
     point: PathBuf,
-    /// The controllers, or `name=`, of a hierarchy of version 1; none for the unified one.
+    /// The controllers, or `name=`, of a version 1 hierarchy; `None` for the unified hierarchy.
     controllers: Option<Vec<String>>,
 }
 
 impl CgroupMount {
-    /// The cgroup mounts of a mountinfo, the topmost first. Only one line is in memory at a time.
+    /// The cgroup mounts of a mountinfo, the topmost first. Only the current line is in memory.
     pub(super) fn read_all(mountinfo: impl BufRead) -> io::Result<Vec<Self>> {
         let mut mounts = Vec::new();
         for line in mountinfo.split(b'\n') {
-            // A mount with an unreadable line is skipped: the search for a cgroup checks each
-            // directory that it finds.
+            // A mount with an unreadable line is skipped: the search for a cgroup checks each found
+            // directory.
             if let Ok(mount) = MountEntry::from_line(&line?) {
                 mounts.extend(Self::of(mount));
             }
@@ -50,7 +50,7 @@ impl CgroupMount {
         })
     }
 
-    /// True if it shows the hierarchy of this controller, or the unified one.
+    /// True if the mount shows the hierarchy of this controller, or the unified hierarchy.
     pub(super) fn shows(&self, controller: Option<&str>) -> bool {
         match (&self.controllers, controller) {
             (Some(has), Some(wanted)) => has.iter().any(|name| name == wanted),
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// From a hybrid node, with one mount as a container without a cgroup namespace sees it.
+    /// From a hybrid node, with a mount as seen by a container without a cgroup namespace.
     const MOUNTINFO: &str = "\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755

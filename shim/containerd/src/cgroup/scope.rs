@@ -1,8 +1,8 @@
 //! Stops the scope of a container whose create was interrupted.
 //!
 //! systemd ends a scope with its last process. A runtime that is killed while systemd starts the
-//! scope can leave one without a process that systemd does not end: its cgroup stays, and the next
-//! create of the same name fails. Only an empty scope is stopped.
+//! scope can leave an empty scope that systemd does not end. The cgroup stays, and the next create
+//! with this name fails. Only an empty scope is stopped.
 
 use std::fs;
 use std::io;

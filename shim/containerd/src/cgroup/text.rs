@@ -67,7 +67,7 @@ pub(super) fn device(word: &str) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// One RDMA device's usage or limit.
+/// An RDMA device's usage or limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rdma<'a> {
     pub(super) device: &'a str,
@@ -75,7 +75,7 @@ pub(super) struct Rdma<'a> {
     pub(super) objects: u32,
 }
 
-/// Lines of `mlx4_0 hca_handle=2 hca_object=max`, the same in both versions; `max` is the largest
+/// Lines of `mlx4_0 hca_handle=2 hca_object=max`, equal in cgroup v1 and v2; `max` is the largest
 /// number of the message.
 pub(super) fn rdma(text: &str) -> Vec<Rdma<'_>> {
     let of = |pairs: &[(&str, &str)], key: &str| {

@@ -3,10 +3,10 @@
 //! crun's init waits for `start` before crun has recorded it. If crun is killed in between, no
 //! `delete` finds the init. It waits without end, and its cgroup or scope stays.
 //!
-//! Another container may have the same `cgroupsPath`, so the cgroup alone proves nothing. The init
-//! has the fifo open that `start` writes to: `exec.fifo` in the runtime's state of this container
-//! and of no other. It closes the fifo when it executes the container's program. A process without
-//! this descriptor is not touched.
+//! Several containers may have the same `cgroupsPath`, so the cgroup alone proves nothing. The init
+//! has the fifo open that `start` writes to: `exec.fifo` in the runtime's state of this container.
+//! The init closes the fifo at the exec of the container's program. A process without this
+//! descriptor is not touched.
 //!
 //! Only links are read, by a thread that can be left behind: a process can block its readers for
 //! ever.
@@ -29,7 +29,7 @@ const START_FIFO: &str = "exec.fifo";
 const DELETED: &[u8] = b" (deleted)";
 
 /// Ends the processes in or below these cgroups that wait for the start of the container with this
-/// state directory. There is one cgroup for each hierarchy.
+/// state directory. `cgroups` has a path for each hierarchy.
 pub(super) fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
     let pids: HashSet<Pid> = cgroups
         .iter()
@@ -199,8 +199,8 @@ mod tests {
         assert_eq!(init.wait().unwrap().signal(), Some(9));
     }
 
-    /// Another container in the same cgroup: a reader of its command line would hang, and the shim
-    /// with it.
+    /// The process of a second container in the cgroup: a read of the command line would hang the
+    /// shim.
     #[test]
     fn a_process_that_holds_its_memory_does_not_delay_the_clean_up() {
         let root = tempfile::tempdir().unwrap();
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(init.wait().unwrap().signal(), Some(9));
     }
 
-    /// A process of another container in the same cgroup: its links cannot be read.
+    /// A process of a second container in the cgroup, whose links cannot be read.
     #[test]
     fn a_process_that_hangs_in_execve_does_not_delay_the_clean_up() {
         let root = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! The events for containerd, in order.
 //!
-//! Each event enters one queue when it happens, and one task sends the queue's events in order. No
+//! Each event enters a queue when it happens, and a single task sends the events in order. No
 //! caller waits for containerd. If containerd is restarting, an event is sent again until it
 //! arrives: a lost exit leaves a dead container "running" for ever. Events are lost only if
 //! containerd is away for very long: see `queue`.
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 
 use queue::{Item, Queue};
 
-/// One event of a task.
+/// An event of a task.
 #[derive(Debug, Clone)]
 pub(crate) enum TaskEvent {
     /// The container exists.
@@ -81,7 +81,7 @@ impl TaskEvents {
         }
     }
 
-    /// The number of queued events, without the one that is being sent.
+    /// The number of queued events, without the event that is being sent.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
     }

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Queued;
 
-/// The number of events that Go's shim keeps for another try.
+/// The number of events that Go's shim keeps for a retry.
 const MAX_EVENTS: usize = 2048;
 
 /// An entry of the queue.
@@ -38,7 +38,7 @@ struct Items {
 }
 
 impl Queue {
-    /// Adds an item, and drops an older one if there are too many.
+    /// Adds an item, and drops an older item if there are too many.
     pub(super) fn add(&self, item: Item) {
         let mut items = self.items();
         if items.waiting.len() >= MAX_EVENTS {

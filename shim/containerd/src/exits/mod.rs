@@ -2,13 +2,13 @@
 //!
 //! The shim is a subreaper: processes that outlive the runtime, above all a container's init,
 //! become its children. Each known process is waited for by its own pidfd. There is no
-//! `waitpid(-1)`, which would race with each of those waits and with those of `tokio::process`. The
-//! reaper in `orphans` reaps every other zombie, at once.
+//! `waitpid(-1)`, which would race with these waits and with `tokio::process`. The reaper in
+//! `orphans` reaps every unknown zombie at once.
 //!
-//! One kind of process becomes known too late for that: a container's init, or an exec, is the
-//! shim's child as soon as its parent has ended, but the shim reads its pid only after the
-//! runtime's call. If such a process ends before, the reaper treats it as an orphan. So the
-//! statuses of reaped orphans are kept while such a call runs: see [`PendingProcess`].
+//! The inits of containers and the execs become known too late. Such a process is the shim's child
+//! as soon as the parent has ended, but the shim reads the pid only after the runtime's call. If
+//! such a process ends before, the reaper treats it as an orphan. So the statuses of reaped orphans
+//! are kept while such a call runs: see [`PendingProcess`].
 
 mod orphans;
 mod pidfd;
@@ -78,7 +78,7 @@ impl PendingProcess {
     pub(crate) fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
         match Watched::open(pid, &self.exits) {
             Ok(watched) if watched.is_child() => Ok(watched),
-            // The process is gone, or another process has its pid now.
+            // The process is gone, or a new process has the pid.
             other => match self.exits.inner().statuses.find(self.since, pid) {
                 Some(exit) => Ok(Watched::reaped(pid, exit)),
                 None => other,
@@ -126,7 +126,7 @@ mod tests {
         assert!(!exits.is_known(7));
     }
 
-    /// Issue 14: the deletion of an old exec made an orphan of a new one with the same pid, and its
+    /// Issue 14: the deletion of an old exec made an orphan of a new exec with the same pid, whose
     /// exit code was lost.
     #[test]
     fn a_pid_that_is_used_again_is_known_by_its_new_process() {
@@ -138,8 +138,7 @@ mod tests {
         assert!(!exits.is_known(7));
     }
 
-    /// A process that has ended and is not deleted yet must not keep another process with its pid
-    /// from being reaped.
+    /// An undeleted ended process must not keep a new process with the same pid from being reaped.
     #[tokio::test]
     async fn a_reaped_pid_is_free() {
         let exits = Arc::new(Exits::default());

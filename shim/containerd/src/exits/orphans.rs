@@ -1,11 +1,11 @@
 //! Reaps zombies that have no waiter.
 //!
-//! A subreaper inherits unknown processes: those that a container in the host's pid namespace left,
-//! or that a runtime's hook forked. They are reaped at once, whatever else runs: a zombie counts
-//! against its container's pids limit, and a call of the runtime may hang for ever. On SIGCHLD the
-//! task reads the kernel's list of the shim's children and reaps each dead, unknown one. The shim's
-//! own children are known before this task can see them, because their starter runs on the same
-//! thread.
+//! A subreaper inherits unknown processes: leftovers of a container in the host's pid namespace, or
+//! children of a runtime's hook. Orphans are reaped at once, even during a call of the runtime: a
+//! zombie counts against its container's pids limit, and the call may hang for ever. On SIGCHLD the
+//! task reads the kernel's list of the shim's children and reaps each dead, unknown child. The
+//! shim's own children are known before this task can see them, because their starter runs on the
+//! same thread.
 
 use std::fs;
 use std::sync::Arc;
@@ -47,14 +47,14 @@ fn has_zombie() -> bool {
     !matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD))
 }
 
-/// The children of the event loop's thread, dead ones included.
+/// The children of the event loop's thread, including zombies.
 pub(crate) fn child_pids() -> Vec<u32> {
     children_of(getpid())
 }
 
-/// The children of one thread: a child belongs to the thread that forked it. The kernel gives
-/// orphans to a process's first thread (find_new_reaper in kernel/exit.c), the event loop's thread.
-/// Other threads reap their own children: rootfs/fuse.rs, rootfs/id_map.rs.
+/// The children of a thread: a child belongs to the thread that forked it. The kernel gives orphans
+/// to a process's first thread (find_new_reaper in kernel/exit.c), the event loop's thread. Threads
+/// in rootfs/fuse.rs and rootfs/id_map.rs start and reap children of their own.
 fn children_of(thread: Pid) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/self/task/{}/children", thread.as_raw_pid()))
         .unwrap_or_default();

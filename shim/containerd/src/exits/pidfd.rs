@@ -1,9 +1,8 @@
 //! Waits for a process by its pidfd.
 //!
-//! The event loop sees the pidfd become readable, then waitid(2) with P_PIDFD takes the status of
-//! exactly that process, never of another one with the same pid. This also works for a process that
-//! is dead when its pidfd is opened, until it is reaped. The orphans' reaper knows a process until
-//! it is reaped, and no longer: then another process may get its pid.
+//! When the pidfd becomes readable, waitid(2) with P_PIDFD takes the status of exactly this
+//! process, never of a later process with the same pid. A pidfd can also be opened for a zombie.
+//! The orphans' reaper forgets a process when it is reaped: then the kernel may reuse the pid.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::{Exits, KnownPid};
 
-/// The status that containerd gets when the real one is lost, as with Go's shim.
+/// The status that containerd gets when the real status is lost, as with Go's shim.
 const LOST_STATUS: u32 = 255;
 
 /// The status and the time of a process's end.
@@ -41,7 +40,7 @@ pub(crate) struct WatchError {
     source: io::Error,
 }
 
-/// A child, or a process that becomes one when the runtime ends.
+/// A child, or a process that becomes a child when the runtime ends.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pid: u32,
@@ -60,8 +59,8 @@ enum WatchedState {
 }
 
 impl Watched {
-    /// Opens a process. Call it before the process can have been reaped: until then no other
-    /// process gets its pid.
+    /// Opens a process. Call `open` before the process can have been reaped: until then the kernel
+    /// does not reuse the pid.
     pub(super) fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
         Self::known(exits.know(pid))
     }
@@ -82,7 +81,7 @@ impl Watched {
     /// A child that was just started. If it cannot be watched it is killed, and becomes an orphan.
     pub(crate) fn child(pid: u32, exits: &Arc<Exits>) -> io::Result<Self> {
         Self::known(exits.know(pid)).map_err(|error| {
-            // It is not reaped yet, so the pid is still its own.
+            // The child is not reaped yet, so the kernel has not reused the pid.
             let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
             raw.map(|raw| kill_process(raw, Signal::KILL));
             error.source
@@ -174,8 +173,8 @@ impl Watched {
         match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
             Ok(status) => status.as_ref().map(status_of),
             Err(error) => {
-                // ECHILD: the process has another parent, so the kernel reports the end without the
-                // status.
+                // ECHILD: the process is not the shim's child, so the kernel reports the end
+                // without the status.
                 tracing::warn!(pid = self.pid, %error, "the exit status of a process is lost");
                 Some(LOST_STATUS)
             }

@@ -1,4 +1,4 @@
-//! The statuses of reaped orphans, for as long as one of them may be the process of a running call.
+//! The statuses of reaped orphans, for as long as an orphan may be the process of a running call.
 //!
 //! Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a
 //! call began is not that call's process, whatever its pid.
@@ -34,7 +34,7 @@ impl Statuses {
         self.last
     }
 
-    /// Drops the statuses that no other call may need.
+    /// Drops the statuses that no running call may need.
     pub(super) fn end_call(&mut self, number: u64) {
         self.calls.remove(&number);
         match self.calls.first() {

@@ -1,10 +1,10 @@
 //! The socket over which the runtime sends the terminal's master.
 //!
-//! The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets one message
-//! with one descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns, and
-//! waits for no answer. So the shim needs no task for it: once the runtime has succeeded, the
-//! message is in the socket's queue. Each try of a create makes a connection, and the last one is
-//! the container's.
+//! The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets a message
+//! with a descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns, and
+//! waits for no answer. So the shim needs no task: once the runtime has succeeded, the message is
+//! in the socket's queue. Each try of a create makes a connection, and the last connection is the
+//! container's.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, IoSliceMut};
@@ -22,7 +22,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 const DIRECTORY: &str = "/run/containerd/s";
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// A console socket for the runtime; its path is removed when it is dropped.
+/// A console socket for the runtime. A drop removes the socket's path.
 pub(crate) struct ConsoleSocket {
     listener: UnixListener,
     path: PathBuf,

@@ -1,8 +1,8 @@
-//! Copies bytes from one descriptor to another, in a task.
+//! Copies bytes between two descriptors, in a task.
 //!
 //! The buffer is on the stack of the step that reads and writes, not in the task: an idle stream
-//! costs no memory. Only bytes that the reader has not accepted yet are kept, and until it accepts
-//! them nothing more is read. So a slow reader slows its own container and no other.
+//! costs no memory. Only bytes that the reader has not accepted yet are kept, and until the reader
+//! accepts them nothing more is read. So a slow reader delays no other container.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 
 use super::progress::{CopyProgress, DrainLimits, DrainResult, Mover, progress};
 
-/// The limit of one step; a pipe holds 64 KiB.
+/// The limit of a step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
 
 /// A running copy.
@@ -95,18 +95,18 @@ async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, mover: &Mover) -> i
 
 enum CopyStep {
     Moved,
-    /// Read, but not accepted by the other side yet.
+    /// Read, but not accepted by the destination yet.
     Kept(Vec<u8>),
     End,
 }
 
-/// One read, and as many writes as the destination accepts at once.
+/// A read, and as many writes as the destination accepts at once.
 fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<CopyStep> {
     let mut buffer = [0; STEP];
     let read = match rustix::io::read(from, &mut buffer) {
         Ok(0) => return Ok(CopyStep::End),
         Ok(read) => read,
-        // A pty's master answers EIO when the last process has closed the other side.
+        // A pty's master answers EIO when the last process has closed the slave.
         Err(Errno::IO) => return Ok(CopyStep::End),
         Err(Errno::INTR) => return Ok(CopyStep::Moved),
         Err(errno) => return Err(errno.into()),

@@ -3,8 +3,8 @@
 //! Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading
 //! *and* writing: this succeeds before its reader comes, and a write after the reader has gone
 //! fills the fifo instead of failing with EPIPE. The same is true of the write end of an input,
-//! which the shim keeps open until `CloseIO`. Any other file (a regular file, /dev/null) is passed
-//! to the process itself.
+//! which the shim keeps open until `CloseIO`. Files that are no fifo (a regular file, /dev/null)
+//! are passed to the process.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;

@@ -12,7 +12,7 @@ use std::thread;
 
 use super::progress::{CopyProgress, DrainLimits, DrainResult, Mover, progress};
 
-/// The limit of one step; the buffer exists as long as the stream.
+/// The limit of a step; the buffer exists as long as the stream.
 const STEP: usize = 16 * 1024;
 /// Room for the buffer and some calls.
 const STACK: usize = 256 * 1024;
@@ -24,7 +24,7 @@ pub(super) struct FileWriter {
 }
 
 impl FileWriter {
-    /// Starts to copy from the pipe to the file. The pipe's end must be a blocking one.
+    /// Starts to copy from the pipe to the file. The pipe's end must be blocking.
     pub(super) fn start(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
         let (mover, progress) = progress();
         let write = move || pass_on(&mut pipe.into(), &mut file.into(), &mover);

@@ -206,7 +206,8 @@ impl Drop for Logger {
 mod tests {
     use super::*;
 
-    /// A program that runs this script; its stdout and stderr have no writer.
+    /// Starts a shell with `script` as the logging program; the container's stdout and stderr have
+    /// no writer.
     async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, LoggerError> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();

@@ -9,9 +9,9 @@
 //!   terminal: both ways through the one pty master that the runtime sends over the console socket
 //! ```
 //! First everything is opened (`PreparedIo`), then the runtime runs with the container's ends, and
-//! only after its success do the copies begin (`RunningIo`). A second try of a create uses the same
-//! one, without the output of the failed try (`PreparedIo::withhold_output`). A logging program
-//! reads its pipes itself, so it also gets the output of failed tries.
+//! only after its success do the copies begin (`RunningIo`). A second try of a create reuses the
+//! `PreparedIo`, without the output of the failed try (`PreparedIo::withhold_output`). A logging
+//! program reads the pipes directly, and so gets the output of failed tries too.
 
 mod console;
 mod copy;
@@ -61,7 +61,7 @@ pub(crate) struct Streams {
     pub(crate) stdout: String,
     /// Path of the fifo to write; unused with a terminal.
     pub(crate) stderr: String,
-    /// One pty instead of three pipes.
+    /// A pty instead of three pipes.
     pub(crate) terminal: bool,
 }
 

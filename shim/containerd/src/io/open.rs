@@ -1,8 +1,8 @@
 //! Opens the streams that containerd names for a process, away from the event loop.
 //!
-//! Any of the names may be a client's, and may lead to a server that does not answer; a `file://`
-//! may be a fifo without a reader. Such a call waits as long as the file does, as with Go's shim.
-//! The pod's other containers do not wait.
+//! A client may choose any of the names. A name may lead to a server that does not answer; a
+//! `file://` may be a fifo without a reader. Such a call waits until the open returns, as with Go's
+//! shim. The pod's other containers do not wait.
 
 use std::io;
 use std::os::fd::OwnedFd;

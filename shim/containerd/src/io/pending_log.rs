@@ -38,7 +38,7 @@ impl PendingLog {
         }
     }
 
-    /// Removes the output of a failed try from the pipe: another try may follow.
+    /// Removes the output of a failed try from the pipe, before a further try.
     pub(super) fn withhold_output(&self) -> Vec<u8> {
         let text = unread(&self.pipe);
         if !text.is_empty() {
@@ -47,8 +47,7 @@ impl PendingLog {
         text
     }
 
-    /// Writes the output of the last failed try, when no other follows. No caller waits for the
-    /// disk.
+    /// Writes the output of the last failed try, if no try follows. No caller waits for the disk.
     pub(super) fn write_failure(&self) -> io::Result<()> {
         let text = mem::take(&mut *self.failure());
         if text.is_empty() {

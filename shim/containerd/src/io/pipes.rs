@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::IoError;
 
-/// The owner of the pipes: the container's user, so that it can reopen /dev/stdout.
+/// The owner of the pipes: the container's user, so that the container can reopen /dev/stdout.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StreamOwner {
     /// User id.

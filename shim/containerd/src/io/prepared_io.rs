@@ -155,8 +155,8 @@ impl PreparedIo {
         Ok(())
     }
 
-    /// A terminal has one output, which passes through the shim: only the shim may read from the
-    /// master.
+    /// A terminal has a single output, which passes through the shim: only the shim may read from
+    /// the master.
     async fn take_console_output(
         &mut self,
         target: OutputTarget,
@@ -184,8 +184,8 @@ impl PreparedIo {
         Ok(())
     }
 
-    /// The process's stdin, stdout and stderr, if it has them; each run of the runtime borrows
-    /// them.
+    /// The process's open streams, in the order stdin, stdout, stderr. Each run of the runtime
+    /// borrows the streams.
     pub(crate) fn child_streams(&self) -> [Option<BorrowedFd<'_>>; 3] {
         self.child
             .each_ref()
@@ -198,8 +198,8 @@ impl PreparedIo {
         self.child[2].is_some()
     }
 
-    /// After a failed try of the runtime: keeps its output out of that of a container that another
-    /// try makes.
+    /// Removes the output of a failed try of the runtime, so that the next try's container starts
+    /// without this output.
     pub(crate) fn withhold_output(&self) {
         let of_pairs = self.pairs.iter().map(|pair| unread(&pair.from));
         let text = of_pairs
@@ -225,8 +225,8 @@ impl PreparedIo {
         Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|output| !output.is_empty())
     }
 
-    /// Writes the runtime's output into a log file when no other try follows. The reader of a fifo
-    /// gets only the answer to `Create`, as with Go's shim.
+    /// Writes the runtime's output into a log file when no try follows. The reader of a fifo gets
+    /// only the answer to `Create`, as with Go's shim.
     pub(crate) fn write_failure(&self) {
         for log in &self.logs {
             if let Err(error) = log.write_failure() {

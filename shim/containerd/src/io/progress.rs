@@ -71,12 +71,12 @@ pub(super) fn progress() -> (Mover, CopyProgress) {
 }
 
 impl Mover {
-    /// Records that `bytes` bytes have reached the other end.
+    /// Records that `bytes` bytes have reached the destination.
     pub(super) fn moved(&self, bytes: usize) {
         self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Records whether bytes were read that the other end does not accept yet.
+    /// Records whether bytes wait that the destination does not accept yet.
     pub(super) fn set_holding(&self, some: bool) {
         self.holding.store(some, Ordering::Relaxed);
     }

@@ -6,14 +6,14 @@
 //!   binary:///usr/bin/logger?tag=web      a program that reads stdout and stderr; its arguments are `tag web`
 //!   binary-v2:///usr/bin/logger           the same, and it must report that it is ready
 //! ```
-//! The parser follows Go's net/url, because clients test against that: a host is ignored and may be
-//! missing (`file:/x`), `%20` is a blank in a path, and `+` is one in a query. A path with an
-//! invalid escape is refused, such a part of a query is skipped. The first value of a repeated key
-//! is used.
+//! The parser follows Go's net/url, because clients test against net/url: a host is ignored and may
+//! be missing (`file:/x`), `%20` is a blank in a path, and `+` is a blank in a query. A path with
+//! an invalid escape is refused, a query part with an invalid escape is skipped. The first value of
+//! a repeated key is used.
 
 use std::path::PathBuf;
 
-/// A stream's other end.
+/// The client's end of a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     /// No stream.

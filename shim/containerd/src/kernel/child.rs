@@ -1,7 +1,7 @@
 //! Settings that a child makes itself, between fork(2) and execve(2): [`Command`] has none of them.
 //!
-//! Only functions that signal-safety(7) allows may run there: another thread of the parent may hold
-//! the allocator's lock.
+//! Only functions that signal-safety(7) allows may run there: any thread of the parent may hold the
+//! allocator's lock.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -14,8 +14,8 @@ use rustix::process::getpid;
 
 use super::signals::{LIBC_SIGNALS, set_disposition};
 
-/// The kernel kills the child when the thread that starts it ends, see prctl(2). So the event
-/// loop's thread must start it.
+/// The kernel kills the child when the parent thread ends, see prctl(2). So the event loop's thread
+/// must start the child.
 pub(crate) fn die_with_this_thread(command: &mut Command) {
     let parent = getpid().as_raw_pid();
     // SAFETY: the closure makes two system calls that take numbers, and owns a number.
@@ -48,13 +48,13 @@ pub(crate) fn with_default_signals(command: &mut Command) {
 
 /// The child inherits this descriptor under the same number.
 pub(crate) fn inherit(command: &mut Command, fd: OwnedFd) {
-    // SAFETY: the closure makes one system call, on a descriptor that it owns.
+    // SAFETY: the closure makes one system call, and owns the descriptor.
     unsafe {
         command.pre_exec(move || done(libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0)));
     }
 }
 
-/// The child inherits these descriptors as 3, 4, 5 and so on; all others are closed in it.
+/// The child inherits these descriptors as 3, 4, 5 and so on, and no descriptors above.
 pub(crate) fn inherit_from_three(command: &mut Command, fds: Vec<OwnedFd>) -> io::Result<()> {
     const FIRST: RawFd = 3;
     let Some(one) = fds.first() else {

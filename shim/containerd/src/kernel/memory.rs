@@ -9,11 +9,12 @@ use nix::libc;
 /// thread 128 KiB from the start (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte
 /// below, so nothing else can be there.
 const STACK: usize = 128 * 1024;
-/// The stack to keep below the caller: the frames of this call itself.
+/// The stack to keep below the caller, for the frames of `release_stack`.
 const MARGIN: usize = 1024;
 const PAGE: usize = 4096;
 
-/// Sets or removes a variable of this process's environment. Call while the process has one thread.
+/// Sets or removes a variable of this process's environment. Call while the process has a single
+/// thread.
 pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
     // SAFETY: there is no other thread that could read the environment meanwhile.
     unsafe {

@@ -18,12 +18,13 @@ pub(crate) use memory::{release_stack, set_environment};
 pub(crate) use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device};
 pub(crate) use signals::{forward_signal, ignore_stray_signals};
 
-/// Sends any signal number, real-time ones included, through a pidfd: rustix's type names the
-/// classic ones only.
+/// Sends any signal number, real-time ones included, through a pidfd: rustix's type names only the
+/// classic signals.
 pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
     let fd = pidfd.as_fd().as_raw_fd();
     // SAFETY: pidfd_send_signal(2) reads a descriptor that outlives the call, two numbers and a
-    // null siginfo, which means "as kill(2) would send it"; it writes no memory of this process.
+    // null siginfo, which means "as kill(2) would send it". The call writes no memory of this
+    // process.
     let sent = unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,
@@ -42,7 +43,7 @@ pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
 
 /// Registers a descriptor in the event loop.
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the AsyncFd owns the descriptor, which is thus open while it is registered; no code
-    // in this crate removes it or replaces the one inside.
+    // SAFETY: the AsyncFd owns the descriptor, so a registered descriptor is open. No code in this
+    // crate removes or replaces the descriptor in the AsyncFd.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }

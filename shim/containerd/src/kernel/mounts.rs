@@ -19,9 +19,9 @@ pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
             pause();
         }
     });
-    // SAFETY: without CLONE_VM this is a fork: the child has copies of the stack and of all other
-    // memory, so it cannot harm the parent. It makes two system calls that a child of a process
-    // with threads may make, and never returns.
+    // SAFETY: without CLONE_VM this is a fork: the child has copies of all memory, so it cannot
+    // harm the parent. The child makes two system calls that are allowed after a fork of a process
+    // with threads, and never returns.
     let child = unsafe {
         clone(
             idle,
@@ -83,8 +83,8 @@ pub(crate) fn free_loop_device(control: &File) -> io::Result<u32> {
     u32::try_from(number).map_err(io::Error::other)
 }
 
-/// Attaches a file to a loop device, which detaches it after its last user. EBUSY: another process
-/// attached first.
+/// Attaches a file to a loop device, which detaches the file after the last user. EBUSY: a
+/// competing process attached first.
 pub(crate) fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
     let direct_io = if mode.direct_io {
         LO_FLAGS_DIRECT_IO
@@ -172,7 +172,7 @@ mod tests {
         };
         let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         image.as_file().set_len(1 << 20).unwrap();
-        // another process may take the free device first
+        // a competing process may take the free device first
         let attached = (0..100).find_map(|_| {
             let number = free_loop_device(&control).ok()?;
             let device = open(&format!("/dev/loop{number}")).ok()?;

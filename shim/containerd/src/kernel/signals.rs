@@ -1,5 +1,5 @@
-//! Signals: handlers for those that the shim waits for, and for stray ones that would end the shim
-//! and its containers.
+//! Signal handlers: for signals that the shim waits for, and for stray signals that would end the
+//! shim and its containers.
 //!
 //! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored
 //! signals ignored, and the runtime, hooks and containers must begin like any program. See
@@ -63,7 +63,7 @@ pub(crate) fn forward_signal(
     unsafe { register(signal, forward) }.map(drop)
 }
 
-/// Ignores all signals that other processes may send, except requests to end. Call once.
+/// Ignores all signals that processes may send, except requests to end. Call once.
 pub(crate) fn ignore_stray_signals() {
     let all = (1..=libc::SIGRTMAX())
         .filter(|signal| !UNCHANGED.contains(signal) && !LIBC_SIGNALS.contains(signal));
@@ -80,8 +80,8 @@ pub(crate) fn ignore_stray_signals() {
             action.sa_sigaction =
                 ignore_signal as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-            // One at a time: the frames of many pending signals would not fit into the alternate
-            // stack.
+            // The mask blocks nested signals: the frames of many pending signals would not fit into
+            // the alternate stack.
             libc::sigfillset(&raw mut action.sa_mask);
             libc::sigaction(signal, &raw const action, null_mut())
         };
@@ -128,7 +128,7 @@ extern "C" fn ignore_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c
     let before = fault.and_then(|index| FORMER_ACTIONS.get()?.get(index)?.as_ref());
     if let Some(before) = before {
         // The fault happens again, this time with the former action: Rust reports an exhausted
-        // stack. SAFETY: the action is one that the kernel returned; raise(3) takes a number.
+        // stack. SAFETY: the kernel returned the action; raise(3) takes a number.
         unsafe {
             libc::sigaction(signal, before, null_mut());
             if RESUMABLE_FAULTS.contains(&signal) {
@@ -150,7 +150,7 @@ mod tests {
     const CHILD: &str = "BINDGUARD_TEST_SIGNALS";
     const READY: &str = "the handlers are set";
 
-    /// Signals are per process, so the test is another process, which runs `in_the_child`.
+    /// Signals are per process, so the test starts a process that runs `in_the_child`.
     fn child(what: &str) -> Command {
         let mut child = Command::new(env::current_exe().unwrap());
         child
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(status("abort").signal(), Some(libc::SIGABRT));
     }
 
-    /// Signals that come to a stopped process arrive together when it continues: on one small
+    /// Signals to a stopped process arrive together when it continues, on the small alternate
     /// stack.
     #[test]
     fn many_pending_signals_are_ignored() {

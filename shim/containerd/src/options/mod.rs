@@ -1,10 +1,11 @@
 //! The options of a container's runtime, which come with `Create`.
 //!
-//! They have three types, distinguished only by their type URL. With the runtime type
-//! `io.containerd.runc.v2` it is `containerd.runc.v1.Options`. With any other type containerd packs
-//! the TOML table of its config into `runtimeoptions.v1.Options`. Its 1.x clients send the options
-//! for a user namespace as `containerd.linux.runc.CreateOptions`, the options of the very first
-//! shim. Bytes of one type also parse as another, with wrong values, so an unknown type is refused.
+//! Options have three types, distinguished only by the type URL. For the runtime type
+//! `io.containerd.runc.v2` the options are `containerd.runc.v1.Options`. For any other runtime type
+//! containerd packs the TOML table of its config into `runtimeoptions.v1.Options`. Clients of 1.x
+//! send the options for a user namespace as `containerd.linux.runc.CreateOptions`, the options of
+//! the very first shim. Bytes of a wrong type also parse, with wrong values, so an unknown type is
+//! refused.
 //!
 //! They are kept in the bundle as `options.json`, in the format of Go's shim, so that `delete`
 //! works on a bundle of either shim.
@@ -79,10 +80,10 @@ pub(crate) struct Options {
     /// The OCI runtime, a name on PATH or an absolute path; empty means runc.
     #[serde(alias = "BinaryName", skip_serializing_if = "is_default")]
     pub(crate) binary_name: String,
-    /// The OCI runtime's state directory, without the namespace; empty means the default one.
+    /// The OCI runtime's state directory, without the namespace; empty means the default.
     #[serde(alias = "Root", skip_serializing_if = "is_default")]
     pub(crate) root: String,
-    /// Let systemd make the cgroups; None if the options do not set it.
+    /// Let systemd make the cgroups; None if unset.
     #[serde(alias = "SystemdCgroup", skip_serializing_if = "Option::is_none")]
     pub(crate) systemd_cgroup: Option<bool>,
     /// The criu binary; containerd 2.0 dropped the option, older versions still send it.

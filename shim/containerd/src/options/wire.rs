@@ -1,4 +1,4 @@
-//! Messages for which the protos crate has no type, read field by field. Other fields are skipped.
+//! Messages for which the protos crate has no type, read field by field. Unused fields are skipped.
 
 use protobuf::CodedInputStream;
 use protobuf::rt::skip_field_for_tag;

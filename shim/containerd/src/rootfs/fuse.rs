@@ -25,7 +25,7 @@ pub(super) struct Fuse<'a> {
 }
 
 impl<'a> Fuse<'a> {
-    /// The FUSE mount of this filesystem type; `None` for other types.
+    /// The FUSE mount of this filesystem type; `None` if the type is not FUSE.
     pub(super) fn of_type(kind: &'a str) -> Option<Self> {
         let helpers = [("fuse.", "mount.fuse"), ("fuse3.", "mount.fuse3")];
         helpers.into_iter().find_map(|(prefix, helper)| {

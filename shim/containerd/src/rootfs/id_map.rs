@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use super::overlay::common_parent;
 use crate::kernel::child_in_user_namespace;
 
-/// A mapping, in the one form that the kernel accepts.
+/// A mapping as a user namespace, the only form that the kernel accepts.
 #[derive(Debug)]
 pub(super) struct MappedNamespace {
     namespace: File,
@@ -41,8 +41,8 @@ impl MappedNamespace {
         })
     }
 
-    /// Maps the ids of the mount on `target`. No other process may use the mount yet: it is
-    /// replaced by its clone.
+    /// Maps the ids of the mount on `target`. No process may use the mount yet, because a mapped
+    /// clone replaces the mount.
     pub(super) fn apply(&self, target: &Path) -> io::Result<()> {
         let mapped = self.clone_of(target, false)?;
         unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;

@@ -1,9 +1,9 @@
 //! The `loop` option: a file with a filesystem becomes a block device while it is mounted.
 //!
-//! The kernel names a free device, but does not reserve it: the first process that attaches gets
-//! it, and EBUSY means to try another one. The device detaches the file by itself after its last
-//! user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user: it stays open until the filesystem is
-//! mounted.
+//! The kernel names a free device, but does not reserve the device: the first process that attaches
+//! gets the device. After EBUSY the shim requests a new device. The device detaches the file by
+//! itself after its last user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user: the shim closes
+//! the descriptor after the filesystem is mounted.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,9 +1,9 @@
 //! The container's root filesystem: the snapshotter's mounts, on `rootfs` in the bundle.
 //!
-//! Usually one overlay, sometimes id-mapped. A devmapper or erofs snapshotter uses block devices or
-//! images, a lazy-pulling one a FUSE filesystem. All of it is mounted on a separate thread, and a
-//! failure unmounts what was mounted before. No mount or unmount reads the mount table: with ten
-//! thousand mounts on a node that would be the main cost.
+//! Usually an overlay, sometimes id-mapped. A devmapper or erofs snapshotter uses block devices or
+//! images, a lazy-pulling snapshotter a FUSE filesystem. Everything is mounted on a separate
+//! thread, and a failure unmounts the earlier mounts. No mount or unmount reads the mount table:
+//! with ten thousand mounts on a node the reading would be the main cost.
 
 mod fuse;
 mod id_map;
@@ -171,7 +171,7 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
         call(None, &target, None, options.propagation, None)
             .map_err(failed("change the propagation of"))?;
     }
-    // The kernel ignores every other flag of a new bind: read-only needs a second call.
+    // For a new bind the kernel ignores all further flags: read-only needs a second call.
     let read_only_bind = MsFlags::MS_BIND | MsFlags::MS_RDONLY;
     if options.flags.contains(read_only_bind) {
         remount(&target, options.flags).map_err(failed("make read-only"))?;
@@ -219,8 +219,9 @@ fn mount_itself(
 }
 
 /// Gives a bind its flags. In a user namespace the flags of a mount from outside are locked, see
-/// mount_namespaces(7): the kernel refuses a call that leaves one out. Then the locked flags are
-/// kept, and so is the mount's atime mode, which the kernel keeps when the call has no atime flag.
+/// mount_namespaces(7): the kernel refuses a call that leaves out a locked flag. Then the locked
+/// flags are kept, and so is the mount's atime mode, which the kernel keeps when the call has no
+/// atime flag.
 fn remount(target: &Path, flags: MsFlags) -> io::Result<()> {
     match call(None, target, None, flags | MsFlags::MS_REMOUNT, None) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

@@ -1,9 +1,9 @@
 //! Overlays with very many layers.
 //!
-//! mount(2) takes one page of options. An image of about sixty layers needs more, with all layers
-//! below one directory of the snapshotter. So the lower directories are named relative to that
-//! directory, and mount(2) is called with it as the working directory. The whole process shares
-//! that, hence unshare(CLONE_FS) first: this runs on a thread that ends afterwards.
+//! mount(2) takes a page of options. An image of about sixty layers needs more, with all layers
+//! below a directory of the snapshotter. So the lower directories are named relative to this
+//! directory, which is the working directory of mount(2). All threads share the working directory,
+//! hence unshare(CLONE_FS) first, on a thread that ends after the mount.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::call;
 
-/// One page, less the final NUL. mount(2) silently cuts a longer string.
+/// A page, less the final NUL. mount(2) silently cuts a longer string.
 const MAX_OPTIONS: usize = 4096 - 1;
 
 /// The mount to make.

@@ -14,8 +14,9 @@ use super::RootfsError;
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's
-/// whole mount table before it removes the bundle, see `UnmountRecursive` in its `mount` package.
+/// Unmounts, and removes the mount point. If a bundle still has `rootfs`, containerd 2 reads the
+/// node's whole mount table before removing the bundle, see `UnmountRecursive` in its `mount`
+/// package.
 pub(super) fn unmount_and_remove(rootfs: &Path) -> Result<(), RootfsError> {
     unmount_all(rootfs)?;
     // A directory with files in it is not only a mount point, and stays.
@@ -33,7 +34,7 @@ pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
             UnmountFlags::empty()
         };
         match unmount(rootfs, lazy | UnmountFlags::NOFOLLOW) {
-            // There may be another mount underneath.
+            // There may be a further mount underneath.
             Ok(()) => {}
             // EINVAL: nothing is mounted on the root filesystem's path.
             Err(Errno::INVAL | Errno::NOENT) => return Ok(()),

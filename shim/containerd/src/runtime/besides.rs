@@ -1,8 +1,8 @@
 //! Work for `bindguard-runtime` besides a create: the comparison of a new container's mounts in
 //! full, and the journal's lines about a guard or a comparison that was late or died.
 //!
-//! `bindguard-runtime` does both in its own process. The shim has no code for binds and writes no
-//! journal, whose server may hang.
+//! The shim has no code for binds. The shim writes no journal, because the journal's file server
+//! may hang.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::Runtime;
 use super::guard::GuardedCall;
 use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 
-/// Time limit of the process that writes one line of the journal.
+/// Time limit of the process that writes a line of the journal.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Runtime {
@@ -44,7 +44,7 @@ impl Runtime {
         self.spawn_record(guard, PROVE_VERB, id, [pid.to_string().into(), why.into()]);
     }
 
-    /// Starts a verb that writes one line of the journal. A verb that hangs is killed.
+    /// Starts a verb that writes a line of the journal. A verb that hangs is killed.
     fn spawn_record(
         &self,
         guard: &Path,

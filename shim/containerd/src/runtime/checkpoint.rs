@@ -88,8 +88,7 @@ impl Runtime {
             .await
     }
 
-    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at
-    /// once.
+    /// Creates and starts a container from a checkpoint, through the guard if a guard is installed.
     pub(crate) async fn restore(
         &self,
         id: &str,

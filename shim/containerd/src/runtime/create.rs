@@ -22,7 +22,7 @@ pub(crate) struct CreateCall<'a> {
 }
 
 impl Runtime {
-    /// Creates the container, admitted by the guard if there is one.
+    /// Creates the container, through the guard if a guard is installed.
     pub(crate) async fn create(&self, call: &CreateCall<'_>) -> Result<Created, RuntimeError> {
         let CreateCall {
             id,

@@ -1,8 +1,8 @@
 //! Runs `create` and `restore`, which make a container, through the guard.
 //!
-//! `bindguard-runtime` is called with the runtime's own arguments. It checks the bundle's mounts,
-//! repairs stale ones and then *becomes* the runtime by exec. Right before, it writes one line to a
-//! pipe:
+//! `bindguard-runtime` is called with the runtime's own arguments. The guard checks the bundle's
+//! mounts, repairs stale mounts and then *becomes* the runtime by exec. Right before the exec, the
+//! guard writes a line to a pipe:
 //!
 //! ```text
 //!   handover          the runtime runs now; its result is the call's
@@ -13,12 +13,12 @@
 //!   end of file       the guard died
 //!   nothing in time   the guard hangs, perhaps on a dead mount: it is killed and not waited for
 //! ```
-//! In the last two cases, and if no guard is installed, the runtime runs without it: a guard that
-//! breaks creates is worse than the fault that it repairs. If the policy refuses any verdict, the
-//! container is refused: it may have such a bind. After a failure of the runtime the guard runs
-//! again, up to three times: a volume may have been updated between its check and the runtime's
-//! mount (kubernetes#127602). The runtime's text is not parsed. A failed try's output to the
-//! container's stderr does not appear in the output of a container that the next try makes.
+//! In the last two cases, and if no guard is installed, the runtime runs without a guard: a guard
+//! that breaks creates is worse than a stale bind. But if the policy refuses any verdict, the shim
+//! refuses the container, because an unchecked bind may have this verdict. After a failure of the
+//! runtime the guard runs again, up to three times: a volume may have been updated between its
+//! check and the runtime's mount (kubernetes#127602). The runtime's text is not parsed. The output
+//! of a failed try does not appear in the container's output after the next try.
 
 use std::ffi::OsString;
 use std::io;
@@ -73,7 +73,7 @@ pub(crate) struct Created {
     pub(crate) is_provable: bool,
 }
 
-/// The result of one run of the guard.
+/// The result of a run of the guard.
 enum GuardResult {
     Created(Created),
     RuntimeFailed(RuntimeError),
@@ -85,7 +85,7 @@ enum GuardResult {
 }
 
 impl Runtime {
-    /// Makes the container, admitted by the guard if there is one.
+    /// Makes the container, through the guard if a guard is installed.
     pub(super) async fn create_or_restore(
         &self,
         call: &GuardedCall<'_>,
@@ -278,7 +278,7 @@ impl Runtime {
         }
     }
 
-    /// Removes the remains of a failed create, so that the next one finds the name free.
+    /// Removes the remains of a failed create, so that the next create finds the name free.
     pub(crate) async fn remove_failed_create(&self, id: &str) {
         let _ = std::fs::remove_file(self.bundle.init_pid_file());
         if let Err(error) = self.force_delete(id).await {
@@ -290,7 +290,7 @@ impl Runtime {
     }
 }
 
-/// The shim's own folder first: the two belong together, and PATH may have another version.
+/// The shim's own folder first: PATH may have a guard of a different version.
 pub(super) fn guard_program() -> Option<PathBuf> {
     let beside_shim = std::fs::read_link("/proc/self/exe")
         .ok()

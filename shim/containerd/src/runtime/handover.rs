@@ -1,9 +1,9 @@
 //! The line in which the guard reports its result.
 //!
-//! One line, once, on a pipe whose other end closes when the guard becomes the runtime. Only its
-//! first word is checked, so that a later guard may add more. A second line, `unrepaired REASON`,
-//! names a bind that the guard left as it was and on which a runtime can fail. It is read if the
-//! runtime failed.
+//! The guard writes a single line to a pipe, whose write end closes when the guard becomes the
+//! runtime. Only the first word is checked, so that a later guard may add more. A second line,
+//! `unrepaired REASON`, names an unrepaired bind on which a runtime can fail. The shim reads the
+//! second line if the runtime failed.
 
 use std::time::Duration;
 

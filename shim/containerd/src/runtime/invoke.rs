@@ -152,7 +152,8 @@ impl RuntimeCall {
         self.environment.push((name, value.into()));
     }
 
-    /// Passes a descriptor to it, under the same number; only this child has it from the start.
+    /// Passes a descriptor to the child, under the same number. No other child inherits the
+    /// descriptor.
     pub(crate) fn inherit(&mut self, fd: OwnedFd) {
         self.inherited = Some(fd);
     }
@@ -180,8 +181,8 @@ impl RuntimeCall {
                 Some(memory_file().map_err(failed)?),
                 Some(memory_file().map_err(failed)?),
             ),
-            // With a terminal no other reader gets the runtime's stderr; the process itself never
-            // sees it.
+            // With a terminal the runtime's stderr has no reader, and the container's process does
+            // not get this stderr.
             RunStreams::Process(prepared_io) => {
                 let is_free = !prepared_io.has_stderr() && prepared_io.console_socket().is_some();
                 (None, is_free.then(memory_file).transpose().map_err(failed)?)

@@ -1,9 +1,9 @@
-//! The runtime's `--log` file: JSON objects, of one line each or, from crun 1.28, of several lines.
+//! The runtime's `--log` file: JSON objects, each on a line or, from crun 1.28, on several lines.
 //! youki writes `ERROR` and `message` in place of `error` and `msg`.
 //!
-//! Each call has its own file, so that the last error is from this call and not from an older one.
-//! An incomplete object, whose writer was killed, must not hide its neighbours. The guard writes its
-//! messages into the same file, below the level of an error; they are passed on to the shim's log.
+//! Each call has a separate file, so that the last error is not from an older call. An incomplete
+//! object, whose writer was killed, must not hide its neighbours. The guard writes its messages
+//! into the same file, below the level of an error; they are passed on to the shim's log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek};
@@ -23,7 +23,7 @@ const YOUKI_ERROR: &str = "ERROR";
 /// The end of youki's message where its environment has `RUST_BACKTRACE`.
 const YOUKI_BACKTRACE: &str = "\n\nStack backtrace:";
 
-/// The log file of one call; removed when dropped.
+/// The log file of a call; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     path: PathBuf,
@@ -50,9 +50,9 @@ impl RuntimeMessage {
 }
 
 impl LogFile {
-    /// A file in the bundle that no other call has. If it cannot be made (the disk is full, or
-    /// read-only) the runtime logs to `/dev/null`: it ends at once if it cannot open its log, and a
-    /// container must still be killed and deleted.
+    /// A new file in the bundle. If the file cannot be made (the disk is full, or read-only) the
+    /// runtime logs to `/dev/null`: a runtime without a log ends at once, and a container must
+    /// still be killed and deleted.
     pub(crate) fn in_bundle(bundle: &Path, verb: &str) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
@@ -137,8 +137,8 @@ fn first_message(text: &str) -> Option<(RuntimeMessage, usize)> {
     Some((message, objects.byte_offset()))
 }
 
-/// runc and crun write one error. youki writes an error for each step: the last says what failed, and
-/// the first why.
+/// runc and crun write a single error. youki writes an error for each step: the last says what
+/// failed, and the first why.
 fn last_error(messages: Vec<RuntimeMessage>) -> Option<String> {
     let is_error = |message: &RuntimeMessage| message.has_level(&["error", "fatal", "panic"]);
     let errors: Vec<_> = messages.into_iter().filter(is_error).collect();

@@ -1,4 +1,4 @@
-//! The OCI runtime's command line: one method per verb.
+//! The OCI runtime's command line: a method per verb.
 //!
 //! `create` and `restore` go through the guard (`guard`), all other verbs directly to runc, crun or
 //! the program that the options name. The runtime's *text* is passed on, never parsed: decisions
@@ -35,7 +35,7 @@ use invoke::{RunStreams, RuntimeCall};
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
 const DEFAULT_BINARY: &str = "runc";
 
-/// The runtime of one container.
+/// The runtime of a container.
 #[derive(Debug)]
 pub(crate) struct Runtime {
     binary: String,
@@ -187,7 +187,8 @@ impl Runtime {
     }
 }
 
-/// Finds a program as exec(3) would: a name with a slash is a path, any other is searched on PATH.
+/// Finds a program as exec(3) would: a name with a slash is a path, a name without a slash is
+/// searched on PATH.
 pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Some(PathBuf::from(program)).filter(|path| is_program(path));

@@ -1,8 +1,8 @@
-//! The containers of this shim: a pod's, or a single one.
+//! The containers of this shim: a pod's containers, or a single container.
 //!
-//! The map is locked for a look-up and never while a runtime runs, so no container waits for
-//! another. A name is reserved from the beginning of its `create`: a second create is refused, and
-//! the shim does not shut down during the first.
+//! The map is locked for a look-up and never while a runtime runs, so no container waits for a
+//! different container. A name is reserved from the beginning of its `create`: a second create is
+//! refused, and the shim does not shut down during the first.
 //!
 //! A shim ends when it has no container and containerd does not need it. Two states make this safe.
 //! A container whose `start` was answered with this shim is *expected*: its pod's last container
@@ -30,8 +30,8 @@ const DESERTED_LIMIT: Duration = Duration::from_secs(10);
 /// The same for a shim that never had a container: containerd may be busy before its first
 /// `Create`.
 const UNUSED_LIMIT: Duration = Duration::from_secs(60);
-/// The time limit for containerd's `Delete` of a container that has ended, after SIGTERM; it follows
-/// the exit within milliseconds. Without a limit a shim would outlive its containerd.
+/// The time limit for containerd's `Delete` of a container that has ended, after SIGTERM; it
+/// follows the exit within milliseconds. Without a limit a shim would outlive its containerd.
 const DELETE_LIMIT: Duration = Duration::from_secs(3);
 
 /// The containers, and their shared state.
@@ -40,7 +40,7 @@ pub(crate) struct Containers {
     shared: SharedState,
     register: Mutex<Register>,
     shutdown: Notify,
-    /// The first container arrived, or the last one was removed.
+    /// The first container arrived, or the last container was removed.
     occupancy_changed: Notify,
     calls: Arc<Calls>,
 }
@@ -91,7 +91,7 @@ impl Containers {
         self.calls.begin(method, id, exec_id)
     }
 
-    /// The containers and the pending calls, one line each.
+    /// The containers and the pending calls, a line for each.
     pub(crate) fn describe(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (id, slot) in &self.register().by_id {
@@ -161,7 +161,7 @@ impl Containers {
         }
     }
 
-    /// Refuses more containers if none needs this shim; returns true in that case.
+    /// If no container needs this shim, refuses new containers and returns true.
     ///
     /// A container that has ended needs the shim until its delete, which unmounts its root
     /// filesystem and answers its status, but no longer than `DELETE_LIMIT`.
@@ -209,7 +209,7 @@ impl Containers {
         deserted
     }
 
-    /// Removes a name. After the last one the shim waits for a request to end.
+    /// Removes a name. After the last name the shim waits for a request to end.
     fn forget(&self, id: &str) {
         let mut register = self.register();
         register.by_id.remove(id);
@@ -258,7 +258,7 @@ impl Register {
     }
 }
 
-/// A reserved name; dropping it, also by a panic, frees it.
+/// A reserved name. A drop frees the name, also after a panic.
 struct ReservedName<'a> {
     containers: &'a Containers,
     id: String,

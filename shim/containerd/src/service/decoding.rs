@@ -1,8 +1,7 @@
 //! The answer to a request that cannot be decoded.
 //!
-//! Go's ttrpc answers INTERNAL. The Rust one answers UNKNOWN to any error of a handler. A handler
-//! itself returns only the errors of decoding and encoding: those of a method are in its response
-//! already.
+//! Go's ttrpc answers INTERNAL. Rust's ttrpc answers UNKNOWN to any error of a handler. A handler
+//! returns only errors of decoding and encoding: the response already has the error of a method.
 
 use async_trait::async_trait;
 use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};

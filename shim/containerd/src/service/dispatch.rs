@@ -3,8 +3,8 @@
 //! ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create`
 //! is dropped between the runtime's run and its record, the container is unknown to the shim. So a
 //! method that changes something runs to its end in a separate task. A method that panics would
-//! never answer: the panic is caught and answered as INTERNAL, and the other containers of the pod
-//! live on.
+//! never answer: the panic is caught and answered as INTERNAL, and the pod's other containers live
+//! on.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -43,7 +43,7 @@ pub(super) async fn run_to_end<T: Send + 'static>(
     }
 }
 
-/// Runs a method that only reads; it may be dropped at any time.
+/// Runs a method that only reads. The future may be dropped at any time.
 pub(super) async fn run_cancellable<T>(
     call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send,

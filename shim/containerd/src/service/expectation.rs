@@ -1,9 +1,9 @@
 //! The call by which `start` announces a container to a server that it finds.
 //!
-//! A pod's last container may be deleted, and its shim shut down, between the answer to another
-//! container's `start` and its `Create`: the create would find no server. So `start` calls first.
-//! If the server answers that it ends, `start` makes a new server. A server without this call, of
-//! Go's shim or of an older version, is used without the announcement.
+//! A pod's last container may be deleted, and its shim shut down, between a new container's `start`
+//! and `Create`: the create would find no server. So `start` calls first. If the server answers
+//! that it ends, `start` makes a new server. A server without this call, of Go's shim or of an
+//! older version, is used without the announcement.
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;

@@ -1,8 +1,9 @@
-//! The task service: containerd's requests, each to its task.
+//! The task service: passes containerd's requests to the tasks.
 //!
-//! containerd 1.x calls it `containerd.task.v2.Task`, 2.x `containerd.task.v3.Task`; the messages
-//! are the same, so one implementation serves both names. Every method is explicit: for a missing
-//! method ttrpc answers NOT_FOUND, which means to containerd that the container is gone.
+//! containerd 1.x calls the service `containerd.task.v2.Task`, 2.x `containerd.task.v3.Task`. The
+//! messages are equal, so one implementation serves requests of 1.x and 2.x. Every method is
+//! explicit: for a missing method ttrpc answers NOT_FOUND, which means to containerd that the
+//! container is gone.
 
 mod calls;
 mod client;
@@ -267,7 +268,7 @@ impl TaskMethods for TaskService {
 
     async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> TtrpcResult<Empty> {
         run_cancellable(self.begin("shutdown", &request.id, ""), async {
-            // Ignores `now`, like every other shim: a shim's end is its containers' end.
+            // Ignores `now`, like Go's shim: the end of a shim would end its containers.
             self.containers.shut_down();
             Ok(Empty::new())
         })

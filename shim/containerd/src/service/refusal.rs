@@ -1,4 +1,4 @@
-//! An error in the form for containerd: a gRPC code and one line.
+//! An error in the form for containerd: a gRPC code and a line of text.
 //!
 //! containerd decides by the code: NOT_FOUND to a kill means that the process has ended. containerd
 //! shows the text of all other errors to the user. Each error of a task has a code here: the match
@@ -25,7 +25,7 @@ impl Refusal {
         }
     }
 
-    /// The shim is about to end; containerd must start another one.
+    /// The shim is about to end; containerd must start a new shim.
     pub(super) fn shutting_down() -> Self {
         Self {
             code: Code::UNAVAILABLE,
@@ -33,7 +33,7 @@ impl Refusal {
         }
     }
 
-    /// A container that this shim does not have.
+    /// The refusal for an unknown container.
     pub(super) fn no_container(id: &str) -> Self {
         TaskError::NotFound(format!("container {id} not created")).into()
     }

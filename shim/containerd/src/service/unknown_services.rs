@@ -1,9 +1,9 @@
 //! The answer to a request for a service that the shim does not have.
 //!
-//! Go's ttrpc answers UNIMPLEMENTED, and containerd tries something else at this code alone. The
-//! Rust one answers INVALID_ARGUMENT and has no hook for that. So the bytes of a connection are read
-//! here first, frame by frame: a request for an unknown service becomes one for the service
-//! [`UNKNOWN`], with the unknown name as its payload. All other bytes pass unchanged.
+//! Go's ttrpc answers UNIMPLEMENTED, the only code at which containerd falls back. Rust's ttrpc
+//! answers INVALID_ARGUMENT and has no hook to change the code. So this module reads the bytes of a
+//! connection first, frame by frame: a request for an unknown service becomes a request for the
+//! service [`UNKNOWN`], with the unknown name as its payload. All other bytes pass unchanged.
 //!
 //! A frame is a header of ten bytes and a payload: ttrpc's PROTOCOL.md.
 
@@ -26,7 +26,7 @@ use ttrpc::{Code, Error, MessageHeader, Request, Response, get_status};
 const UNKNOWN: &str = "bindguard.unknown";
 const ANSWER: &str = "Answer";
 
-/// The tag of the field `service` of a request, its first one.
+/// The tag of the field `service`, the first field of a request.
 const SERVICE_TAG: u8 = 10;
 
 /// Adds the service to these, and wraps the connections of a listener.
@@ -132,7 +132,7 @@ impl<S: AsyncRead + Unpin> Connection<S> {
         None
     }
 
-    /// The frame of another request in place of one for an unknown service.
+    /// The replacement for the frame of a request for an unknown service.
     fn redirected(&self, frame: &[u8]) -> Option<Vec<u8>> {
         let (header, payload) = frame.split_at_checked(MESSAGE_HEADER_LENGTH)?;
         if self.known.iter().any(|name| names(payload, name)) {
@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    /// ttrpc refuses a frame above its limit and reads the next one.
+    /// ttrpc refuses a frame above its limit and reads the next frame.
     #[test]
     fn a_frame_above_the_limit_passes() {
         let long = vec![10; MESSAGE_LENGTH_MAX + 1];

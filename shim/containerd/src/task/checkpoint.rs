@@ -1,4 +1,4 @@
-//! `Checkpoint`, and the `Start` of a container that is created from one.
+//! `Checkpoint`, and the `Start` of a container that is created from a checkpoint.
 //!
 //! A restored container has no time between its creation and its start: criu creates it running. So
 //! `Create` only opens its streams, answers with pid 0 and keeps the parameters. `Start` lets the
@@ -6,7 +6,7 @@
 //!
 //! A client of containerd may name the directory of the images in its options. containerd copies
 //! the directory into the request, but 1.x does so only if the runtime's name begins with
-//! `io.containerd.runc`. Under another name the shim must read the options.
+//! `io.containerd.runc`. Under any other name the shim must read the options.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -156,7 +156,7 @@ impl Task {
     }
 }
 
-/// The images of the new container; empty for one without a checkpoint.
+/// The images of the new container; empty without a checkpoint.
 pub(super) fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
     if request.checkpoint.is_empty() {
         &options.images_to_restore

@@ -37,8 +37,8 @@ pub(crate) struct Rollback<'a> {
 }
 
 impl Rollback<'_> {
-    /// Removes the container from the runtime, in any state, and also the parts that the runtime no
-    /// longer knows: its init, its cgroup, its root filesystem.
+    /// Removes the container from the runtime, in any state. Also removes the init, the cgroup and
+    /// the root filesystem, which the runtime may no longer know.
     pub(crate) async fn run(self) {
         self.runtime.remove_failed_create(self.id).await;
         remove_leftover_cgroup(self.cgroups_path, &self.runtime.state_of(self.id)).await;
@@ -174,8 +174,7 @@ impl Task {
             proof.await.map_err(TaskError::runtime("create"))?;
         }
         let watched = Arc::new(pending.watch(pid)?);
-        // A process that has ended already is in no cgroup any more, and another process may have
-        // its pid.
+        // An ended process is in no cgroup any more, and a new process may have the pid.
         if !watched.has_ended() {
             self.find_cgroup(pid);
         }

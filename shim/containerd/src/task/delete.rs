@@ -21,7 +21,7 @@ use crate::rootfs;
 const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 impl Task {
-    /// Removes an exec, or the container; returns the process and its exit, if it had one.
+    /// Removes an exec, or the container. Returns the process, and its exit if the process ran.
     pub(crate) async fn delete(
         &self,
         exec_id: &str,

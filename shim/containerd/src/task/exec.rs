@@ -64,7 +64,7 @@ impl Task {
     }
 }
 
-/// The process as it was sent, with another `terminal` at the end. Keys may be escaped or repeated:
+/// The process as it was sent, with this `terminal` at the end. Keys may be escaped or repeated:
 /// the runtime interprets them.
 fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
     // As Go does: bytes that are not UTF-8 are U+FFFD.

@@ -13,8 +13,8 @@ use crate::cgroup::OomWatch;
 use crate::events::{TaskEvent, timestamp};
 use crate::exits::{Exit, Watched};
 
-/// The time limit for which an init's exit waits for those of its execs. They are dead or dying by
-/// then: only one that hangs in the kernel can take longer.
+/// The time limit for which an init's exit waits for the exits of execs. The execs are dead or
+/// dying by then: only an exec that hangs in the kernel can take longer.
 const EXECS_LIMIT: Duration = Duration::from_secs(10);
 /// The time limit for the runtime's answer to a signal to the init. The init has ended, so only a
 /// runtime that hangs takes that long.
@@ -54,7 +54,7 @@ impl Task {
         });
     }
 
-    /// Waits for the init and reports out-of-memory kills meanwhile, the last ones included.
+    /// Waits for the init and reports out-of-memory kills up to the end.
     async fn end_of_init(&self, watched: &Watched) -> Exit {
         let Some(mut ooms) = self.watch_oom() else {
             return watched.exit().await;

@@ -1,12 +1,12 @@
 //! A container and its processes, from `Create` to `Delete`.
 //!
-//! One file for each event. Three rules keep answers and events in order. `turn` is held from
-//! before a runtime call that changes the init until its event has been queued, and the init's end
-//! waits for its turn: so TaskStart comes before TaskExit even if the program ends at once. An
-//! init's exit is published only after those of its execs. It is also published only after signals
-//! to the init are answered, because containerd deletes an exited container and hangs up. Signals
-//! take no turn: one may be needed to end a call that hangs. Queries (`State`, `Wait`, `Pids`) take
-//! no turn either, and never wait for the runtime.
+//! A file for each event. Three rules keep answers and events in order. A task locks `turn` before
+//! a runtime call that changes the init, and unlocks `turn` after queueing the event. The init's
+//! end waits for the lock: so TaskStart comes before TaskExit even if the program ends at once. An
+//! init's exit is published only after the exits of the execs. The exit is also published only
+//! after signals to the init are answered, because containerd deletes an exited container and hangs
+//! up. Signals do not lock `turn`: a signal may be needed to end a call that hangs. Queries
+//! (`State`, `Wait`, `Pids`) do not lock `turn` either, and never wait for the runtime.
 
 mod checkpoint;
 mod create;
@@ -58,8 +58,7 @@ pub(crate) struct Task {
     bundle: Bundle,
     runtime: Runtime,
     owner: StreamOwner,
-    /// The other processes are not in a pid namespace that ends with the init, so they may outlive
-    /// it.
+    /// True if the container has no pid namespace of its own: its processes may outlive the init.
     outlives_init: bool,
     init: Arc<TaskProcess>,
     /// Present while the container waits to be restored.

@@ -1,4 +1,4 @@
-//! One process under the shim: a container's init or an exec.
+//! A process under the shim: a container's init or an exec.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

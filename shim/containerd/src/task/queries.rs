@@ -86,9 +86,9 @@ impl Task {
 
     /// All processes of the container, those of execs by name.
     ///
-    /// A restarted containerd calls this first, and takes a container without processes for a
-    /// leaked one: it kills the shim, and with it the exit status of a container that has only just
-    /// stopped. So a stopped init is still listed until it is deleted.
+    /// A restarted containerd calls this first, and treats a container without processes as leaked:
+    /// containerd kills the shim, and the exit status of a just stopped container is lost. So a
+    /// stopped init is still listed until its deletion.
     pub(crate) async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
         if !self.is_alive() {
             return match self.init.state() {
@@ -110,7 +110,7 @@ impl Task {
             .collect()
     }
 
-    /// Only of running execs: the pid of an ended one may be another process's.
+    /// Only of running execs: the kernel may have reused the pid of an ended exec.
     fn exec_names(&self) -> HashMap<u32, String> {
         let execs = self.execs();
         let running = execs.values().filter(|exec| {
@@ -145,7 +145,7 @@ impl Task {
     }
 
     /// Sets the size of a process's terminal. The kernel's sizes have 16 bits; Go's shim also drops
-    /// the others.
+    /// the higher bits.
     pub(crate) fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
         let [columns, rows] = [columns, rows].map(lower_half);
         let Some(attached) = self.process(exec_id)?.attached() else {

@@ -1,8 +1,8 @@
 //! `Kill`: any signal to the init, to the whole container, or to an exec.
 //!
-//! The runtime signals an init: it handles a frozen container, or one without a pid namespace. The
-//! shim signals an exec through its pidfd. The kernel reports that a process has ended; the
-//! runtime's text is never parsed for it.
+//! The runtime signals an init, because it handles a frozen container, or a container without a pid
+//! namespace. The shim signals an exec through its pidfd. The kernel reports that a process has
+//! ended; the runtime's text is never parsed for it.
 
 use nix::libc::ESRCH;
 

@@ -244,8 +244,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any events in any order: the process exits at most once, nothing runs after the
-        /// exit, and Deleted is final.
+        /// For any sequence of events: a process exits at most once, nothing runs after the exit,
+        /// and Deleted is final.
         #[test]
         fn a_process_exits_once_and_deleted_is_final(events in prop::collection::vec(0..EVENTS.len(), 0..40)) {
             let mut state = ProcessState::Created;

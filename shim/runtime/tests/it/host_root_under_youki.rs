@@ -1,5 +1,5 @@
-//! youki 0.7 refuses `linux.rootfsPropagation` of rslave, and its binds are slaves of the host's mounts
-//! anyway: the guard leaves a host-root bind as it is.
+//! youki 0.7 refuses `linux.rootfsPropagation` of rslave, and its binds are slaves of the host's
+//! mounts anyway: the guard leaves a host-root bind as it is.
 
 use std::fs;
 use std::os::unix::fs::symlink;

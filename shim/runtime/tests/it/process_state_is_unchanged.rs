@@ -9,8 +9,8 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// Records the shell's own descriptors, while it has none for a pipe, and the signals of a child
-/// that inherits them: the shell blocks some while it forks.
+/// Records the shell's descriptors while no pipe is open. The signals are a child's: the shell
+/// blocks some signals during a fork.
 const RUNTIME: &str = r#"#!/bin/sh
 out=${0%/*}/found
 {
@@ -142,8 +142,8 @@ impl Found {
     }
 }
 
-/// Another process writes it: a child of another test would inherit the file open for writing, and
-/// then execve(2) fails (ETXTBSY).
+/// A separate process writes the file: a child of a parallel test would inherit the file open for
+/// writing, and then execve(2) fails (ETXTBSY).
 fn write_program(file: &Path, text: &str) {
     let mut shell = Command::new("sh");
     shell

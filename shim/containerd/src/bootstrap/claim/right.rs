@@ -3,9 +3,9 @@
 //! ```text
 //!   s/.<hash of the socket's path>.0  ── symbolic link ──►  a socket on which the owner of the right listens
 //! ```
-//! symlink(2) succeeds for one process. When the owner dies, the kernel closes the owner's socket,
-//! and the next number can be taken. The owner removes all numbers, the lowest first. Another
-//! process may have seen the dead owners before this removal. Therefore each process checks the
+//! symlink(2) succeeds for exactly one process. When the owner dies, the kernel closes the owner's
+//! socket, and the next number can be taken. The owner removes all numbers, the lowest first. A
+//! competitor may have seen the dead owners before this removal. Therefore each process checks the
 //! dead owners again after making its own link. If a dead owner's link is gone, the right was
 //! released in between, and the process gives up.
 
@@ -26,7 +26,7 @@ pub(super) struct LinkRight {
 }
 
 impl LinkRight {
-    /// Takes the right for `owner`, a socket on which this process listens. `None` if another
+    /// Takes the right for `owner`, a socket on which this process listens. `None` if a different
     /// process has the right.
     pub(super) fn take(socket: &Path, owner: &Path) -> io::Result<Option<Self>> {
         let mut dead_owners: Vec<(PathBuf, PathBuf)> = Vec::new();

@@ -27,7 +27,7 @@ fn names(folder: &Path) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
-/// Between fork and exec, a child of another test has this test's sockets open.
+/// Between fork and exec, a child of a parallel test has this test's sockets open.
 fn until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !is_so() {
@@ -103,7 +103,7 @@ fn one_living_process_has_the_right_to_a_link() {
     assert_eq!(names(dir.path()), 1, "only the killed owner's socket");
 }
 
-/// A slow `start` does not change a link that another one has changed meanwhile.
+/// A slow `start` does not change a link that a faster `start` has changed meanwhile.
 #[test]
 fn a_link_to_another_server_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
@@ -115,8 +115,8 @@ fn a_link_to_another_server_is_not_replaced() {
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
 }
 
-/// Two at once, beside nothing, a dead server, and a dead one of Go's at the group's own name: one
-/// makes the link, the other finds it.
+/// Two starts at once, beside no server, a dead server, and a dead server of Go's shim at the
+/// link's path: one start makes the link, the second start finds the link.
 #[test]
 fn of_two_starts_one_makes_the_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -146,8 +146,8 @@ fn of_two_starts_one_makes_the_server() {
     }
 }
 
-/// Many at once, beside the server of the round before: all get the same new one. The old one is
-/// dead, or dead while `delete` removes it, or ends at that moment and removes itself.
+/// Many starts at once, beside the server of the last round: all starts get the same new server.
+/// The old server is dead, or dead while `delete` removes the link, or removes the link at its end.
 #[test]
 fn of_many_starts_one_makes_the_server() {
     let dir = tempfile::tempdir().unwrap();

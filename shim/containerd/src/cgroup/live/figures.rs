@@ -6,7 +6,7 @@ use super::{RealCgroup, skipped};
 use crate::cgroup::directory::Directory;
 use crate::cgroup::{Cgroup, CgroupError, CgroupHierarchy, CgroupMetrics, v1};
 
-/// The shell executes another program: the shell's own memory is not counted in this cgroup.
+/// exec replaces the first shell, whose memory is charged to a different cgroup.
 const BUSY: &str = "exec sh -c 'while :; do :; done'";
 const V1: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
 

@@ -16,10 +16,11 @@
 //! The watch reports processes that the kernel *killed* in this container, for the container's, the
 //! pod's or the node's limit. Version 1 also raises an alarm for a kill in a neighbour for the
 //! pod's limit. The watch does not report this kill: containerd would write "OOMKilled" beside the
-//! container's next exit, whatever the cause. Several kills between two checks are reported as one.
+//! container's next exit, whatever the cause. Several kills between two checks become a single
+//! report.
 //!
-//! The watch has one descriptor (version 1) or two (version 2) open and uses none of the node's few
-//! inotify instances. When it is dropped all are closed, and the kernel forgets the registration.
+//! The watch has 1 open descriptor (version 1) or 2 (version 2), and no inotify instance, of which
+//! a node has few. A drop closes the descriptors, and the kernel forgets the registration.
 
 mod polled_file;
 mod v1;
@@ -30,7 +31,7 @@ use std::path::PathBuf;
 
 use super::CgroupHierarchy;
 
-/// The kernel killed at least one process in the container for lack of memory.
+/// The kernel killed one or more processes in the container for lack of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Killed;
 

@@ -1,8 +1,8 @@
 //! A file of the kernel that reports changes of its content.
 //!
 //! poll(2) reports POLLPRI for such a file from a change until it is read through the same
-//! descriptor, see `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. It costs one descriptor.
-//! inotify would need one of a user's 128 instances, the default limit of a node.
+//! descriptor, see `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. poll costs a descriptor.
+//! inotify would need an instance, and a node's default limit is 128 instances per user.
 
 use std::fs::File;
 use std::io;

@@ -1,10 +1,10 @@
 //! Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in
 //! `memory.oom_control`, see "OOM Control" in admin-guide/cgroup-v1/memory.
 //!
-//! The eventfd alone reports too much and too early. It is raised in every cgroup below the one
-//! whose limit was reached (a pod's limit: all of its containers), before a process is chosen and
-//! killed, and again when the cgroup is removed. So it is only the alarm. The count decides, and is
-//! read repeatedly for a while until the kill has happened.
+//! The eventfd alone reports too much and too early. The kernel raises it in every cgroup below the
+//! limit that was reached (a pod's limit: all of its containers), before choosing a process to
+//! kill. A removal of the cgroup raises it too. So the eventfd is only the alarm. The count of
+//! kills decides, and is read repeatedly until the kill has happened.
 
 use std::fs;
 use std::io;
@@ -30,7 +30,7 @@ pub(crate) struct Watch {
     directory: Directory,
     alarm: AsyncFd<OwnedFd>,
     kill_count: KillCount,
-    /// The remaining pauses: the last ones of [`CHECK_PAUSES`].
+    /// The remaining pauses: the last elements of [`CHECK_PAUSES`].
     checks_left: usize,
     has_ended: bool,
 }
@@ -108,8 +108,8 @@ impl Watch {
     }
 
     /// The count cannot be read. If the cgroup is gone, its removal has raised the alarm, or soon
-    /// will. More than that one alarm means that memory had run out, and no file shows any more
-    /// which process was killed.
+    /// will. More than one alarm means that memory had run out, and no file shows any more which
+    /// process was killed.
     fn count_unreadable(&mut self, error: &io::Error, alarms: u64) -> bool {
         let pending = u64::from(self.checks_left > 0);
         if is_absent(error) {

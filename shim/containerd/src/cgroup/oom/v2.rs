@@ -149,8 +149,8 @@ mod tests {
             })
             .await
             .unwrap();
-            // Wakes for content that was read already may still arrive; one that is not cleared
-            // would repeat for ever.
+            // Wakes for content that was read already may still arrive; an uncleared wake would
+            // repeat for ever.
             let mut wakes = 0;
             while timeout(Duration::from_millis(100), file.changed())
                 .await

@@ -2,8 +2,8 @@
 //!
 //! The counting scheduler depends on the kernel: up to 4.20 the CFQ scheduler, then BFQ for the
 //! devices that it schedules. The throttling layer always counts, for every device, but only bytes
-//! and operations. Each list of the message is from the first of these that has entries. BFQ is
-//! read only for figures that no other source counts.
+//! and operations. Each list of the message is from the first source with entries. BFQ is read only
+//! for figures that CFQ and the throttling layer lack.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -43,8 +43,8 @@ fn usage(directory: &Directory) -> Option<CPUUsage> {
     })
 }
 
-/// One line, a number per processor. All or none: a missing number would assign the next ones to
-/// the wrong processor.
+/// A single line, a number per processor. A bad number discards all: the next numbers would be
+/// assigned to the wrong processor.
 fn per_cpu(text: &str) -> Vec<u64> {
     let figures: Result<_, _> = text.split_ascii_whitespace().map(str::parse).collect();
     figures.unwrap_or_default()

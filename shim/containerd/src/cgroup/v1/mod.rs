@@ -34,7 +34,7 @@ impl Controllers {
         "cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb", "rdma",
     ];
 
-    /// Stores a controller's directory; other controllers are ignored.
+    /// Stores a controller's directory; unused controllers are ignored.
     pub(super) fn put(&mut self, name: &str, directory: Directory) {
         let place = match name {
             "cpu" => &mut self.cpu,

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::cgroup::live::Fixture;
 
-    /// From the kernel's admin-guide/cgroup-v2; each figure is the number of its field.
+    /// From the kernel's admin-guide/cgroup-v2. Each value is the number of a field in the message.
     const STAT: &str = "\
 anon 1\nfile 2\nkernel 90\nkernel_stack 3\npagetables 91\nsec_pagetables 92\npercpu 93\nsock 5\nvmalloc 94\n\
 shmem 6\nzswap 95\nzswapped 96\nfile_mapped 7\nfile_dirty 8\nfile_writeback 9\nswapcached 97\nanon_thp 10\n\

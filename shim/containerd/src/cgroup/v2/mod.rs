@@ -1,4 +1,4 @@
-//! Version 2: one directory with the files of all controllers, see the kernel's
+//! Version 2: a single directory with the files of all controllers, see the kernel's
 //! admin-guide/cgroup-v2.
 //!
 //! The message has the content of Go's `cgroup2`. Without a controller its files are missing, and

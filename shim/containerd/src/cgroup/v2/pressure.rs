@@ -10,8 +10,8 @@ pub(super) fn of(directory: &Directory, name: &str) -> Option<PSIStats> {
     parse(&directory.text(name)?)
 }
 
-/// Lines `some …` (at least one task waited) and `full …` (all of them did). Kernels before 5.13
-/// have no `full` for the processor.
+/// Lines `some …` (some tasks waited) and `full …` (all tasks waited). Kernels before 5.13 have no
+/// `full` for the processor.
 fn parse(text: &str) -> Option<PSIStats> {
     let mut stats = PSIStats::new();
     for line in text.lines() {
