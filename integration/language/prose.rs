@@ -8,7 +8,7 @@ use super::sources::{File, Kind};
 pub struct Passage {
     /// Its first line, counted from 1.
     pub line: usize,
-    /// One line for each line of the file, without markup, inline code and links' targets.
+    /// A line for each line of the file, without markup, inline code and links' targets.
     pub text: String,
     /// Decides which rules apply.
     pub place: TextKind,
@@ -22,7 +22,7 @@ pub enum TextKind {
     Document,
     /// A `///` or `//!` comment.
     DocComment,
-    /// Any other comment.
+    /// A comment that is no doc comment.
     Comment,
     /// A string literal of a program.
     Message,
@@ -147,7 +147,7 @@ impl Passages {
     }
 }
 
-/// `inline code` becomes one word; a link's target goes.
+/// Replaces `inline code` by a word, and removes a link's target.
 fn without_code(text: &str) -> String {
     let mut out = String::new();
     for (index, part) in text.split('`').enumerate() {

@@ -1,4 +1,4 @@
-//! The three rules, on one passage.
+//! The three rules, on a passage.
 
 use super::prose::{Passage, TextKind};
 use super::words::PRIVATE;

@@ -21,7 +21,7 @@ pub enum Kind {
     Hash,
 }
 
-/// One file and its text.
+/// A file and its text.
 #[derive(Debug)]
 pub struct File {
     /// Relative to the repository.

@@ -55,7 +55,7 @@ impl Agent {
         Self::spawn(node, config, command, SERVED)
     }
 
-    /// As `start`, with this socket. The agent's other files are beside the socket.
+    /// As `start`, with this socket. The agent's files are beside the socket.
     pub fn start_at(node: &Node, config: &str, socket: &str) -> Result<Self> {
         Self::spawn(
             node,

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-/// The folder of the cgroup hierarchy in which a node's own processes are tracked, if there is one
-/// to write to.
+/// The folder of the cgroup hierarchy in which a node's own processes are tracked, if a hierarchy
+/// is writable.
 ///
-/// One of the v1 hierarchies is enough to follow a process's descendants; the containers are in all
-/// of them.
+/// A single v1 hierarchy is enough to follow a process's descendants; the containers are in all v1
+/// hierarchies.
 pub fn tracking_hierarchy() -> Option<PathBuf> {
     let places = [
         "/sys/fs/cgroup/pids",

@@ -1,8 +1,8 @@
 //! A blocking CRI client: what a kubelet says to containerd to run a pod.
 //!
-//! Pods use the host's network, so no CNI is needed. Their cgroups lie under the node's name, or in
-//! its slice, so that the node's keeper finds them. One thread drives the connection, and only
-//! while a call is made: no thread of it outlives the node.
+//! Pods use the host's network, so no CNI is needed. The pods' cgroups are under the node's name,
+//! or in the node's slice, so that the node's keeper finds the cgroups. The calling thread drives
+//! the connection, and only during a call: no thread outlives the node.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -32,7 +32,7 @@ use tower::service_fn;
 use crate::image::BUSYBOX;
 use crate::waiting::until;
 
-/// For one call.
+/// The time limit of a call.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A connection to the CRI service of a node.
@@ -217,8 +217,8 @@ impl Cri {
         Ok(id)
     }
 
-    /// Creates a container of the busybox image, and returns its id. The CRI calls the shim only for
-    /// the start.
+    /// Creates a container of the busybox image, and returns its id. The CRI calls the shim only
+    /// for the start.
     pub fn create_container(
         &self,
         pod: &Sandbox,

@@ -1,8 +1,8 @@
-//! CRI-O on a node, where there is one: no Debian suite packages it, so the folder of its programs
-//! is handed in.
+//! CRI-O on a node, if CRI-O is available: no Debian suite packages CRI-O, so a variable names the
+//! folder of the programs.
 //!
-//! Its images come from Podman, with which it shares containers-storage(7); pods use the host's
-//! network, so no CNI plugin runs.
+//! Podman pulls the images, because CRI-O and Podman share containers-storage(7); pods use the
+//! host's network, so no CNI plugin runs.
 
 use std::env;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! Stories with criu, and a container that shows whether it was restored or started anew.
 //!
-//! The criu is the newest generation's, also under the older ones: Debian 12's does not know the
-//! vdso of Linux 6.18. Where the kernel does not let it work, the story is skipped aloud.
+//! All generations use the newest generation's criu: Debian 12's criu does not know the vdso of
+//! Linux 6.18. If criu does not work on the kernel, the story is skipped aloud.
 
 use std::os::unix::fs::symlink;
 

@@ -52,7 +52,7 @@ impl Bind {
         }
     }
 
-    /// Other options.
+    /// Replaces the options.
     pub fn options(self, options: &[&str]) -> Self {
         Self {
             options: options.join(":"),
@@ -80,7 +80,7 @@ pub struct Container<'a> {
     arguments: Vec<String>,
 }
 
-/// The client of one containerd namespace.
+/// The client of a containerd namespace.
 #[derive(Clone, Debug)]
 pub struct Ctr {
     program: PathBuf,
@@ -108,7 +108,7 @@ impl Ctr {
         }
     }
 
-    /// The same containerd with another namespace: pods are in `k8s.io`.
+    /// `ctr` with a different namespace of containerd: pods are in `k8s.io`.
     pub fn in_namespace(&self, namespace: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -208,8 +208,7 @@ impl Ctr {
         so.with_context(|| table.clone())
     }
 
-    /// Kills and removes a container and everything of it, as a kubelet does before it starts the
-    /// next one.
+    /// Kills and removes a container completely, as a kubelet does before the next start.
     pub fn remove(&self, id: &str) -> Result<()> {
         run(self.command(&["task", "rm", "--force", id]))?.success()?;
         self.forget(id)
@@ -286,7 +285,7 @@ impl Container<'_> {
         annotations.into_iter().fold(self, annotate)
     }
 
-    /// Any other argument of `ctr run`.
+    /// Any further argument of `ctr run`.
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
         self
@@ -340,7 +339,7 @@ impl Container<'_> {
             command
                 .arg("--cgroup")
                 .arg(format!("{slice}:{}:{}", self.ctr.namespace, self.id));
-            // `ctr` has an option to hand to runc's shim alone; others go by the path
+            // `ctr` has this option only for runc's shim; other shims decide by the cgroup path
             if matches!(self.runtime, Runtime::Stock | Runtime::Wrapper) {
                 command.arg("--runc-systemd-cgroup");
             }

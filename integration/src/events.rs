@@ -1,4 +1,4 @@
-//! The task events of `ctr events`, in short: one line per event, without pids and times.
+//! The task events of `ctr events`, in short: a line per event, without pids and times.
 //!
 //! ```text
 //!   create web, start web, exit web web 0, delete web 0

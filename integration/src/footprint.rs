@@ -1,4 +1,4 @@
-//! One shim's use of a machine: memory that goes away with it, threads, descriptors, children.
+//! A shim's use of a machine: memory that the shim's end frees, threads, descriptors, children.
 //! proc_pid_smaps(5), proc_pid_status(5).
 
 use std::collections::BTreeSet;
@@ -10,24 +10,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A shim gives memory back when none of its children has ended for one second.
+/// A shim returns memory one second after the last end of a child.
 const REST: Duration = Duration::from_secs(2);
 /// The interval between two checks for an idle shim.
 const LOOKS: u32 = 15;
 
-/// The resources of a process at one moment.
+/// The resources of a process at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// Pages of its own, written or not, in KiB.
     pub private_kib: u64,
     /// Written pages, in KiB.
     pub private_dirty_kib: u64,
-    /// Those of them that are its alone for good, in KiB: pages of a program that was copied just
-    /// now are dirty, too, until they are on the disk.
+    /// Anonymous pages, in KiB. File pages do not count: the pages of a just copied program are
+    /// dirty until their write-back.
     pub anonymous_kib: u64,
     /// The proportional share (PSS) of all resident pages, in KiB.
     pub pss_kib: u64,
-    /// All resident pages (RSS), in KiB: independent of other processes of the program.
+    /// All resident pages (RSS), in KiB: independent of processes that share pages.
     pub rss_kib: u64,
     /// Threads.
     pub threads: u64,
@@ -79,8 +79,8 @@ impl Footprint {
         Self::of(parent_of(pid)?)
     }
 
-    /// Checks that nothing has grown since `before`; memory may by a tenth, as pages are not given
-    /// back one by one.
+    /// Checks that nothing has grown since `before`; memory may grow by a tenth, because single
+    /// pages are not returned.
     pub fn has_not_grown_since(&self, before: &Self) -> Result<()> {
         self.counts_no_more_than(before)?;
         ensure!(
@@ -112,8 +112,8 @@ pub fn parent_of(pid: u32) -> Result<u32> {
     u32::try_from(field(&format!("/proc/{pid}/status"), "PPid:")?).context("parse the parent's pid")
 }
 
-/// The pipes, by the kernel's names, that a process has opened or was handed; not those that the
-/// caller of this test left open to all that comes after.
+/// The pipes of a process, by the kernel's names, without the pipes that this test inherited from
+/// its caller.
 pub fn pipes_of(pid: u32) -> Result<BTreeSet<PathBuf>> {
     let own = pipes(process::id())?;
     Ok(pipes(pid)?

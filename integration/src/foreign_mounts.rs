@@ -1,5 +1,5 @@
-//! Mounts that a container makes in its own mount namespace, as one with a user namespace of its
-//! own can.
+//! Mounts that a container makes in its own mount namespace, as a container with a user namespace
+//! can.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! A FUSE daemon that shows a folder at another place: bindfs(1), or a program that CSI drivers run.
+//! A FUSE daemon that shows a folder at a mount point: bindfs(1), or a program that CSI drivers
+//! run.
 //!
 //! For containers it is a CSI driver that mounts a volume by FUSE and can die.
 

@@ -1,4 +1,4 @@
-//! A container image without a registry: one layer with the machine's own static busybox, as an OCI
+//! A container image without a registry: a layer with the machine's static busybox, as an OCI
 //! archive.
 //!
 //! `ctr image import` takes it. The same layer serves as the pods' sandbox image under a second

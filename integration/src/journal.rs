@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Its default path.
 pub const JOURNAL: &str = "/run/bindguard/journal.jsonl";
-/// The path that a full one is moved to.
+/// The path of the rotated journal.
 pub const ROTATED: &str = "/run/bindguard/journal.jsonl.1";
 
 /// The size from which it is moved away, as docs/journal.md says.

@@ -20,7 +20,7 @@ pub struct Leftovers {
     /// The node's own mount points, below its disk and `/run`, with the number of mounts on each.
     mounts: BTreeMap<PathBuf, usize>,
     /// The mount points of the machine. The node's namespace began as a copy of the machine's
-    /// namespace: when another program removes a mount point, the copy loses the mount there.
+    /// namespace: when a program outside removes a mount point, the copy loses the mount there.
     mounts_of_machine: BTreeMap<PathBuf, usize>,
     shims: usize,
     /// Of the node and of its containers; clients are gone when this is counted.
@@ -87,8 +87,8 @@ impl Leftovers {
     }
 
     fn is_within(&self, before: &Self) -> bool {
-        // a shim or a mount less is as wrong as one more; of processes, one may have been about to
-        // end before
+        // a missing shim or mount is as wrong as an extra shim or mount; a process may have been
+        // about to end before
         (&self.mounts, self.shims) == (&before.mounts, before.shims)
             && has_no_more(&self.mounts_of_machine, &before.mounts_of_machine)
             && self.processes <= before.processes

@@ -1,8 +1,8 @@
 //! A whole node in a mount namespace: real containerds, real runc and crun, a fake kubelet.
 //!
-//! bindguard's promises are about what an operator sees on a node, so the proofs need one: `tests/`
-//! has a story a file over the [`node`] made here, and the `demo` binary shows the two main faults
-//! and their end.
+//! bindguard's promises are about a node, so the tests need a node: each file of `tests/` has a
+//! story on the [`node`] made here, and the `demo` binary shows the two main faults and their
+//! repair.
 //!
 //! ```text
 //!   Setup ──start──► Node ── containerd (1.6, 1.7, 2.1) ── shim ── bindguard-runtime ── runc, crun
@@ -74,7 +74,8 @@ macro_rules! on_every_generation {
 }
 
 /// As [`on_every_generation`], for stories about the shim and the guard. `make test` runs the test
-/// on the newest containerd alone. CI runs `make test OLDER=1`, which includes the older ones.
+/// on the newest containerd alone. CI runs `make test OLDER=1`, which includes the older
+/// containerds.
 #[macro_export]
 macro_rules! on_newest_and_older {
     ($story:expr) => {
@@ -87,7 +88,7 @@ macro_rules! on_newest_and_older {
     };
 }
 
-/// One test for each version of containerd's config file: 1.6 and 1.7 both write version 2.
+/// A test for each version of containerd's config file: 1.6 and 1.7 both write version 2.
 #[macro_export]
 macro_rules! on_every_config_version {
     ($story:expr) => {
@@ -125,8 +126,9 @@ macro_rules! on_newest_generation {
     };
 }
 
-/// As [`on_every_generation`], where systemd makes the cgroups, and on the newest containerd with crun as well. Only
-/// the booted node of `make kernels` has such a systemd; elsewhere these tests are skipped aloud.
+/// As [`on_every_generation`], where systemd makes the cgroups, and on the newest containerd with
+/// crun as well. Only the booted node of `make kernels` has such a systemd; elsewhere these tests
+/// are skipped aloud.
 #[macro_export]
 macro_rules! on_every_generation_with_systemd {
     ($story:expr) => {

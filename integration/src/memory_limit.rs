@@ -1,4 +1,4 @@
-//! A memory limit for a process that runs, as its pod or its systemd unit sets one.
+//! A memory limit for a running process, like the limit of a pod or a systemd unit.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -53,7 +53,7 @@ pub fn own_copy_at(source: &Path, target: &Path, upper: &Path) -> Result<()> {
     .with_context(doing)
 }
 
-/// Binds `source` over `target`, one mount only.
+/// Binds `source` over `target`, without submounts.
 pub fn bind(source: impl AsRef<Path>, target: impl AsRef<Path>) -> Result<()> {
     let (source, target) = (source.as_ref(), target.as_ref());
     mount(
@@ -86,9 +86,9 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Takes away the topmost mount on `target`, as umount(8) does: a busy mount stays.
 ///
-/// Stories share a process, and a child that another story forks has all descriptors of the process
-/// until its exec. A mount with an open file is busy for as long, so EBUSY is final only after
-/// [`BUSY_TIMEOUT`]. The kubelet tries again, too.
+/// Stories share a process, and a child of a parallel story has all descriptors of the process
+/// until its exec. A mount with an open file is busy until then, so EBUSY is final only after
+/// [`BUSY_TIMEOUT`]. The kubelet retries too.
 pub fn unmount(target: impl AsRef<Path>) -> Result<()> {
     let target = target.as_ref();
     let deadline = Instant::now() + BUSY_TIMEOUT;

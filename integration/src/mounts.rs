@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// One line of mountinfo, as far as stories need it.
+/// The fields of a mountinfo line that stories need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// The path inside its filesystem; ends in `//deleted` when what was bound is gone.
@@ -39,7 +39,7 @@ pub fn table() -> Result<Vec<Mount>> {
     read("/proc/thread-self/mountinfo")
 }
 
-/// The mount table of another process.
+/// The mount table of a process.
 pub fn table_of(pid: u32) -> Result<Vec<Mount>> {
     read(format!("/proc/{pid}/mountinfo"))
 }

@@ -1,9 +1,8 @@
 //! The complete output of a process in a container.
 //!
-//! `ctr` opens the fifos of a process by the way, and gives up one that it has not got round to
-//! when the process has ended: on a busy machine a line that a process says before it ends is lost
-//! now and then, whichever the shim (docs/parity.md). So a process whose output a story needs stays
-//! until the story has received it.
+//! `ctr` opens the fifos of a process late, and skips an unopened fifo when the process has ended:
+//! on a busy machine the last line of a process is sometimes lost, under any shim (docs/parity.md).
+//! So a process whose output a story needs runs until the story has received the output.
 
 use std::io::{ErrorKind, Read, Write};
 use std::process::{Command, Stdio};
@@ -88,7 +87,8 @@ fn without_ctrs_warnings(stderr: &str) -> String {
         .collect()
 }
 
-/// Reads a stream to its end; `ends` receives every [`END`] in it, of which a terminal has both.
+/// Reads a stream to its end, and sends a message to `ends` for every [`END`]. A terminal's stream
+/// has the [`END`] of stdout and of stderr.
 fn listen(mut stream: impl Read + Send + 'static, ends: Sender<()>) -> JoinHandle<String> {
     thread::spawn(move || {
         let (mut said, mut reported, mut buffer) = (Vec::new(), 0, [0; 16 * 1024]);

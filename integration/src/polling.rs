@@ -26,7 +26,7 @@ pub struct Seen {
     pub failed: u64,
 }
 
-/// A thread that opens and reads one path in a tight loop.
+/// A thread that opens and reads a path in a tight loop.
 ///
 /// The thread has the mount namespace of the thread that starts it.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl PollingReader {
         let stop = Arc::new(AtomicBool::new(false));
         let is_stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            // Reads in the time that no other thread needs. `None` is the calling thread.
+            // Reads with a low priority. `None` is the calling thread.
             let _ = setpriority_process(None, READER_NICE);
             let mut seen = Seen::default();
             while !is_stopped.load(Ordering::Relaxed) {

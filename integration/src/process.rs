@@ -117,7 +117,7 @@ pub fn run_with_bytes(mut command: Command, input: &[u8], limit: Duration) -> Re
     })
 }
 
-/// Runs `command` on a terminal of its own; what it printed has the terminal's line ends.
+/// Runs `command` on a new terminal. The captured output has the terminal's line ends.
 pub fn run_on_a_terminal(command: &Command) -> Result<Finished> {
     run(on_a_terminal(command))
 }
@@ -150,9 +150,8 @@ pub fn host<I: IntoIterator<Item: AsRef<std::ffi::OsStr>>>(words: I) -> Result<S
     run(command)?.success()
 }
 
-/// Writes an executable script. Another process does: what a thread of this one starts meanwhile
-/// would have the file open for writing, too, and no process can execute it then (ETXTBSY,
-/// execve(2)).
+/// Writes an executable script, in a separate process. Children of this process's threads would
+/// inherit the file open for writing, and then execve(2) of the script fails (ETXTBSY).
 pub fn write_program(file: &Path, text: &str) -> Result<()> {
     let mut shell = Command::new("sh");
     shell

@@ -4,8 +4,8 @@
 //! `integration/matrix/fetch.sh` lays out the matrix. The host's own containerd is never used: the
 //! same three generations run everywhere, and the name of a failed story shows the generation. With
 //! `BINDGUARD_CONTAINERD`, a developer's own build in the named folder replaces the newest
-//! generation. With `BINDGUARD_YOUKI`, the named program is that generation's `runc`: no Debian suite
-//! has youki.
+//! generation. With `BINDGUARD_YOUKI`, the named program is that generation's `runc`: no Debian
+//! suite has youki.
 
 use std::env;
 use std::fmt;

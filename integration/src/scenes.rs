@@ -138,8 +138,8 @@ pub fn has_youki() -> bool {
     Matrix::locate().is_ok_and(|matrix| matrix.is_youki(Oci::Runc(Generation::V2_1)))
 }
 
-/// True if a runtime's error says that a file is missing. crun begins with a capital letter, and youki
-/// names the error number.
+/// True if a runtime's error says that a file is missing. crun begins with a capital letter, and
+/// youki names the error number.
 pub fn says_no_such_file(error: &str) -> bool {
     ["o such file or directory", "ENOENT"]
         .iter()

@@ -82,7 +82,7 @@ impl<'n> StaleBundle<'n> {
         self.bundle.admit_under(self.node, before)
     }
 
-    /// The places at which a guard with fault points can meet one.
+    /// The fault points that a guard reaches.
     pub fn fault_points(&self) -> Result<Vec<String>> {
         let mut guard = self.guard(&[])?;
         guard.env("BINDGUARD_FAULT", "list");
@@ -124,7 +124,8 @@ impl<'n> StaleBundle<'n> {
         Ok(())
     }
 
-    /// An undisturbed create: the result is one current mount, an edited spec, and no leftovers.
+    /// An undisturbed create: the result is a single current mount, an edited spec, and no
+    /// leftovers.
     pub fn next_create(&self) -> Result<()> {
         let before = self.mounts_elsewhere()?;
         self.write_spec()?;
@@ -148,7 +149,7 @@ impl<'n> StaleBundle<'n> {
         journal_is_whole()
     }
 
-    /// One current mount is at the path, and the runtime saw an edited spec.
+    /// Checks that the path has a single current mount, and that the runtime read an edited spec.
     pub fn is_repaired(&self) -> Result<()> {
         only_a_current_mount(&self.subpath)?;
         let content = fs::read_to_string(self.subpath.target()).context("read the subpath")?;
@@ -167,8 +168,8 @@ impl<'n> StaleBundle<'n> {
 
     /// Deletes the pod like the kubelet, which needs exactly one mount on each subpath.
     ///
-    /// A guard that was killed may leave a process that holds the subpath for another moment: the
-    /// kubelet would try again at its next look, and so does this one.
+    /// A killed guard may leave a process that has the subpath open for a moment. So `delete`
+    /// retries the clean-up, like the kubelet.
     pub fn delete(self) -> Result<()> {
         let mut last = Ok(());
         let clean = until("the pod's subpaths are removed", || {

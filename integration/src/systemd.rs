@@ -1,8 +1,8 @@
 //! systemd as cgroup manager: the machine's own, for a node that was set up with it
 //! ([`Setup::systemd`](crate::Setup::systemd)).
 //!
-//! Such a node's containers are scopes in one slice that has the node's name. A slice's dashes
-//! would be levels, so they are written otherwise: `bgt-7-0` has `bgt_7_0.slice`, and in it
+//! Such a node's containers are scopes in a slice that has the node's name. Dashes in a slice's
+//! name are levels, so underscores replace the dashes: `bgt-7-0` has `bgt_7_0.slice`, and in it
 //! `bgt-7-0-web.scope` and the `cri-containerd-….scope` of pods.
 
 use std::fs;
@@ -20,7 +20,7 @@ const BOOTED: &str = "/run/systemd/system";
 /// The mount point of version 2 if it is the only hierarchy.
 const UNIFIED: &str = "/sys/fs/cgroup";
 
-/// Why it cannot make cgroups here, if so.
+/// The reason why systemd cannot make cgroups here; `None` if systemd can.
 pub(crate) fn missing() -> Option<String> {
     if !Path::new(BOOTED).exists() {
         Some("systemd has not booted this machine".to_owned())
@@ -50,7 +50,7 @@ pub fn property(unit: &str, name: &str) -> Result<String> {
     )
 }
 
-/// The units that systemd knows under this pattern, dead and failed ones included.
+/// The units that systemd knows under this pattern, including dead and failed units.
 pub fn units(pattern: &str) -> Result<Vec<String>> {
     let table = host([
         "systemctl",

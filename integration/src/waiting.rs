@@ -12,10 +12,10 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A check that starts processes is repeated less often: other stories need the processor.
+/// A check that starts processes is repeated less often: parallel stories need the processor.
 const MAX_PAUSE: Duration = Duration::from_millis(400);
 
-/// Waits until it is so, and fails where it does not become so.
+/// Waits until a condition holds. Fails after [`LIMIT`].
 pub fn until(what: &str, is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     until_within(LIMIT, what, is_so)
 }

@@ -1,8 +1,9 @@
 //! CPU time of everything that is started from here: client, containerd, shim, guard and runtime.
 //!
-//! A cgroup counts it, whatever the processes do: cpuacct's of version 1 where there is one, else
-//! version 2's. Containers have cgroups of their own and are not in it. On a busy machine CPU time
-//! repeats within a few per cent, wall time does not. The bench's own time is taken off.
+//! A cgroup counts the CPU time, whatever the processes do: a cpuacct cgroup of version 1 if the
+//! machine has cpuacct, else a version 2 cgroup. Containers have separate cgroups and do not count.
+//! On a busy machine CPU time repeats within a few per cent, wall time does not. The bench's own
+//! time is subtracted.
 //!
 //! The cgroup lies below the node's name, so the node's keeper ends what is in it and removes it,
 //! however the bench ends.
@@ -17,7 +18,7 @@ use bindguard_integration::Node;
 
 use crate::clocks;
 
-/// Version 1's, if there is one, and version 2's.
+/// The cpuacct hierarchy of version 1, and version 2.
 const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup"];
 
 /// A cgroup that this process is in until the account is closed.
@@ -44,7 +45,7 @@ impl CpuAccount {
         Ok(SubAccount(folder))
     }
 
-    /// Milliseconds so far, without those of the bench itself.
+    /// The CPU time so far in milliseconds, without the CPU time of the bench.
     pub fn spent(&self) -> Result<f64> {
         Ok(usage(&self.0)? - clocks::of_this_process()?)
     }
@@ -62,7 +63,7 @@ impl CpuAccount {
         Ok(())
     }
 
-    /// The pids of all shims, and of what is about to become one.
+    /// The pids of all processes with the name of a shim.
     pub fn shims(&self) -> Result<Vec<u32>> {
         let is_shim = |pid: &u32| {
             fs::read_to_string(format!("/proc/{pid}/comm"))

@@ -65,7 +65,7 @@ impl Candidate {
         }
     }
 
-    /// True for a shim of another project.
+    /// True for a shim of a different project.
     pub fn is_peer(self) -> bool {
         match self {
             Self::Rust | Self::Go16 | Self::Go17 | Self::Go21 => true,

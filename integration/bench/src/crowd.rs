@@ -1,5 +1,5 @@
-//! A node with many mounts: binds of one tmpfs, in the node's own mount namespace, in which
-//! containerd and all shims live.
+//! A node with many mounts: binds of a tmpfs, in the node's mount namespace, in which containerd
+//! and all shims live.
 
 use std::fs;
 use std::path::PathBuf;

@@ -63,7 +63,7 @@ pub enum Figure {
 struct Words(&'static str, &'static str, Option<&'static str>);
 
 impl Figure {
-    /// Title, unit, and what it is measured over, if so.
+    /// Title, unit, and the variable for figures that grow with a number of things.
     fn words(self) -> Words {
         let mounts = Some("more mounts");
         match self {
@@ -126,8 +126,8 @@ impl Figure {
         self.words().1
     }
 
-    /// The variable that it is measured over, if any: the number of containers in the shim, of
-    /// pods, of mounts.
+    /// The variable, if the figure has a variable: the number of containers in the shim, of pods,
+    /// of mounts.
     pub fn over(self) -> Option<&'static str> {
         self.words().2
     }

@@ -4,7 +4,7 @@ use crate::candidate::Candidate;
 use crate::figure::Figure;
 use crate::results::Results;
 
-/// The goal for one figure of bindguard.
+/// The goal for a figure of bindguard.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal {
     /// The measured quantity.
@@ -24,7 +24,7 @@ pub enum Limit {
     Of(Candidate, f64),
     /// This part of the best peer's.
     OfBestPeer(f64),
-    /// So many times what it is with so few mounts.
+    /// At most this multiple of the figure's own value with this number of mounts.
     OfItselfAt(u64, f64),
 }
 

@@ -1,5 +1,4 @@
-//! The ground on which candidates meet: one node with containerd 2.1 and runc, every shim on it,
-//! one account of CPU time.
+//! The node of all candidates, with containerd 2.1, runc, every shim, and an account of CPU time.
 //!
 //! All shims run under the same containerd with the same runc, so only the shims differ.
 
@@ -72,7 +71,7 @@ impl Ground {
         self.shims.iter().copied().chain(floor).collect()
     }
 
-    /// Starts a pod: one shim with so many containers. Answers the shim's pid.
+    /// Starts a pod with this number of containers in one shim. Returns the shim's pid.
     pub fn start_pod(&self, shim: Candidate, name: &str, containers: u64) -> Result<u32> {
         let ctr = self.node.ctr();
         let ids: Vec<String> = (0..containers)

@@ -18,7 +18,7 @@ use crate::candidate::Candidate;
 pub struct Machine(pub Vec<(String, String)>);
 
 impl Machine {
-    /// This one.
+    /// Reads the properties of this machine.
     pub fn read() -> Result<Self> {
         let matrix = Matrix::locate()?;
         let newest = |program: &str| version(&matrix.program(Generation::V2_1, program));
@@ -47,7 +47,7 @@ impl Machine {
     }
 }
 
-/// The one minute load, which includes other programs: proc_loadavg(5).
+/// The one minute load of the machine, with all programs: proc_loadavg(5).
 pub fn load() -> Result<f64> {
     let text = fs::read_to_string("/proc/loadavg").context("read the load")?;
     text.split(' ')
@@ -132,7 +132,7 @@ fn revision() -> Result<String> {
 }
 
 fn linked(program: &Path) -> Result<&'static str> {
-    // ldd fails, with these words or others, when there is nothing to be linked at a start
+    // ldd fails for a static program, with varying messages
     let mut ldd = Command::new("ldd");
     ldd.arg(program);
     let said = run(ldd)?;

@@ -1,4 +1,4 @@
-//! `make bench`: what bindguard costs, beside every peer, in one run and in turns.
+//! `make bench`: measures bindguard's costs and every peer's, in a single run and in turns.
 //!
 //! ```text
 //!   main ── a part each ──► Ground (a node, every shim on it, an account of CPU time) ──► Results ──► report

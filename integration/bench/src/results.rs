@@ -44,7 +44,7 @@ struct Series {
 }
 
 impl Results {
-    /// None yet, of one part.
+    /// Empty results of a part.
     pub fn of(machine: Machine, condition: Condition) -> Self {
         Self {
             machine,
@@ -95,7 +95,7 @@ impl Results {
             .collect()
     }
 
-    /// Takes new figures in the place of old ones.
+    /// Replaces old figures by new figures.
     pub fn replace(&mut self, newer: Self) {
         let measured = newer.figures();
         self.series

@@ -1,5 +1,5 @@
-//! Measures each candidate once in each round. Each round begins with a different candidate, so
-//! that a drift of the machine affects all alike. Medians are taken over the rounds.
+//! Measures every candidate once in a round. Each round begins with a different candidate, so that
+//! a drift of the machine affects all candidates equally. Medians are taken over the rounds.
 
 use anyhow::{Context, Result};
 

@@ -1,10 +1,10 @@
 //! `denied_once SYSCALL ERRNO NUMBER PROGRAM ARGUMENTS...`: runs a program on a kernel that denies
 //! it a syscall one time.
 //!
-//! strace(1) does so for the calls that it knows by name, and not for those that are newer than
-//! itself. seccomp(2) stops the program at each of these calls, and ptrace(2) lets them go on, but
-//! for the one of this number; 0 is none. How many there were is said on stderr: `denied_once: 12
-//! calls`. Only calls of the program's first thread are counted.
+//! strace(1) can inject errors, but not into syscalls newer than strace. seccomp(2) stops the
+//! program at each call of SYSCALL. ptrace(2) fails call NUMBER, or no call if NUMBER is 0, and
+//! continues the rest. The number of calls is printed on stderr: `denied_once: 12 calls`. Only
+//! calls of the program's first thread are counted.
 
 use std::convert::Infallible;
 use std::env;
@@ -34,8 +34,8 @@ fn main() -> Result<ExitCode> {
     let words = words
         .map(|word: OsString| CString::new(word.into_vec()))
         .collect::<Result<Vec<_>, _>>()?;
-    // SAFETY: the process has one thread; the child may call any function, and ends or executes a
-    // program.
+    // SAFETY: the process has a single thread; the child may call any function, and ends or
+    // executes a program.
     match unsafe { fork() }.context("fork")? {
         ForkResult::Child => {
             let Err(error) = become_program(&filter, &words);

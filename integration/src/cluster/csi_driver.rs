@@ -39,7 +39,7 @@ impl CsiDriver {
             "spec": {"attachRequired": false, "volumeLifecycleModes": ["Ephemeral"]},
         }))?;
         let root = cluster.node.kubelet().root();
-        // Debian's own: others lack its packages.
+        // Debian's Python: only Debian's has the needed packages.
         let mut command = cluster.node.command("/usr/bin/python3")?;
         let script = repository().join("integration/cluster/csi_driver.py");
         command.arg(script).arg(NAME).arg(root).arg(content);

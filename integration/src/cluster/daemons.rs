@@ -191,7 +191,7 @@ impl Cluster<'_> {
 
     /// A command that runs its arguments with the [`SYSCTLS`]. The settings are mounts in a private
     /// `/proc`: while `/proc` has mounts, the kernel lets no user namespace mount its own `/proc`.
-    /// All other mounts are shared with the node.
+    /// All mounts outside `/proc` are shared with the node.
     fn with_settings(&self) -> Result<Command> {
         let mut script = "mount --make-private /proc\n".to_owned();
         for (number, (name, wanted)) in SYSCTLS.iter().enumerate() {
@@ -216,7 +216,7 @@ impl Cluster<'_> {
         Ok(command)
     }
 
-    /// A kubelet makes the cgroups of its pods, but not the one above them.
+    /// A kubelet makes the cgroups of its pods, but not the parent cgroup.
     fn make_cgroup_root(&self) -> Result<()> {
         for hierarchy in fs::read_dir("/sys/fs/cgroup")
             .context("list the cgroup hierarchies")?
@@ -230,7 +230,7 @@ impl Cluster<'_> {
     }
 }
 
-/// Free ports, taken together so that they differ.
+/// Different free ports: all listeners are open at the same time.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let taken: Vec<TcpListener> = (0..N)
         .map(|_| TcpListener::bind("127.0.0.1:0"))

@@ -45,7 +45,7 @@ pub enum RealKubelet {
     Unfixed,
 }
 
-/// A running cluster of one node.
+/// A running cluster with a single node.
 #[derive(Debug)]
 pub struct Cluster<'n> {
     node: &'n Node,
@@ -63,7 +63,7 @@ impl<'n> Cluster<'n> {
         folder.join("kubelet").is_file().then_some(folder)
     }
 
-    /// Starts the three, one after the other, and applies the RuntimeClass that bindguard ships.
+    /// Starts the three daemons in sequence, and applies the RuntimeClass that bindguard ships.
     ///
     /// The kubelet syncs each pod and rewrites its volumes every `sync_seconds` and half as many
     /// again.
@@ -283,7 +283,7 @@ fn shipped(manifest: &str) -> String {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // the kubelet first: what it would say of the others' end is no news
+        // the kubelet first: its messages about the end of the other daemons are noise
         for daemon in self.daemons.get_mut().iter_mut().rev() {
             let _ = daemon.kill();
             let _ = daemon.wait();

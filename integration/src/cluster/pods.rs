@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::image::BUSYBOX;
 
-/// The one node's name.
+/// The node's name.
 pub const NODE: &str = "node";
 
 /// A pod with a volume and a container `app` that mounts the volume.
@@ -43,13 +43,13 @@ impl PodManifest {
         self.of_class("bindguard")
     }
 
-    /// Of another RuntimeClass.
+    /// Sets the RuntimeClass.
     pub fn of_class(mut self, class: &str) -> Self {
         self.spec["runtimeClassName"] = json!(class);
         self
     }
 
-    /// With one more annotation.
+    /// Adds an annotation.
     pub fn annotated(mut self, key: &str, value: &str) -> Self {
         self.annotations[key] = json!(value);
         self

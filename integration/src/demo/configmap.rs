@@ -1,4 +1,4 @@
-//! Part one: a configMap changes, its container restarts (kubernetes#68211).
+//! Part 1: a configMap changes, its container restarts (kubernetes#68211).
 
 use anyhow::Result;
 

@@ -43,8 +43,7 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     observe(Runtime::Bindguard, true)
 }
 
-/// Plays the part with one runtime. The container is gone at the end, and with it whatever it kept
-/// alive.
+/// Plays the part with a runtime. At the end the container is gone, and its mounts too.
 fn is_released_under(
     node: &Node,
     disk: &Disk,

@@ -1,9 +1,8 @@
 //! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file and
 //! a volume that change in a running container.
 //!
-//! Each part prints its progress and returns its observations: the final table and the exit code
-//! rest on observations alone. Everything runs in a separate node: nothing is installed, nothing is
-//! left behind.
+//! The parts print their progress and return observations, which decide the final table and the
+//! exit code. Everything runs in a separate node: nothing is installed, nothing is left behind.
 
 mod configmap;
 mod host_root;

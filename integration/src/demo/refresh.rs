@@ -40,7 +40,7 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
         "   the second container reads `{new}` after {} ms, without a restart",
         began.elapsed().as_millis()
     );
-    // The agent works on both volumes at once; what it does to the first pod, it has done by now.
+    // The agent works on both volumes at once, so a refresh of the first pod would be done by now.
     let old = plain.read()?;
     println!("   the first one reads `{old}`: it did not opt in");
     table.add(Observation {
@@ -60,7 +60,7 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     opted_in.end()
 }
 
-/// A pod with one container.
+/// A pod with a container.
 struct Scene<'a> {
     node: &'a Node,
     cri: &'a Cri,
@@ -105,7 +105,7 @@ impl<'a> Scene<'a> {
         self.cri.read(&self.container, FILE)
     }
 
-    /// The content, as soon as it is the expected one, or when patience ends.
+    /// The content, as soon as the content is as expected, or after the time limit.
     fn wait_for(&self, expected: &str) -> Result<String> {
         let began = Instant::now();
         loop {

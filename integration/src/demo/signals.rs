@@ -1,7 +1,7 @@
 //! Ctrl-C: the demo's node must end as cleanly as after its last line.
 //!
-//! SIGINT and SIGTERM are blocked in every thread and taken by one that waits for them
-//! (sigwait(3)), so the clean-up is ordinary code and not a signal handler. Children start with an
+//! SIGINT and SIGTERM are blocked in every thread, and a dedicated thread waits for both signals
+//! (sigwait(3)). So the clean-up is ordinary code and not a signal handler. Children start with an
 //! empty mask; the standard library sees to that.
 
 use std::io;
@@ -19,8 +19,8 @@ use crate::node::KeeperHandle;
 pub struct Signals(Arc<OnceLock<KeeperHandle>>);
 
 impl Signals {
-    /// Starts waiting. Must be called before any other thread exists, because threads inherit the
-    /// blocked signals.
+    /// Starts waiting. Must be called before the process starts a thread, because threads inherit
+    /// the blocked signals.
     pub fn wait_in_background() -> Result<Self> {
         let wanted: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
         wanted.thread_block().context("block SIGINT and SIGTERM")?;
@@ -36,7 +36,8 @@ impl Signals {
 
     /// From now on, a signal ends this node.
     pub fn end_node_on_signal(&self, keeper: KeeperHandle) {
-        // a demo has one node; a second one would be ended by its keeper when the process exits
+        // a demo has one node; the keeper of a second node would end the node when the process
+        // exits
         let _ = self.0.set(keeper);
     }
 

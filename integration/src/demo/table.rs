@@ -18,7 +18,7 @@ pub struct Observation {
 pub struct Table(Vec<Observation>);
 
 impl Table {
-    /// Adds one.
+    /// Adds an observation.
     pub fn add(&mut self, observation: Observation) {
         self.0.push(observation);
     }

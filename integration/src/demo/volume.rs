@@ -1,7 +1,7 @@
 //! Part four: the FUSE daemon of a volume dies while containers use the volume (kubernetes#70013).
 //!
-//! The daemon is a real one. Its driver does what restarted CSI drivers do: it unmounts the dead
-//! mount and mounts the volume anew.
+//! The FUSE daemon is real. The driver unmounts the dead mount and mounts the volume anew, like a
+//! restarted CSI driver.
 
 use std::fs;
 use std::path::PathBuf;
@@ -65,7 +65,8 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
         "   the second container reads `{new}` after {} ms, without a restart",
         began.elapsed().as_millis()
     );
-    // The agent sees both volumes at once. Anything that the agent does to the first pod is done now.
+    // The agent sees both volumes at once. Anything that the agent does to the first pod is done
+    // now.
     let old = plain.read()?;
     println!("   the first one still reads");
     quote(&old);
@@ -88,7 +89,7 @@ pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     opted_in.end()
 }
 
-/// A pod with one container, and the daemon of its volume.
+/// A pod with a container, and the daemon of its volume.
 struct Scene<'a> {
     node: &'a Node,
     cri: &'a Cri,
@@ -162,7 +163,7 @@ impl<'a> Scene<'a> {
         Ok(answer.stdout.trim().to_owned())
     }
 
-    /// The content, as soon as it is the expected one, or when patience ends.
+    /// The content, as soon as the content is as expected, or after the time limit.
     fn wait_for(&self, expected: &str) -> Result<String> {
         let began = Instant::now();
         loop {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::repository;
 
-/// One command of a document.
+/// A command of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocCommand {
     /// The line of the document that it begins on, counted from 1.
@@ -57,7 +57,7 @@ pub fn all_documents() -> Result<Vec<String>> {
     Ok(documents)
 }
 
-/// Lines of the other blocks of a document that begin with one of these programs.
+/// Command lines of these programs in a document's blocks that are not `sh` blocks.
 pub fn commands_outside_of_sh(name: &str, programs: &[&str]) -> Result<Vec<String>> {
     let path = repository().join(name);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

@@ -1,8 +1,8 @@
 //! The commands that the documents show, run as they stand there.
 //!
 //! A command that an operator copies from a document at night must work. So a document's `sh`
-//! blocks hold commands and nothing else (text for reading only is `text` or `toml`), and a story a
-//! document runs every one of them:
+//! blocks contain only commands (text for reading is `text` or `toml`), and a story for each
+//! document runs every command:
 //!
 //! ```text
 //! docs/runbook.md ── ```sh blocks ──► commands ── names replaced ──► sh -ec, as a process of a node

@@ -1,5 +1,5 @@
 //! A document's commands on a node. Words in capitals stand for names of the reader's node (`UID`,
-//! `BUNDLE`); the story says what they are on its own.
+//! `BUNDLE`). The story gives the names of the test node.
 
 use std::fmt;
 use std::fs;
@@ -77,7 +77,7 @@ impl<'n> Rehearsal<'n> {
         self
     }
 
-    /// Another working directory.
+    /// Sets the working directory.
     pub fn folder(self, folder: &Path) -> Self {
         Self {
             folder: folder.to_path_buf(),

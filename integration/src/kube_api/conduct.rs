@@ -13,7 +13,7 @@ use super::kinds::discovered;
 /// The behaviour of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Conduct {
-    /// As a healthy one.
+    /// Answers like a healthy server.
     #[default]
     Serve,
     /// Answers every request with this status.

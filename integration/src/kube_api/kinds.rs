@@ -97,7 +97,7 @@ fn resources(path: &str) -> Value {
     json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": of.map(resource).collect::<Vec<_>>()})
 }
 
-/// The claim that the server validates fields itself: then kubectl leaves it to the server.
+/// A schema that announces field validation by the server: then kubectl does not validate.
 fn schema(path: &str) -> Value {
     let of = KINDS.iter().filter(|(version, ..)| path == root(version));
     let paths = of.map(|(version, kind, plural, _)| {

@@ -1,5 +1,5 @@
-//! As much of a Kubernetes API as `kubectl apply` and the node agent need: the kinds, whether an
-//! object is there, taking one, and changing one. It can also be slow, refuse, fail, or be down.
+//! As much of a Kubernetes API as `kubectl apply` and the node agent need: list the kinds, get,
+//! create and change an object. The server can also be slow, refuse, fail, or be down.
 //!
 //! A real API server also checks the fields of an object: see `config/tests/it/manifests.rs`. This
 //! server shows that the clients accept the answers.
@@ -87,7 +87,7 @@ impl KubeApi {
         self.tls.as_ref().map_or("", |tls| tls.certificate())
     }
 
-    /// From now on it answers so.
+    /// Sets the server's conduct for the next requests.
     pub fn behave(&self, conduct: Conduct) {
         self.state().conduct = conduct;
     }

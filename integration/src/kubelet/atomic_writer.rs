@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail};
 use time::OffsetDateTime;
 use time::macros::format_description;
 
-/// The wanted content of a volume: paths below it and their content.
+/// The wanted files of a volume: relative path and content.
 pub(super) type Payload<'a> = [(&'a str, &'a str)];
 
 /// Writes `payload` to `volume`, unless the volume already has this payload.
@@ -62,7 +62,7 @@ pub(super) fn write(volume: &Path, payload: &Payload<'_>) -> Result<()> {
     }
 }
 
-/// Go's `os.RemoveAll`: a file that another process removed already is no error.
+/// Go's `os.RemoveAll`: an already removed file is no error.
 fn remove_all(directory: &Path) -> io::Result<()> {
     loop {
         match fs::remove_dir_all(directory) {
@@ -73,7 +73,7 @@ fn remove_all(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Top-level names of the old payload that the new one has not.
+/// Top-level names of the old payload that are missing in the new payload.
 fn names_to_remove(old: &Path, payload: &Payload<'_>) -> Result<Vec<PathBuf>> {
     let wanted: BTreeSet<&OsStr> = payload.iter().filter_map(|(path, _)| top(path)).collect();
     let entries = fs::read_dir(old).with_context(|| format!("list {}", old.display()))?;
@@ -138,7 +138,7 @@ fn write_payload(folder: &Path, payload: &Payload<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The one atomic step: readers follow `..data`.
+/// The only atomic step: readers follow `..data`.
 fn switch(volume: &Path, new: &Path) -> Result<()> {
     let (temporary, data) = (volume.join("..data_tmp"), volume.join("..data"));
     let name = new

@@ -49,7 +49,7 @@ impl BlockVolume {
         Ok(mapped)
     }
 
-    /// The bind of the device's node, one for each pod.
+    /// The pod's bind of the device's node.
     pub fn node_path(&self) -> &Path {
         &self.node_path
     }

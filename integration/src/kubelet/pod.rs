@@ -54,7 +54,7 @@ impl Pod {
         Volume::on_host(&self.path, folder, name)
     }
 
-    /// The kubelet's `CleanSubPaths`: needs exactly one mount on each subpath.
+    /// The kubelet's `CleanSubPaths`. Fails if a subpath has no mount or several mounts.
     pub fn clean_subpaths(&self) -> Result<()> {
         subpath::clean(&self.path.join("volume-subpaths"))
     }

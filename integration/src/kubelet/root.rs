@@ -1,5 +1,5 @@
-//! The places of a kubelet's root. The mount table shows the same volume with another root in each
-//! case, and every published repair so far got one of them wrong (kubernetes#93691, #103836).
+//! The places of a kubelet's root. The mount table shows a different root of a volume in each case,
+//! and every published repair so far failed in some case (kubernetes#93691, #103836).
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -24,16 +24,16 @@ pub enum KubeletRoot {
     OwnFilesystem,
     /// The same, with xfs.
     Xfs,
-    /// A subvolume of a btrfs, with another one for the pods: files of one mount then have several
-    /// `st_dev`.
+    /// A subvolume of a btrfs, with a second subvolume for the pods: files of a single mount then
+    /// have several `st_dev`.
     BtrfsSubvolume,
     /// An overlay of two folders, as on hosts with a read-only root.
     Overlay,
     /// Memory, as on nodes that boot from the network.
     Tmpfs,
-    /// A folder of another place, bind-mounted.
+    /// A bind mount of a folder elsewhere.
     BindMounted,
-    /// A symlink to another place.
+    /// A symlink to a folder elsewhere.
     Symlinked,
     /// As in a node that is a container itself (kind, k3d): its root an overlay, its /var a volume
     /// of the engine's, and the kubelet's root in that a bind of a folder of the machine

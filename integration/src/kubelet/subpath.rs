@@ -27,7 +27,7 @@ pub enum Behaviour {
     Since1_19,
 }
 
-/// One `subPath` of a volume mount of a container.
+/// A `subPath` of a volume mount of a container.
 #[derive(Clone, Debug)]
 pub struct Subpath {
     volume: PathBuf,
@@ -96,7 +96,7 @@ impl Subpath {
         }
     }
 
-    /// Something of the right type to mount on; for a file, an empty one.
+    /// Makes the mount point: a directory, or an empty file for a file.
     fn make_target(&self) -> Result<()> {
         let parent = self
             .target

@@ -91,7 +91,7 @@ impl Volume {
         })
     }
 
-    /// A folder of the host: a pod that mounts it has no folder of its own for it.
+    /// A hostPath volume: the pod's directory has no folder for a hostPath volume.
     pub(super) fn on_host(pod: &Path, folder: &Path, name: &str) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         Ok(Self {
@@ -119,7 +119,7 @@ impl Volume {
         }
     }
 
-    /// The number of timestamp directories: one, unless a removal failed and stranded the old one.
+    /// The number of timestamp directories: 1, unless a removal of an old directory failed.
     pub fn timestamp_directories(&self) -> Result<usize> {
         let entries =
             fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?;

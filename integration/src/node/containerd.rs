@@ -1,4 +1,4 @@
-//! A node's containerd: its configuration, its start, its end.
+//! The configuration, start and end of a node's containerd.
 //!
 //! The same `version = 2` file serves all three generations (2.1 migrates it). Unneeded plugins are
 //! disabled, because they take most of containerd's start. With a private `/run`, every path of

@@ -31,7 +31,7 @@ impl Keeper {
             .args(["-c", include_str!("keeper.sh"), "keeper", name])
             .args(folders)
             .stdin(Stdio::piped());
-        // its own process group: a Ctrl-C for the test must not end the one that cleans up
+        // a separate process group: a Ctrl-C for the test must not end the keeper
         let child = command
             .process_group(0)
             .spawn()

@@ -1,13 +1,13 @@
-//! A mount namespace for one test: unshared by the test's own thread, so that everything it starts
-//! is inside.
+//! A mount namespace for a test. The test's thread unshares the namespace, so that all started
+//! processes are inside.
 //!
-//! Inside, `/` is like a real host's: shared (systemd makes it so), or private (what some embedded
-//! hosts have), with an empty `/run` of its own. Nothing mounted here can reach the machine,
+//! Inside, `/` is like a real host's: shared, as under systemd, or private, as on some embedded
+//! hosts. `/run` is a separate, empty filesystem. Nothing mounted here can reach the machine,
 //! because `/` is made private first.
 //!
-//! unshare(2) and setns(2) act on the calling thread alone. Threads started later share its file
-//! system context; setns refuses as long as one of them lives, so they are joined before the
-//! namespace is left.
+//! unshare(2) and setns(2) act on the calling thread alone. Threads started later share the file
+//! system context; setns refuses while such a thread lives, so all threads are joined before the
+//! test leaves the namespace.
 
 use std::fs::{File, create_dir};
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ use crate::mount_calls::{bind, tmpfs};
 /// Propagation of the node's `/`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostRoot {
-    /// As under systemd: mounts propagate to other namespaces.
+    /// As under systemd: mounts propagate to copies of the namespace.
     #[default]
     Shared,
     /// As the kernel leaves it without systemd: nothing spreads, and no option of a container can
@@ -103,8 +103,8 @@ fn propagation(target: &str, flags: MsFlags) -> Result<()> {
         .with_context(|| format!("make {target} {flags:?}"))
 }
 
-/// crun refuses a hybrid layout, v1 hierarchies with a unified one beside them, when the unified
-/// one has controllers.
+/// crun refuses a hybrid layout, which is v1 hierarchies beside a unified hierarchy, when the
+/// unified hierarchy has controllers.
 fn hide_the_unified_hierarchy() -> Result<()> {
     match umount2("/sys/fs/cgroup/unified", MntFlags::MNT_DETACH) {
         Ok(()) | Err(Errno::ENOENT | Errno::EINVAL) => Ok(()),

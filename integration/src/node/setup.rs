@@ -80,7 +80,7 @@ impl Setup {
         }
     }
 
-    /// Another OCI runtime.
+    /// Sets the OCI runtime.
     pub fn oci(self, oci: Oci) -> Self {
         Self { oci, ..self }
     }
@@ -170,7 +170,7 @@ impl Setup {
         }
     }
 
-    /// With a guard that always meets this fault: `PLACE` kills the guard there, `stop:PLACE` stops
+    /// Sets a fault for every run of the guard: `PLACE` kills the guard there, `stop:PLACE` stops
     /// it there, `panic:PLACE` makes it panic there. With `no-beneath` the guard has no
     /// MOVE_MOUNT_BENEATH.
     pub fn fault(self, fault: &str) -> Self {
@@ -221,9 +221,9 @@ impl Setup {
         }
     }
 
-    /// Runs a story in a pid namespace of its own: `/proc` shows this story's processes alone, so a
-    /// command that checks the whole machine sees no mount namespace and no program of another
-    /// story. `test` is the name of the test, which is started again in there.
+    /// Runs a story in a separate pid namespace: `/proc` shows only this story's processes, so a
+    /// command that checks the whole machine sees nothing of parallel stories. `test` is the name
+    /// of the test, which is started again in the pid namespace.
     pub fn story_alone(self, test: &str, story: impl FnOnce(&Node) -> Result<()>) {
         const INSIDE: &str = "BINDGUARD_STORY_ALONE";
         if std::env::var_os(INSIDE).is_some() {
@@ -261,8 +261,8 @@ impl Setup {
                 .filter(|folder| Path::new(folder).exists())
                 .try_for_each(fs::remove_dir_all)?;
         }
-        // A containerd waits for its disk a dozen times with each container, and others on the
-        // machine have the disk busy. Nothing of a node is to last: memory does.
+        // containerd waits for its disk a dozen times for each container, and parallel tests keep
+        // the disk busy. A node's state is temporary, so it is in memory.
         let state = disk.join("containerd");
         fs::create_dir(&state).with_context(|| format!("create {}", state.display()))?;
         tmpfs(&state, "mode=711")?;
@@ -347,8 +347,8 @@ impl Setup {
             .collect())
     }
 
-    /// containerd finds shims and runc on its `PATH`, so a folder of links decides which ones a
-    /// node has.
+    /// containerd finds shims and runc on its `PATH`, so a folder of links decides which shims and
+    /// runtimes a node has.
     fn lay_out_programs(&self, matrix: &Matrix, folder: &Path) -> Result<()> {
         fs::create_dir(folder).with_context(|| format!("create {}", folder.display()))?;
         let oci = matrix.oci(self.oci);
@@ -397,7 +397,7 @@ impl Setup {
     }
 }
 
-/// Runs a test of this program again, as the only one, with this variable set.
+/// Runs a single test of this program again, with this variable set.
 fn in_own_pid_namespace(test: &str, variable: &str) -> Result<()> {
     let mut command = process::Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
@@ -415,8 +415,8 @@ fn in_own_pid_namespace(test: &str, variable: &str) -> Result<()> {
     Ok(())
 }
 
-/// The proof's report about each bind of a shared mount under youki 0.7, which ignores a propagation
-/// of the spec: the bind stays a slave of the host's mount.
+/// The proof's report about each bind of a shared mount under youki 0.7, which ignores a
+/// propagation of the spec: the bind stays a slave of the host's mount.
 const PROPAGATES: &str = "\"reason\":\"its mount in the container propagates mounts further";
 
 /// A proof that finds a difference where the runtime did what the spec says is a false alarm.

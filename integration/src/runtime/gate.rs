@@ -21,7 +21,7 @@ impl Gate {
         Self(ObedientRuntime::of(programs))
     }
 
-    /// Holds back the next `create`, and only that one.
+    /// Delays only the next `create`.
     pub fn close(&self) -> Result<()> {
         self.close_before("create")
     }

@@ -19,19 +19,20 @@ use crate::process::write_program;
 /// The fault for the next call of a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The runtime is killed so long after it was called.
+    /// The runtime is killed this long after the call.
     Killed(Duration),
     /// The runtime is killed between the end of its work and its answer.
     KilledAfterwards,
-    /// The shim that called it is killed so long after the call.
+    /// The shim is killed this long after the call of the runtime.
     ShimKilled(Duration),
     /// The shim is killed when the runtime has done its work.
     ShimKilledAfterwards,
-    /// It fails, and its log ends in the middle of a line.
+    /// The runtime fails, and its log ends in the middle of a line.
     GarbledLog,
-    /// It fails at once: only its arguments were wanted.
+    /// The runtime records the arguments and fails at once.
     OnlyRecord,
-    /// It does what the spec says after this sed(1) expression, and leaves the spec as it was.
+    /// The runtime uses a copy of the spec, edited by this sed(1) expression; the spec is
+    /// unchanged.
     ReadsAnotherSpec(&'static str),
 }
 
@@ -50,12 +51,12 @@ impl Fault {
     }
 }
 
-/// The runtime of a node that was set up with one that obeys.
+/// The runtime of a node that was set up with `obedient_runtime`.
 #[derive(Clone, Debug)]
 pub struct ObedientRuntime(PathBuf);
 
 impl ObedientRuntime {
-    /// The one of the node with this folder of programs.
+    /// The runtime of the node with this folder of programs.
     pub fn of(programs: &Path) -> Self {
         Self(programs.join("runc.d"))
     }
@@ -76,13 +77,13 @@ impl ObedientRuntime {
         self.lay_out(verb, &fault.line())
     }
 
-    /// Takes back what was laid out for a verb; answers whether it was still there, so that no call
-    /// had come.
+    /// Removes the fault for a verb. Returns true if the fault was unused: the runtime was not
+    /// called.
     pub fn take_back(&self, verb: &str) -> bool {
         fs::remove_file(self.0.join(verb)).is_ok()
     }
 
-    /// The arguments of every call so far, one line each.
+    /// The arguments of every call so far, a line for each call.
     pub fn calls(&self) -> Result<Vec<String>> {
         let file = self.0.join("calls");
         let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;

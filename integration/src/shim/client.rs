@@ -20,7 +20,7 @@ use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context::{Context, with_duration};
 use ttrpc::{Code, Error};
 
-/// For one call.
+/// The time limit of a call.
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(2);
 
@@ -238,7 +238,7 @@ impl Client {
     }
 }
 
-/// The code of a refusal; an error when it was none.
+/// The code of a refusal; an error if the shim did not refuse.
 pub fn code<T>(answer: ttrpc::Result<T>) -> Result<Code> {
     match answer {
         Err(Error::RpcStatus(status)) => Ok(status.code()),

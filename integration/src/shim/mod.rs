@@ -4,9 +4,9 @@
 //!   Bundle ──Shim::start──► containerd-shim-bindguard-v2 ◄── Client (ttrpc)     the story in containerd's place
 //!   containerd's bundle ──Shim::of──────────┘                                   the story beside containerd
 //! ```
-//! Events go to the node's containerd in both cases. A client has one thread's event loop that runs
-//! only during a request, so that no thread of it outlives the node; its connection ends when it is
-//! dropped.
+//! Events go to the node's containerd in both cases. A client's event loop runs on the calling
+//! thread and only during a request, so that no thread outlives the node. A drop of the client
+//! closes the connection.
 
 mod bundle;
 mod client;
@@ -38,8 +38,8 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// The one that serves this bundle, as its `address` file says, or what containerd 2 keeps of
-    /// the answer of `start`.
+    /// The shim that serves the container of this bundle. containerd 2 keeps the answer of `start`;
+    /// older bundles have an `address` file.
     pub fn of(bundle: &Path) -> Result<Self> {
         if let Ok(answer) = fs::read_to_string(bundle.join("bootstrap.json")) {
             let answer: Value = serde_json::from_str(&answer).context("parse bootstrap.json")?;
@@ -68,8 +68,8 @@ impl Shim {
         Self::at(&run_with_bytes(verb(node, bundle, "start")?, &any, LIMIT)?.success()?)
     }
 
-    /// Runs `start` for a bundle, as containerd does since 2.3: with these parameters, to which its
-    /// names are added.
+    /// Runs `start` for a bundle, as containerd does since 2.3: with these parameters plus the
+    /// bundle's names.
     pub fn start_with(
         node: &Node,
         bundle: &Bundle,
@@ -111,7 +111,7 @@ impl Shim {
             .map(drop)
     }
 
-    /// The one that serves here.
+    /// The shim that serves on this socket.
     pub fn at_socket(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),

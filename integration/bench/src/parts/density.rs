@@ -1,8 +1,8 @@
-//! A full node: as many pods of one container as a kubelet admits by default, and the memory of all
-//! shims together. The kinds of shims are measured one after the other.
+//! A full node: as many single-container pods as a kubelet admits by default, and the memory of all
+//! shims together. The kinds of shims are measured in sequence.
 //!
-//! RSS counts a page of the program once for each shim, PSS once for all of them. Other projects
-//! publish RSS; a node loses PSS.
+//! RSS counts a page of the program once for each shim, PSS once for all shims. Peers publish RSS;
+//! the node's real loss is PSS.
 
 use std::thread::sleep;
 

@@ -1,8 +1,8 @@
 //! The cost of the guard with its exec: `bindguard-runtime create` before a runtime that does
 //! nothing, minus the runtime alone.
 //!
-//! The spec is the one of `hooks/guard/benches/admit.rs`: five subpaths of configMaps, folders of
-//! the pod, folders of the host, and its root. Clean, and after a configMap changed.
+//! The spec is from `hooks/guard/benches/admit.rs`: five subpaths of configMaps, folders of the
+//! pod, folders of the host, and its root. Clean, and after a configMap changed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ use crate::turns::in_turns;
 
 const MOUNTS: [u64; 4] = [100, 1_000, 10_000, 30_000];
 const ROUNDS: usize = 40;
-/// One of the first volume, four of the second.
+/// A subpath of the first volume and four subpaths of the second.
 const SUBPATHS: u64 = 5;
 const POD_FOLDERS: usize = 16;
 const HOST_PATHS: [&str; 8] = [
@@ -85,7 +85,7 @@ struct Scene<'n> {
     updates: u32,
 }
 
-/// Duration of one call, in milliseconds.
+/// Duration of a call, in milliseconds.
 struct Took {
     cpu: f64,
     wall: f64,

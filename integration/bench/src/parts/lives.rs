@@ -24,7 +24,7 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     })
 }
 
-/// One life.
+/// Measures the life of a container.
 pub fn life(ground: &Ground, bare: &Bare, candidate: Candidate) -> Result<Vec<(Figure, f64)>> {
     let (cpu, begun) = (ground.account.spent()?, Instant::now());
     match candidate {

@@ -11,7 +11,7 @@ use crate::ground::{Ground, IDLE};
 use crate::results::Results;
 
 const SHIMS_EACH: u64 = 3;
-/// Containers in one shim.
+/// Containers in a shim.
 const CONTAINERS: [u64; 2] = [1, 5];
 const A_MINUTE: Duration = Duration::from_secs(60);
 

@@ -1,4 +1,4 @@
-//! A part a file: what it measures, on a ground of its own.
+//! The parts of the bench: each file measures one subject on a separate node.
 
 mod burst;
 mod density;

@@ -1,4 +1,4 @@
-//! The memory of a further pod: more and more pods of one container, with all shims side by side.
+//! The memory of a further pod: more and more single-container pods, with all shims side by side.
 //!
 //! Pages that shims share (program, libraries) count a part for each, so a pod gets cheaper with
 //! the number of pods.

@@ -48,7 +48,7 @@ pub fn measure(ground: &Ground, results: &mut Results) -> Result<()> {
     )
 }
 
-/// Hands out the reader of the shims' log, as containerd is one.
+/// Returns the reader of the shims' log, because containerd also reads this log.
 fn lay_out_bundle(ground: &Ground) -> Result<File> {
     let bundle = Path::new(BUNDLE);
     fs::create_dir_all(bundle.join("rootfs"))
@@ -156,7 +156,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// An address, or since version 3 a JSON document with one.
+    /// An address, or since version 3 a JSON document with the address.
     fn of(said: &[u8]) -> Result<Self> {
         let text = String::from_utf8_lossy(said);
         let parameters: Option<Value> = serde_json::from_str(&text).ok();
@@ -183,8 +183,8 @@ impl Listener {
         })
     }
 
-    /// One ttrpc call, by hand: a client of the crate would start an event loop within what is
-    /// measured. Any answer will do.
+    /// A ttrpc call by hand: a client of the crate would start an event loop within the measured
+    /// time. Any answer is enough.
     fn call(&self) -> Result<()> {
         let payload = ConnectRequest {
             id: "start".to_owned(),
