@@ -80,7 +80,7 @@ fn neighbour_is_refreshed(node: &Node, cri: &Cri, pods: &[&Pod]) -> Result<()> {
     Ok(())
 }
 
-/// A container whose mounts are unknown is not one that reads current files.
+/// A container with unknown mounts is not reported as current.
 fn diagnose_reports_both(node: &Node) -> Result<()> {
     let done = node.bindguard(["diagnose", "--json"])?;
     let report: Value = serde_json::from_str(&done.stdout)?;
@@ -98,7 +98,7 @@ fn diagnose_reports_both(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// A pod with one container that reads a subPath.
+/// A pod with a container that reads a subPath.
 struct Pod {
     uid: String,
     sandbox: Sandbox,

@@ -1,5 +1,5 @@
-//! A method of the shim breaks for one container: that call answers INTERNAL, the container can be
-//! removed, and the others of the same shim live on and are served.
+//! A method of the shim panics for a container: the call answers INTERNAL, the container can be
+//! removed, and the shim still serves its other containers.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::leftovers::Leftovers;

@@ -1,8 +1,8 @@
 //! containerd 2.3 and later, played by the story: `start` gets `BootstrapParams` with a folder for
-//! sockets and answers with a `BootstrapResult`. With its version 3 the pod's second container has
-//! no `start` and no `delete` of its own, so that `delete` of the sandbox has to remove it when
-//! their shim is killed (issue 14). Parameters that contradict the command line, and other input,
-//! are refused: containerd could not parse the plain address.
+//! sockets and answers with a `BootstrapResult`. With version 3 the pod's second container has no
+//! `start` and no `delete`. So `delete` of the sandbox has to remove the second container when the
+//! shim is killed (issue 14). Parameters that contradict the command line, and unknown input, are
+//! refused: containerd could not parse the plain address.
 
 use std::fs;
 
@@ -88,8 +88,8 @@ fn the_pods_shim_is_killed(node: &Node) -> Result<()> {
         inits.push(client.create(&bundle.request())?);
         client.start(bundle.id(), "")?;
     }
-    // containerd also runs `delete` when it has closed its connection to a server that lives and
-    // serves others
+    // containerd also runs `delete` after closing its connection to a living server, which may
+    // serve other containers
     Shim::delete(node, &pod)?;
     ensure!(
         fs::exists(format!("/proc/{}", inits[1]))?,

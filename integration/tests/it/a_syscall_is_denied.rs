@@ -1,7 +1,6 @@
-//! A kernel that never lets the guard make one of its syscalls: too old, out of memory or
-//! descriptors, or under a filter (LSM, seccomp) that does not know the call. For each call and
-//! each answer the runtime still runs, nothing panics, no reader sees the file underneath, and the
-//! next create puts right what is left.
+//! A syscall of the guard always fails: the kernel is too old, out of memory or descriptors, or a
+//! filter (LSM, seccomp) denies the call. For each call and each answer the runtime still runs,
+//! nothing panics, no reader sees the file underneath, and the next create repairs the rest.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

@@ -1,8 +1,7 @@
 //! The node agent on a full node, 110 pods with 550 volumes: memory, wake-ups, and the time until
 //! an update is visible.
 //!
-//! The limits leave room for a machine that does other work; the figures are printed with
-//! `--nocapture`.
+//! The limits leave room for a busy machine; the figures are printed with `--nocapture`.
 
 use std::fs;
 use std::thread;
@@ -92,8 +91,8 @@ fn idle(agent: &Agent) -> Result<()> {
     };
     // The last event or re-bind may still have a timer.
     until("nothing wakes the agent for 5 s", || Ok(woken()? == 0))?;
-    // The agent of another test shares the program's pages, and halves this one's PSS. A node has
-    // one agent.
+    // The agent of a parallel test shares the program's pages, and halves the PSS of this agent. A
+    // node has one agent.
     let footprint = Footprint::of(agent.pid())?;
     println!(
         "idle: {} KiB, {} threads, no wake-up in 5 s",

@@ -1,6 +1,6 @@
-//! The agent is killed at each of its steps, or at any moment. Whatever it had done by then, no
-//! reader sees the file underneath, and the next agent leaves one mount with the current content,
-//! on the host and in the container that opted in.
+//! The agent is killed at each of its steps, or at any moment. After a kill at any step, no reader
+//! sees the file underneath. The next agent leaves a single mount with the current content, on the
+//! host and in the opted-in container.
 
 use std::fs;
 use std::thread;
@@ -64,8 +64,8 @@ fn at_any_moment() {
     });
 }
 
-/// The agent starts its children in containers by a helper process: neither lives without the
-/// other.
+/// The agent starts its children in containers by a helper process. If the agent or the helper
+/// ends, both end.
 #[test]
 fn its_helper_process() {
     Setup::on(Generation::V2_1).cri().story(|node| {
@@ -110,7 +110,7 @@ fn at_every_step(node: &Node, way: &str, more: &[&str]) -> Result<()> {
     pod.end(node)
 }
 
-/// A pod with a running container that opted in, and with one subpath of each volume.
+/// A pod with a running container that opted in, and with a subpath of each volume.
 struct LivePod {
     volumes: Vec<Volume>,
     subpaths: Vec<Subpath>,

@@ -1,5 +1,5 @@
 //! The release image is an OCI archive, written without a container engine. containerd imports the
-//! archive and runs the programs. The same programs give the same bytes.
+//! archive and runs the programs. Equal programs give equal bytes.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn containerd_runs_it() {
     });
 }
 
-/// A release has an archive for the other architecture: the index names it.
+/// A release also has an archive for a foreign architecture: the index names the architecture.
 #[test]
 fn the_index_names_the_architecture() {
     Setup::on(Generation::V1_7).story(|node| {

@@ -1,6 +1,6 @@
 //! moby#15793: an editor replaces a file that a container of Docker or Podman binds. With the
-//! agent, a container that opted in reads the new file; `bindguard refresh --container` does it for
-//! any container, once.
+//! agent, a container that opted in reads the new file; `bindguard refresh --container` refreshes
+//! any container once.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

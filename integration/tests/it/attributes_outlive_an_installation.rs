@@ -109,7 +109,7 @@ fn with_attributes(path: &Path, text: &str, mode: u32) -> Result<()> {
         tv_sec: seconds,
         tv_nsec: 5,
     };
-    // An access time before the other would change as the file is read.
+    // A read would change an access time that is older than the modification time.
     let times = Timestamps {
         last_access: time(4_000_000_000),
         last_modification: time(1_000_000_000),

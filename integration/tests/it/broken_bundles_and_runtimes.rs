@@ -1,5 +1,5 @@
-//! A spec that is no JSON, a runtime that is missing or that leaves half a line in its log: one
-//! clear error, nothing is left, and the name can be used again.
+//! A spec is no JSON, a runtime is missing, or a runtime leaves half a line in its log. The error
+//! is clear, nothing is left, and the name can be used again.
 
 use std::fs;
 
@@ -80,7 +80,7 @@ fn no_runtime(node: &Node) -> Result<()> {
             "{error}"
         );
     }
-    // a file, and not one that can be run
+    // a file that cannot be executed
     let file = node.disk().join("no-program");
     fs::write(&file, "")?;
     let mut request = bundle.request();
@@ -108,7 +108,7 @@ fn garbled_log(node: &Node) -> Result<()> {
         .err()
         .context("it was started")?
         .to_string();
-    // no line of the log is whole: its stderr is what is left
+    // no line of the log is whole, so the error has the runtime's stderr
     ensure!(
         error.contains("OCI runtime start failed: what it says itself"),
         "{error}"

@@ -1,5 +1,5 @@
-//! `make kubelet`: helm installs the chart on a real cluster of one node, upgrades it to its
-//! removal, and uninstalls it.
+//! `make kubelet`: helm installs the chart on a real cluster with a single node, upgrades the
+//! release to the removal, and uninstalls the release.
 //!
 //! The DaemonSet's pods run from an image like that of `config/Dockerfile`, under a kubelet, with
 //! the node's root mounted. The story plays systemd: it restarts containerd whenever a pod has
@@ -252,7 +252,7 @@ impl<'n> Fleet<'n> {
             let all = ["numberReady", "updatedNumberScheduled"]
                 .iter()
                 .all(|key| status[key] == 1);
-            // the old pod may be ready until the new one is made
+            // the old pod may be ready until the new pod is made
             let old = self.pods_of(cluster, daemon_set)?.len() > 1;
             Ok(status["observedGeneration"] == *current && all && !old)
         })

@@ -38,7 +38,7 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
     wait_for_count(node, "first", before + 1)?;
     ctr.remove("first")?;
     words(&["containers", "restore", "--live", "--rw", "second", "saved"])?;
-    // One that was started anew would begin at 1.
+    // A container without its checkpoint would count from 1.
     let after = wait_for_count(node, "second", 1)?;
     ensure!(
         after >= before,

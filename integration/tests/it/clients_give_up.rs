@@ -1,5 +1,5 @@
-//! A client that goes away in the middle of a call, and one whose deadline passes: the call
-//! completes anyway, the next client finds what it left, and nothing is lost.
+//! A client disconnects in the middle of a call, or its deadline passes. The call completes anyway,
+//! the next client finds the result, and nothing is lost.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn containerd_2_1() {
         });
 }
 
-/// One client requests every step and gives up; a second client completes each step.
+/// A first client requests every step and gives up; a second client completes each step.
 fn a_life(node: &Node, how: GivesUp) -> Result<()> {
     let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
     let shim = Shim::start(node, &bundle, &Options::default())?;
@@ -89,7 +89,7 @@ fn a_life(node: &Node, how: GivesUp) -> Result<()> {
     Ok(other.shut_down("web")?)
 }
 
-/// Holds the runtime back in the middle of the call; meanwhile the shim answers others.
+/// Stops the runtime in the middle of the call; meanwhile the shim answers further clients.
 fn give_up(
     node: &Node,
     shim: &Shim,

@@ -23,8 +23,8 @@ fn says_what_it_can() {
     });
 }
 
-/// One CSI volume's daemon is dead, another's never answers, and neither keeps the rest from being
-/// judged.
+/// The daemon of a CSI volume is dead, and a second volume's daemon never answers. The command
+/// still judges all remaining volumes.
 fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     if !SilentServer::is_possible() {
         privilege::skipped("no /dev/fuse here");
@@ -73,8 +73,8 @@ fn servers_that_do_not_answer(node: &Node) -> Result<()> {
     pod.delete()
 }
 
-/// Fifty servers that do not answer are probed side by side: all are reported as dead, where one
-/// after the other there would be patience for a dozen.
+/// Fifty servers that do not answer are probed side by side, and all are reported as dead. Within
+/// the time limit, probes in sequence would reach only a dozen.
 fn many_servers_that_do_not_answer(node: &Node) -> Result<()> {
     if !SilentServer::is_possible() {
         return Ok(());

@@ -1,8 +1,8 @@
 //! The key that a container mounts was removed from its configMap: no repair is possible.
 //!
 //! A real kubelet fails once and then mounts an empty *directory* where the file was. bindguard
-//! lets the create fail with the runtime's own error, says beside it and in the log why, and never makes a
-//! directory appear.
+//! lets the create fail with the runtime's own error, says beside it and in the log why, and never
+//! makes a directory appear.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! A container's first process enters user and mount namespaces of its own, where it binds its
-//! read-only file to another place. A refresh is refused: a new mount there could be made writable,
-//! and the container would write the volume of its pod.
+//! A container's first process enters user and mount namespaces of its own, and binds its read-only
+//! file to a second path there. bindguard refuses a refresh: the container could make a new mount
+//! writable there, and then write the pod's volume.
 
 use std::fs;
 use std::process::Command;

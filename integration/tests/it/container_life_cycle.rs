@@ -1,6 +1,6 @@
-//! The behaviour that containerd and its users expect of any shim: exit codes, signals, exec,
-//! stdin, a terminal, a restart of containerd. Run with every entry of the guard, so that the guard
-//! is never the reason why something else stops working.
+//! The behaviour that clients of containerd expect of any shim: exit codes, signals, exec, stdin, a
+//! terminal, a restart of containerd. The test runs with every entry of the guard, so that the
+//! guard breaks nothing.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::output::read_all_output;

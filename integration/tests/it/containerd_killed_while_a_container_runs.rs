@@ -1,5 +1,5 @@
-//! containerd is SIGKILLed, and meanwhile a container ends: containerd gets its exit with its
-//! status when it is back.
+//! containerd is SIGKILLed, and meanwhile a container ends. The restarted containerd gets the exit
+//! with the status.
 //!
 //! A lost exit would leave a dead container "running" for ever.
 

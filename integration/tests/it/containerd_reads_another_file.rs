@@ -49,7 +49,7 @@ fn config_argument(file: &Path) -> String {
     format!("--containerd-config={}", file.display())
 }
 
-/// A containerd with another file.
+/// A containerd with a different config file.
 struct Daemon(Child);
 
 impl Daemon {

@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 /// For a client to notice that its containerd is gone.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A call's verb at the runtime, and the client's words; none are those that create a container.
+/// A call's verb at the runtime, and the client's arguments; empty to create a container.
 type Call = (&'static str, &'static [&'static str]);
 
 const CREATE: Call = ("create", &[]);
@@ -97,8 +97,8 @@ fn restart(node: &Node, (verb, words): Call, when: When) -> Result<()> {
         .context("start the client")?;
     gate.wait_for_call()?;
     node.restart_containerd(Signal::SIGKILL)?;
-    // it ends for want of its containerd; or it has the new one clean up, which has to wait for the
-    // call
+    // the client ends because its containerd is gone, or requests a clean-up from the new
+    // containerd, which waits for the call
     let begin = Instant::now();
     while client.try_wait().context("look at the client")?.is_none()
         && begin.elapsed() < CLIENT_TIMEOUT

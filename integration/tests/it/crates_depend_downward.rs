@@ -172,7 +172,7 @@ const CRATES: [&str; 13] = [
     "integration",
 ];
 
-/// The top-level modules that each top-level module names in its code, without its tests.
+/// The imports between top-level modules, without tests: module to used modules.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 fn uses_between_modules(source: &Path) -> Result<Uses> {

@@ -1,4 +1,4 @@
-//! Pods as a kubelet runs them, through the CRI: two containers in one shim, a configMap that
+//! Pods as a kubelet runs them, through the CRI: two containers in a shim, a configMap that
 //! changes, a container that restarts, a containerd that restarts in between.
 
 use anyhow::{Context, Result, ensure};

@@ -97,8 +97,8 @@ fn interrupted(node: &Node, victim: Victim) -> Result<()> {
 
 type Create = JoinHandle<Result<Finished>>;
 
-/// A create in which crun waits before it records the container, and crun's pid. Another process
-/// may take the processor at the wrong time, so one try is not enough.
+/// A create in which crun waits before it records the container, and crun's pid. crun may lose the
+/// processor at the wrong time, so a single try is not enough.
 fn held_create(node: &Node, runtime: Runtime, id: &'static str) -> Result<(Create, u32)> {
     for _ in 0..TRIES {
         let client = node.ctr();

@@ -1,6 +1,6 @@
 //! A container is created and deleted, and never started. No program has run, so there is no exit
 //! to report: the answer has status 0, as with the stock shim, and no TaskExit arrives. The stock
-//! shim's events are not compared: at a shutdown it drops the events that it has not sent.
+//! shim's events are not compared: at a shutdown the stock shim drops unsent events.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
@@ -14,7 +14,8 @@ fn containerd_2_1() {
         .not_with_youki("youki does not wait for the killed init, whose cgroup is then in use")
         .story(|node| {
             let before = Leftovers::of(node)?;
-            // First: a late event of the stock shim would be taken for one of this shim.
+            // bindguard's shim first: a late event of the stock shim would look like an event of
+            // bindguard's shim.
             let seen = events::during(node, || create_and_delete(node, Runtime::Bindguard))?;
             ensure!(seen == ["create web", "delete web"], "{seen:?}");
             create_and_delete(node, Runtime::Stock).context("stock")?;

@@ -100,7 +100,8 @@ fn verdicts(report: &str) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// One object of strings: kubediag's agent takes no more, and its recoverer one path.
+/// A single object of strings: kubediag's agent accepts only one object, and the recoverer only one
+/// path.
 fn speaks_as_kubediag(report: &Finished, mountinfo: &str) -> Result<()> {
     let keys: BTreeMap<String, String> =
         serde_json::from_str(&report.stdout).with_context(|| format!("parse {report:?}"))?;

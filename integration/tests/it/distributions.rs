@@ -174,7 +174,7 @@ fn microk8s() {
             dump.contains("default_runtime_name = \"bindguard\""),
             "containerd does not read it: {dump}"
         );
-        // snapd refreshes: another revision with a copy
+        // snapd refreshes: a new revision with a copy
         fs::rename(
             root.path("/var/snap/microk8s/6641"),
             root.path("/var/snap/microk8s/6700"),
@@ -451,7 +451,7 @@ fn on(generation: Generation, story: impl Fn(&Root<'_>) -> Result<()>) {
         own_copy_at(Path::new("/"), &folder, Path::new("/run/image-changes"))?;
         let matrix = Matrix::locate()?;
         let containerd = matrix.program(generation, "containerd");
-        // the matrix may be on another file system than the root
+        // the matrix may be on a file system of its own
         let programs = matrix.folder();
         fs::create_dir_all(folder.join(programs.strip_prefix("/")?))?;
         bind(programs, folder.join(programs.strip_prefix("/")?))?;

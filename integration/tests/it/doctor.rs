@@ -39,7 +39,7 @@ on_newest_and_older!(containerd_alone);
 
 #[test]
 fn of_a_node_that_breaks() {
-    // The whole node must be good, so no process of another story may be visible.
+    // The whole node must be healthy, so no process of a parallel story may be visible.
     let test = "doctor::of_a_node_that_breaks";
     Setup::on(Generation::V1_7).cri().story_alone(test, |node| {
         good_node(node)?;
@@ -190,7 +190,7 @@ fn of_a_pod_that_no_runtime_knows(node: &Node) -> Result<()> {
     pod.delete()
 }
 
-/// A process that has /dev/fuse open, in the cgroup of one that is named kubelet.
+/// A process that has /dev/fuse open, in the cgroup of a process named kubelet.
 fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
     let kubelet = node.disk().join("daemon/kubelet");
     fs::create_dir(node.disk().join("daemon"))?;
@@ -204,7 +204,7 @@ fn fuse_daemon_of_the_kubelet(node: &Node) -> Result<()> {
         "sleep",
     )?;
     let point = Points::of(node)?.named("fuse-daemons")?;
-    // the command is for the first daemon; a story beside this one may have an older one
+    // the command is for the first daemon, which may belong to a test in parallel
     let has = |key: &str, text: &str| point[key].as_str().is_some_and(|it| it.contains(text));
     ensure!(
         point["status"] == "failed"
@@ -383,7 +383,7 @@ fn pinned(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Other nodes of this machine may have pinned mounts, too.
+/// Parallel nodes of this machine may have pinned mounts, too.
 fn names(point: &Value, place: &str) -> bool {
     point["message"]
         .as_str()

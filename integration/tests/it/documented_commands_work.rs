@@ -69,7 +69,7 @@ const PROGRAMS: [&str; 12] = [
     "systemctl",
 ];
 
-/// A reason not to run a command is one for a command that is shown.
+/// Each command on the list of skipped commands is in a document.
 #[test]
 fn commands_that_are_not_run_are_in_the_documents() -> Result<()> {
     for NotRun {

@@ -1,5 +1,6 @@
 //! A driver that was restarted mounts its volume anew (kubernetes#70013): the running containers of
-//! a pod that opted in get the new mount, without a restart. Others keep the old one.
+//! a pod that opted in get the new mount, without a restart. Without an opt-in, containers keep the
+//! old mount.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,7 @@ impl CsiVolume {
         Ok(())
     }
 
-    /// A pod whose container has it at `/data`.
+    /// A pod whose container mounts the volume at `/data`.
     fn used(
         &self,
         node: &Node,
@@ -92,7 +93,7 @@ impl CsiVolume {
     }
 }
 
-/// A pod with one container.
+/// A pod with a container.
 struct Running {
     cri: Cri,
     uid: String,
@@ -126,7 +127,7 @@ impl Running {
 
 /// With the stock shim and with bindguard's. The host's mounts stay as the driver made them.
 fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
-    // A word that is not understood takes none of the others with it, and is reported.
+    // An unknown word is reported, and the known words still count.
     let words = [("bindguard.io/refresh-binds", "volumes,host-dirs")];
     let files = [("bindguard.io/refresh", "true")];
     let started = |name, runtime, annotations| {
@@ -171,7 +172,7 @@ fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
     all().try_for_each(|(_, running)| running.remove(node))
 }
 
-/// A pod opts in to files and volumes: one refresh replaces the mounts of both kinds.
+/// A pod opts in to files and volumes: one refresh replaces mounts of files and of volumes.
 #[test]
 fn a_container_with_files_and_a_volume() {
     Setup::on(Generation::V2_1).cri().story(|node| {

@@ -1,8 +1,7 @@
-//! The events of a container's life in `ctr events`, with the stock shim and with ours: the same,
-//! in the same order.
+//! `ctr events` prints equal events in equal order for a container of the stock shim and of
+//! bindguard's shim.
 //!
-//! But for the last one: the stock shim of 2.1 now and then ends before it has sent the container's
-//! delete.
+//! Exception: the stock shim of 2.1 sometimes ends before sending the container's delete event.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::run;

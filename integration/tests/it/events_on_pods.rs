@@ -195,8 +195,8 @@ fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
     delete_pod(node, "uid-live")
 }
 
-/// A container copies the host's mounts when it starts, and nothing is wrong. Later the host
-/// unmounts one: no create happens then, and the survey finds it.
+/// A container copies the host's mounts at its start, and nothing is wrong. Later the host unmounts
+/// a mount: no create happens then, and the survey finds the container's copy.
 #[test]
 fn a_mount_that_the_host_unmounts_while_a_container_runs() {
     Setup::on(Generation::V2_1).cri().story(|node| {
@@ -350,8 +350,8 @@ fn updates_arrive(node: &Node, uid: &str) -> Result<()> {
         })?;
         times.push(began.elapsed());
     }
-    // A request to the API server waits for ten seconds. A re-bind that waited for one takes as
-    // long, and a slow machine delays only some.
+    // A request to the API server waits for ten seconds. A re-bind that waits for a request takes
+    // as long; a slow machine delays only some re-binds.
     times.sort();
     ensure!(
         times[10] < Duration::from_secs(5),

@@ -1,8 +1,7 @@
-//! An init container, a sidecar and two containers of one pod share a configMap.
-//! `volume-subpaths/VOLUME/CONTAINER/INDEX` has the index of the mount in *that container's*
-//! `volumeMounts`, those without a `subPath` counted in: the repair affects the created container's
-//! own subpath, and no other container's. An ephemeral container can have no `subPath` (the API
-//! forbids it): it gets the whole volume.
+//! An init container, a sidecar and two containers of a pod share a configMap.
+//! `volume-subpaths/VOLUME/CONTAINER/INDEX` has the index in *the container's* `volumeMounts`,
+//! including mounts without a `subPath`: the repair affects only the created container's subpath.
+//! The API forbids a `subPath` in an ephemeral container, which gets the whole volume.
 
 use std::fs;
 use std::path::Path;

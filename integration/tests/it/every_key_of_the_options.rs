@@ -68,7 +68,7 @@ fn story(node: &Node) -> Result<()> {
                 entry.prefix
             );
         }
-        // Without systemd on the node, no shim can do what this one key demands.
+        // Only this key may fail with the stock shim, because the node has no systemd.
         ensure!(
             of_stock.is_ok() || *key == "SystemdCgroup",
             "{key} = {value}: {of_stock:?}"

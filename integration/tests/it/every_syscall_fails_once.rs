@@ -1,7 +1,6 @@
-//! Each single syscall that an admission makes fails once with one of the errors that a machine in
-//! trouble gives. In `make soak` the syscalls of a repair fail once with each of the errors. The
-//! create goes on, no reader sees
-//! the file underneath, and the next create completes the repair.
+//! Each syscall of an admission fails once, with an error that a machine in trouble gives. In `make
+//! soak` the syscalls of a repair fail once with each of the errors. The create goes on, no reader
+//! sees the file underneath, and the next create completes the repair.
 //!
 //! strace(1) injects the failures, see its `--inject`. strace detaches from the process when the
 //! runtime begins.
@@ -167,7 +166,7 @@ struct Call {
     before: usize,
 }
 
-/// The most calls that any one process of the trace makes, by name.
+/// The maximum number of calls by a single process of the trace, by name.
 fn calls(trace: &str) -> BTreeMap<String, Call> {
     let mut of_process: BTreeMap<(&str, &str), Call> = BTreeMap::new();
     let mut has_begun = false;

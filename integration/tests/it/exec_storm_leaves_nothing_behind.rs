@@ -1,4 +1,4 @@
-//! Two hundred execs in one container: the shim has as many descriptors, threads, children and
+//! Two hundred execs in a container: the shim has as many descriptors, threads, children and
 //! private memory as before.
 
 use std::fs;

@@ -1,6 +1,6 @@
-//! Fifty containers started at the same moment, in shims of their own and in one pod: all run, each
-//! exit has its own status, and afterwards nothing is left, nor does the pod's shim keep the memory
-//! that it took.
+//! Fifty containers start at the same moment, in separate shims and in a single pod. All containers
+//! run, and each exit has the right status. Afterwards nothing is left, and the pod's shim has
+//! returned the memory.
 
 use std::process::Child;
 

@@ -1,6 +1,6 @@
-//! A guard and a kubelet since 1.19 repair the same subpath in the same moment: the kubelet takes
-//! the topmost mount away and binds anew, whatever the guard is about. The next create ends with
-//! one current mount.
+//! A guard and a kubelet since 1.19 repair a subpath at the same moment: the kubelet unmounts the
+//! topmost mount and binds anew, at any step of the guard. The next create ends with a single
+//! current mount.
 
 use std::process::Stdio;
 use std::thread;
@@ -37,7 +37,7 @@ fn story(node: &Node) -> Result<()> {
         }
         // somewhere in the guard's few milliseconds
         thread::sleep(Duration::from_micros(200) * meeting);
-        // a real one reports it, and tries again with the container's next start
+        // a real kubelet reports the failure, and tries again with the container's next start
         kubelet_failed += u32::from(stale.subpath().bind_again(Behaviour::Since1_19).is_err());
         for mut guard in guards {
             let ended = guard.wait().context("wait for a guard")?;

@@ -1,6 +1,6 @@
-//! The guard is killed at each of its steps. Whatever it had done by then, the next create ends
-//! with one mount at the path, current content, an edited spec, and nothing left over; and no
-//! reader ever saw the file underneath.
+//! The guard is killed at each of its steps. After a kill at any step, the next create ends with a
+//! single mount at the path, current content, an edited spec, and no leftovers. No reader ever saw
+//! the file underneath.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -10,7 +10,7 @@ use bindguard_integration::process::run;
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Generation, Node, PollingReader, Setup};
 
-/// Steps of the way for kernels before 6.5, which no other way takes.
+/// Steps only of the repair on kernels before 6.5.
 const TUCK: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];
 /// Steps of a guard with a full journal.
 const ROTATION: [&str; 2] = ["rotating", "rotated"];

@@ -1,6 +1,7 @@
-//! The guard is killed at its worst moment: the new mount is attached, the stale one still on top.
+//! The guard is killed at the worst moment: the new mount is attached, the stale mount still on
+//! top.
 //!
-//! The next create finishes the work: one current mount, nothing underneath.
+//! The next create finishes the work: a single current mount, nothing underneath.
 
 use std::os::unix::process::ExitStatusExt;
 

@@ -1,5 +1,6 @@
-//! The guard is stopped for ever at each of its steps. The shim goes on without it at the deadline;
-//! what a stale source makes of that create, the next one repairs. No guard stays behind.
+//! The guard is stopped for ever at each of its steps. The shim goes on without a guard at the
+//! deadline. That create may fail or get a stale file, and the next create repairs the source. No
+//! guard stays behind.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,8 +15,7 @@ use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
 use bindguard_integration::waiting::{LIMIT, until};
 use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 
-/// A stopped guard can be given up at once. Any other guard gets a long deadline, so that a busy
-/// machine makes no difference.
+/// A stopped guard has a short deadline. A running guard has a long deadline, for a busy machine.
 const OF_A_STOPPED_ONE: &str = "[guard]\ndeadline-ms = 400\n";
 const OF_ANOTHER: &str = "[guard]\ndeadline-ms = 60000\n";
 

@@ -109,8 +109,7 @@ fn story(node: &Node) -> Result<()> {
     cri.remove_pod(&sandbox)
 }
 
-/// The host's own mounts and the roots of containers stay: nothing is advised that would take one
-/// away.
+/// The command advises no release of the host's mounts or of the roots of containers.
 fn of_the_whole_node(node: &Node) -> Result<()> {
     let ended = node.bindguard(["holders", "/", "--json"])?;
     let report: Value =
@@ -147,7 +146,7 @@ fn of_the_whole_node(node: &Node) -> Result<()> {
 
 fn held_only_by_the_host(node: &Node, path: &str) -> Result<()> {
     let text = node.bindguard(["holders", path])?;
-    // Other namespaces of this machine have nothing to do with the node's disk.
+    // Parallel namespaces of this machine have nothing to do with the node's disk.
     ensure!(
         text.code() == unless_closed(0)
             && text
@@ -227,9 +226,9 @@ impl EmptyNamespace {
             "mkdir {folder} && mount -t tmpfs t {folder} && mount --make-private {folder} && touch {file}"
         );
         host(["sh", "-ec", &made])?;
-        // A namespace can be bound only in one with a smaller number, and newer kernels hand out
-        // numbers processor by processor: on the one that made the node's, the next number is
-        // larger.
+        // A mount namespace can be bound only in a mount namespace with a smaller number, and newer
+        // kernels assign numbers per processor: on the processor that made the node's namespace,
+        // the next number is larger.
         let processors = thread::available_parallelism()?.get();
         let bind = |processor: usize| -> Result<()> {
             let sleeper = Sleeper::in_a_namespace(node, processor)?;

@@ -1,5 +1,6 @@
-//! A pod has a file and a socket of the host. The daemon is restarted and makes both anew: the
-//! running container keeps the old ones, until a refresh by hand or by the agent.
+//! A pod has a file and a socket of the host. The restarted daemon makes a new file and a new
+//! socket: the running container keeps the old file and socket, until a refresh by hand or by the
+//! agent.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -83,14 +84,14 @@ fn by_the_agent_at_once() {
                 Ok(running.shows(&daemon).is_ok())
             })?;
         }
-        // One refresh can replace a mount twice, and counts it once.
+        // A refresh can replace a mount twice, and counts once.
         until("they are counted", || Ok(agent.figure(REPLACED) >= 2.0))?;
         running.cri.remove_pod(&running.sandbox)
     });
 }
 
-/// A container that can write the folder makes events all the time, of the file and of others. The
-/// agent stays idle, and the other pod gets its file.
+/// A container that can write the folder makes file events all the time. The agent stays idle, and
+/// the other pod gets its file.
 #[test]
 fn beside_a_container_that_makes_events() {
     Setup::on(Generation::V2_1).cri().story(|node| {

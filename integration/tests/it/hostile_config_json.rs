@@ -13,8 +13,8 @@ use bindguard_integration::process::run;
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Generation, Node, Setup};
 
-/// The guard's limits: address space, and seconds of a processor, of which a slow machine needs no
-/// more than a fast one needs twice.
+/// The guard's limits: address space, and seconds of a processor, enough for a machine of half the
+/// speed.
 const LIMITS: [&str; 3] = ["prlimit", "--as=300000000", "--cpu=5"];
 const MANY: usize = 100_000;
 

@@ -165,7 +165,7 @@ fn uninstall_at_last(node: &Node) -> Result<String> {
     Ok(printed)
 }
 
-/// A pod with one container that reads a subPath of a configMap.
+/// A pod with a container that reads a subPath of a configMap.
 struct Pod {
     pod: bindguard_integration::Pod,
     volume: bindguard_integration::Volume,

@@ -40,7 +40,7 @@ const OPTIONS: [&[&str]; 4] = [
     &["--default", "--wrapper"],
 ];
 
-/// A walk from the first options that makes each change from some options to others once.
+/// A walk through [`OPTIONS`] from the first options: each change between two options occurs once.
 const EVERY_CHANGE: [usize; 12] = [1, 0, 2, 0, 3, 1, 2, 1, 3, 2, 3, 0];
 
 fn story(generation: Generation) {

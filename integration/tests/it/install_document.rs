@@ -124,7 +124,7 @@ fn as_it_says() {
     });
 }
 
-/// The restart slots of an installation, one of which a lost node has.
+/// The restart slots of an installation. A lost node has a slot.
 fn lay_out_leases(api: &KubeApi) {
     let path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
     let lease = json!({

@@ -201,7 +201,7 @@ fn edited_since(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// One line that says what and what to do, exit code 2, and not a byte written.
+/// A refusal has one line with the cause and the remedy, has exit code 2, and writes nothing.
 fn refused(node: &Node) -> Result<()> {
     let disabled = "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
     let kata = NVIDIA.replace("runc.v2", "kata.v2");

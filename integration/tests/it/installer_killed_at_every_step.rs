@@ -1,6 +1,6 @@
 //! Issue 16: `install` and `uninstall` are killed at their changes to the file system: at every
-//! change in `make soak`, at every sixth change in `make test`. After each kill a pod starts, before
-//! and after a restart of containerd. The next `uninstall` leaves every byte as it was.
+//! change in `make soak`, at every sixth change in `make test`. After each kill a pod starts,
+//! before and after a restart of containerd. The next `uninstall` leaves every byte as it was.
 //!
 //! strace(1) kills the process as it enters the call. Files are written beside their places, so
 //! renames are the changes.
@@ -82,8 +82,8 @@ fn story(generation: Generation, steps: impl Fn(&Node, &[u8]) -> Result<()>) {
     });
 }
 
-/// Runs these words of bindguard again and again, each time up to another change, and `check` after
-/// each.
+/// Runs bindguard with these arguments again and again, killed at each change in turn, and `check`
+/// after each run.
 fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) -> Result<()> {
     for step in (1..).step_by(rounds(6, 1)) {
         let mut command = node.command("strace")?;

@@ -1,5 +1,5 @@
-//! The admissions of this node, from its journal: by time, by pod, through a rotation, and while a
-//! guard is writing. And the effective config, and the manual.
+//! `bindguard journal` prints admissions by time, by pod, through a rotation, and while a guard is
+//! writing. Also the effective config and the manual.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -25,7 +25,7 @@ fn journal() {
     });
 }
 
-/// The stock shim writes no line, so no other line has the names of the pod.
+/// The stock shim writes no line, so only the agent's lines have the names of the pod.
 #[test]
 fn the_agents_rebinds_have_the_names_of_their_pod() {
     Setup::on(Generation::V2_1).cri().story(|node| {

@@ -1,6 +1,5 @@
-//! A full journal and more than one guard that sees it, each stopped where the other could do harm:
-//! the full file is moved away once, and no line is lost that the one before the last rotation did
-//! not hold.
+//! Two guards see a full journal, and each guard is stopped at the moment of the possible race. The
+//! full file is rotated once, and no line of the last two files is lost.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
@@ -58,7 +57,7 @@ fn a_journal_that_one_guard_is_moving_away_is_not_moved_by_another() {
     });
 }
 
-/// The lines of the journal, and of the one that was moved away.
+/// The lines of the journal, and of the rotated journal.
 fn counts() -> Result<[usize; 2]> {
     Ok([lines(JOURNAL)?.len(), lines(ROTATED)?.len()])
 }

@@ -111,7 +111,7 @@ fn chain(node: &Node) -> Result<()> {
     fs::remove_file(kubeconfig).context("remove the kubeconfig")
 }
 
-/// The processors need no credentials: so they show only what the node's own pods are.
+/// The processors need no credentials, and so show only pods of this node.
 fn other_nodes_pods_are_not_shown(address: SocketAddr) -> Result<()> {
     let path = "/processor/podDetailCollector";
     for (name, words) in [

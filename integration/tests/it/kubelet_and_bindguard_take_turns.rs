@@ -1,5 +1,5 @@
 //! A kubelet since 1.19 repairs stale subpaths itself when it restarts a container. Sometimes the
-//! kubelet is first, sometimes bindguard: neither leaves anything that disturbs the other.
+//! kubelet is first, sometimes bindguard: the leftovers of the first disturb no later repair.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::kubelet::Behaviour;

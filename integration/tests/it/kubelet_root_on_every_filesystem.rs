@@ -1,6 +1,6 @@
-//! The kubelet's root on ext4, xfs, a btrfs with subvolumes, an overlay and a tmpfs: what a deleted
-//! file, a link count and a device number look like differs from one to the other, and the verdict
-//! and the repair do not.
+//! The kubelet's root on ext4, xfs, a btrfs with subvolumes, an overlay and a tmpfs: deleted files,
+//! link counts and device numbers look different on each filesystem, but the verdict and the repair
+//! are equal.
 
 use std::fs;
 
@@ -56,8 +56,8 @@ fn tmpfs() {
     story(KubeletRoot::Tmpfs);
 }
 
-/// A container writes its file beside the old one and renames it into place, as editors and agents
-/// do, and restarts.
+/// A container writes a new file beside the old file, renames the new file over the old file, as
+/// editors and agents do, and restarts.
 fn replaced_then_restarted(node: &Node, kind: VolumeKind) -> Result<()> {
     let pod = node.kubelet().pod("writes")?;
     let volume = pod.empty_volume(kind, "cache")?;

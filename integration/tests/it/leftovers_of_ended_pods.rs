@@ -1,6 +1,6 @@
 //! "orphaned pod found, but volume paths are still present" (kubernetes#105536): a kubelet forgot a
-//! pod and left its mounts. The operator removes them, once the kubelet and the CRI lack the pod for
-//! ten minutes. Pods that one of the two has, mounts in use and files stay.
+//! pod and left its mounts. The operator removes the mounts, once the kubelet and the CRI lack the
+//! pod for ten minutes. Pods that the kubelet or the CRI has, mounts in use and files stay.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

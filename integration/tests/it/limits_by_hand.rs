@@ -28,7 +28,7 @@ fn story(node: &Node) -> Result<()> {
     ensure!(limit(pid, "memory", &["memory.max", "memory.limit_in_bytes"])? == MEMORY.to_string());
     ensure!(limit(pid, "pids", &["pids.max"])? == "77");
 
-    // A processor beyond the kernel's maximum. crun ignores a value of another type.
+    // A processor beyond the kernel's maximum. crun ignores a value of a wrong type.
     let refused = client.update("web", &json!({"cpu": {"cpus": "99999"}}));
     ensure!(
         refused.is_err(),
@@ -75,7 +75,7 @@ fn limit(pid: u32, controller: &str, files: &[&str]) -> Result<String> {
         .to_owned())
 }
 
-/// Its folder, of the controller's own hierarchy or of the only one: see cgroups(7).
+/// The cgroup's folder, in the controller's hierarchy or in the unified hierarchy: see cgroups(7).
 fn cgroup(pid: u32, controller: &str) -> Result<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))
         .context("read the container's cgroups")?;

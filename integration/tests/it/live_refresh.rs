@@ -72,7 +72,7 @@ fn at(subpath: &Subpath, place: &str) -> Result<Mount> {
     Ok(mount(subpath.bind()?, place, PropagationPrivate))
 }
 
-/// One container is named by the annotation, one of the same pod is not, and another pod has no
+/// The annotation names only the first of two containers in a pod, and a second pod has no
 /// annotation.
 fn update_reaches_only_containers_that_opted_in(
     node: &Node,
@@ -128,7 +128,7 @@ fn update_reaches_only_containers_that_opted_in(
     );
     let now = mounts_of(&cri, &app)?;
     ensure!(now == table, "the mounts changed:\n{table:#?}\n{now:#?}");
-    // Both mounts. One refresh may do both updates of a mount, and counts it once.
+    // Both mounts. A refresh may serve both updates of a mount, and counts once.
     until("refreshes are counted", || {
         Ok(agent.figure(REFRESHED) >= before + 2.0)
     })?;
@@ -236,7 +236,7 @@ fn a_signal_reaches_a_program_that_is_not_the_init(node: &Node) -> Result<()> {
     delete_pod(node, "uid-program")
 }
 
-/// One line for each update, with the names of the pod, the file and the signal.
+/// A line for each update, with the names of the pod, the file and the signal.
 fn refreshes_are_journaled(node: &Node, id: &str) -> Result<()> {
     let of_container = || -> Result<Vec<Value>> {
         let is_of_it = |line: &Value| line["kind"] == "refresh" && line["id"] == id;
@@ -333,8 +333,8 @@ fn three_readers_never_see_anything_bad(node: &Node, agent: &Agent, updates: u32
     delete_pod(node, "uid-fast")
 }
 
-/// The refreshes of a container's mounts that failed, and the reasons for which one of any container
-/// was not done at all.
+/// The failed refreshes of a container's mounts, and the reasons why a refresh of any container was
+/// skipped.
 fn failures(id: &str) -> Result<Vec<Value>> {
     let refreshes = journal::lines(JOURNAL)?
         .into_iter()

@@ -1,8 +1,8 @@
 //! A container that logs into a program (`binary://`) or into a file (`file://`), as nerdctl's and
 //! ECS' do.
 //!
-//! Every line is there when the delete has been answered, and the program has gone. Run with the
-//! stock shim as well: what it does is what clients were written for.
+//! After the answer of the delete every line is written and the program has ended. The test also
+//! runs with the stock shim, for which clients are written.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -128,7 +128,7 @@ fn no_such_program(node: &Node, runtime: Runtime) -> Result<()> {
     Ok(())
 }
 
-/// Not run with the stock shim: the one of 1.7 now and then closes the file under its own copy and
+/// Not run with the stock shim: the stock shim of 1.7 sometimes closes the file during its copy and
 /// loses a line.
 fn a_file(node: &Node, folder: &Path) -> Result<()> {
     let file = folder.join("new/folder/web.log");

@@ -114,7 +114,7 @@ fn losses(node: &Node, programs: Programs) -> Result<Losses> {
     let cri = node.cri()?;
     let sandbox = cri.run_pod(programs.handler, "race", pod.uid())?;
     let words = ["sleep", "1000000"];
-    // The first one shows how long a create takes here.
+    // The first create measures the duration of a create here.
     let start = Instant::now();
     let first = cri.start_container(&sandbox, "first", &words, &mounts)?;
     let whole = start.elapsed();

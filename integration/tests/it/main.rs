@@ -1,4 +1,4 @@
-//! The stories: one module for each thing that an operator sees, with real containerds and
+//! The stories: a module for each behaviour that an operator sees, with real containerds and
 //! runtimes.
 
 #![allow(

@@ -29,7 +29,7 @@ const PLUGIN: &str = "agent.nri.enabled = true\n";
 const REPAIRS_BY_ANNOTATION: &str =
     "agent.nri.enabled = true\nchecks.stale-subpaths = 'report'\nannotations.mode = true\n";
 
-/// Makes one test each generation that has NRI: off by default in 1.7, on by default in 2.1.
+/// Makes a test for each generation with NRI: off by default in 1.7, on by default in 2.1.
 macro_rules! on_generations_with_nri {
     ($name:ident, $host_root:expr, $story:path) => {
         mod $name {

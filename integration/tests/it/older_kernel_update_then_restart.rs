@@ -1,9 +1,9 @@
-//! A kernel from before 6.5, which cannot mount beneath another mount: the guard takes that way
-//! from itself here.
+//! Kernels before 6.5 cannot mount beneath a mount. A fault point in the guard simulates such a
+//! kernel.
 //!
-//! With a shared parent mount (what systemd sets up) the new mount is tucked under the stale one by
-//! propagation. With a private one the stale mount stays, and the container's spec is pointed at
-//! the volume's own path.
+//! With a shared parent mount, as under systemd, propagation tucks the new mount under the stale
+//! mount. With a private parent mount the stale mount stays, and the container's spec names the
+//! volume's path.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::node::HostRoot;

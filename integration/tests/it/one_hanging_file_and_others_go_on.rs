@@ -1,6 +1,6 @@
 //! Issue 14: a file that a create or an exec has to open does not answer. That call waits; the
-//! other containers of the same shim answer, start and end. A fifo without a process at its other
-//! end hangs like a file on a dead server.
+//! shim's other containers answer, start and end. A fifo without a peer hangs like a file on a dead
+//! server.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -112,8 +112,8 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Makes a call that hangs, expects the others to go on, ends what it hangs on, and expects it
-    /// to succeed then.
+    /// Makes a call that hangs, expects the other containers to go on, removes the cause, and
+    /// expects the call to succeed.
     fn while_it_hangs(
         &self,
         call: impl FnOnce(&Client) -> ttrpc::Result<()> + Send,

@@ -3,8 +3,8 @@
 //! same, so the stale subpath is repaired in that very create, and what is current is neither
 //! called stale nor touched.
 //!
-//! The other calls' turn is in `every_syscall_fails_once.rs`; strace(1) is usually older than this
-//! call.
+//! `every_syscall_fails_once.rs` tests the other calls; strace(1) is usually older than
+//! statmount(2).
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::image::busybox;

@@ -1,5 +1,5 @@
-//! The kernel kills in a container for want of memory: one TaskOOM, and it comes before the exit
-//! that it explains.
+//! The kernel kills a process of a container for lack of memory: exactly one TaskOOM comes, before
+//! the TaskExit.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::{

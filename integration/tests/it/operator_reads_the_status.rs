@@ -1,5 +1,5 @@
-//! Issue 16: `bindguard status` on one screen, before and after an installation, with pods from
-//! before it; and the node's state read from a pod through `--root`.
+//! Issue 16: `bindguard status` on a screen, before and after an installation, with pods from
+//! before the installation; and the node's state read from a pod through `--root`.
 
 use std::fs;
 
@@ -91,7 +91,7 @@ fn story(generation: Generation) {
 
 on_newest_and_older!(story);
 
-/// The answer without the mounts that other namespaces of the machine keep: other stories have those.
+/// The answer without mounts in namespaces of parallel stories.
 fn of_this_node(answer: &str) -> Result<Value> {
     let mut answer: Value =
         serde_json::from_str(answer).with_context(|| format!("read {answer}"))?;

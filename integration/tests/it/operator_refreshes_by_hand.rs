@@ -173,9 +173,9 @@ fn story(node: &Node) -> Result<()> {
     })
 }
 
-/// containerd has its state elsewhere, and a user of the node has named a delegated cgroup after the
-/// container. The oldest process in a cgroup of that name is the user's: the CRI names the right
-/// one.
+/// containerd has its state elsewhere, and a user of the node has named a delegated cgroup after
+/// the container. The oldest process in a cgroup of that name is the user's process: the CRI names
+/// the right process.
 fn without_a_record(node: &Node, id: &str, old: &Process) -> Result<()> {
     let hierarchy = tracking_hierarchy().context("find a cgroup hierarchy")?;
     let user = hierarchy.join(format!("bindguard-user-{}", old.0.id()));

@@ -1,7 +1,7 @@
 //! Issue 14: a container in the host's pid namespace leaves orphans, and the shim inherits them.
-//! The shim reaps each one at once, also while a call of the runtime runs or hangs: zombies fill
-//! the container's pids limit. A process that ends while the runtime is still about to report it
-//! keeps its exit code.
+//! The shim reaps each orphan at once, also while a call of the runtime runs or hangs: zombies fill
+//! the container's pids limit. A process that ends before the runtime reports its pid keeps the
+//! exit code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ use nix::unistd::Pid;
 const ORPHANS: &str = "while :; do (sleep 0.1 &); sleep 0.05; done";
 /// So many must come and go.
 const ENOUGH: usize = 20;
-/// So many of them may be dead and not yet reaped at one moment.
+/// The maximum number of unreaped orphans at any moment.
 const AT_ONCE: usize = 10;
 
 fn story(generation: Generation) {
@@ -40,7 +40,8 @@ fn story(generation: Generation) {
 
 on_newest_and_older!(story);
 
-/// One exec hangs before the runtime has begun, and another when its process has ended already.
+/// The first exec hangs before the runtime has begun, the second exec when its process has ended
+/// already.
 fn orphans(node: &Node, runtime: Runtime) -> Result<()> {
     let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
     let namespace = format!("pid:/proc/{}/ns/pid", process::id());
@@ -94,8 +95,7 @@ fn begin_exec(node: &Node, exec_id: &str) -> Result<Child> {
     exec.stdin(Stdio::null()).spawn().context("start the exec")
 }
 
-/// Waits until enough children of the shim that were there at one look are gone at another: a
-/// zombie stays.
+/// Waits until enough children of the shim from an earlier check are gone: a zombie would stay.
 fn orphans_come_and_go(shim: u32) -> Result<()> {
     let (mut seen, mut gone) = (BTreeSet::new(), BTreeSet::new());
     until("orphans are reaped", || {
@@ -173,7 +173,7 @@ fn is_zombie(pid: u32) -> bool {
     })
 }
 
-/// Each shim has its own file name; the file's extension is the same.
+/// The names of the pid files differ between the shims; the ends of the names do not.
 fn pid_in_bundle(node: &Node, id: &str, end: &str) -> Result<u32> {
     let bundle = format!(
         "/run/containerd/io.containerd.runtime.v2.task/{}/{id}",

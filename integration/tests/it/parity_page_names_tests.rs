@@ -1,4 +1,4 @@
-//! Each test that docs/parity.md names exists: a story in this folder, or a unit test of the shim.
+//! The tests in docs/parity.md exist: stories in this folder, or unit tests of the shim.
 
 use std::fs;
 use std::path::Path;

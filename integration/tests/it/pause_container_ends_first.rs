@@ -1,7 +1,8 @@
-//! The pause container of a pod ends before the pod's other container, for example because the
-//! kernel killed it. No shim is left once the pod is removed.
+//! The pause container of a pod ends before the pod's application container, for example because
+//! the kernel killed the pause process. No shim is left once the pod is removed.
 //!
-//! containerd 2.1 to 2.3 requests the end of a sandbox's shim after the delete of the pause container alone.
+//! containerd 2.1 to 2.3 requests the end of a sandbox's shim after the delete of the pause
+//! container alone.
 
 use anyhow::ensure;
 use bindguard_integration::waiting::until;

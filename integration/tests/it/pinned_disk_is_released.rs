@@ -1,6 +1,6 @@
-//! A monitoring pod of a shim without a guard has the host's `/` as a private bind. So the pod keeps
-//! a disk and a network namespace that the host has given up. A refresh of the bind releases both
-//! while the pod runs on.
+//! A monitoring pod of a shim without a guard has the host's `/` as a private bind. So the pod
+//! keeps a disk and a network namespace that the host has given up. A refresh of the bind releases
+//! both while the pod runs on.
 
 use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
@@ -198,7 +198,7 @@ fn one_by_one_without_a_refresh() {
     });
 }
 
-/// The journal has one line for each container, and none for the dry run.
+/// The journal has a line for each container, and no line for the dry run.
 fn shows_in_the_journal(node: &Node) -> Result<()> {
     let lines = journal::lines(JOURNAL)?.into_iter();
     let releases: Vec<_> = lines.filter(|line| line["kind"] == "release").collect();
@@ -402,9 +402,9 @@ struct Kept {
     image: String,
     place: PathBuf,
     namespace: String,
-    /// The host's end of a veth whose other end is in the network namespace.
+    /// The host's end of a veth into the network namespace.
     link: String,
-    /// Another story may have the loop device by then.
+    /// A parallel story may have the loop device by then.
     is_detached: Cell<bool>,
 }
 

@@ -1,6 +1,5 @@
-//! The other engines: the same two faults, and the same repairs, under Podman and Docker, with runc
-//! and with crun, through the runtime that `bindguard install` gives them and, for Podman, through
-//! the precreate hook.
+//! Both faults and both repairs under Podman and Docker, with runc and with crun. The guard runs
+//! through the runtime of `bindguard install`, and under Podman also through the precreate hook.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -57,7 +56,7 @@ fn podman_with_the_precreate_hook() {
             podman.run(&["--runtime", "crun", "--hooks-dir", &hooks], binds, words)
         };
         both_faults(node, through_the_hook)?;
-        // a policy that refuses is the one thing that makes the hook fail
+        // only a policy that refuses makes the hook fail
         let config = format!(
             "{}[checks]\nunmounted-volumes = \"refuse\"\n",
             fs::read_to_string("/etc/bindguard/config.toml")?

@@ -1,8 +1,8 @@
-//! Policy refuses: a guard that dies, hangs, panics or is missing lets no container through
-//! unchecked: what it refuses may be there.
+//! Under a policy of `refuse`, no container starts unchecked if the guard dies, hangs, panics or is
+//! missing: the unchecked spec may have a bind that policy refuses.
 //!
-//! A pod that may choose for itself, and wants nothing refused, starts anyway; so does every pod
-//! where policy refuses nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
+//! A pod whose annotation may set the policy, and sets no `refuse`, starts anyway. So does every
+//! pod where policy refuses nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
 
 use std::fs;
 

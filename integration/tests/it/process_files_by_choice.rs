@@ -1,6 +1,5 @@
-//! The programs read files of other processes that a process can block only where a separate
-//! process reads them. Each new place is a conscious choice: `hooks/sys/src/process_files.rs` has
-//! the locks.
+//! A process can block some reads of its `/proc` files. Only a separate process reads such files.
+//! Each new place is a conscious choice: `hooks/sys/src/process_files.rs` has the locks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +31,7 @@ const LOCKED: [&str; 21] = [
     "personality",
 ];
 
-/// The files of the sources with one of these names, and why.
+/// The source files that contain such a name, and the reasons.
 const ALLOWED: [(&str, &str, &str); 30] = [
     (
         "hooks/guard/src/refresh/records.rs",

@@ -33,8 +33,7 @@ fn story() {
     });
 }
 
-/// As the spec of a pod has it, and as a spec of another author may have it: bound by its link, or
-/// from the global folder.
+/// As in the spec of a pod, and as in a foreign spec: bound by its link, or from the global folder.
 fn is_foreign_wherever_it_is_bound(node: &Node, device: &Path, paths: &[&Path]) -> Result<()> {
     let binds: Vec<_> = paths
         .iter()

@@ -1,11 +1,11 @@
-//! `make kubelet`: what bindguard is for, with a real kubelet in the fake one's place.
+//! `make kubelet`: the main faults and repairs with a real kubelet instead of the fake kubelet.
 //!
 //! A pod of each kind of volume that needs no server runs, its volume changes, its container is
-//! killed, and the kubelet starts it again. Under bindguard's RuntimeClass each shows the new
-//! content; beside them, under the stock shim, one stays stuck (kubernetes#68211) until an operator
-//! repairs it. And with a kubelet that has its own fix, pods are lost to the race that is left
-//! (kubernetes#127602) under the stock shim, and none under bindguard. With the node agent, running
-//! containers read updates.
+//! killed, and the kubelet starts it again. Under bindguard's RuntimeClass each pod shows the new
+//! content. Under the stock shim, a pod stays stuck (kubernetes#68211) until an operator repairs
+//! the subpath. A kubelet with its own fix still loses pods to a race (kubernetes#127602) under the
+//! stock shim, and loses no pod under bindguard. With the node agent, running containers read
+//! updates.
 
 use std::fs;
 use std::ops::Range;

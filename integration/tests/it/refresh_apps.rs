@@ -1,8 +1,8 @@
 //! `make refresh-apps`: real programs notice a live refresh, or do not, as the table in
 //! docs/refresh.md says.
 //!
-//! Each program runs in separate pods, one for each notification. The program prints the content
-//! that it reads at an event; nginx serves it.
+//! Each program runs in separate pods, a pod for each notification. The program prints the content
+//! that it reads at an event; nginx serves the content.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,8 +1,8 @@
 //! Live refresh on a full node: all files of all pods at once, the window between the first and the
 //! last file of a volume, the processor time for each file, and that of a survey.
 //!
-//! `make test` refreshes all files of ten pods. `make bench` measures 110 pods, as many as a kubelet
-//! admits, and prints the figures.
+//! `make test` refreshes all files of ten pods. `make bench` measures 110 pods, as many as a
+//! kubelet admits, and prints the figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const UPDATES: u32 = 10;
 
 /// The updates of all files at once.
 const BURSTS: u32 = 5;
-/// Of 550 files, beside other work; docs/benchmarks.md has the goal for a quiet machine.
+/// For 550 files on a busy machine; docs/benchmarks.md has the goal for a quiet machine.
 const BUDGET: Duration = Duration::from_secs(10);
 
 #[test]
@@ -92,7 +92,7 @@ fn measure(node: &Node) -> Result<()> {
     end(started, node, &cri)
 }
 
-/// A pod that opted in, with one container that binds five files of a configMap.
+/// An opted-in pod with a container that binds five files of a configMap.
 struct RunningPod {
     uid: String,
     sandbox: Sandbox,
@@ -147,7 +147,7 @@ fn content(number: u32) -> [(&'static str, &'static str); 5] {
     KEYS.map(|key| (key, NUMBERS[number as usize]))
 }
 
-/// The time from the first file that a reader in the container sees new to the last one.
+/// The time from the first to the last file that a reader in the container sees new.
 fn window_of(pod: &RunningPod, update: u32) -> Result<Duration> {
     let (text, is_reading) = (update.to_string(), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -188,7 +188,7 @@ fn window_of(pod: &RunningPod, update: u32) -> Result<Duration> {
 }
 
 /// The time until the last file is read. The reader polls with pauses: on a node with two
-/// processors, one that spins takes half of them.
+/// processors, a spinning reader takes half of the processors.
 fn all_at_once(pods: &[RunningPod], update: u32, account: Option<&CpuAccount>) -> Result<Duration> {
     let before = account.map(CpuAccount::used).transpose()?;
     let began = Instant::now();

@@ -1,6 +1,6 @@
 //! An update reaches every kind of container of a pod: with a read-only root, without `/proc`,
-//! frozen, in its own user namespace, and with an idmapped mount. Each container keeps its mounts'
-//! attributes.
+//! frozen, in its own user namespace, and with an idmapped mount. The attributes of the mounts are
+//! unchanged.
 //!
 //! The containers are those of `ctr`, with the annotations of a pod: CRI clients cannot make all of
 //! them on every containerd.
@@ -65,7 +65,7 @@ const IDMAPPED: Kind = Kind {
 };
 
 fn with_runc(generation: Generation) {
-    // runc 1.2, which came with containerd 2.0, is the first one that makes idmapped mounts.
+    // runc 1.2, which came with containerd 2.0, is the first runc with idmapped mounts.
     let idmaps = generation == Generation::V2_1;
     Setup::on(generation).story(|node| story(node, idmaps));
 }
@@ -124,8 +124,7 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
     delete_pod(node, UID)
 }
 
-/// Unlike the id of a container on any other node that runs now: a process is found by its cgroup's
-/// name.
+/// The id is unique on this machine, because the test finds a process by its cgroup's name.
 fn id_of(node: &Node, name: &str) -> String {
     format!("{}-{name}", node.name())
 }

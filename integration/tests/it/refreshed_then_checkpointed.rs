@@ -1,5 +1,5 @@
-//! A refreshed container is written down by criu, restored and refreshed again: the mount that a
-//! refresh leaves looks to criu like the one of the container's start.
+//! criu dumps a refreshed container, restores the container, and the agent refreshes again: the
+//! mount after a refresh looks to criu like the mount of the container's start.
 //!
 //! The containers are those of `ctr`, with the annotations of a pod.
 

@@ -131,8 +131,8 @@ fn of_one_runtime_is_finished_alone() {
     });
 }
 
-/// The pod of the chart's removal was created while bindguard was the default: it ends its own
-/// sandbox, and the kubelet gives it another one.
+/// The pod of the chart's removal was created while bindguard was the default. The pod ends its
+/// sandbox, and the kubelet makes a new sandbox.
 mod by_a_pod_that_was_guarded {
     use super::*;
 
@@ -239,7 +239,7 @@ fn agent_counts(node: &Node, wanted: [f64; 2]) -> Result<()> {
     })
 }
 
-/// A pod with one container.
+/// A pod with a container.
 struct Pod {
     sandbox: Sandbox,
     container: String,

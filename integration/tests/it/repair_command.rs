@@ -94,7 +94,7 @@ fn story(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Anything except a stale subpath is refused in one line, and stays unchanged.
+/// Anything except a stale subpath is refused in a single line, and stays unchanged.
 fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
     let passwd = std::fs::read("/etc/passwd")?;
     let gone = format!("{}x", detached.to_string_lossy().trim_end_matches('0'));

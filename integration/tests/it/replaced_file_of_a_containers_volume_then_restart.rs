@@ -1,6 +1,6 @@
-//! A container writes its own files anew, as editors and `kubectl cp` do: the new one in the old
-//! one's place. Its subpath then shows a deleted file, and every restart fails on it, whether the
-//! volume is an emptyDir or a folder of the host.
+//! A container renames a new file over its own file, as editors and `kubectl cp` do. The subpath
+//! then shows a deleted file, and every restart fails, whether the volume is an emptyDir or a
+//! folder of the host.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! With `--restart-slot` a node restarts its runtime only while it has one of a few slots
-//! of the cluster. A healthy runtime frees the slot. After a failed restart no other node gets one
-//! until an operator clears the mark.
+//! With `--restart-slot` a node restarts its runtime only while the node has a slot of the cluster.
+//! A healthy runtime frees the slot. After a failed restart no node gets a slot until an operator
+//! clears the mark.
 
 use std::fs;
 use std::io::Write;
@@ -78,7 +78,7 @@ fn story() {
     });
 }
 
-/// One node of a cluster, and its API server.
+/// A node of a cluster, and the API server.
 struct Fleet<'n> {
     node: &'n Node,
     api: KubeApi,
@@ -120,7 +120,7 @@ impl<'n> Fleet<'n> {
         run(command)
     }
 
-    /// The answer that the installer of another node gets.
+    /// The answer to the installer of a second node.
     fn other_node_takes(&self) -> Result<String> {
         let mut command = Agent::with_account(self.node, &[], &self.api)?;
         command

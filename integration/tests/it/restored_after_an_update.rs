@@ -105,7 +105,7 @@ fn wrapper(node: &Node) -> Result<()> {
     pod.delete()
 }
 
-/// A bundle with one container, and a folder for what criu writes.
+/// A bundle with a container, and a folder for criu's files.
 struct Saved<'n> {
     node: &'n Node,
     bundle: PathBuf,
@@ -117,7 +117,7 @@ impl<'n> Saved<'n> {
         let rootfs = bundle.join("rootfs");
         fs::create_dir_all(&rootfs).with_context(|| format!("create {}", rootfs.display()))?;
         image::lay_out(&rootfs)?;
-        // criu writes down mounts, and a root filesystem has to be one
+        // criu dumps mounts, so the root filesystem has to be a mount
         bind(&rootfs, &rootfs)?;
         let mut spec = spec(node, "saved", &["sleep", "1000000"]);
         let subpath = json!({"destination": "/etc/app.conf", "type": "bind", "source": source, "options": ["rbind", "ro"]});

@@ -128,7 +128,7 @@ fn diagnose(node: &Node, words: &[&str], code: i32) -> Result<Value> {
     serde_json::from_str(&done.stdout).with_context(|| format!("read {}", done.stdout))
 }
 
-/// A pod with one container that reads a subPath.
+/// A pod with a container that reads a subPath.
 struct ReaderPod {
     uid: String,
     sandbox: bindguard_integration::cri::Sandbox,

@@ -1,9 +1,9 @@
 //! A runtime that mounts something else than the spec says is found before the container's program
 //! runs: reported, or refused where the policy says so.
 //!
-//! crun 1.29 can bind its own root filesystem in place of the host's root (containers/crun#2262). The
-//! runtime of these stories reads a spec that differs in one mount; the last story has each runtime
-//! as it is.
+//! crun 1.29 can bind its own root filesystem in place of the host's root (containers/crun#2262).
+//! The runtime of these stories reads a spec with a changed mount; the last story has unchanged
+//! runtimes.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +42,7 @@ const DIFFERENCES: [(&str, &str); 5] = [
     ),
 ];
 
-/// In the order in which ctr writes them, so that the expressions above match.
+/// ctr writes the options in this order, which the expressions above need.
 const OPTIONS: [&str; 6] = ["nosuid", "nodev", "noexec", "rbind", "ro", "rprivate"];
 
 /// A mount namespace of snapd.
@@ -130,8 +130,8 @@ fn a_comparison_that_comes_to_no_end() {
     });
 }
 
-/// Puts a script in the place of the guard: `end` instead of a comparison, which has a pid as its last
-/// argument.
+/// Puts a script in the place of the guard: `end` instead of a comparison, which has a pid as its
+/// last argument.
 fn comparison_ends_with(node: &Node, end: &str) -> Result<()> {
     let guard = node.programs().join(GUARD);
     let real = node.programs().join("real-guard");
@@ -261,8 +261,8 @@ fn start_under_the_stock_shim(cri: &Cri, sandbox: &Sandbox, name: &str) -> Resul
     cri.start_container(sandbox, name, &["sleep", "1000000"], &mounts)
 }
 
-/// The source of the spec leads to another folder when the runtime mounts it, as after an update:
-/// stale, perhaps, but not wrong.
+/// The source of the spec leads to a new folder when the runtime mounts the source, as after an
+/// update: stale, perhaps, but not wrong.
 #[test]
 fn a_source_that_changes_meanwhile_is_no_difference() {
     Setup::on(Generation::V2_1)
@@ -324,8 +324,8 @@ fn what_is_right_causes_no_line() {
 }
 
 /// snapd pins mount namespaces below `/run/snapd/ns`. Beside such a mount, crun 1.29 on Linux 7.0
-/// or newer binds its own root filesystem in place of the host's (containers/crun#2262). Each runtime
-/// either shows the host's root, or the proof reports the bind.
+/// or newer binds its own root filesystem in place of the host's (containers/crun#2262). Each
+/// runtime either shows the host's root, or the proof reports the bind.
 #[test]
 fn a_host_root_with_a_pinned_mount_namespace() {
     for oci in [Oci::Runc(Generation::V2_1), Oci::Crun(Generation::V2_1)] {
@@ -348,7 +348,7 @@ fn a_host_root_with_a_pinned_mount_namespace() {
 /// As snapd does: a namespace can be pinned on a private mount only.
 ///
 /// The kernel pins no namespace with a lower number than the caller's, so that no loop is possible.
-/// Linux 6.18 takes the numbers per processor: another attempt can succeed.
+/// Linux 6.18 takes the numbers per processor: a retry can succeed.
 fn pin_a_mount_namespace() -> Result<()> {
     let folder = "/run/snapd/ns";
     fs::create_dir_all(folder).with_context(|| format!("create {folder}"))?;

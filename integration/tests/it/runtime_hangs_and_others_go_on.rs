@@ -1,5 +1,5 @@
-//! A runtime that hangs in one container's create: the other containers of the same shim live on,
-//! start, and end.
+//! A runtime hangs in the create of a container: the shim's other containers live on, start, and
+//! end.
 //!
 //! No lock is held across a runtime's call, and the client that gives up is not kept waiting.
 

@@ -1,6 +1,6 @@
-//! The runtime is SIGKILLed at each step of create, start, exec and delete, early, late, and when
-//! it has done its work and cannot say so any more: the call fails or succeeds, the container can
-//! always be removed, and nothing is left.
+//! The runtime is SIGKILLed at each step of create, start, exec and delete, also between the end of
+//! the work and the answer. The call fails or succeeds, the container can always be removed, and
+//! nothing is left.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use bindguard_integration::{Ctr, Generation, Node, Setup, on_newest_and_older};
 
 /// The runtime takes some 30 ms for each of these verbs on an idle machine.
 const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];
-/// Each generation has its own runc; the newest is checked more closely.
+/// For the older generations, each with an older runc. The newest generation has more delays.
 const SOME_DELAYS_MS: [u64; 2] = [8, 16];
 
 fn works(generation: Generation) {

@@ -1,5 +1,5 @@
-//! containerd starts again in a new mount namespace, as a unit with `PrivateTmp=` does. An agent that
-//! entered the old one would work on mounts that no new container gets.
+//! containerd starts again in a new mount namespace, as a unit with `PrivateTmp=` does. An agent in
+//! the old namespace would work on mounts that no new container gets.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! The configMap changes between the guard's look and the runtime's mount, and the shim creates the
-//! container a second time: its log begins with its own first line. Where no retry follows, the log
-//! file has the runtime's words (issue 14, item 14).
+//! The configMap changes between the guard's check and the runtime's mount, and the shim creates
+//! the container a second time. The log begins with the container's first line. Without a retry the
+//! log file has the runtime's message (issue 14, item 14).
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Read;

@@ -1,6 +1,6 @@
-//! A pod whose containers share a pid namespace: when one container's init ends, the processes it
-//! leaves are ended, too, and the other container goes on. Without a namespace of its own the
-//! kernel would let them run.
+//! A pod whose containers share a pid namespace: when a container's init ends, the shim ends the
+//! container's leftover processes, and the other container goes on. The kernel would not end
+//! processes in a shared pid namespace.
 
 use anyhow::Result;
 use bindguard_integration::waiting::until;

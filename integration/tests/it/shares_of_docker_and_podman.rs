@@ -76,7 +76,7 @@ fn play(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()
         let words = ["refresh", "--container", &by_hand[..12], "--what", what];
         node.bindguard(words)
     };
-    // Any user may write /var/tmp, and could lead the path to another mount.
+    // Any user may write /var/tmp, and could lead the path to a different mount.
     let volumes = refresh("volumes")?;
     ensure!(
         volumes.code() == 1

@@ -426,7 +426,7 @@ impl Pod {
     }
 }
 
-/// With the package's own program: the others stay where they are.
+/// Runs `install` of the package, which moves none of the package's programs.
 fn configure_containerd(node: &Node) -> Result<()> {
     let mut install = node.command("/usr/bin/bindguard")?;
     install.arg("install");

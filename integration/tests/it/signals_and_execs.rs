@@ -1,5 +1,5 @@
-//! Real-time signals, `--all`, execs as another user in another directory, on a terminal, and every
-//! refusal: the words and the codes of the stock shim.
+//! Real-time signals, `--all`, execs with a user and a directory, on a terminal, and every refusal:
+//! the words and the codes of the stock shim.
 
 use std::fs;
 use std::path::PathBuf;

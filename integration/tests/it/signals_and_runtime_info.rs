@@ -1,6 +1,6 @@
-//! The shim's answers about itself, and its behaviour on signals. On SIGTERM and `Shutdown` it does
-//! nothing while a container exists. No other signal ends the shim, and SIGUSR1 makes it log its
-//! state.
+//! The shim's answers about itself, and its behaviour on signals. The shim ignores SIGTERM and
+//! `Shutdown` while a container exists. Further signals never end the shim, and SIGUSR1 makes the
+//! shim log its state.
 
 use std::fs;
 use std::io::Write;
@@ -247,7 +247,7 @@ fn every_other_signal(node: &Node) -> Result<()> {
     for signal in
         (1..=64).filter(|signal| !caught_by_none.contains(signal) && !asks_to_end.contains(signal))
     {
-        // a second one meets what the first may have left
+        // a second run meets leftovers of the first
         for _ in 0..2 {
             // SAFETY: kill(2) takes two numbers.
             let result = unsafe { libc::kill(pid.as_raw(), signal) };
@@ -258,8 +258,8 @@ fn every_other_signal(node: &Node) -> Result<()> {
             .with_context(|| format!("signal {signal}"))?;
         ensure!(state.pid > 0, "signal {signal}");
     }
-    // The runtime and the container begin as any program does: they ignore no signal but those
-    // that the starter of this test ignores, as nohup does.
+    // The runtime and the container ignore only the signals that this test's caller ignores, such
+    // as nohup.
     let exec = ExecProcessRequest {
         id: "web".into(),
         exec_id: "e".into(),

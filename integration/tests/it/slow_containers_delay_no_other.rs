@@ -1,5 +1,6 @@
-//! Ten containers answer slowly, or have thousands of mounts. The refresh of another container does
-//! not wait for them; `make bench` checks that it is late by three seconds at most.
+//! Ten containers answer slowly, or have thousands of mounts. The refresh of a fast container does
+//! not wait for the slow containers; `make bench` checks that this refresh is late by three seconds
+//! at most.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;

@@ -1,11 +1,10 @@
-//! `make soak`: one pod's shim through a thousand containers one after another, fifty at once, five
-//! hundred execs, and a hundred megabytes through a pipe and through a terminal each way.
-//! Afterwards it holds what it held after the first fifty containers, which come all at once: an
-//! allocator keeps pages that hold a little of something, and has met its peak by then. Prints the
-//! figures.
+//! `make soak`: a pod's shim runs a thousand containers in sequence, fifty at once, and five
+//! hundred execs. The shim copies a hundred megabytes each way through a pipe and a terminal.
+//! Afterwards the shim uses no more memory than after the first fifty containers at once: the
+//! allocator keeps partly used pages, so this burst is the peak. Prints the figures.
 //!
-//! The small version of it, in `make test`, is exec_storm_leaves_nothing_behind,
-//! fifty_containers_at_once and streams_lose_nothing.
+//! Small versions in `make test` are exec_storm_leaves_nothing_behind, fifty_containers_at_once and
+//! streams_lose_nothing.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -126,8 +125,8 @@ fn execs(node: &Node) -> Result<()> {
     })
 }
 
-/// One exec that writes or counts; the story holds the other ends of its fifos, as containerd's
-/// client does.
+/// An exec that writes or counts bytes. The test opens the client's ends of the fifos, like a
+/// client of containerd.
 fn stream(node: &Node, terminal: bool, input: bool) -> Result<()> {
     let client = Shim::of_container(node, "sandbox")?.connect()?;
     let folder = node.disk().join(format!("fifos-{terminal}-{input}"));

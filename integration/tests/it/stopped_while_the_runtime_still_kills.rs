@@ -1,6 +1,6 @@
 //! A container is dead before the runtime that killed it has ended. containerd deletes a container
-//! whose exit it received, and closes its connection with that: a kill that has no answer by then
-//! fails, and with it the stop that a kubelet requested.
+//! after the exit event, and then closes the connection. A kill without an answer by then fails,
+//! and the kubelet's stop fails too.
 
 use std::thread;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A lot through a pipe and through a terminal, a reader that is slow, and one that never reads:
-//! every byte arrives, and no container waits for another one's reader.
+//! Many bytes through a pipe and a terminal, a slow reader, and a reader that never reads: every
+//! byte arrives, and no container waits for the reader of another container.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -87,7 +87,7 @@ fn read(node: &Node, bundle: &Bundle, terminal: bool, reader: &str) -> Result<St
     Ok(words)
 }
 
-/// Two containers of one shim: the client of the first never reads its output.
+/// Two containers of a shim: the client of the first never reads the output.
 fn never_read(ctr: &Ctr) -> Result<()> {
     let in_pod = |id: &'static str| {
         ctr.container(id)
@@ -117,7 +117,7 @@ fn never_read(ctr: &Ctr) -> Result<()> {
     until("the pipe is full, and its writer waits", || {
         Ok(fs::read_to_string(&writer)?.contains(") S "))
     })?;
-    // A busy machine can make one late.
+    // A busy machine can delay a container.
     let mut beside = quick()?;
     for _ in 0..2 {
         beside = beside.min(quick()?);

@@ -144,8 +144,7 @@ fn links_swapped_in_a_loop() {
     });
 }
 
-/// Now a real folder with a real file, now a link out of the volume, each put in place by one
-/// rename.
+/// Now a real folder with a real file, now a link out of the volume, each put in place by a rename.
 fn swap(stage: &Stage, over: &AtomicBool) -> Result<()> {
     let (folder, moved, link) = (
         stage.inside("folder"),
@@ -158,7 +157,7 @@ fn swap(stage: &Stage, over: &AtomicBool) -> Result<()> {
         fs::rename(&link, &folder).context("put the link in place")?;
         fs::remove_file(&folder).context("remove the link")?;
         fs::rename(&moved, &folder).context("put the folder back")?;
-        // a new file: the mount of the old one is stale from now on
+        // a new file: the mount of the old file is stale from now on
         write(&folder.join("new"), "inside")?;
         match fs::rename(folder.join("new"), folder.join("file")) {
             // this attacker lives in the host's namespace, where the file may be a mount point for

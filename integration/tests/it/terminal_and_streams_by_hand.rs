@@ -78,7 +78,7 @@ fn resize(node: &Node) -> Result<()> {
     };
     client.exec(exec, &["sh", "-c", SIZE])?;
     client.start("sized", "e")?;
-    // A size has 16 bits: as in the stock shim, the others are dropped.
+    // A size has 16 bits: as in the stock shim, the higher bits are dropped.
     client.resize("sized", "e", 65_536 + 121, 33)?;
     ensure!(client.wait("sized", "e")? == 0);
     client.delete("sized", "e")?;
@@ -177,7 +177,7 @@ fn no_other_descriptors(node: &Node) -> Result<()> {
     client.shut_down("listing")?;
     for file in [out, exec_out] {
         let list = fs::read_to_string(&file)?;
-        // the shell's own, for the folder that it lists, is closed again or a high one
+        // the shell's descriptor of the listed folder is closed again, or has a high number
         let low: Vec<&str> = list.lines().filter(|fd| fd.len() == 1).collect();
         ensure!(
             low.starts_with(&["0", "1", "2"]) && low.len() <= 4,

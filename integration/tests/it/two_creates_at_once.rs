@@ -1,5 +1,5 @@
-//! Two containers of a pod with a stale subpath, created at the same moment: both start, and one
-//! mount remains.
+//! Two containers of a pod with a stale subpath are created at once: both containers start, and the
+//! subpath has exactly one mount at the end.
 
 use std::thread;
 

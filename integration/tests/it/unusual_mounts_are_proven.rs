@@ -118,7 +118,7 @@ fn other_ids() {
     });
 }
 
-/// statx(2) has another device for each subvolume, the mount table has one device for all.
+/// statx(2) has a different device for each subvolume, the mount table has a single device for all.
 #[test]
 fn btrfs_subvolumes() {
     Setup::on(Generation::V2_1).story(|node| {

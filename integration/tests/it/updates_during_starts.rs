@@ -1,9 +1,8 @@
-//! A configMap that never rests: an update every 2 ms while containers start one after another, 50
-//! in `make test` and 200 in `make soak`.
+//! A configMap that never rests: an update every 2 ms while containers start in sequence, 50 in
+//! `make test` and 200 in `make soak`.
 //!
-//! Each container starts and reads content that was current during its create; no reader ever sees
-//! the empty file underneath the subpath's mount; and nothing is left over: no mount, no timestamp
-//! directory.
+//! Every container starts and reads content that was current during the create. No reader ever sees
+//! the empty file underneath the subpath's mount. No mount and no timestamp directory is left.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -23,9 +22,9 @@ fn containers_under_updates() {
 
 fn story(node: &Node, containers: usize) -> Result<()> {
     // Between attach and detach, for some microseconds, the file under the new mount cannot be
-    // unlinked: the kernel answers EBUSY. An update in that moment cannot remove its old directory,
-    // and the guard removes the directory. With one update in 2 ms this happens in one create of a
-    // hundred, or if the guard loses its processor there. A kubelet updates once a minute at most.
+    // unlinked: the kernel answers EBUSY. An update in that moment cannot remove the old directory,
+    // and the guard removes the directory. With an update every 2 ms this happens in 1 % of the
+    // creates, or if the guard loses its processor there. A kubelet updates once a minute at most.
     let may_meet = containers as u64 / 10;
     let before = mounts::table()?.len();
     let pod = node.kubelet().pod("storm")?;
@@ -67,7 +66,7 @@ fn story(node: &Node, containers: usize) -> Result<()> {
         "{} timestamp directories",
         volume.timestamp_directories()?
     );
-    // the last container's mount may have gone stale since; one more create finds it current again
+    // the last container's mount may be stale by now; the next create makes the mount current again
     one_container(&ctr, containers, &source, &weather)?;
     only_a_current_mount(&subpath)?;
     pod.delete()?;
@@ -103,7 +102,7 @@ fn one_container(ctr: &Ctr, number: usize, source: &Bind, weather: &Weather) -> 
     Ok(())
 }
 
-/// The updates: `current` is the last one that is in the volume for sure.
+/// The updates: `current` is the last update that is in the volume for sure.
 #[derive(Default)]
 struct Weather {
     current: AtomicU64,

@@ -95,8 +95,8 @@ fn story(generation: Generation) {
 
 on_every_generation!(story);
 
-/// The programs as another version: the version in their bytes is replaced by a version of the same
-/// length.
+/// The programs with a different version: a version of the same length replaces the version in the
+/// bytes.
 fn another_build(node: &Node) -> Result<PathBuf> {
     let folder = node.disk().join("another build");
     fs::create_dir(&folder)?;
@@ -122,8 +122,8 @@ fn another_build(node: &Node) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// After a security fix an operator needs the pods that still run the old version. The
-/// first pod has this version, and the second pod the other one, whatever the link selects.
+/// After a security fix an operator needs the pods that still run the old version. The first pod
+/// has `OWN_VERSION`, and the second pod `OTHER_VERSION`, whatever the link selects.
 fn each_pod_is_named_with_its_version(node: &Node) -> Result<()> {
     if node.generation() == Generation::V1_6 {
         return Ok(());
@@ -205,7 +205,7 @@ fn versions() -> Result<Vec<String>> {
     Ok(names.filter(|name| name != "current").collect())
 }
 
-/// A pod with one container that reads a subPath of a configMap.
+/// A pod with a container that reads a subPath of a configMap.
 struct Pod {
     pod: bindguard_integration::Pod,
     volume: Volume,

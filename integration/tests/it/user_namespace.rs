@@ -1,8 +1,8 @@
-//! A container in a user namespace: its root has no rights on the node, its files are its own, its
-//! output arrives.
+//! A container in a user namespace: root of the container has no rights on the node, can write the
+//! container's files, and the output arrives.
 //!
-//! The snapshotter copies the image with other owners, or, as containerd 2.1 does when a label
-//! requests it, leaves it as it is and has the shim mount it with other ids.
+//! The snapshotter copies the image with mapped owners. With a label, containerd 2.1 leaves the
+//! image unchanged, and the shim mounts the image with mapped ids.
 
 use anyhow::ensure;
 use bindguard_integration::{Generation, Runtime, Setup, on_newest_and_older};

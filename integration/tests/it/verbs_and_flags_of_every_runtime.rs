@@ -1,7 +1,7 @@
-//! `bindguard-runtime` must know which words of a command line are verbs and which are
-//! values. Each runc and crun of the matrix prints its verbs and flags, and the story puts each of
-//! them where a mistake would show in the journal: an admission of the working directory by a verb
-//! that creates nothing, or none by one that does.
+//! `bindguard-runtime` must know which words of a command line are verbs and which are values. Each
+//! runc and crun of the matrix prints its verbs and flags, and the story tests every verb and flag.
+//! A mistake shows in the journal: a verb that creates nothing admits the working directory, or a
+//! create admits nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ fn runtime(scene: &Scene, program: &Path) -> Result<()> {
         let flags = flags(&self::usage(program, &[verb, "--help"])?);
         ensure!(flags.len() > 5, "{verb} has only {} flags", flags.len());
         for flag in flags {
-            // The flag for another spec than the bundle's: there is nothing to admit.
+            // The flag for a spec outside the bundle: there is nothing to admit.
             let expected = Some("c1").filter(|_| !["--config", "-f"].contains(&flag.word.as_str()));
             let words: &[&str] = if flag.has_value {
                 &[verb, &flag.word, ".", "c1"]

@@ -1,6 +1,6 @@
-//! kubernetes#127602, its other half: the volume changes after the runtime mounted the file, and
+//! The second case of kubernetes#127602: the volume changes after the runtime mounted the file, and
 //! before the process starts. The stock shim starts the process with the old file. With the agent
-//! as an NRI plugin no container starts with an old file, whatever shim starts it.
+//! as an NRI plugin no container starts with an old file, under any shim.
 
 use std::thread;
 
@@ -16,7 +16,8 @@ use nix::unistd::Pid;
 
 /// The starts with the plugin.
 const STARTS: u32 = 20;
-/// The starts of a control: the runtime waits for the update, so that each start is late.
+/// The starts of a control run, in which every start is late, because the runtime waits for the
+/// update.
 const CONTROLS: u32 = 3;
 const PLUGIN: &str = "agent.nri.enabled = true\n";
 
@@ -93,8 +94,8 @@ impl Scene {
         })
     }
 
-    /// The content that a container reads if its volume changes to this number before its start. `meanwhile` runs
-    /// after the change.
+    /// The content that a container reads after its volume changed to `number` before the start.
+    /// `meanwhile` runs after the change.
     fn read_after(
         &self,
         number: u32,

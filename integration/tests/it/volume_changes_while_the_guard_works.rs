@@ -1,13 +1,13 @@
-//! The configMap changes while the guard is at each of its steps. As long as the guard did not
-//! check its own work, the very create that it was about ends with the newest content; after that
-//! the next one does. Nothing is stranded.
+//! The configMap changes while the guard is at each of its steps. A change before the guard's final
+//! check is repaired in the same create. After a later change the next create repairs the mount.
+//! Nothing is left over.
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::stopped::StoppedGuard;
 use bindguard_integration::{Generation, Node, PollingReader, Setup};
 
-/// Steps of the way for kernels before 6.5, which no other way takes.
+/// Steps only of the repair on kernels before 6.5.
 const TUCK: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];
 /// Steps with a journal that is full.
 const ROTATION: [&str; 2] = ["rotating", "rotated"];

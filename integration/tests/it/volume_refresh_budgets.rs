@@ -1,8 +1,7 @@
 //! The cost of the watch of the mount table, and the time until a container has a volume that was
 //! mounted anew: on a node with 2,000 mounts, on which 20 pods start in a second.
 //!
-//! The limits leave room for a machine that does other work; the figures are printed with
-//! `--nocapture`.
+//! The limits leave room for a busy machine; the figures are printed with `--nocapture`.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -109,7 +108,7 @@ impl StartedPod {
     }
 }
 
-/// A pod that opted in, with one volume.
+/// An opted-in pod with one volume.
 struct RunningPod {
     uid: String,
     sandbox: Sandbox,
