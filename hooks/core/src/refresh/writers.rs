@@ -4,10 +4,15 @@
 //! container that has the file already: an agent with a writable `/` could reach every file without
 //! a refresh.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use crate::evidence::FilePlace;
-use crate::mount_table::{MountEntry, MountTable};
+use crate::mount_table::{MountEntry, MountIndex, MountTable};
+
+/// Limit of mounts of a container that are judged for one file. A mount table of 65,536 mounts costs
+/// some milliseconds for each judged mount.
+const MAX_JUDGED_MOUNTS: usize = 64;
 
 /// The mounts of a running container.
 #[derive(Debug, Clone)]
@@ -26,35 +31,31 @@ impl ContainerTable {
         self.table.entries().iter().any(may_write) && !self.has(file, to_write)
     }
 
+    /// True if the container surely has the file. A container decides how many mounts give the file,
+    /// so only the newest are judged.
     fn has(&self, file: &FilePlace, to_write: bool) -> bool {
+        let index = MountIndex::of(&self.table);
         let gives = |mount: &&MountEntry| !(to_write && mount.is_read_only());
-        self.table.entries().iter().filter(gives).any(|mount| {
-            let path = file.below(mount).map(|rest| mount.mount_point.join(rest));
-            path.is_some_and(|path| self.is_seen(mount, &path))
-        })
+        let mounts = self.table.entries().iter().rev().filter(gives);
+        let given = mounts.filter_map(|mount| {
+            let rest = file.below(mount)?;
+            Some((mount, mount.mount_point.join(rest)))
+        });
+        given
+            .take(MAX_JUDGED_MOUNTS)
+            .any(|(mount, path)| self.is_seen(&index, mount, &path))
     }
 
-    /// True if no other mount hides the path. Only the parents of this mount may lie on the way to
-    /// the mount.
-    fn is_seen(&self, mount: &MountEntry, path: &Path) -> bool {
-        let mut carrying = vec![mount.id];
-        let mut next = mount.parent;
-        while let Some(parent) = self
-            .table
-            .mount(next)
-            .filter(|parent| !carrying.contains(&parent.id))
-        {
-            carrying.push(parent.id);
-            next = parent.parent;
+    /// True if no mount hides the path: only the parents of this mount lie on the way to the mount.
+    fn is_seen(&self, index: &MountIndex<'_>, mount: &MountEntry, path: &Path) -> bool {
+        let mut carrying = HashSet::from([mount.id]);
+        let mut next = index.parent(mount);
+        while let Some(parent) = next.filter(|parent| carrying.insert(parent.id)) {
+            next = index.parent(parent);
         }
-        let on_the_way = self
-            .table
-            .entries()
-            .iter()
-            .filter(|other| path.starts_with(&other.mount_point));
-        on_the_way
-            .into_iter()
-            .all(|other| carrying.contains(&other.id))
+        let mounts = self.table.entries().iter();
+        let mut on_the_way = mounts.filter(|other| path.starts_with(&other.mount_point));
+        on_the_way.all(|other| carrying.contains(&other.id))
     }
 }
 
@@ -76,6 +77,16 @@ mod tests {
             device: Device { major: 8, minor: 1 },
             path: path.into(),
         }
+    }
+
+    /// A container stacks as many binds of its folder as its mount table may have.
+    #[test]
+    fn a_stack_of_many_mounts_is_judged_in_time() {
+        let stacked = |id: u32| format!("{id} {} 8:1 /p/data /data rw - ext4 d rw\n", id - 1);
+        let mounts: String = (2..30_000).map(stacked).collect();
+        let container = container(&mounts);
+        assert!(!container.can_lead(&place("/p/data"), &place("/p/data/conf"), false));
+        assert!(container.can_lead(&place("/p/data"), &place("/p/conf"), false));
     }
 
     #[test]
