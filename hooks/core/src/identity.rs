@@ -4,6 +4,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::SpecView;
 
+/// The annotation in which CRI-O and Podman name themselves.
+const MANAGER: &str = "io.container.manager";
+
+/// The annotations of the container's name, and of the pod's uid, namespace and name.
+const OF_CONTAINERD: [&str; 4] = [
+    "io.kubernetes.cri.container-name",
+    "io.kubernetes.cri.sandbox-uid",
+    "io.kubernetes.cri.sandbox-namespace",
+    "io.kubernetes.cri.sandbox-name",
+];
+const OF_KUBELET: [&str; 4] = [
+    "io.kubernetes.container.name",
+    "io.kubernetes.pod.uid",
+    "io.kubernetes.pod.namespace",
+    "io.kubernetes.pod.name",
+];
+
 /// The known names of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct PodName {
@@ -54,25 +71,29 @@ pub struct Identity {
 impl Identity {
     /// The names in a spec's annotations: containerd's CRI plugin sets its own, CRI-O passes the
     /// kubelet's labels on (`pkg/kubelet/types/labels.go` of Kubernetes).
+    ///
+    /// A pod's author may add the annotations of the other runtime, with another pod's names: names
+    /// that contradict each other are no names. Podman takes annotations from the image and runs no
+    /// pods of a kubelet.
     pub fn from_spec(spec: &SpecView<'_>) -> Self {
-        let named = |containerds: &str, kubelets: &str| {
-            spec.annotation(containerds)
-                .or_else(|| spec.annotation(kubelets))
-                .map(str::to_owned)
+        if spec.annotation(MANAGER) == Some("libpod") {
+            return Self::default();
+        }
+        let named = |keys: [&str; 4]| {
+            let [container, uid, namespace, name] =
+                keys.map(|key| spec.annotation(key).map(str::to_owned));
+            let pod = PodName {
+                uid,
+                namespace,
+                name,
+            };
+            Self { container, pod }
         };
-        Self {
-            container: named(
-                "io.kubernetes.cri.container-name",
-                "io.kubernetes.container.name",
-            ),
-            pod: PodName {
-                uid: named("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
-                namespace: named(
-                    "io.kubernetes.cri.sandbox-namespace",
-                    "io.kubernetes.pod.namespace",
-                ),
-                name: named("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
-            },
+        let (by_containerd, by_kubelet) = (named(OF_CONTAINERD), named(OF_KUBELET));
+        match (by_containerd.is_empty(), by_kubelet.is_empty()) {
+            (true, _) => by_kubelet,
+            (false, false) if by_containerd != by_kubelet => Self::default(),
+            (false, _) => by_containerd,
         }
     }
 
@@ -129,6 +150,39 @@ impl From<Identity> for JsonNames {
             pod: name,
             namespace,
             uid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn a_pods_author_cannot_choose_another_pods_names() {
+        let names =
+            |keys: [&str; 4], pod: &str| keys.map(|key| format!("{key:?}:{pod:?}")).join(",");
+        let (containerd, kubelet) = (names(OF_CONTAINERD, "own"), names(OF_KUBELET, "own"));
+        for (text, uid) in [
+            (containerd.clone(), Some("own")),
+            (kubelet.clone(), Some("own")),
+            (format!("{containerd},{kubelet}"), Some("own")),
+            (
+                format!("{},{kubelet}", names(OF_CONTAINERD, "victim")),
+                None,
+            ),
+            (
+                format!("{containerd},{}", names(OF_KUBELET, "victim")),
+                None,
+            ),
+            (format!("{containerd},{MANAGER:?}:\"libpod\""), None),
+        ] {
+            let spec = format!("{{\"annotations\":{{{text}}}}}");
+            let spec = SpecView::from_bytes(spec.as_bytes()).unwrap();
+            let pod = Identity::from_spec(&spec).pod;
+            assert_eq!(pod.uid.as_deref(), uid, "{text}");
         }
     }
 }
