@@ -51,6 +51,9 @@ pub(crate) fn cannot_wait(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bo
 }
 
 /// Opens the first name that the cache lacks. `None` if that does not settle where the path leads.
+///
+/// A walk that uses the cache alone also ends at a symlink whose access time is due (`pick_link` of
+/// fs/namei.c). Reading the symlink sets that time: the next walk goes on.
 fn one_step_more(path: &Path, is_local: impl Fn(&Handle) -> bool) -> Option<io::Result<Handle>> {
     let in_known_folder = |next: &&Path| {
         next.parent()
@@ -59,8 +62,12 @@ fn one_step_more(path: &Path, is_local: impl Fn(&Handle) -> bool) -> Option<io::
     };
     let next = path.ancestors().find(in_known_folder)?;
     match Handle::of(next) {
-        Ok(found) => {
-            (next == path && found.is_symlink().is_ok_and(|is_link| !is_link)).then_some(Ok(found))
+        Ok(found) if found.is_symlink().is_ok_and(|is_link| !is_link) => {
+            (next == path).then_some(Ok(found))
+        }
+        Ok(link) => {
+            link.read_link();
+            None
         }
         Err(error) => error
             .is_not_found()
@@ -73,6 +80,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::fs;
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -101,5 +109,19 @@ mod tests {
             "its name is known, wherever it lies"
         );
         assert!(cannot_wait(&file, |_| true) && !cannot_wait(&file, |_| false));
+    }
+
+    /// The walk that uses the cache alone does not set the access time of a new symlink.
+    #[test]
+    fn a_symlink_that_nothing_has_followed_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        for number in 0..20 {
+            let link = folder.path().join(number.to_string());
+            symlink("file", &link).unwrap();
+            let opened = open_without_waiting(&link, |_| true).unwrap();
+            let resolved = opened.resolved_path().unwrap();
+            assert!(resolved.ends_with("file"), "{}", resolved.display());
+        }
     }
 }

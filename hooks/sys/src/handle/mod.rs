@@ -211,6 +211,11 @@ impl Handle {
         Ok(self.lasting()?.is_symlink)
     }
 
+    /// Reads the symlink that this value has open, for the effect on the access time.
+    pub(crate) fn read_link(&self) {
+        let _ = rustix::fs::readlinkat(&self.fd, c"", Vec::new());
+    }
+
     /// The path that it was opened by, if the kernel's own path is known to be the same.
     pub fn path_as_written(&self) -> Option<&Path> {
         self.is_as_written.then_some(&self.path)
