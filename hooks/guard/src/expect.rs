@@ -154,6 +154,7 @@ fn expect(wanted: &[BindToRecord<'_, '_>]) -> NewRecord {
             let identity = handle.identity().ok();
             let identity = identity.filter(|_| mount.fs_type.is_local());
             Some(ExpectedBind {
+                resolved: (path != wanted.source).then(|| path.clone()),
                 inode: identity.map(|identity| identity.inode),
                 ..expected
             })

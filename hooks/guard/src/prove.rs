@@ -188,7 +188,11 @@ impl Proved {
         for (recorded, difference) in found {
             let is_now = |it: &&ExpectedBind| it.bind == recorded.bind;
             match now.binds.iter().find(is_now) {
-                Some(now) if now == *recorded => wrong.push((recorded.bind, difference.clone())),
+                // A symlink on the way leads elsewhere: whoever changed the symlink chose the source
+                // after the guard had checked another source.
+                Some(now) if now == *recorded || !now.has_same_way(recorded) => {
+                    wrong.push((recorded.bind, difference.clone()));
+                }
                 Some(now) if still_differ.iter().all(|(it, _)| it.bind != now.bind) => {}
                 // The source changed again, or is gone: there is nothing to compare with.
                 Some(_) | None => self.report.unproven += 1,

@@ -1,10 +1,12 @@
 //! The record beside a bundle: the mount that the kernel will show for each bind.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::evidence::FilePlace;
+use crate::kubelet::{DATA_LINK, TimestampDirectory};
 use crate::mount_table::{Device, MountAttributes, MountEntry};
 use crate::spec::{Bind, RequestedPropagation, RootfsPropagation};
 
@@ -44,6 +46,9 @@ pub struct ExpectedBind {
     pub root: PathBuf,
     /// The type of that filesystem.
     pub fs_type: String,
+    /// The path of the source on the host, if a symlink leads to the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved: Option<PathBuf>,
     /// The number of the source's inode, if no server has to answer. A different number later shows
     /// that the source's file was replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -108,11 +113,22 @@ impl ExpectedBind {
             device: source.device,
             root,
             fs_type: source.fs_type.0.clone(),
+            resolved: None,
             inode: None,
             refreshed: Vec::new(),
             denied: bind.denied(),
             propagation,
         })
+    }
+
+    /// True if symlinks lead to the same path as in the `other` expectation for the same bind. The
+    /// link `..data` of a volume may lead to the payload of another time.
+    pub fn has_same_way(&self, other: &Self) -> bool {
+        let (Some(way), Some(other)) = (&self.resolved, &other.resolved) else {
+            return self.resolved == other.resolved;
+        };
+        let (way, other) = (way.iter(), other.iter());
+        way.map(without_time).eq(other.map(without_time))
     }
 
     /// The place at the create, and the places of later refreshes. A mount of this bind shows a
@@ -156,6 +172,14 @@ impl ExpectedBind {
     }
 }
 
+/// The name of a folder on a way; `..data` for all payloads of a volume.
+fn without_time(name: &OsStr) -> &OsStr {
+    match TimestampDirectory::from_name(name) {
+        Some(_) => OsStr::new(DATA_LINK),
+        None => name,
+    }
+}
+
 impl ExpectedPropagation {
     /// The propagation for a bind with this request. With a shared root filesystem, runc makes all
     /// mounts shared afterwards.
@@ -191,6 +215,7 @@ mod tests {
             device: place(0).device,
             root: "/".into(),
             fs_type: "tmpfs".into(),
+            resolved: None,
             inode: None,
             refreshed: Vec::new(),
             denied: MountAttributes::from_bits(0),

@@ -86,6 +86,33 @@ fn a_source_that_was_moved_since_the_mount_is_no_difference() {
     assert_eq!(proved.report.unproven, 1);
 }
 
+/// A process with write access to the source's folder replaces the source by a symlink right before
+/// the runtime's mount, and leaves the symlink there. A file that is replaced at the same path is no
+/// difference.
+#[test]
+fn a_source_that_became_a_symlink_is_wrong() {
+    if !own_namespace() {
+        return;
+    }
+    for becomes_symlink in [false, true] {
+        let scene = Scene::new();
+        assert!(scene.admit().is_provable);
+        let secret = scene.root.path().join("secret");
+        fs::write(&secret, "secret").unwrap();
+        fs::rename(scene.file(), scene.host.path().join("file.1")).unwrap();
+        if becomes_symlink {
+            symlink(&secret, scene.file()).unwrap();
+        } else {
+            fs::write(scene.file(), "2").unwrap();
+        }
+        let container = scene.start();
+        let proved = scene.prove(container.process.pid());
+        let expected = (becomes_symlink, 0);
+        let found = (proved.refusal.is_some(), proved.report.unproven);
+        assert_eq!(found, expected, "{proved:?}");
+    }
+}
+
 #[test]
 fn policy_refuses_a_container_that_cannot_be_compared() {
     if !own_namespace() {
