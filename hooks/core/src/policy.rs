@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::RequestedAccess;
+use crate::mount_table::MountAttributes;
 
 /// The action for a kind of finding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,14 +141,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The reason for which a host-root bind with this access is left unchanged. An `rro` bind
-    /// always is: Kubernetes requires propagation None for `rro`.
-    pub fn keeps(&self, access: RequestedAccess) -> Option<Kept> {
-        match (access, self.read_only_binds) {
-            (RequestedAccess::RecursivelyReadOnly, _) => Some(Kept::RecursivelyReadOnly),
-            (RequestedAccess::ReadOnly, ReadOnlyBinds::Keep) => Some(Kept::ReadOnly),
-            (RequestedAccess::ReadOnly, ReadOnlyBinds::MakeRslave)
-            | (RequestedAccess::ReadWrite, _) => None,
+    /// The reason for which a host-root bind stays unchanged, by the permissions that the spec denies
+    /// on the bind and on the mounts below. An `rro` bind always stays: Kubernetes requires
+    /// propagation None for `rro`.
+    pub fn keeps(&self, denied: MountAttributes, below: MountAttributes) -> Option<Kept> {
+        if below.is_read_only() {
+            return Some(Kept::RecursivelyReadOnly);
         }
+        let is_kept = denied.is_read_only() && self.read_only_binds == ReadOnlyBinds::Keep;
+        is_kept.then_some(Kept::ReadOnly)
     }
 }

@@ -245,7 +245,8 @@ impl Look<'_> {
             .iter()
             .any(|bind| bind.propagation() == RequestedPropagation::Shared);
         let host = observe_host_mount(source, &self.mounts);
-        let kept = self.choice.policy.keeps(bind.access());
+        let policy = self.choice.policy;
+        let kept = policy.keeps(bind.denied(), bind.denied_below());
         judge_host_root(
             bind.propagation(),
             kept,

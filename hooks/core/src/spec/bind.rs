@@ -7,7 +7,6 @@ use std::path::Path;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::access::RequestedAccess;
 use super::object::Text;
 use super::propagation::RequestedPropagation;
 use crate::mount_table::MountAttributes;
@@ -22,7 +21,6 @@ pub struct Bind<'a> {
     source: Cow<'a, str>,
     destination: Cow<'a, str>,
     propagation: RequestedPropagation,
-    access: RequestedAccess,
     denied: MountAttributes,
     denied_below: MountAttributes,
     is_recursive: bool,
@@ -61,7 +59,6 @@ impl<'a> Bind<'a> {
                 source: decoded(source)?,
                 destination: entry.destination.unwrap_or_default(),
                 propagation: RequestedPropagation::from_options(options()),
-                access: RequestedAccess::from_options(options()),
                 denied: MountAttributes::denied_by_spec(options()),
                 denied_below: MountAttributes::denied_below_by_spec(options()),
                 is_recursive,
@@ -92,11 +89,6 @@ impl<'a> Bind<'a> {
     /// The propagation that the options request.
     pub fn propagation(&self) -> RequestedPropagation {
         self.propagation
-    }
-
-    /// The access that the options request.
-    pub fn access(&self) -> RequestedAccess {
-        self.access
     }
 
     /// The permissions that the options deny.

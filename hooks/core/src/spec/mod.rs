@@ -10,7 +10,6 @@
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md#mounts
 
-mod access;
 mod bind;
 mod edit;
 mod mount_makers;
@@ -20,7 +19,6 @@ mod read;
 mod users;
 mod view;
 
-pub use access::RequestedAccess;
 pub use bind::Bind;
 pub use edit::{EditError, SpecEdit};
 pub use mount_makers::{MountMakers, SpecMount};
