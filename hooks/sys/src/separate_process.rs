@@ -103,9 +103,10 @@ mod tests {
     use std::thread::{self, sleep};
     use std::time::Duration;
 
+    use bindguard_testing::deny_call;
+    use nix::errno::Errno;
     use nix::libc;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
     use super::*;
 
@@ -118,22 +119,10 @@ mod tests {
     #[test]
     fn it_holds_nothing_else_on_a_kernel_without_close_range() {
         let opened = thread::spawn(|| {
-            deny(libc::SYS_close_range);
+            deny_call(libc::SYS_close_range, Errno::ENOSYS);
             open_descriptors()
         });
         assert_eq!(opened.join().unwrap(), 2);
-    }
-
-    /// The filter is the calling thread's, and of the processes that the thread starts.
-    fn deny(call: libc::c_long) {
-        let rules = [(call, Vec::new())].into_iter().collect();
-        let (allow, deny) = (
-            SeccompAction::Allow,
-            SeccompAction::Errno(libc::ENOSYS as u32),
-        );
-        let machine = std::env::consts::ARCH.try_into().unwrap();
-        let filter = SeccompFilter::new(rules, allow, deny, machine).unwrap();
-        apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
     }
 
     /// The number of descriptors in a separate process.

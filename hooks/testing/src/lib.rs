@@ -11,6 +11,7 @@
 )]
 
 mod cgroup;
+mod denied_call;
 mod documented;
 mod exiting;
 mod extent;
@@ -26,6 +27,7 @@ pub mod readers;
 pub mod scene;
 
 pub use cgroup::Cgroup;
+pub use denied_call::deny_call;
 pub use documented::documented;
 pub use exiting::Exiting;
 pub use extent::rounds;

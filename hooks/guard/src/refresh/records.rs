@@ -147,7 +147,8 @@ impl TuckRecords {
             let pid = name
                 .to_str()
                 .and_then(|name| name.trim_start_matches('.').parse().ok());
-            if pid.is_some_and(|pid| HeldProcess::open(pid).is_err()) {
+            let has_ended = |pid| matches!(HeldProcess::open(pid), Err(ProcessError::Ended(_)));
+            if pid.is_some_and(has_ended) {
                 let _ = fs::remove_file(entry.path());
             }
         }

@@ -32,14 +32,21 @@ impl HeldProcess {
     /// Opens a process by its pid.
     ///
     /// # Errors
-    /// [`ProcessError::Ended`] if there is none.
+    /// [`ProcessError::Ended`] if there is none, and [`ProcessError::Open`].
     pub fn open(pid: u32) -> Result<Self, ProcessError> {
         let number = i32::try_from(pid)
             .ok()
             .and_then(Pid::from_raw)
             .ok_or(ProcessError::Ended(pid))?;
-        let pidfd =
-            pidfd_open(number, PidfdFlags::empty()).map_err(|_| ProcessError::Ended(pid))?;
+        let opened = pidfd_open(number, PidfdFlags::empty());
+        let pidfd = opened.map_err(|errno| match errno {
+            // INVAL, or NOENT of newer kernels: a thread of another process has this number.
+            Errno::SRCH | Errno::INVAL | Errno::NOENT => ProcessError::Ended(pid),
+            errno => ProcessError::Open {
+                pid,
+                source: errno.into(),
+            },
+        })?;
         Ok(Self {
             pid,
             pidfd,
@@ -209,5 +216,38 @@ fn is_unknown_request(error: &io::Error) -> bool {
 impl AsFd for HeldProcess {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::thread;
+
+    use bindguard_testing::deny_call;
+    use nix::libc;
+
+    use super::*;
+
+    #[test]
+    fn only_a_process_that_is_gone_has_ended() {
+        let own = std::process::id();
+        let opened = thread::spawn(move || {
+            let of_thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            let of_thread = HeldProcess::open(of_thread);
+            deny_call(libc::SYS_pidfd_open, nix::errno::Errno::EMFILE);
+            (of_thread, HeldProcess::open(own))
+        });
+        let (of_thread, denied) = opened.join().unwrap();
+        assert!(
+            matches!(of_thread, Err(ProcessError::Ended(_))),
+            "{of_thread:?}"
+        );
+        assert!(
+            matches!(denied, Err(ProcessError::Open { .. })),
+            "{denied:?}"
+        );
+        assert!(HeldProcess::open(own).is_ok());
     }
 }

@@ -10,6 +10,15 @@ pub enum ProcessError {
     /// It ended.
     #[error("process {0} ended")]
     Ended(u32),
+    /// It could not be opened: pidfd_open(2).
+    #[error("open process {pid}")]
+    Open {
+        /// Its pid.
+        pid: u32,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
     /// A file of it could not be read.
     #[error("read {name} of process {pid}")]
     Read {

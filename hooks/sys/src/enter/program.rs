@@ -58,7 +58,10 @@ impl HeldProcess {
             let Some(pid) = first_of(&topmost(&running(&members, program))) else {
                 break;
             };
-            let Ok(found) = Self::open(pid) else { continue };
+            let found = match Self::open(pid) {
+                Err(ProcessError::Ended(_)) => continue,
+                found => found?,
+            };
             let name = found.program_name();
             let runs_program = name.is_ok_and(|name| program.is_program(&name));
             // Still alive afterwards: the pid was not reused when its cgroup was read.
