@@ -5,8 +5,10 @@
 //! youki (`libcontainer::container::State`).
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use bindguard_sys::unless_absent;
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
@@ -34,20 +36,29 @@ struct YoukiState {
 
 /// The bundle and the init process of a container with this state folder.
 pub fn bundle_and_pid(state: &Path) -> Option<(PathBuf, u32)> {
-    of_crun(state)
-        .or_else(|| of_runc(state))
-        .or_else(|| of_youki(state))
-        .filter(|(_, pid)| *pid > 0)
+    read_bundle_and_pid(state).ok().flatten()
 }
 
-fn of_crun(state: &Path) -> Option<(PathBuf, u32)> {
-    let status: CrunStatus = serde_json::from_slice(&fs::read(state.join("status")).ok()?).ok()?;
+/// The same; `None` if no runtime has recorded an init process there.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn read_bundle_and_pid(state: &Path) -> io::Result<Option<(PathBuf, u32)>> {
+    let status = unless_absent(fs::read(state.join("status")))?.unwrap_or_default();
+    let json = unless_absent(fs::read(state.join("state.json")))?.unwrap_or_default();
+    let found = of_crun(&status)
+        .or_else(|| of_runc(&json))
+        .or_else(|| of_youki(&json));
+    Ok(found.filter(|(_, pid)| *pid > 0))
+}
+
+fn of_crun(status: &[u8]) -> Option<(PathBuf, u32)> {
+    let status: CrunStatus = serde_json::from_slice(status).ok()?;
     Some((status.bundle, status.pid))
 }
 
-fn of_runc(state: &Path) -> Option<(PathBuf, u32)> {
-    let state: RuncState =
-        serde_json::from_slice(&fs::read(state.join("state.json")).ok()?).ok()?;
+fn of_runc(state: &[u8]) -> Option<(PathBuf, u32)> {
+    let state: RuncState = serde_json::from_slice(state).ok()?;
     let bundle = state
         .config
         .labels
@@ -56,9 +67,8 @@ fn of_runc(state: &Path) -> Option<(PathBuf, u32)> {
     Some((bundle.into(), state.init_process_pid))
 }
 
-fn of_youki(state: &Path) -> Option<(PathBuf, u32)> {
-    let state: YoukiState =
-        serde_json::from_slice(&fs::read(state.join("state.json")).ok()?).ok()?;
+fn of_youki(state: &[u8]) -> Option<(PathBuf, u32)> {
+    let state: YoukiState = serde_json::from_slice(state).ok()?;
     Some((state.bundle, state.pid?))
 }
 

@@ -1,6 +1,5 @@
 //! The bundles of running containers, which containerd, crun and runc record in folders of root.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::places::Places;
@@ -9,6 +8,7 @@ use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::FileBind;
 use bindguard_guard::{Probes, bundle_and_pid, kubelet_roots_by_all_names};
 use bindguard_sys::bundle::read_spec;
+use bindguard_sys::observe::children;
 
 /// The state folders of crun and runc that Podman or CRI-O calls as root.
 pub(crate) const STATES: [&str; 2] = ["run/crun", "run/runc"];
@@ -93,10 +93,5 @@ pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
 
 /// The paths in a folder; an unreadable folder counts as empty.
 pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect()
+    children(folder).unwrap_or_default()
 }

@@ -59,7 +59,7 @@ pub use mountinfo::{
     MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table,
 };
 pub use mounts::{MountError, MountOf, Mounts};
-pub use read_file::read_file;
+pub use read_file::{read_file, unless_absent};
 pub use selinux::selinux_denies_read;
 pub use size_errors::with_size_errors;
 pub use target::{OpenedTarget, TargetError, current_payload, open_target};

@@ -1,7 +1,7 @@
 //! Reads a small file on any filesystem, even on a server that does not answer.
 //!
-//! Nearly always the file can be reached [without waiting](crate::at_hand), and this process reads
-//! it. Otherwise a separate process reads the file, so that only the separate process may hang.
+//! Nearly always the file can be reached [without waiting](crate::open_without_waiting), and this
+//! process reads it. Otherwise a separate process reads it, which may hang in this one's place.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read, Write};
@@ -30,6 +30,19 @@ pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         read_here(path, most)
     } else {
         read_in_separate_process(path, most)
+    }
+}
+
+/// `None` if there is no such file or folder.
+///
+/// # Errors
+/// The other errors.
+pub fn unless_absent<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        read => read.map(Some),
     }
 }
 

@@ -2,12 +2,16 @@
 //! names in the folder elsewhere.
 
 use std::fmt::Debug;
+use std::io;
+use std::iter::once;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::ContainerTable;
 use bindguard_core::spec::SpecUsers;
-use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_sys::observe::SubpathsError;
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -22,39 +26,72 @@ pub struct RunningContainer {
     pub spec: Option<SpecUsers>,
 }
 
-/// Finds the running containers. A refresh needs the running containers only if the way to a file
-/// has a symlink or a new folder.
+/// Why the mounts of the running containers are not all known.
+#[derive(Debug, thiserror::Error)]
+pub enum RunningError {
+    /// The folders of their states could not be listed.
+    #[error("list the running containers")]
+    List(#[from] SubpathsError),
+    /// The state of a container could not be read.
+    #[error("read the state of a container in {}", path.display())]
+    State {
+        /// The folder.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The mount table of a container could not be read.
+    #[error(transparent)]
+    Table(#[from] RefreshError),
+}
+
+/// Finds the running containers. A refresh needs them only if the way to a file has a symlink or
+/// another folder than before.
 pub trait RunningContainers: Debug {
     /// The containers at this moment.
-    fn running(&self) -> Vec<RunningContainer>;
+    ///
+    /// # Errors
+    /// If a container may be missing.
+    fn running(&self) -> Result<Vec<RunningContainer>, RunningError>;
 
     /// The containers' mount tables. Each table may be large, so `next` reads a single table. A
     /// container that ended meanwhile is left out.
     ///
-    /// An item is an error if the table cannot be read, or is not that of the mount namespace that
-    /// the runtime made: a container can hide its mounts in a namespace of its own, and still write
-    /// through an open directory.
-    fn tables(&self) -> Box<dyn Iterator<Item = Result<ContainerTable, RefreshError>>> {
-        let tables = self.running().into_iter().map(table_of);
-        Box::new(tables.filter_map(Result::transpose))
+    /// An item is an error if the containers cannot be listed, or the table cannot be read, or is not
+    /// that of the mount namespace that the runtime made: a container can hide its mounts in a
+    /// namespace of its own, and still write through an open directory.
+    fn tables(&self) -> Box<dyn Iterator<Item = Result<ContainerTable, RunningError>>> {
+        match self.running() {
+            Ok(running) => Box::new(
+                running
+                    .into_iter()
+                    .filter_map(|it| table_of(it).transpose()),
+            ),
+            Err(error) => Box::new(once(Err(error))),
+        }
     }
 }
 
 impl RunningContainers for Vec<RunningContainer> {
-    fn running(&self) -> Vec<RunningContainer> {
-        self.clone()
+    fn running(&self) -> Result<Vec<RunningContainer>, RunningError> {
+        Ok(self.clone())
     }
 }
 
 /// `None` if the container ended.
-fn table_of(container: RunningContainer) -> Result<Option<ContainerTable>, RefreshError> {
+fn table_of(container: RunningContainer) -> Result<Option<ContainerTable>, RunningError> {
     let RunningContainer { init, spec } = container;
-    let Ok(process) = HeldProcess::open(init) else {
-        return Ok(None);
+    let process = match HeldProcess::open(init) {
+        Err(ProcessError::Ended(_)) => return Ok(None),
+        process => process.map_err(RefreshError::from)?,
     };
     match mounts_by_runtime(&process, spec) {
         Err(_) if !process.is_alive() => Ok(None),
-        table => table.map(|table| Some(ContainerTable { init, table })),
+        table => Ok(Some(ContainerTable {
+            init,
+            table: table?,
+        })),
     }
 }
 
@@ -82,4 +119,36 @@ fn duration(time: Timespec) -> Option<Duration> {
         u64::try_from(time.tv_sec).ok()?,
         u32::try_from(time.tv_nsec).ok()?,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::process::Command;
+    use std::thread;
+
+    use bindguard_testing::deny_call;
+    use nix::errno::Errno;
+    use nix::libc;
+
+    use super::*;
+
+    /// An agent without a free descriptor took every container for one that ended.
+    #[test]
+    fn a_container_that_cannot_be_opened_is_not_left_out() {
+        let mut ended = Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let of = |init| vec![RunningContainer { init, spec: None }];
+        assert_eq!(of(ended.id()).tables().count(), 0);
+        let denied = thread::spawn(move || {
+            deny_call(libc::SYS_pidfd_open, Errno::EMFILE);
+            of(std::process::id())
+                .tables()
+                .map(|it| it.is_err())
+                .collect()
+        });
+        let denied: Vec<bool> = denied.join().unwrap();
+        assert_eq!(denied, [true]);
+    }
 }

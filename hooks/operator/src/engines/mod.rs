@@ -11,14 +11,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::bundle_and_pid;
-use bindguard_guard::refresh::{RunningContainer, RunningContainers};
+use bindguard_guard::refresh::{RunningContainer, RunningContainers, RunningError};
+use bindguard_guard::{bundle_and_pid, read_bundle_and_pid};
 use bindguard_sys::bundle::read_spec;
+use bindguard_sys::observe::children;
+use bindguard_sys::unless_absent;
 
-use crate::bundles::{STATES, entries, tasks};
+use crate::bundles::{STATES, TASKS, entries};
 
 /// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own,
 /// as a snap.
@@ -124,21 +127,20 @@ impl ContainersOfNode {
 }
 
 impl RunningContainers for ContainersOfNode {
-    fn running(&self) -> Vec<RunningContainer> {
-        let of_task = |task: PathBuf| {
-            let pid = fs::read_to_string(task.join("init.pid")).ok()?;
-            Some((task, pid.trim().parse().ok()?))
-        };
-        let states = STATES
-            .iter()
-            .flat_map(|folder| entries(&self.root.join(folder)));
+    fn running(&self) -> Result<Vec<RunningContainer>, RunningError> {
         // containerd's runtimes have a state as well.
         let mut bundles = BTreeMap::new();
-        for (bundle, init) in states
-            .filter_map(|state| bundle_and_pid(&state))
-            .chain(tasks(&self.root).filter_map(of_task))
-        {
-            bundles.insert(init, bundle);
+        for state in folders_in(&self.root, &STATES)? {
+            let recorded = read_bundle_and_pid(&state).map_err(unread(&state))?;
+            bundles.extend(recorded.map(|(bundle, init)| (init, bundle)));
+        }
+        for namespace in folders_in(&self.root, &TASKS)? {
+            for task in children(&namespace)? {
+                let pid = unless_absent(fs::read_to_string(task.join("init.pid")));
+                let pid = pid.map_err(unread(&task))?;
+                let init = pid.and_then(|pid| pid.trim().parse().ok());
+                bundles.extend(init.map(|init| (init, task)));
+            }
         }
         let container = |(init, bundle): (u32, PathBuf)| RunningContainer {
             init,
@@ -146,11 +148,24 @@ impl RunningContainers for ContainersOfNode {
                 .ok()
                 .and_then(|bytes| SpecUsers::from_spec(&bytes).ok()),
         };
-        bundles.into_iter().map(container).collect()
+        Ok(bundles.into_iter().map(container).collect())
     }
 }
 
-/// The owner of a rootless container. The host paths of such a container belong to a mount
+fn folders_in(root: &Path, folders: &[&str]) -> Result<Vec<PathBuf>, RunningError> {
+    let mut all = Vec::new();
+    for folder in folders {
+        all.extend(children(&root.join(folder))?);
+    }
+    Ok(all)
+}
+
+fn unread(state: &Path) -> impl FnOnce(io::Error) -> RunningError {
+    let path = state.to_owned();
+    |source| RunningError::State { path, source }
+}
+
+/// The user whose rootless container this is. The host paths of such a container belong to a mount
 /// namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     let is_there = |user: &Path, folder: &str| {
@@ -185,6 +200,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use bindguard_core::refresh::SpecBind;
+
+    use std::os::unix::fs::symlink;
 
     use super::*;
     use crate::bundles;
@@ -259,7 +276,7 @@ mod tests {
         assert_eq!(bundles::binds_of_container(root.path(), "created"), []);
         assert_eq!(bundles::binds_of_container(root.path(), "gone"), []);
         // Also those of pods: any container may be able to write a folder of the host.
-        let running = ContainersOfNode::at(root.path()).running();
+        let running = ContainersOfNode::at(root.path()).running().unwrap();
         let running: Vec<_> = running
             .iter()
             .map(|it| (it.init, it.spec.is_some()))
@@ -270,5 +287,24 @@ mod tests {
         );
         assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));
         assert_eq!(rootless_owner(root.path(), "p1"), None);
+    }
+
+    /// A container that is missing in the list could write a folder on the way to a file.
+    #[test]
+    fn a_state_that_cannot_be_read_is_not_left_out() {
+        for unreadable in [
+            "run/crun",
+            "run/runc/p1/state.json",
+            "run/containerd/io.containerd.runtime.v2.task/k8s.io",
+            "run/containerd/io.containerd.runtime.v2.task/k8s.io/k1/init.pid",
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let path = root.path().join(unreadable);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            assert_eq!(ContainersOfNode::at(root.path()).running().unwrap(), []);
+            symlink(&path, &path).unwrap();
+            let running = ContainersOfNode::at(root.path()).running();
+            assert!(running.is_err(), "{unreadable}: {running:?}");
+        }
     }
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::VolumeSubpath;
 
+use crate::read_file::unless_absent;
+
 /// Why a kubelet's folders could not be listed.
 #[derive(Debug, thiserror::Error)]
 #[error("list {}", directory.display())]
@@ -68,25 +70,19 @@ pub fn is_listed(subpath: &VolumeSubpath) -> bool {
     siblings.is_none_or(|siblings| siblings.is_ok_and(|siblings| siblings.contains(&path)))
 }
 
-pub(super) fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
+/// The paths in a directory; none if it is missing or a plain file.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
     let failed = |source| SubpathsError {
         directory: directory.to_owned(),
         source,
     };
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        // A pod without subpaths, a kubelet that is not here, or a plain file among the folders.
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(Vec::new());
-        }
-        Err(error) => return Err(failed(error)),
-    };
+    let entries = unless_absent(fs::read_dir(directory)).map_err(failed)?;
     entries
+        .into_iter()
+        .flatten()
         .map(|entry| entry.map(|entry| entry.path()).map_err(failed))
         .collect()
 }
