@@ -21,6 +21,10 @@ use crate::handle::Handle;
 /// Limit of symlinks on a way: the kernel's limit, path_resolution(7).
 const MAX_LINKS: usize = 40;
 
+/// Limit of look-ups on one way: each keeps a descriptor, and the target of a symlink can name
+/// 2,000 folders.
+const MAX_LOOK_UPS: usize = 256;
+
 /// A folder of a walk.
 #[derive(Debug)]
 pub struct WalkedFolder {
@@ -64,7 +68,8 @@ pub struct WalkError {
 /// Walks an absolute path from the root of this process.
 ///
 /// # Errors
-/// If the kernel refuses a step, or there are too many symlinks. A missing name is no error.
+/// If the kernel refuses a step, or there are too many symlinks or names. A missing name is no
+/// error.
 pub fn walk_host_path(path: &Path) -> Result<HostWalk, WalkError> {
     let root = rustix::fs::openat(CWD, "/", FOLDER, Mode::empty());
     let root = root
@@ -147,6 +152,9 @@ impl Walking {
         let folder = self.here();
         let parent = &walk.folders[folder];
         let path = parent.handle.path().join(&name);
+        if walk.look_ups.len() == MAX_LOOK_UPS {
+            return Err(failed(&path, Errno::LOOP));
+        }
         let is_last = self.names.is_empty();
         let opened = open(&parent.handle, &name, is_last);
         let opened = opened.and_then(|opened| Ok((stat(&opened)?, opened)));
@@ -322,5 +330,18 @@ mod tests {
             named_in.born.is_some(),
             "the filesystem of the tests records when a folder was made"
         );
+    }
+
+    /// A container that can write a folder on the way could take all descriptors of the agent.
+    #[test]
+    fn a_long_target_of_a_link_takes_few_descriptors() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir(root.join("a")).unwrap();
+        symlink("a/../".repeat(200) + "a", root.join("short")).unwrap();
+        assert!(walked(root, "short").1);
+        symlink("a/../".repeat(800) + "a", root.join("long")).unwrap();
+        let error = walk_host_path(&root.join("long")).unwrap_err();
+        assert_eq!(error.source.kind(), io::Error::from(Errno::LOOP).kind());
     }
 }
