@@ -10,17 +10,19 @@
 //! has the attributes of the mount that it was made from. So the source mount has the attributes of
 //! the subpath's mount.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use bindguard_core::evidence::Volume;
 use bindguard_core::kubelet::Plugin;
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
+use crate::cached_path::open_without_waiting;
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 
-/// Limit of host mounts to try: all but the first few are binds of directories, or hidden by other
-/// mounts.
+/// Limit of host mounts to try: all but the first few are binds of directories, or hidden by
+/// others. One of these may be below the mount of a server that does not answer.
 const TRIED: usize = 8;
 
 /// An open mount of the host that contains the root of a subpath's mount.
@@ -67,8 +69,17 @@ fn find_mount(
         .filter(|host| holds(host, mount) && wanted(host))
         .collect();
     holding.sort_by_key(|host| likeness(host, mount));
+    let earlier = Mounts::default();
     holding.into_iter().take(TRIED).find_map(|host| {
-        let handle = Handle::of(&host.mount_point).ok()?.unqueried();
+        let is_local = |handle: &Handle| earlier.is_local(handle);
+        let handle = match open_without_waiting(&host.mount_point, is_local) {
+            // Before Linux 5.12.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                Handle::of(&host.mount_point).ok()?
+            }
+            opened => opened.ok()?,
+        };
+        let handle = handle.unqueried();
         // By now the path may lead to a different mount, such as a mount that covers the path.
         let found = Mounts::default().mount_of(&handle).ok()?;
         let is_the_one = found.is_mount_point
@@ -122,5 +133,54 @@ fn volume(host: &MountEntry) -> Volume {
         is_mount_point: true,
         is_newer: true,
         layout: Plugin::host_path().layout(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use bindguard_testing::{Folder, Fuse, bind, mount_tmpfs, own_namespace};
+
+    use super::*;
+    use crate::mountinfo::read_mount_table;
+
+    /// The first mount of the filesystem is below a FUSE mount whose daemon does not answer.
+    #[test]
+    fn a_mount_below_a_silent_daemon_is_left_out() {
+        if !own_namespace() {
+            return;
+        }
+        let Some(mut fuse) = Fuse::mounted() else {
+            return;
+        };
+        let folder = Folder::new();
+        let [hidden, visible, subpath] =
+            ["silent/hidden", "visible", "subpath"].map(|name| folder.path().join(name));
+        fs::create_dir_all(&hidden).unwrap();
+        fs::create_dir(&visible).unwrap();
+        fs::write(&subpath, "").unwrap();
+        mount_tmpfs(&hidden);
+        fs::write(hidden.join("file"), "").unwrap();
+        bind(&hidden, &visible);
+        bind(&hidden.join("file"), &subpath);
+        bind(&fuse.path(), hidden.parent().unwrap());
+        let (found, received) = channel();
+        let finding = thread::spawn(move || {
+            let table = read_mount_table().unwrap();
+            let mount = table.stack_at(&subpath).next().unwrap();
+            let filesystem = find_filesystem(mount, &Mounts::default());
+            let _ = found.send(filesystem.map(|it| it.volume.directory));
+        });
+        let directory = received.recv_timeout(Duration::from_secs(20));
+        // Ends a walk that waits.
+        fuse.device = None;
+        finding.join().unwrap();
+        assert_eq!(directory, Ok(Some(visible)));
     }
 }
