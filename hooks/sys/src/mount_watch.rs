@@ -93,17 +93,33 @@ impl MountWatch {
     /// not wake the next poll.
     ///
     /// # Errors
-    /// If the mounts cannot be read.
+    /// If the mounts cannot be listed, or none of the new mounts can be read. The next call returns
+    /// the mounts that this call could not read.
     pub fn appeared(&mut self) -> Result<Vec<PathBuf>, MountWatchError> {
         self.forget_events()?;
         match &mut self.known {
             Known::Ids(known) => {
-                let now = unique_ids()?.unwrap_or_default();
-                let is_new = |id: &&u64| known.binary_search(id).is_err();
-                let places = now.iter().filter(is_new).map(|id| mount_point(*id));
-                let places = places.filter_map(Result::transpose).collect();
-                *known = now;
-                places
+                let denied = || MountWatchError::List(Errno::PERM.into());
+                let now = unique_ids()?.ok_or_else(denied)?;
+                let (mut places, mut read, mut unread) = (Vec::new(), Vec::new(), None);
+                for id in now {
+                    if known.binary_search(&id).is_err() {
+                        match mount_point(id) {
+                            Ok(place) => places.extend(place),
+                            // The mount is new at the next call again.
+                            Err(error) => {
+                                unread = Some(error);
+                                continue;
+                            }
+                        }
+                    }
+                    read.push(id);
+                }
+                *known = read;
+                match unread {
+                    Some(error) if places.is_empty() => Err(error),
+                    _ => Ok(places),
+                }
             }
             Known::Lines(known) => {
                 let table = read_mount_table()?;

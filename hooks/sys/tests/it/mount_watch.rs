@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use bindguard_sys::MountWatch;
-use bindguard_testing::{Folder, namespace};
+use bindguard_testing::{Folder, deny_call, namespace};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -63,4 +65,31 @@ fn a_new_mount_wakes_the_watch_without_unique_ids() {
     }
     let folder = Folder::new();
     only_new_mounts_are_named(MountWatch::open_without_ids().unwrap(), folder.path());
+}
+
+/// A call that fails for a moment hid the new mounts for ever, or made all of them look gone.
+#[test]
+fn a_new_mount_that_could_not_be_read_is_named_later() {
+    if !namespace::enter(true) {
+        return;
+    }
+    const SYS_STATMOUNT: i64 = 457;
+    const SYS_LISTMOUNT: i64 = 458;
+    let folder = Folder::new();
+    let mut watch = MountWatch::open().unwrap();
+    tmpfs(folder.path());
+    for (call, errno) in [
+        (SYS_STATMOUNT, Errno::ENOMEM),
+        (SYS_LISTMOUNT, Errno::EPERM),
+    ] {
+        let watch = &mut watch;
+        thread::scope(|scope| {
+            let failing = scope.spawn(|| {
+                deny_call(call, errno);
+                watch.appeared()
+            });
+            assert!(failing.join().unwrap().is_err(), "{errno}");
+        });
+    }
+    assert_eq!(watch.appeared().unwrap(), [folder.path()]);
 }
