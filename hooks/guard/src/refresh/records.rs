@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::enter::{ContainerNamespace, HeldProcess, ProcessError};
+use bindguard_sys::unless_absent;
 
 /// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
 const DIRECTORY: &str = "/run/bindguard/tucks";
@@ -22,12 +23,21 @@ pub struct TuckRecords {
     directory: PathBuf,
 }
 
-/// Why a record could not be written.
+/// Why a record could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TuckRecordError {
     /// The process of the record could not be read.
     #[error("read the process before a tuck")]
     Process(#[from] ProcessError),
+    /// An earlier record could not be read. It stays as it is.
+    #[error("record the mounts before a tuck: read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
     /// The record could not be written.
     #[error("record the mounts before a tuck: write {}", path.display())]
     Write {
@@ -67,7 +77,7 @@ impl TuckRecords {
     /// record keeps its entry, which describes the state before the kill.
     ///
     /// # Errors
-    /// If the process ended, or the disk is full.
+    /// If the process ended, an earlier record cannot be read, or the disk is full.
     pub(super) fn keep(
         &self,
         process: &HeldProcess,
@@ -111,14 +121,17 @@ impl TuckRecords {
     /// process, or of another namespace, is removed.
     ///
     /// # Errors
-    /// If the process ended.
+    /// If the process ended, or the record cannot be read.
     pub(super) fn load(
         &self,
         process: &HeldProcess,
         namespace: &ContainerNamespace,
-    ) -> Result<Option<MountTable>, ProcessError> {
-        let Ok(text) = fs::read(self.path(process)) else {
-            return Ok(None);
+    ) -> Result<Option<MountTable>, TuckRecordError> {
+        let path = self.path(process);
+        let text = match unless_absent(fs::read(&path)) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Ok(None),
+            Err(source) => return Err(TuckRecordError::Read { path, source }),
         };
         let owner = owner(process, namespace)?;
         let table = text
@@ -172,4 +185,39 @@ fn owner(process: &HeldProcess, namespace: &ContainerNamespace) -> Result<String
         process.start_time()?,
         namespace.number().map_err(failed)?
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::fs::symlink;
+
+    use bindguard_core::spec::RequestedUserNamespace;
+
+    use super::*;
+
+    /// The mounts of now, which a killed tuck left shared, replaced the record of the mounts before.
+    #[test]
+    fn a_record_that_cannot_be_read_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = TuckRecords::at(folder.path());
+        let own = HeldProcess::open(std::process::id()).unwrap();
+        let namespace = own.mount_namespace().unwrap();
+        let requested = RequestedUserNamespace::OfRuntime;
+        let namespace = namespace.accepted(&own, &requested).unwrap();
+        let mounts = || own.mounts().unwrap().entries()[..1].to_vec();
+        let unreadable = records.path(&own);
+        symlink(&unreadable, &unreadable).unwrap();
+        let kept = records.keep(&own, &namespace, mounts());
+        assert!(
+            matches!(kept, Err(TuckRecordError::Read { .. })),
+            "{kept:?}"
+        );
+        assert!(unreadable.read_link().is_ok(), "the record is replaced");
+        fs::remove_file(&unreadable).unwrap();
+        records.keep(&own, &namespace, mounts()).unwrap();
+        let loaded = records.load(&own, &namespace).unwrap().unwrap();
+        assert_eq!(loaded.entries().len(), 1);
+    }
 }

@@ -5,13 +5,18 @@ use bindguard_sys::enter::{Entered, Replacement};
 
 use super::outcome::RefreshError;
 use super::progress::{ContainerRefresh, STEP_TIMEOUT};
+use super::records::TuckRecordError;
 
 impl ContainerRefresh<'_> {
     /// Sets every mount that a tuck left shared to its former propagation, and removes the record.
     /// What could not be restored is left to the next refresh, with the record.
     pub(super) fn restore_propagation(&mut self) -> Result<(), RefreshError> {
-        let Some(before) = self.records.load(self.process, self.namespace)? else {
-            return Ok(());
+        let before = match self.records.load(self.process, self.namespace) {
+            Ok(Some(before)) => before,
+            Ok(None) => return Ok(()),
+            Err(TuckRecordError::Process(error)) => return Err(error.into()),
+            // The record stays.
+            Err(TuckRecordError::Read { .. } | TuckRecordError::Write { .. }) => return Ok(()),
         };
         let now = self.namespace.mounts()?;
         let left = left_shared(&before, &now, &self.shown_in(&now));
