@@ -36,7 +36,7 @@ use rustix::process::Signal;
 use super::current_files::CurrentFiles;
 use super::ids::Users;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError, Refreshed};
-use super::progress::{ContainerRefresh, Failure, MountProgress, STEP_TIMEOUT};
+use super::progress::{ContainerRefresh, MountProgress, STEP_TIMEOUT};
 use super::records::TuckRecords;
 use super::report::{into_report, not_replaced, stale_unless};
 use super::round::{Round, is_on_shared};
@@ -217,7 +217,7 @@ impl ContainerRefresh<'_> {
             let progress = self.progress.get(&subpath.mount.mount_point);
             let is_restless = rounds > 0 && progress.is_none_or(|it| it.failure.is_none());
             if !is_restless {
-                self.fail(subpath, Failure::NotReplaced(NotReplaced::OutOfTime(time)));
+                self.fail(subpath, NotReplaced::OutOfTime(time));
             }
         }
     }
@@ -237,7 +237,7 @@ impl ContainerRefresh<'_> {
             if method == AttachMethod::Beneath && is_on_shared(subpath) {
                 // No child has set the propagation of the new mount.
                 progress.failure = failure;
-            } else if let Some(Failure::NotReplaced(NotReplaced::Enter(error))) = failure
+            } else if let Some(NotReplaced::Enter(error)) = failure
                 && self.notify == Notify::Touch
             {
                 self.not_notified = Some(error.into());
@@ -318,7 +318,7 @@ impl ContainerRefresh<'_> {
             Ok(entered) => entered,
             Err(error) => {
                 let error = Arc::new(error);
-                let why = || Failure::NotReplaced(NotReplaced::NotEntered(Arc::clone(&error)));
+                let why = || NotReplaced::NotEntered(Arc::clone(&error));
                 subpaths
                     .iter()
                     .for_each(|subpath| self.fail(subpath, why()));
@@ -347,7 +347,7 @@ impl ContainerRefresh<'_> {
             let below = match self.volumes.mounts_below(subpath, &self.table) {
                 Ok(below) => below,
                 Err(why) => {
-                    self.fail(subpath, Failure::NotReplaced(why));
+                    self.fail(subpath, why);
                     continue;
                 }
             };
@@ -387,35 +387,28 @@ impl ContainerRefresh<'_> {
         &self,
         subpath: &SubpathInContainer,
         below: Option<&KeptMounts>,
-    ) -> Result<Option<(NewMount, FileKind)>, Failure> {
+    ) -> Result<Option<(NewMount, FileKind)>, NotReplaced> {
         let opened = self.volumes.open_current(subpath);
-        let opened = opened
-            .ok_or(Failure::KeyGone)?
-            .map_err(Failure::NotReplaced)?;
-        let file = opened.file.ok_or(Failure::KeyGone)?;
-        let readable = self.refuse_unreadable(&file);
-        readable.map_err(|refused| Failure::NotReplaced(refused.into()))?;
-        let users = Users::of_mount_like(self.helper, &subpath.mount, self.spec, self.namespace);
-        let users = users.map_err(|error| Failure::NotReplaced(error.into()))?;
+        let opened = opened.ok_or(NotReplaced::KeyGone)??;
+        let file = opened.file.ok_or(NotReplaced::KeyGone)?;
+        self.refuse_unreadable(&file)?;
+        let users = Users::of_mount_like(self.helper, &subpath.mount, self.spec, self.namespace)?;
         let kind = file
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
         let settings = self.volumes.clone_settings(subpath);
-        let noted = self.volumes.note_replacement(subpath, &file);
-        noted.map_err(Failure::NotReplaced)?;
+        self.volumes.note_replacement(subpath, &file)?;
         let users = users.as_ref().map(Users::file);
         let top = match clone_like(&file, &subpath.mount, users, settings) {
             Ok(top) => top,
             Err(CloneError::TargetGone) => return Ok(None),
-            Err(error) => return Err(Failure::NotReplaced(error.into())),
+            Err(error) => return Err(error.into()),
         };
         let parts = match below {
-            Some(below) => self.tree_parts(subpath, below),
-            None => Ok(Vec::new()),
+            Some(below) => self.tree_parts(subpath, below)?,
+            None => Vec::new(),
         };
-        let parts = parts.map_err(Failure::NotReplaced)?;
-        let new = complete_tree(self.helper, top, &parts, STEP_TIMEOUT, self.until);
-        let new = new.map_err(|error| Failure::NotReplaced(error.into()))?;
+        let new = complete_tree(self.helper, top, &parts, STEP_TIMEOUT, self.until)?;
         Ok(Some((new, kind)))
     }
 }
@@ -452,17 +445,16 @@ fn obstacles<'s>(
     volumes: &dyn CurrentFiles,
     due: &[&'s SubpathInContainer],
     table: &MountTable,
-) -> Vec<(&'s SubpathInContainer, Failure)> {
+) -> Vec<(&'s SubpathInContainer, NotReplaced)> {
     volumes.probe_sources(due);
     let obstacle = |subpath: &&'s SubpathInContainer| {
         let why = match volumes.open_current(subpath) {
-            None => Failure::KeyGone,
-            Some(Ok(opened)) if opened.file.is_none() => Failure::KeyGone,
-            Some(Ok(_)) => Failure::NotReplaced(volumes.mounts_below(subpath, table).err()?),
-            Some(Err(why)) => Failure::NotReplaced(why),
+            None => NotReplaced::KeyGone,
+            Some(Ok(opened)) if opened.file.is_none() => NotReplaced::KeyGone,
+            Some(Ok(_)) => volumes.mounts_below(subpath, table).err()?,
+            Some(Err(why)) => why,
         };
-        let may_pass = matches!(&why, Failure::NotReplaced(why) if !why.is_refusal());
-        (!may_pass).then_some((*subpath, why))
+        why.is_refusal().then_some((*subpath, why))
     };
     due.iter().filter_map(obstacle).collect()
 }

@@ -41,6 +41,9 @@ pub type MountOutcome = Result<MountResult, NotReplaced>;
 /// Why a stale mount was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum NotReplaced {
+    /// The volume no longer has the file.
+    #[error("the volume no longer has the file")]
+    KeyGone,
     /// A rule leaves the mount as it is.
     #[error("{0}")]
     Refused(Refused),
@@ -180,15 +183,17 @@ impl RefreshError {
 }
 
 impl NotReplaced {
-    /// True if a rule keeps the mount, so that a further try would fail, too.
+    /// True if a rule or the lack of a file keeps the mount, so that another try has the same
+    /// result.
     pub(super) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_))
+        matches!(self, Self::KeyGone | Self::Refused(_))
     }
 
     /// The result for the current file at this path, as a report has it.
     fn result(&self, source: &Path) -> MountResult {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         match self {
+            Self::KeyGone => MountResult::KeyGone,
             Self::Restless(_) => MountResult::Restless,
             Self::Refused(refused) => MountResult::Refused {
                 reason: refused.reason,

@@ -49,16 +49,9 @@ pub(super) struct MountProgress {
     /// answer.
     pub(super) unanswered: Option<AttachMethod>,
     /// The last failure since the mount was replaced.
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<NotReplaced>,
     /// The number of failures since the mount was replaced.
     failures: u32,
-}
-
-/// The reason for which a mount is not replaced in this round.
-#[derive(Debug)]
-pub(super) enum Failure {
-    KeyGone,
-    NotReplaced(NotReplaced),
 }
 
 impl<'a> ContainerRefresh<'a> {
@@ -107,7 +100,7 @@ impl<'a> ContainerRefresh<'a> {
 
     /// A failure after the end of the time is not counted: the mount may be replaced in the next
     /// turn.
-    pub(super) fn fail(&mut self, subpath: &SubpathInContainer, why: Failure) {
+    pub(super) fn fail(&mut self, subpath: &SubpathInContainer, why: NotReplaced) {
         let is_in_time = Instant::now() < self.until;
         let progress = self.progress_at(&subpath.mount.mount_point);
         progress.failures += u32::from(is_in_time);
@@ -116,7 +109,7 @@ impl<'a> ContainerRefresh<'a> {
 }
 
 impl MountProgress {
-    pub(super) fn of_failure(why: Failure) -> Self {
+    pub(super) fn of_failure(why: NotReplaced) -> Self {
         Self {
             failure: Some(why),
             failures: 1,
@@ -133,6 +126,6 @@ impl MountProgress {
 
     /// True if a further round may replace the mount.
     pub(super) fn may_try_again(&self) -> bool {
-        self.failures < MAX_FAILURES && !matches!(self.failure, Some(Failure::KeyGone))
+        self.failures < MAX_FAILURES && !matches!(self.failure, Some(NotReplaced::KeyGone))
     }
 }

@@ -9,7 +9,7 @@ use bindguard_core::report::MountResult;
 use bindguard_core::source::KindName;
 
 use super::outcome::{MountOutcome, MountRefresh, NotReplaced, Refreshed};
-use super::progress::{ContainerRefresh, Failure, MountProgress};
+use super::progress::{ContainerRefresh, MountProgress};
 use crate::attempts::MAX_ROUNDS;
 
 /// The outcome of a mount that a survey found.
@@ -58,17 +58,13 @@ pub(super) fn into_report(
     let mounts = subpaths.into_iter().filter_map(|subpath| {
         let progress = progress.get_mut(&subpath.mount.mount_point);
         let outcome = match &subpath.verdict {
-            _ if subpath.is_due() => match progress.and_then(|it| it.failure.take()) {
-                Some(Failure::KeyGone) => Ok(MountResult::KeyGone),
-                Some(Failure::NotReplaced(why)) => otherwise(Some(why)),
-                None => otherwise(None),
-            },
+            _ if subpath.is_due() => otherwise(progress.and_then(|it| it.failure.take())),
             Verdict::Current => {
                 let progress = progress?;
                 let method = progress.replaced?;
                 match progress.failure.take() {
-                    Some(Failure::NotReplaced(why)) => otherwise(Some(why)),
-                    Some(Failure::KeyGone) | None => Ok(MountResult::Replaced { method }),
+                    Some(NotReplaced::KeyGone) | None => Ok(MountResult::Replaced { method }),
+                    failure => otherwise(failure),
                 }
             }
             Verdict::Foreign => Ok(MountResult::Hidden),

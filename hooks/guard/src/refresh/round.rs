@@ -15,7 +15,7 @@ use bindguard_sys::fault;
 use bindguard_sys::replace::ReplaceError;
 
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError};
-use super::progress::{ContainerRefresh, Failure};
+use super::progress::ContainerRefresh;
 
 /// A child's visit to the container.
 pub(super) struct Round<'r, 'a, 's> {
@@ -280,8 +280,7 @@ impl Round<'_, '_, '_> {
     }
 
     fn fail(&mut self, index: usize, why: NotReplaced) {
-        self.refresh
-            .fail(self.subpaths[index], Failure::NotReplaced(why));
+        self.refresh.fail(self.subpaths[index], why);
     }
 }
 

@@ -216,7 +216,7 @@ fn a_file_that_is_gone_keeps_its_old_content() {
     fs::remove_file(scene.at("app.conf")).unwrap();
     let refreshed = scene.refresh(&container);
     assert!(
-        matches!(refreshed.mounts[0].outcome, Ok(MountResult::KeyGone)),
+        matches!(refreshed.mounts[0].result(), MountResult::KeyGone),
         "{refreshed:?}"
     );
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
