@@ -21,6 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::FileKind;
+use bindguard_core::judge::Verdict;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{KeptMounts, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
@@ -160,15 +161,19 @@ pub fn refresh_container_within(
         refresh.replace(&due)?;
         subpaths = refresh.find()?;
         Ok(ControlFlow::Continue(()))
-    })?;
+    });
     let is_out_of_time = Instant::now() >= until;
-    if let Ended::Unfinished { rounds } = ended
-        && is_out_of_time
-    {
-        refresh.fail_late(&subpaths, rounds, time);
+    match ended {
+        Ok(Ended::Unfinished { rounds }) if is_out_of_time => {
+            refresh.fail_late(&subpaths, rounds, time);
+        }
+        Ok(_) => {}
+        Err(error) => refresh.interrupt(&mut subpaths, error)?,
     }
-    if refresh.abandoned.is_none() {
-        refresh.restore_propagation()?;
+    if refresh.abandoned.is_none()
+        && let Err(error) = refresh.restore_propagation()
+    {
+        refresh.note_left_shared(error)?;
     }
     refresh.settle_unanswered(&subpaths);
     refresh.note_attached(&subpaths);
@@ -220,6 +225,58 @@ impl ContainerRefresh<'_> {
                 self.fail(subpath, NotReplaced::OutOfTime(time));
             }
         }
+    }
+
+    /// Goes on to the report after an error. The last look at the container is repeated; if that
+    /// fails as well, the replaced mounts count as current.
+    ///
+    /// # Errors
+    /// The error, if no mount was changed.
+    fn interrupt(
+        &mut self,
+        subpaths: &mut Vec<SubpathInContainer>,
+        error: RefreshError,
+    ) -> Result<(), RefreshError> {
+        let is_changed = |it: &MountProgress| it.replaced.is_some() || it.unanswered.is_some();
+        if self.abandoned.is_none() && !self.progress.values().any(is_changed) {
+            return Err(error);
+        }
+        if let Ok(now) = self.find() {
+            *subpaths = now;
+        } else {
+            // The table has the ids of the old mounts.
+            self.table = MountTable::default();
+            for subpath in &mut *subpaths {
+                let progress = self.progress.get(&subpath.mount.mount_point);
+                if progress.is_some_and(|it| it.replaced.is_some()) {
+                    subpath.verdict = Verdict::Current;
+                    subpath.covers_its_equal = false;
+                }
+            }
+        }
+        let error = Arc::new(error);
+        for subpath in self.due(subpaths) {
+            self.fail(subpath, NotReplaced::Interrupted(Arc::clone(&error)));
+        }
+        Ok(())
+    }
+
+    /// Notes at each replaced mount that propagation was not restored. The record of the former
+    /// propagation stays.
+    ///
+    /// # Errors
+    /// The error, if no mount was replaced.
+    fn note_left_shared(&mut self, error: RefreshError) -> Result<(), RefreshError> {
+        let is_replaced = |it: &&mut MountProgress| it.replaced.is_some();
+        let mut replaced = self.progress.values_mut().filter(is_replaced).peekable();
+        if replaced.peek().is_none() {
+            return Err(error);
+        }
+        let error = Arc::new(error);
+        for progress in replaced {
+            progress.failure = Some(NotReplaced::Interrupted(Arc::clone(&error)));
+        }
+        Ok(())
     }
 
     /// The table decides about a detach that gave no answer: the call may wait for a dead server

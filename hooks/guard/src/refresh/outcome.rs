@@ -84,6 +84,9 @@ pub enum NotReplaced {
     /// The new mount did not arrive: the parent mount does not propagate.
     #[error("the new mount did not arrive beneath the stale one")]
     DidNotArrive,
+    /// The refresh of the container ended early, after mounts were replaced.
+    #[error(transparent)]
+    Interrupted(Arc<RefreshError>),
     /// The time of the container's refresh is over.
     #[error("the refresh of the container took longer than {} ms", .0.as_millis())]
     OutOfTime(Duration),

@@ -2,6 +2,7 @@
 //! file. A refresh shows the container the new file, whatever method the editor used, and never a
 //! file of another directory.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -13,16 +14,19 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::refresh::{KeptMounts, RefusedReason, SubpathInContainer};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, RefreshAct, RefreshError, Refreshed, RunningContainer,
-    TuckRecords, find_stale, refresh_container,
+    BoundFiles, CurrentFiles, FileBind, HeldProcess, NotReplaced, RefreshAct, RefreshError,
+    Refreshed, RunningContainer, TuckRecords, find_stale, refresh_container,
 };
+use bindguard_sys::OpenedTarget;
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, Fuse, bind, helper, mount_tmpfs, skipped};
+use bindguard_testing::{Folder, Fuse, bind, deny_call, helper, mount_tmpfs, skipped};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::{can_run, refusal};
@@ -74,7 +78,7 @@ impl Scene {
         self.refresh_with(container, &limit(self.files(container)))
     }
 
-    fn refresh_with(&self, container: &Container, files: &BoundFiles<'_>) -> Refreshed {
+    fn refresh_with(&self, container: &Container, files: &dyn CurrentFiles) -> Refreshed {
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
         refresh_container(
             helper(),
@@ -222,8 +226,64 @@ fn a_file_that_is_gone_keeps_its_old_content() {
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
 }
 
-/// A container that may write the directory through another bind must not get a file from outside
-/// its binds.
+/// Files of a refresh that cannot list mounts any more once it attaches a new one.
+struct Unlisted<'a> {
+    files: &'a BoundFiles<'static>,
+    looks: Cell<u32>,
+}
+
+impl CurrentFiles for Unlisted<'_> {
+    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
+        self.files.shown_in(table)
+    }
+
+    /// Called before the new mount is made, and before it is attached.
+    fn mounts_below(
+        &self,
+        _: &SubpathInContainer,
+        _: &MountTable,
+    ) -> Result<Option<KeptMounts>, NotReplaced> {
+        const SYS_LISTMOUNT: i64 = 458;
+        self.looks.set(self.looks.get() + 1);
+        if self.looks.get() == 2 {
+            deny_call(SYS_LISTMOUNT, Errno::ENOMEM);
+        }
+        Ok(None)
+    }
+
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+        self.files.open_current(stale)
+    }
+}
+
+/// The journal had no line about the new mount, and the application got no signal.
+#[test]
+fn a_refresh_that_cannot_look_again_reports_what_it_replaced() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let container = scene.start();
+    rename_over(&scene, "1");
+    let refreshed = thread::scope(|scope| {
+        let refreshing = scope.spawn(|| {
+            let unlisted = Unlisted {
+                files: &scene.files(&container),
+                looks: Cell::new(0),
+            };
+            scene.refresh_with(&container, &unlisted)
+        });
+        refreshing.join().unwrap()
+    });
+    assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
+    assert_eq!(container.read("etc/app.conf").as_deref(), Some("1"));
+}
+
+/// A container may write the directory through another bind: it must not get a file that it was not
+/// given.
 #[test]
 fn a_symlink_out_of_the_directory_is_refused() {
     if !can_run() {
