@@ -17,10 +17,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigHandler, Signal, signal};
 use rustix::io::{FdFlags, fcntl_setfd};
-
-use crate::signal_action::set_default;
 
 static IGNORED_SIGPIPE: AtomicBool = AtomicBool::new(false);
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
@@ -53,7 +51,8 @@ extern "C" fn record() {
 /// Reverts the changes of Rust's runtime. From here on a write to a closed pipe ends the process.
 pub fn restore_inherited_state() {
     if !IGNORED_SIGPIPE.load(Ordering::Relaxed) {
-        set_default(Signal::SIGPIPE);
+        // SAFETY: the action has no handler. The call cannot fail.
+        let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
     }
     let (stdin, stdout, stderr) = (stdin(), stdout(), stderr());
     for (stream, closed) in [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]

@@ -40,7 +40,6 @@ mod poll;
 mod read_file;
 mod selinux;
 mod separate_process;
-mod signal_action;
 mod size_errors;
 mod statmount;
 mod target;

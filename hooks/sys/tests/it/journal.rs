@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use bindguard_sys::journal::append;
 use bindguard_testing::namespace;
@@ -193,12 +194,26 @@ fn append_limited(journal: &Path, limit: u64) -> std::process::ExitStatus {
 fn a_writer_that_is_refused() {
     let Ok(task) = env::var(WRITER) else { return };
     let journal = task.splitn(4, ' ').nth(3).unwrap();
-    let error = append(Path::new(journal), &line(0, 1, 900)).unwrap_err();
-    assert_eq!(
-        error.source.raw_os_error(),
-        Some(nix::libc::EFBIG),
-        "{error:?}"
-    );
+    // Threads of an agent write at the same time.
+    thread::scope(|scope| {
+        for _ in 0..WRITERS {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let error = append(Path::new(journal), &line(0, 1, 900)).unwrap_err();
+                    let number = error.source.raw_os_error();
+                    assert_eq!(number, Some(nix::libc::EFBIG), "{error:?}");
+                }
+            });
+        }
+    });
+    // What is started later can be ended by the signal.
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    for set in ["SigBlk", "SigIgn"] {
+        let line = status.lines().find(|line| line.starts_with(set)).unwrap();
+        let bits = line.rsplit('\t').next().unwrap();
+        let bits = u64::from_str_radix(bits, 16).unwrap();
+        assert_eq!(bits >> (nix::libc::SIGXFSZ - 1) & 1, 0, "{line}");
+    }
 }
 
 /// Issue 14, item 18: SIGXFSZ ended the guard. A guard that is under the limit only in part leaves
@@ -235,7 +250,7 @@ fn only_a_regular_file_is_a_journal() {
         .unwrap();
     let refused = |journal: PathBuf| {
         let (sender, receiver) = std::sync::mpsc::channel();
-        std::thread::spawn(move || drop(sender.send(append(&journal, "{}"))));
+        thread::spawn(move || drop(sender.send(append(&journal, "{}"))));
         // The thread stays where this fails: the test ends with its program.
         let appended = receiver
             .recv_timeout(std::time::Duration::from_secs(60))
