@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
@@ -22,7 +23,7 @@ use crate::fork::fork_child;
 #[derive(Debug)]
 pub(crate) struct SeparateProcess {
     output: File,
-    /// `None` if the process ended before its pidfd was opened.
+    /// `None` if the process ended before it was held.
     process: Option<OwnedFd>,
     pid: i32,
 }
@@ -51,6 +52,8 @@ impl SeparateProcess {
         output.read_exact(&mut pid)?;
         let pid = i32::from_ne_bytes(pid);
         let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // While the process has its end of the pipe, its pid is no other's.
+        let process = process.filter(|_| !is_closed(&output));
         Ok(Self {
             output,
             process,
@@ -83,6 +86,13 @@ impl SeparateProcess {
     }
 }
 
+/// True if the other end of a pipe is closed, or that is not known.
+fn is_closed(pipe: &File) -> bool {
+    let mut polled = [PollFd::new(pipe, PollFlags::empty())];
+    let polling = poll(&mut polled, Some(&Timespec::default()));
+    polling.is_err() || polled[0].revents().contains(PollFlags::HUP)
+}
+
 /// See [`SeparateProcess::is_runnable`].
 pub(crate) fn is_runnable(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -100,13 +110,13 @@ impl Drop for SeparateProcess {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
     use std::thread::{self, sleep};
     use std::time::Duration;
 
     use bindguard_testing::deny_call;
     use nix::errno::Errno;
     use nix::libc;
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
 
@@ -141,6 +151,21 @@ mod tests {
         let mut open = [0];
         process.output().read_exact(&mut open).unwrap();
         open[0]
+    }
+
+    /// Its pid is another process's once it ended.
+    #[test]
+    fn no_other_process_with_its_pid_is_ended() {
+        let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        File::from(write)
+            .write_all(&other.id().to_ne_bytes())
+            .unwrap();
+        drop(SeparateProcess::hold(read.into()).unwrap());
+        sleep(Duration::from_millis(50));
+        assert!(other.try_wait().unwrap().is_none(), "it was killed");
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]
