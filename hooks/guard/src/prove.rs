@@ -188,7 +188,7 @@ impl Proved {
         for (recorded, difference) in found {
             let is_now = |it: &&ExpectedBind| it.bind == recorded.bind;
             match now.binds.iter().find(is_now) {
-                // A symlink on the way leads elsewhere: whoever changed the symlink chose the source
+                // A symlink on the way leads elsewhere: the writer of the symlink chose the source
                 // after the guard had checked another source.
                 Some(now) if now == *recorded || !now.has_same_way(recorded) => {
                     wrong.push((recorded.bind, difference.clone()));

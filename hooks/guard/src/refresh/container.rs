@@ -227,7 +227,7 @@ impl ContainerRefresh<'_> {
         }
     }
 
-    /// Goes on to the report after an error. The last look at the container is repeated; if that
+    /// Goes on to the report after an error. The mount table is read again; if that
     /// fails as well, the replaced mounts count as current.
     ///
     /// # Errors
@@ -332,8 +332,9 @@ impl ContainerRefresh<'_> {
     fn find(&mut self) -> Result<Vec<SubpathInContainer>, RefreshError> {
         let table = self.namespace.mounts()?;
         self.missing = self.volumes.missing_in(&table);
-        let (subpaths, overlooked) =
-            limited(self.shown_in(&table), |place| self.spec.has_mount_at(place));
+        let (subpaths, overlooked) = limited(self.volumes.shown_in(&table), |place| {
+            self.spec.has_mount_at(place)
+        });
         self.overlooked = overlooked;
         self.table = table;
         Ok(subpaths)
@@ -445,9 +446,7 @@ impl ContainerRefresh<'_> {
         subpath: &SubpathInContainer,
         below: Option<&KeptMounts>,
     ) -> Result<Option<(NewMount, FileKind)>, NotReplaced> {
-        let opened = self.volumes.open_current(subpath);
-        let opened = opened.ok_or(NotReplaced::KeyGone)??;
-        let file = opened.file.ok_or(NotReplaced::KeyGone)?;
+        let file = self.volumes.open_current(subpath)?;
         self.refuse_unreadable(&file)?;
         let users = Users::of_mount_like(self.helper, &subpath.mount, self.spec, self.namespace)?;
         let kind = file
@@ -506,10 +505,8 @@ fn obstacles<'s>(
     volumes.probe_sources(due);
     let obstacle = |subpath: &&'s SubpathInContainer| {
         let why = match volumes.open_current(subpath) {
-            None => NotReplaced::KeyGone,
-            Some(Ok(opened)) if opened.file.is_none() => NotReplaced::KeyGone,
-            Some(Ok(_)) => volumes.mounts_below(subpath, table).err()?,
-            Some(Err(why)) => why,
+            Ok(_) => volumes.mounts_below(subpath, table).err()?,
+            Err(why) => why,
         };
         why.is_refusal().then_some((*subpath, why))
     };

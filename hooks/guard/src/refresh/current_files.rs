@@ -3,8 +3,8 @@
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::refresh::{KeptMounts, NestedBind, SpecBind, SubpathInContainer};
+use bindguard_sys::Handle;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, OpenedTarget};
 
 use super::outcome::NotReplaced;
 
@@ -23,6 +23,9 @@ pub struct OpenedNested {
 pub trait CurrentFiles {
     /// The mounts of a container that show the files, judged at this moment.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer>;
+
+    /// True if a mount shows files of this kind.
+    fn has(&self, stale: &SubpathInContainer) -> bool;
 
     /// The binds of the container's spec that were mounted in a refreshed directory and are gone.
     fn missing_in(&self, _table: &MountTable) -> Vec<SpecBind> {
@@ -70,33 +73,69 @@ pub trait CurrentFiles {
     /// place of that source.
     ///
     /// # Errors
-    /// If the bind must stay as it is; [`NotReplaced::Changed`] if this value lacks the bind.
-    fn open_nested(&self, _nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
+    /// If the bind must stay as it is.
+    fn open_nested(
+        &self,
+        _stale: &SubpathInContainer,
+        _nested: &NestedBind,
+    ) -> Result<OpenedNested, NotReplaced> {
         Err(NotReplaced::Changed)
     }
 
-    /// Opens the file or directory that a stale mount should show now. `None` if the mount does not
-    /// show files of this kind.
-    fn open_current(&self, stale: &SubpathInContainer)
-    -> Option<Result<OpenedTarget, NotReplaced>>;
+    /// Opens the file or directory that a stale mount should show now.
+    ///
+    /// # Errors
+    /// [`NotReplaced::KeyGone`] if there is none, or if the mount must stay.
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced>;
 }
 
 /// Several kinds of files of a container. No mount shows files of two kinds.
-impl CurrentFiles for Vec<&dyn CurrentFiles> {
+#[derive(Default)]
+pub struct FileKinds<'a>(pub Vec<&'a dyn CurrentFiles>);
+
+impl<'a> FileKinds<'a> {
+    fn of(&self, stale: &SubpathInContainer) -> Option<&'a dyn CurrentFiles> {
+        self.0.iter().copied().find(|kind| kind.has(stale))
+    }
+}
+
+impl CurrentFiles for FileKinds<'_> {
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        self.iter().flat_map(|kind| kind.shown_in(table)).collect()
+        let kinds = self.0.iter();
+        kinds.flat_map(|kind| kind.shown_in(table)).collect()
+    }
+
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.of(stale).is_some()
     }
 
     fn missing_in(&self, table: &MountTable) -> Vec<SpecBind> {
-        self.iter()
-            .flat_map(|kind| kind.missing_in(table))
-            .collect()
+        let kinds = self.0.iter();
+        kinds.flat_map(|kind| kind.missing_in(table)).collect()
+    }
+
+    fn probe_sources(&self, stale: &[&SubpathInContainer]) {
+        self.0.iter().for_each(|kind| kind.probe_sources(stale));
+    }
+
+    fn note_replacement(
+        &self,
+        stale: &SubpathInContainer,
+        file: &Handle,
+    ) -> Result<(), NotReplaced> {
+        self.of(stale)
+            .map_or(Ok(()), |kind| kind.note_replacement(stale, file))
+    }
+
+    fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {
+        if let Some(kind) = self.of(new) {
+            kind.note_attached(new, table);
+        }
     }
 
     fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
-        let mut settings = self.iter().map(|kind| kind.clone_settings(stale));
-        settings
-            .find(|settings| *settings != CloneSettings::default())
+        self.of(stale)
+            .map(|kind| kind.clone_settings(stale))
             .unwrap_or_default()
     }
 
@@ -105,42 +144,21 @@ impl CurrentFiles for Vec<&dyn CurrentFiles> {
         stale: &SubpathInContainer,
         table: &MountTable,
     ) -> Result<Option<KeptMounts>, NotReplaced> {
-        let below = self.iter().map(|kind| kind.mounts_below(stale, table));
-        let mut known = below.filter(|below| !matches!(below, Ok(None)));
-        known.next().unwrap_or(Ok(None))
+        self.of(stale)
+            .map_or(Ok(None), |kind| kind.mounts_below(stale, table))
     }
 
-    fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
-        let mut kinds = self.iter().map(|kind| kind.open_nested(nested));
-        let is_other_kind = |opened: &Result<_, _>| matches!(opened, Err(NotReplaced::Changed));
-        kinds
-            .find(|opened| !is_other_kind(opened))
-            .unwrap_or(Err(NotReplaced::Changed))
-    }
-
-    fn probe_sources(&self, stale: &[&SubpathInContainer]) {
-        self.iter().for_each(|kind| kind.probe_sources(stale));
-    }
-
-    fn note_replacement(
+    fn open_nested(
         &self,
         stale: &SubpathInContainer,
-        file: &Handle,
-    ) -> Result<(), NotReplaced> {
-        self.iter()
-            .try_for_each(|kind| kind.note_replacement(stale, file))
+        nested: &NestedBind,
+    ) -> Result<OpenedNested, NotReplaced> {
+        let kind = self.of(stale).ok_or(NotReplaced::Changed)?;
+        kind.open_nested(stale, nested)
     }
 
-    fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {
-        for kind in self {
-            kind.note_attached(new, table);
-        }
-    }
-
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
-        self.iter().find_map(|kind| kind.open_current(stale))
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
+        let kind = self.of(stale).ok_or(NotReplaced::KeyGone)?;
+        kind.open_current(stale)
     }
 }

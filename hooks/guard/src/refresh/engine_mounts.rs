@@ -8,34 +8,21 @@
 use std::path::Path;
 
 use bindguard_core::evidence::FileKind;
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_core::refresh::{KeptMounts, NestedBind, SubpathInContainer};
-use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, Mounts, OpenedTarget, open_without_waiting};
+use bindguard_core::spec::Bind;
+use bindguard_sys::{Mounts, open_without_waiting};
 
-use super::current_files::{CurrentFiles, OpenedNested};
-use super::files::{place_of, refuse_writable_way, way_to_folder};
 use super::host_roots::HostRoots;
 use super::mounts::BoundMounts;
-use super::outcome::NotReplaced;
 use super::running::RunningContainers;
 use super::specified_bind::SpecifiedBind;
 
-/// The binds of a container of an engine.
-#[derive(Debug)]
-pub struct EngineMounts<'a> {
-    mounts: BoundMounts,
-    others: &'a dyn RunningContainers,
-}
-
-impl<'a> EngineMounts<'a> {
-    /// The binds of directories of the container with this bundle. Left out are the host-root binds:
-    /// the binds of `roots`, and of directories in or above which a kubelet or a runtime mounts
-    /// (`places`). `others` are the running containers that may be able to write a folder on the way
-    /// to a source. None if the bundle has no spec.
-    pub fn open(
+impl<'a> BoundMounts<'a> {
+    /// The binds of directories of an engine's container with this bundle. Left out are the host-root
+    /// binds: the binds of `roots`, and of directories in or above which a kubelet or a runtime
+    /// mounts (`places`). `others` are the running containers. `None` if the bundle has no spec.
+    pub fn of_engine(
         bundle: &Path,
         others: &'a dyn RunningContainers,
         places: &Places,
@@ -47,78 +34,8 @@ impl<'a> EngineMounts<'a> {
         };
         let is_volume =
             |source: &Path| source.is_absolute() && !is_root(source) && !is_of_file(source);
-        let mounts = BoundMounts::with_binds(bundle, |bind| {
-            SpecifiedBind::of(bind, is_volume(bind.source()))
-        })?;
-        Some(Self { mounts, others })
-    }
-
-    /// Refuses a source if a container or a user may have led the way to `root` elsewhere.
-    fn judge(&self, stale: &SubpathInContainer, root: &Handle) -> Result<(), NotReplaced> {
-        let source = &stale.volume;
-        let (Some(directory), Some(name)) = (source.parent(), source.file_name()) else {
-            return Err(NotReplaced::Changed);
-        };
-        let way = way_to_folder(directory)?.to_mount_point(name);
-        let way = way.ok_or(NotReplaced::Changed)?;
-        let relied_on = way.all_relied_on()?;
-        let place = place_of(root, &Mounts::default())?;
-        let to_write = !stale.mount.is_read_only();
-        Ok(refuse_writable_way(
-            &way,
-            &relied_on,
-            (&place, to_write),
-            self.others,
-        )?)
-    }
-}
-
-impl CurrentFiles for EngineMounts<'_> {
-    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        self.mounts.shown_in(table)
-    }
-
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let opened = self.mounts.open_current(stale)?;
-        Some(opened.and_then(|target| match &target.file {
-            Some(root) => self.judge(stale, root).map(|()| target),
-            None => Ok(target),
-        }))
-    }
-
-    fn probe_sources(&self, stale: &[&SubpathInContainer]) {
-        self.mounts.probe_sources(stale);
-    }
-
-    fn note_replacement(
-        &self,
-        stale: &SubpathInContainer,
-        file: &Handle,
-    ) -> Result<(), NotReplaced> {
-        self.mounts.note_replacement(stale, file)
-    }
-
-    fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {
-        self.mounts.note_attached(new, table);
-    }
-
-    fn mounts_below(
-        &self,
-        stale: &SubpathInContainer,
-        table: &MountTable,
-    ) -> Result<Option<KeptMounts>, NotReplaced> {
-        self.mounts.mounts_below(stale, table)
-    }
-
-    fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
-        self.mounts.open_nested(nested)
-    }
-
-    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
-        self.mounts.clone_settings(stale)
+        let specified = |bind: &Bind<'_>| SpecifiedBind::of(bind, is_volume(bind.source()));
+        Self::with_binds(bundle, specified, Some(others))
     }
 }
 

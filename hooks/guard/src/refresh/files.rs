@@ -4,26 +4,24 @@
 //! and keeps the folders open while the way is judged. A container may be able to write a folder.
 
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bindguard_core::evidence::{FileKind, FilePlace, Reach};
 use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::refresh::{
-    BoundFile, Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder,
-    files_in_container,
+    BoundFile, Refused, RefusedReason, SubpathInContainer, Way, files_in_container,
 };
 use bindguard_core::spec::SpecView;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{
-    Handle, HostWalk, Mounts, OpenedTarget, WalkedFolder, open_without_waiting, walk_host_path,
-};
+use bindguard_sys::{Handle, HostWalk, Mounts, open_without_waiting, walk_host_path};
 
 use super::bound_file_error::BoundFileError;
 use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
 use super::running::RunningContainers;
+use super::ways::{folders_on_the_way, place_of, refuse_writable_way};
 use crate::probes::Probes;
 
 /// A bind of a spec whose source has a name in a directory.
@@ -172,44 +170,14 @@ impl<'a> BoundFiles<'a> {
     /// Refuses a way that a container or a user may have changed since the start of the container.
     fn judge(
         &self,
-        walked: &WalkedWay,
+        way: &Way,
         file: &FilePlace,
         stale: &SubpathInContainer,
     ) -> Result<(), Refused> {
         let mount = &stale.mount;
-        let relied_on = walked.way.relied_on(mount, self.started)?;
+        let relied_on = way.relied_on(mount, self.started)?;
         let to_write = !mount.is_read_only();
-        refuse_writable_way(&walked.way, &relied_on, (file, to_write), self.others)
-    }
-}
-
-/// Refuses a way to a file if a running container may write a folder that the way relies on, and
-/// has no access to the file. With `to_write`, read access is no access.
-pub(super) fn refuse_writable_way(
-    way: &Way,
-    relied_on: &[ReliedOn<'_>],
-    (file, to_write): (&FilePlace, bool),
-    others: &dyn RunningContainers,
-) -> Result<(), Refused> {
-    if relied_on.is_empty() {
-        return Ok(());
-    }
-    let mut first = None;
-    for container in others.tables() {
-        let Ok(container) = container else {
-            return Err(way.refusal(&relied_on[0], RefusedReason::MountsUnknown));
-        };
-        let leads =
-            |relied_on: &ReliedOn<'_>| container.can_lead(&relied_on.folder.place, file, to_write);
-        let led = relied_on.iter().position(leads);
-        first = first.into_iter().chain(led).min();
-        if first == Some(0) {
-            break;
-        }
-    }
-    match first.and_then(|first: usize| relied_on.get(first)) {
-        Some(relied_on) => Err(way.refusal(relied_on, relied_on.reason)),
-        None => Ok(()),
+        refuse_writable_way(way, &relied_on, (file, to_write), self.others)
     }
 }
 
@@ -234,12 +202,13 @@ impl CurrentFiles for BoundFiles<'_> {
         }
     }
 
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let bind = self.binds_of(stale).next()?;
-        let refused = |reason| Some(Err(Refused::new(reason, &stale.mount.mount_point).into()));
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.binds_of(stale).next().is_some()
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
+        let bind = self.binds_of(stale).next().ok_or(NotReplaced::KeyGone)?;
+        let refused = |reason| Err(Refused::new(reason, &stale.mount.mount_point).into());
         let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
         if !self.may_be_on_shared && stale.parent.as_ref().is_none_or(is_shared) {
             return refused(RefusedReason::ParentIsShared);
@@ -247,24 +216,13 @@ impl CurrentFiles for BoundFiles<'_> {
         if !self.may_be_on_shared && is_shared(&stale.mount) {
             return refused(RefusedReason::MountIsShared);
         }
-        let walked = match WalkedWay::of(bind) {
-            Ok(walked) => walked,
-            Err(error) => return Some(Err(error.into())),
-        };
-        if let Some(refused) = walked.way.mount_point() {
-            return Some(Err(refused.into()));
+        let WalkedWay { way, file, .. } = WalkedWay::of(bind)?;
+        if let Some(refused) = way.mount_point() {
+            return Err(refused.into());
         }
-        let file = match &walked.file {
-            None => None,
-            Some((_, place)) => match self.judge(&walked, place, stale) {
-                Ok(()) => walked.file.map(|(file, _)| file),
-                Err(refused) => return Some(Err(refused.into())),
-            },
-        };
-        Some(Ok(OpenedTarget {
-            timestamp: None,
-            file,
-        }))
+        let (file, place) = file.ok_or(NotReplaced::KeyGone)?;
+        self.judge(&way, &place, stale)?;
+        Ok(file)
     }
 }
 
@@ -320,53 +278,4 @@ impl WalkedWay {
             file,
         })
     }
-}
-
-/// The way to a folder of the host.
-pub(super) fn way_to_folder(folder: &Path) -> Result<Way, BoundFileError> {
-    let walk = walk_host_path(folder)?;
-    Ok(Way {
-        folders: folders_on_the_way(&walk.folders, &Mounts::default())?,
-        look_ups: walk.look_ups,
-    })
-}
-
-fn folders_on_the_way(
-    folders: &[WalkedFolder],
-    mounts: &Mounts,
-) -> Result<Vec<WayFolder>, BoundFileError> {
-    let folder = |folder: &WalkedFolder| {
-        Ok(WayFolder {
-            path: folder.handle.path().to_owned(),
-            place: place_of(&folder.handle, mounts)?,
-            owner: folder.owner,
-            mode: folder.mode,
-            born: folder.born,
-        })
-    };
-    folders.iter().map(folder).collect()
-}
-
-/// The place of a file in its filesystem.
-pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, BoundFileError> {
-    let directory = || file.path().to_owned();
-    let mount = mounts.mount_of(file);
-    let mount = mount
-        .map_err(|source| BoundFileError::Mount {
-            directory: directory(),
-            source,
-        })?
-        .entry;
-    let resolved = file.resolved_path();
-    let resolved = resolved.map_err(|source| BoundFileError::Resolve {
-        directory: directory(),
-        source,
-    })?;
-    let path = mount
-        .place_in_filesystem(&resolved)
-        .ok_or_else(|| BoundFileError::NotBelow(directory()))?;
-    Ok(FilePlace {
-        device: mount.device,
-        path,
-    })
 }

@@ -18,10 +18,10 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation};
+use bindguard_sys::Handle;
 use bindguard_sys::bundle::{read_spec, record};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, OpenedTarget};
 
 use super::current_files::CurrentFiles;
 use super::host_root_error::HostRootError;
@@ -225,20 +225,17 @@ impl CurrentFiles for HostRoots {
         host_roots_in_container(table, &binds.collect::<Vec<_>>())
     }
 
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let bind = self.bind_of(stale)?;
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.bind_of(stale).is_some()
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
+        let bind = self.bind_of(stale).ok_or(NotReplaced::KeyGone)?;
         if let Some(refusal) = bind.refusal(self.mode) {
-            return Some(Err(refusal.into()));
+            return Err(refusal.into());
         }
-        let opened = bind.open().map(|(handle, _)| OpenedTarget {
-            timestamp: None,
-            file: Some(handle),
-        });
-        let refused = || Refused::new(RefusedReason::NoSource, &bind.source).into();
-        Some(opened.ok_or_else(refused))
+        let opened = bind.open().map(|(handle, _)| handle);
+        opened.ok_or_else(|| Refused::new(RefusedReason::NoSource, &bind.source).into())
     }
 
     fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {

@@ -33,15 +33,15 @@ mod sandbox;
 mod specified_bind;
 mod tree_parts;
 mod volumes;
+mod ways;
 
 pub use bindguard_sys::replace::CloneSettings;
 pub use bound_file_error::BoundFileError;
 pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
 };
-pub use current_files::CurrentFiles;
+pub use current_files::{CurrentFiles, FileKinds};
 pub use driver_volumes::payload_of_driver;
-pub use engine_mounts::EngineMounts;
 pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use host_root_error::HostRootError;

@@ -22,18 +22,20 @@ use bindguard_core::refresh::{
 use bindguard_core::spec::{Bind, MountMakers, SpecView};
 use bindguard_sys::bundle::{read_spec, record};
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, Mounts, OpenedTarget};
+use bindguard_sys::{Handle, Mounts};
 
 use super::current_files::{CurrentFiles, OpenedNested};
 use super::outcome::NotReplaced;
 use super::pod_folder::PodFolder;
+use super::running::RunningContainers;
 use super::specified_bind::{SpecifiedBind, place_of_source};
+use super::ways::refuse_unsafe_way;
 use crate::probes::Probes;
 use crate::staging::dead_volume;
 
 /// All binds of a container. The source of a bind with `is_volume` may be mounted anew.
 #[derive(Debug)]
-pub struct BoundMounts {
+pub struct BoundMounts<'a> {
     bundle: PathBuf,
     binds: Vec<SpecifiedBind>,
     /// None if a part of the spec was not understood.
@@ -41,20 +43,24 @@ pub struct BoundMounts {
     record: Mutex<ExpectedBinds>,
     /// The last answers of sources that were probed together, by source.
     probed: Mutex<HashMap<PathBuf, Reach>>,
+    /// The running containers, which may be able to write a folder on the way to a source. `None` for
+    /// the container of a pod: root alone made the way.
+    others: Option<&'a dyn RunningContainers>,
 }
 
-impl BoundMounts {
+impl<'a> BoundMounts<'a> {
     /// The binds of the container with this bundle, of the pod with this folder
     /// (`<root>/pods/<uid>`). None if the bundle has no spec.
     pub fn open(bundle: &Path, pod: &Path) -> Option<Self> {
         let pod = PodFolder::of(pod);
-        Self::with_binds(bundle, |bind| SpecifiedBind::of_pod(bind, &pod))
+        Self::with_binds(bundle, |bind| SpecifiedBind::of_pod(bind, &pod), None)
     }
 
     /// The binds of the container with this bundle; `specified` classifies each bind of the spec.
     pub(super) fn with_binds(
         bundle: &Path,
         specified: impl Fn(&Bind<'_>) -> SpecifiedBind,
+        others: Option<&'a dyn RunningContainers>,
     ) -> Option<Self> {
         let bytes = read_spec(bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
@@ -66,6 +72,7 @@ impl BoundMounts {
             makers: MountMakers::from_spec(spec.bytes()).ok(),
             record: Mutex::new(record),
             probed: Mutex::default(),
+            others,
         })
     }
 
@@ -205,7 +212,7 @@ impl BoundMounts {
     }
 }
 
-impl CurrentFiles for BoundMounts {
+impl CurrentFiles for BoundMounts<'_> {
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
         self.read_record();
         let bound = self.volumes().filter_map(|bind| {
@@ -220,33 +227,30 @@ impl CurrentFiles for BoundMounts {
         mounts_in_container(table, &bound.collect::<Vec<_>>(), &self.inner())
     }
 
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let bind = self.bind_of(stale)?;
-        let refused = |reason| Some(Err(Refused::new(reason, &stale.mount.mount_point).into()));
-        if stale
-            .parent
-            .as_ref()
-            .is_some_and(|parent| parent.propagation.peer_group.is_some())
-        {
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.bind_of(stale).is_some()
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
+        let bind = self.bind_of(stale).ok_or(NotReplaced::KeyGone)?;
+        let refused = |reason| Err(Refused::new(reason, &stale.mount.mount_point).into());
+        let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
+        if stale.parent.as_ref().is_some_and(is_shared) {
             return refused(RefusedReason::ParentIsShared);
         }
-        if stale.mount.propagation.peer_group.is_some() {
+        if is_shared(&stale.mount) {
             return refused(RefusedReason::MountIsShared);
         }
-        let Some((handle, _)) = bind.open_mount_point() else {
-            let refused = Refused::new(RefusedReason::NoSource, &bind.source);
-            return Some(Err(refused.into()));
+        let Some((root, _)) = bind.open_mount_point() else {
+            return Err(Refused::new(RefusedReason::NoSource, &bind.source).into());
         };
         if let Some(refused) = self.refusal_of_dead(&bind.source) {
-            return Some(Err(refused.into()));
+            return Err(refused.into());
         }
-        Some(Ok(OpenedTarget {
-            timestamp: None,
-            file: Some(handle),
-        }))
+        if let Some(others) = self.others {
+            refuse_unsafe_way(stale, &root, others)?;
+        }
+        Ok(root)
     }
 
     fn probe_sources(&self, stale: &[&SubpathInContainer]) {
@@ -320,7 +324,11 @@ impl CurrentFiles for BoundMounts {
 
     /// A source in the pod's folder may have been replaced. A source outside the folder must still
     /// be the container's file: a user may have changed the way to the source.
-    fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, NotReplaced> {
+    fn open_nested(
+        &self,
+        _stale: &SubpathInContainer,
+        nested: &NestedBind,
+    ) -> Result<OpenedNested, NotReplaced> {
         let bind = self.binds.iter().find(|it| it.index == nested.bind);
         let bind = bind.ok_or(NotReplaced::Changed)?;
         let refused = |reason| NotReplaced::from(Refused::new(reason, &bind.destination));

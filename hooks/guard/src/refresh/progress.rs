@@ -82,10 +82,6 @@ impl<'a> ContainerRefresh<'a> {
         }
     }
 
-    pub(super) fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        self.volumes.shown_in(table)
-    }
-
     /// Refuses a file that SELinux denies the container: its label is never changed for a refresh.
     pub(super) fn refuse_unreadable(&self, file: &Handle) -> Result<(), Refused> {
         match selinux_denies_read(self.process, file) {

@@ -19,7 +19,7 @@ impl ContainerRefresh<'_> {
             Err(TuckRecordError::Read { .. } | TuckRecordError::Write { .. }) => return Ok(()),
         };
         let now = self.namespace.mounts()?;
-        let left = left_shared(&before, &now, &self.shown_in(&now));
+        let left = left_shared(&before, &now, &self.volumes.shown_in(&now));
         let mounts = left.iter().map(|stale| Replacement {
             stale,
             parent: None,

@@ -38,7 +38,7 @@ impl ContainerRefresh<'_> {
         let mut has_gone_bind = false;
         for nested in &below.nested {
             let is_gone = nested.shown.is_none();
-            let new = match self.nested_mount(nested) {
+            let new = match self.nested_mount(stale, nested) {
                 Ok(new) => new,
                 Err(why) if is_gone => {
                     refused.get_or_insert(why);
@@ -62,12 +62,16 @@ impl ContainerRefresh<'_> {
     }
 
     /// A new mount of a nested bind.
-    fn nested_mount(&self, nested: &NestedBind) -> Result<NewMount, NotReplaced> {
+    fn nested_mount(
+        &self,
+        stale: &SubpathInContainer,
+        nested: &NestedBind,
+    ) -> Result<NewMount, NotReplaced> {
         let OpenedNested {
             file,
             like,
             settings,
-        } = self.volumes.open_nested(nested)?;
+        } = self.volumes.open_nested(stale, nested)?;
         let place = &like.mount_point;
         if nested.shown.is_none() && self.spec.ids_of_mount_at(place).is_some() {
             return Err(IdsError::OfGoneBind(place.clone()).into());

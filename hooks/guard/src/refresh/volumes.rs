@@ -11,9 +11,7 @@ use bindguard_core::refresh::{
     PodVolume, Refused, RefusedReason, SpecBind, SubpathInContainer, missing_binds,
     subpaths_in_container,
 };
-use bindguard_sys::{
-    Handle, HandleError, MountError, Mounts, OpenedTarget, current_payload, open_target,
-};
+use bindguard_sys::{Handle, HandleError, MountError, Mounts, current_payload, open_target};
 
 use super::current_files::CurrentFiles;
 use super::driver_volumes::{driver_volumes, refusal};
@@ -118,6 +116,13 @@ impl PodVolumes {
     }
 }
 
+impl PodVolumes {
+    fn volume_of(&self, stale: &SubpathInContainer) -> Option<&OpenVolume> {
+        let mut volumes = self.volumes.iter();
+        volumes.find(|known| known.seen.directory == stale.volume)
+    }
+}
+
 impl CurrentFiles for PodVolumes {
     /// `..data` of each volume is read again.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
@@ -129,22 +134,18 @@ impl CurrentFiles for PodVolumes {
         subpaths_in_container(table, &volumes)
     }
 
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
-        let volume = self
-            .volumes
-            .iter()
-            .find(|known| known.seen.directory == stale.volume)?;
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.volume_of(stale).is_some()
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
+        let volume = self.volume_of(stale).ok_or(NotReplaced::KeyGone)?;
         if let Some(reason) = volume.refused {
             let path = volume.seen.directory.clone();
-            return Some(Err(Refused::new(reason, path).into()));
+            return Err(Refused::new(reason, path).into());
         }
-        Some(
-            open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload)
-                .map_err(NotReplaced::from),
-        )
+        let target = open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload)?;
+        target.file.ok_or(NotReplaced::KeyGone)
     }
 }
 
@@ -178,10 +179,11 @@ impl CurrentFiles for ContainerVolumes<'_> {
             .collect()
     }
 
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.volumes.has(stale)
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
         self.volumes.open_current(stale)
     }
 }

@@ -10,7 +10,7 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    EngineMounts, RefreshAct, Refreshed, RunningContainer, TuckRecords, refresh_container,
+    BoundMounts, RefreshAct, Refreshed, RunningContainer, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper, mount_of};
@@ -78,7 +78,7 @@ impl Scene {
             spec: Some(container.spec().clone()),
         }];
         let bundle = self.own.path().join("bundle");
-        let mounts = EngineMounts::open(&bundle, &running, &Places::default(), None).unwrap();
+        let mounts = BoundMounts::of_engine(&bundle, &running, &Places::default(), None).unwrap();
         refresh_container(
             helper(),
             &container.process,

@@ -23,7 +23,7 @@ use bindguard_guard::refresh::{
     BoundFiles, CurrentFiles, FileBind, HeldProcess, NotReplaced, RefreshAct, RefreshError,
     Refreshed, RunningContainer, TuckRecords, find_stale, refresh_container,
 };
-use bindguard_sys::OpenedTarget;
+use bindguard_sys::Handle;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, Fuse, bind, deny_call, helper, mount_tmpfs, skipped};
 use nix::errno::Errno;
@@ -251,10 +251,11 @@ impl CurrentFiles for Unlisted<'_> {
         Ok(None)
     }
 
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.files.has(stale)
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
         self.files.open_current(stale)
     }
 }

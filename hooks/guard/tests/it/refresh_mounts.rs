@@ -348,7 +348,7 @@ fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
     let stale = mounts.shown_in(&container.process.mounts().unwrap());
     umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
     let opened = mounts.open_current(&stale[0]);
-    let Some(Err(NotReplaced::Refused(refused))) = opened else {
+    let Err(NotReplaced::Refused(refused)) = opened else {
         panic!("{opened:?}");
     };
     assert_eq!(refused.reason, RefusedReason::NoSource);

@@ -16,7 +16,7 @@ use bindguard_guard::refresh::{
     CurrentFiles, MAX_MOUNTS_OF_FILE, MountRefresh, NotReplaced, PodVolumes, RefreshAct, Refreshed,
     refresh_container, refresh_container_within,
 };
-use bindguard_sys::OpenedTarget;
+use bindguard_sys::Handle;
 use bindguard_testing::helper;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno, slow_fuse};
 use nix::libc;
@@ -148,10 +148,11 @@ impl CurrentFiles for Restless<'_> {
         self.files.shown_in(table)
     }
 
-    fn open_current(
-        &self,
-        stale: &SubpathInContainer,
-    ) -> Option<Result<OpenedTarget, NotReplaced>> {
+    fn has(&self, stale: &SubpathInContainer) -> bool {
+        self.files.has(stale)
+    }
+
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
         self.files.open_current(stale)
     }
 }

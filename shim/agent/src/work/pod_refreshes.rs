@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::places::Places;
-use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, PodVolumes};
+use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileKinds, PodVolumes};
 use bindguard_operator::bundles::{
     binds_of_container, bundle_of_container, host_files_of_container,
 };
@@ -254,7 +254,7 @@ impl<'a> PodRefreshes<'a> {
             roots.as_ref().map(|roots| roots as &dyn CurrentFiles),
             host_files.as_ref().map(|files| files as &dyn CurrentFiles),
         ];
-        let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
+        let kinds = FileKinds(kinds.into_iter().flatten().collect());
         let errors = errors.into_iter().flatten();
         let errors: Vec<String> = errors
             .map(|error| format!("{name}: {}", error_chain(&error)))

@@ -10,7 +10,7 @@ use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    BoundFiles, CurrentFiles, EngineMounts, FileBind, HelperProcess, HostRoots, TuckRecords,
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, HelperProcess, HostRoots, TuckRecords,
     refresh_container,
 };
 use bindguard_operator::engines::{
@@ -68,7 +68,7 @@ pub(super) fn refresh(
             Box::new(files)
         }
         What::Volumes => {
-            let mounts = EngineMounts::open(bundle, &running, places, None);
+            let mounts = BoundMounts::of_engine(bundle, &running, places, None);
             Box::new(mounts.with_context(|| format!("refresh {name}: its bundle is gone"))?)
         }
         What::HostRoot => {

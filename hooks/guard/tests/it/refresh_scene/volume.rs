@@ -118,7 +118,7 @@ impl Scene {
         Container::start_with(self.root.path(), &[data], more)
     }
 
-    pub fn bound_mounts(&self) -> BoundMounts {
+    pub fn bound_mounts(&self) -> BoundMounts<'static> {
         BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap()
     }
 

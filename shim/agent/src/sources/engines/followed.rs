@@ -11,7 +11,7 @@ use bindguard_core::identity::Identity;
 use bindguard_core::places::Places;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest, RequestedBinds};
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::refresh::{BoundFiles, CurrentFiles, EngineMounts, FileBind};
+use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind, FileKinds};
 use bindguard_operator::engines::{
     ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
 };
@@ -177,11 +177,15 @@ impl Followed {
         let roots = roots.flatten();
         let mounts = requested
             .volumes
-            .then(|| EngineMounts::open(bundle, &self.running, &self.places, roots.as_ref()));
+            .then(|| BoundMounts::of_engine(bundle, &self.running, &self.places, roots.as_ref()));
         let mounts = mounts.flatten();
-        let mut kinds: Vec<&dyn CurrentFiles> = vec![&files];
-        kinds.extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
-        kinds.extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
+        let mut kinds = FileKinds(vec![&files]);
+        kinds
+            .0
+            .extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
+        kinds
+            .0
+            .extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
         let done = refresh(&opted_in.container, &kinds, &opted_in.notify);
         warnings.extend(done.warnings);
         refresher.warn(id, warnings);

@@ -1,0 +1,117 @@
+//! The ways to sources on the host. A container or a user that may write a folder of a way can lead
+//! the way to another file.
+
+use std::path::Path;
+
+use bindguard_core::evidence::FilePlace;
+use bindguard_core::refresh::{
+    Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder,
+};
+use bindguard_sys::{Handle, Mounts, WalkedFolder, walk_host_path};
+
+use super::bound_file_error::BoundFileError;
+use super::outcome::NotReplaced;
+use super::running::RunningContainers;
+
+/// Refuses a way to a file if a running container may write a folder that the way relies on, and
+/// has no access to the file. With `to_write`, read access is no access.
+pub(super) fn refuse_writable_way(
+    way: &Way,
+    relied_on: &[ReliedOn<'_>],
+    (file, to_write): (&FilePlace, bool),
+    others: &dyn RunningContainers,
+) -> Result<(), Refused> {
+    if relied_on.is_empty() {
+        return Ok(());
+    }
+    let mut first = None;
+    for container in others.tables() {
+        let Ok(container) = container else {
+            return Err(way.refusal(&relied_on[0], RefusedReason::MountsUnknown));
+        };
+        let leads =
+            |relied_on: &ReliedOn<'_>| container.can_lead(&relied_on.folder.place, file, to_write);
+        let led = relied_on.iter().position(leads);
+        first = first.into_iter().chain(led).min();
+        if first == Some(0) {
+            break;
+        }
+    }
+    match first.and_then(|first: usize| relied_on.get(first)) {
+        Some(relied_on) => Err(way.refusal(relied_on, relied_on.reason)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses the mount point of a stale mount's source if a container or a user may have led the way
+/// to `root` elsewhere.
+pub(super) fn refuse_unsafe_way(
+    stale: &SubpathInContainer,
+    root: &Handle,
+    others: &dyn RunningContainers,
+) -> Result<(), NotReplaced> {
+    let source = &stale.volume;
+    let (Some(directory), Some(name)) = (source.parent(), source.file_name()) else {
+        return Err(NotReplaced::Changed);
+    };
+    let way = way_to_folder(directory)?.to_mount_point(name);
+    let way = way.ok_or(NotReplaced::Changed)?;
+    let relied_on = way.all_relied_on()?;
+    let place = place_of(root, &Mounts::default())?;
+    let to_write = !stale.mount.is_read_only();
+    Ok(refuse_writable_way(
+        &way,
+        &relied_on,
+        (&place, to_write),
+        others,
+    )?)
+}
+
+/// The way to a folder of the host.
+pub(super) fn way_to_folder(folder: &Path) -> Result<Way, BoundFileError> {
+    let walk = walk_host_path(folder)?;
+    Ok(Way {
+        folders: folders_on_the_way(&walk.folders, &Mounts::default())?,
+        look_ups: walk.look_ups,
+    })
+}
+
+pub(super) fn folders_on_the_way(
+    folders: &[WalkedFolder],
+    mounts: &Mounts,
+) -> Result<Vec<WayFolder>, BoundFileError> {
+    let folder = |folder: &WalkedFolder| {
+        Ok(WayFolder {
+            path: folder.handle.path().to_owned(),
+            place: place_of(&folder.handle, mounts)?,
+            owner: folder.owner,
+            mode: folder.mode,
+            born: folder.born,
+        })
+    };
+    folders.iter().map(folder).collect()
+}
+
+/// The place of a file in its filesystem.
+pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, BoundFileError> {
+    let directory = || file.path().to_owned();
+    let mount = mounts.mount_of(file);
+    let mount = mount
+        .map_err(|source| BoundFileError::Mount {
+            directory: directory(),
+            source,
+        })?
+        .entry;
+    let resolved = file.resolved_path();
+    let resolved = resolved.map_err(|source| BoundFileError::Resolve {
+        directory: directory(),
+        source,
+    })?;
+    let path = mount
+        .place_in_filesystem(&resolved)
+        .ok_or_else(|| BoundFileError::NotBelow(directory()))?;
+    Ok(FilePlace {
+        device: mount.device,
+        path,
+    })
+}
