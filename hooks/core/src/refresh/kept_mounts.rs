@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use super::refused::{Refused, RefusedReason};
 use super::{HostRootBind, MountsInVolume, NestedBind};
 use crate::evidence::FilePlace;
 use crate::mount_table::{MountAttributes, MountEntry, MountId, MountIndex, MountTable};
@@ -37,33 +38,8 @@ pub struct Restriction {
 pub struct KeptMounts {
     /// The old mounts that are more restricted than the host's.
     pub restrictions: Vec<Restriction>,
-    /// The places in the container of the mounts that the host no longer has.
-    pub released: Vec<PathBuf>,
     /// The binds of the spec that are nested in a volume. The new mount gets new mounts of them.
     pub nested: Vec<NestedBind>,
-}
-
-impl NotOfHost {
-    /// The path in the container.
-    pub fn path(&self) -> &Path {
-        match self {
-            Self::InSpec(path) | Self::Perhaps(path) | Self::Stacked(path) => path,
-        }
-    }
-}
-
-/// Why a mount below a bind must not be lost.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotOfHost {
-    /// The spec names a path below the bind.
-    #[error("the spec mounts or masks {} below the bind", .0.display())]
-    InSpec(PathBuf),
-    /// The container, its runtime or a hook may have made the mount.
-    #[error("the nested mount at {} may not be a copy of a mount of the host", .0.display())]
-    Perhaps(PathBuf),
-    /// The host has several mounts at a place where the container's mount is more restricted.
-    #[error("several mounts are at {} below the bind", .0.display())]
-    Stacked(PathBuf),
 }
 
 impl<'t> MountsBelow<'t> {
@@ -92,38 +68,18 @@ impl<'t> MountsBelow<'t> {
     }
 
     /// The mounts.
-    pub(super) fn mounts(&self) -> impl Iterator<Item = &'t MountEntry> {
+    pub fn mounts(&self) -> impl Iterator<Item = &'t MountEntry> {
         self.mounts.iter().copied()
     }
 
-    /// Compares the mounts with those of the host. `place_of` finds the place of a source of the
-    /// spec on the host, `None` if that is not known. `record` is the record of the create.
-    ///
-    /// # Errors
-    /// If a mount below the bind must not be lost.
-    pub fn compared(
-        &self,
-        bind: &HostRootBind,
-        host: &MountTable,
-        makers: &MountMakers,
-        record: &ExpectedBinds,
-        place_of: &dyn Fn(&Path) -> Option<FilePlace>,
-    ) -> Result<KeptMounts, NotOfHost> {
-        if let Some(path) = makers.paths_below(&bind.destination).next() {
-            return Err(NotOfHost::InSpec(path.to_owned()));
-        }
-        let bind = (&*bind.source, &*bind.destination);
-        let others = OtherMakers::of(self, bind.1, makers, record, place_of);
-        self.compared_by(&self.mounts, bind, host, &others)
-    }
-
     /// Compares the mounts in a volume that are no binds of the spec with those of the host. The
-    /// volume is bound recursively from `source` to `destination`. The remaining parameters are
-    /// those of [`Self::compared`].
+    /// volume is bound recursively from `source` to `destination`. `place_of` finds the place of a
+    /// source of the spec on the host, `None` if that is not known. `record` is the record of the
+    /// create.
     ///
     /// # Errors
     /// If a mount in the volume must not be lost.
-    pub fn compared_in_volume(
+    pub fn compared(
         &self,
         found: MountsInVolume<'_>,
         (source, destination): (&Path, &Path),
@@ -131,7 +87,7 @@ impl<'t> MountsBelow<'t> {
         makers: &MountMakers,
         record: &ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
-    ) -> Result<KeptMounts, NotOfHost> {
+    ) -> Result<KeptMounts, Refused> {
         let MountsInVolume { nested, others } = found;
         let is_nested = |path: &&Path| {
             nested
@@ -142,7 +98,7 @@ impl<'t> MountsBelow<'t> {
             .paths_below(destination)
             .find(|path| !is_nested(path))
         {
-            return Err(NotOfHost::InSpec(path.to_owned()));
+            return Err(Refused::new(RefusedReason::SpecMountsBelow, path));
         }
         let makers = OtherMakers::of(self, destination, makers, record, place_of);
         let kept = self.compared_by(&others, (source, destination), host, &makers)?;
@@ -171,16 +127,17 @@ impl<'t> MountsBelow<'t> {
         (source, destination): (&Path, &Path),
         host: &MountTable,
         others: &OtherMakers<'_>,
-    ) -> Result<KeptMounts, NotOfHost> {
+    ) -> Result<KeptMounts, Refused> {
         let host = MountsByPoint::below(host, source);
         let mut kept = KeptMounts::default();
         for mount in mounts {
-            let perhaps = || NotOfHost::Perhaps(mount.mount_point.clone());
+            let refused = |reason| Refused::new(reason, &mount.mount_point);
+            let perhaps = || refused(RefusedReason::NestedMount);
             let path = below(&mount.mount_point, destination).ok_or_else(perhaps)?;
             match host.equal(path, mount) {
                 Some(equal) if is_restricted(mount, equal) => {
                     if host.has_several(path) {
-                        return Err(NotOfHost::Stacked(mount.mount_point.clone()));
+                        return Err(refused(RefusedReason::StackedMounts));
                     }
                     kept.restrictions.push(Restriction {
                         path: path.to_owned(),
@@ -188,9 +145,7 @@ impl<'t> MountsBelow<'t> {
                     });
                 }
                 Some(_) => {}
-                None if others.cannot_have_made(mount, self.index.parent(mount)) => {
-                    kept.released.push(mount.mount_point.clone());
-                }
+                None if others.cannot_have_made(mount, self.index.parent(mount)) => {}
                 None => return Err(perhaps()),
             }
         }
@@ -220,9 +175,9 @@ impl<'t> MountsBelow<'t> {
         makers: &MountMakers,
         record: &ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
-    ) -> Result<Vec<GoneMount<'t>>, NotOfHost> {
+    ) -> Result<Vec<GoneMount<'t>>, Refused> {
         if let Some(path) = makers.paths_below(&bind.destination).next() {
-            return Err(NotOfHost::InSpec(path.to_owned()));
+            return Err(Refused::new(RefusedReason::SpecMountsBelow, path));
         }
         let host = MountsByPoint::below(host, &bind.source);
         let others = OtherMakers::of(self, &bind.destination, makers, record, place_of);
@@ -349,7 +304,6 @@ fn is_bound_onto_itself(mount: &MountEntry, parent: &MountEntry) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judge::Pinning;
     use crate::mount_table::Device;
 
     const HOST: &str = "1 0 8:1 / / rw,relatime shared:1 - ext4 d rw
@@ -362,23 +316,9 @@ mod tests {
 ";
 
     /// The comparison for a container with these mounts besides, which cannot mount itself.
-    fn compared(more: &str, spec: &str) -> Result<KeptMounts, NotOfHost> {
+    fn compared(more: &str, spec: &str) -> Result<KeptMounts, Refused> {
         let table = |text: &str| MountTable::from_mountinfo(text.as_bytes()).unwrap();
         let container = table(&format!("{CONTAINER}{more}"));
-        let bind = HostRootBind {
-            source: "/".into(),
-            destination: "/host".into(),
-            current: FilePlace {
-                device: Device { major: 8, minor: 1 },
-                path: "/".into(),
-            },
-            pinning: Pinning {
-                bind: true,
-                rootfs: false,
-                private_mount: None,
-                kept: None,
-            },
-        };
         let makers = MountMakers::from_spec(spec.as_bytes()).unwrap();
         let place_of = |source: &Path| {
             let device = Device { major: 8, minor: 7 };
@@ -387,7 +327,12 @@ mod tests {
         };
         let below = MountsBelow::of(&container, MountId(11)).unwrap();
         let record = ExpectedBinds::default();
-        below.compared(&bind, &table(HOST), &makers, &record, &place_of)
+        let found = MountsInVolume {
+            nested: Vec::new(),
+            others: below.mounts().collect(),
+        };
+        let places = (Path::new("/"), Path::new("/host"));
+        below.compared(found, places, &table(HOST), &makers, &record, &place_of)
     }
 
     const PLAIN: &str = r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/host","type":"bind","source":"/"}]}"#;
@@ -396,14 +341,14 @@ mod tests {
     fn a_mount_that_the_host_unmounted_is_released() {
         let disk = "13 11 8:3 / /host/mnt/old rw,relatime - ext4 f rw\n";
         let kept = compared(disk, PLAIN).unwrap();
-        assert_eq!(kept.released, [Path::new("/host/mnt/old")]);
+        assert_eq!(kept, KeptMounts::default());
         assert_eq!(compared("", PLAIN), Ok(KeptMounts::default()));
         // A network namespace, and a mount of the host's at another place.
         for line in [
             "13 11 0:4 net:[4026532000] /host/run/netns/a rw - nsfs n rw\n",
             "13 11 8:2 / /host/mnt/other rw,relatime - xfs e rw\n",
         ] {
-            assert_eq!(compared(line, PLAIN).unwrap().released.len(), 1, "{line}");
+            assert!(compared(line, PLAIN).is_ok(), "{line}");
         }
     }
 
@@ -411,7 +356,7 @@ mod tests {
     fn a_mount_that_something_else_may_have_made_is_kept() {
         let disk = "13 11 8:3 / /host/mnt/old rw,relatime - ext4 f rw\n";
         let perhaps = |line: &str, spec: &str| match compared(line, spec) {
-            Err(NotOfHost::Perhaps(_)) => true,
+            Err(refused) if refused.reason == RefusedReason::NestedMount => true,
             other => panic!("{line} {spec}: {other:?}"),
         };
         for spec in [
@@ -446,7 +391,8 @@ mod tests {
         assert!(compared(disk, linked).is_ok());
         let below = r#"{"mounts":[{"destination":"/host/etc/x","type":"bind","source":"/s"}]}"#;
         let refused = compared("", below);
-        assert_eq!(refused, Err(NotOfHost::InSpec("/host/etc/x".into())));
+        let expected = Refused::new(RefusedReason::SpecMountsBelow, "/host/etc/x");
+        assert_eq!(refused, Err(expected));
     }
 
     #[test]
@@ -456,6 +402,5 @@ mod tests {
         let attributes = MountAttributes::from_options("ro,noatime".as_ref());
         let path = "mnt/data".into();
         assert_eq!(kept.restrictions, [Restriction { path, attributes }]);
-        assert_eq!(kept.released, [] as [PathBuf; 0]);
     }
 }

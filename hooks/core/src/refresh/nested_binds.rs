@@ -39,11 +39,6 @@ pub struct MountsInVolume<'t> {
     pub others: Vec<&'t MountEntry>,
 }
 
-/// A mount in a volume that is neither a bind of the spec nor certainly a copy of a mount of the
-/// host: the mount would be lost with the old volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotNested(pub PathBuf);
-
 impl InnerBind {
     /// The path of this bind below a place, if this bind is nested there. Runtimes mount in the
     /// order of the spec, so the bind at that place hides the earlier binds below it.

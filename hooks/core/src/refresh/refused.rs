@@ -6,9 +6,6 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::kept_mounts::NotOfHost;
-use super::nested_binds::NotNested;
-
 /// Why a refresh leaves a stale mount as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
@@ -194,22 +191,5 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.to_string_lossy();
         f.write_str(&self.reason.describe(&path, self.error.as_deref()))
-    }
-}
-
-impl From<NotNested> for Refused {
-    fn from(NotNested(path): NotNested) -> Self {
-        Self::new(RefusedReason::NestedMount, path)
-    }
-}
-
-impl From<NotOfHost> for Refused {
-    fn from(why: NotOfHost) -> Self {
-        let (reason, path) = match why {
-            NotOfHost::InSpec(path) => (RefusedReason::SpecMountsBelow, path),
-            NotOfHost::Perhaps(path) => (RefusedReason::NestedMount, path),
-            NotOfHost::Stacked(path) => (RefusedReason::StackedMounts, path),
-        };
-        Self::new(reason, path)
     }
 }

@@ -13,8 +13,8 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
-    HostRootBind, KeptMounts, MountsBelow, Refused, RefusedReason, SubpathInContainer,
-    host_roots_in_container,
+    HostRootBind, KeptMounts, MountsBelow, MountsInVolume, Refused, RefusedReason,
+    SubpathInContainer, host_roots_in_container,
 };
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation};
@@ -119,8 +119,12 @@ impl HostRoots {
             refused.with_error(error.to_string())
         })?;
         let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
-        let kept = below.compared(&root, &host, makers, &self.record, &place_of_source);
-        Ok(kept.map_err(Refused::from)?)
+        let found = MountsInVolume {
+            nested: Vec::new(),
+            others: below.mounts().collect(),
+        };
+        let places = (&*root.source, &*root.destination);
+        Ok(below.compared(found, places, &host, makers, &self.record, &place_of_source)?)
     }
 }
 
@@ -163,7 +167,7 @@ impl HostRoots {
                     continue;
                 };
                 let gone = below.gone(&root, &host, makers, &self.record, &place_of_source);
-                let gone = gone.map_err(HostRootError::Below)?;
+                let gone = gone.map_err(|refused| HostRootError::Below(refused.path))?;
                 copies.extend(gone.into_iter().rev().map(|gone| PrivateCopy {
                     mount: gone.mount.clone(),
                     parent: table.mount(gone.mount.parent).cloned(),

@@ -16,7 +16,7 @@ use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
-    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, NotNested, Refused,
+    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, Refused,
     RefusedReason, SubpathInContainer, mounts_in_container, mounts_in_volume,
 };
 use bindguard_core::spec::{Bind, MountMakers, SpecView};
@@ -139,7 +139,7 @@ impl<'a> BoundMounts<'a> {
         };
         match is_recorded() || is_current() {
             true => Ok(()),
-            false => Err(NotNested(bind.destination.clone()).into()),
+            false => Err(Refused::new(RefusedReason::NestedMount, &bind.destination).into()),
         }
     }
 
@@ -159,7 +159,7 @@ impl<'a> BoundMounts<'a> {
                 ..KeptMounts::default()
             });
         };
-        let refused = NotNested(other.mount_point.clone());
+        let refused = Refused::new(RefusedReason::NestedMount, &other.mount_point);
         let below = MountsBelow::of(table, volume.id).ok_or(NotReplaced::Changed)?;
         let (true, Some(makers)) = (bind.settings.is_recursive(), &self.makers) else {
             return Err(refused.into());
@@ -167,9 +167,8 @@ impl<'a> BoundMounts<'a> {
         let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
         let places = (&*bind.source, &*bind.destination);
         let record = self.record().clone();
-        let kept =
-            below.compared_in_volume(found, places, &host, makers, &record, &place_of_source);
-        kept.map_err(|why| NotNested(why.path().to_owned()).into())
+        let kept = below.compared(found, places, &host, makers, &record, &place_of_source);
+        kept.map_err(|why| Refused::new(RefusedReason::NestedMount, why.path).into())
     }
 
     fn recorded(&self, bind: &SpecifiedBind) -> Vec<FilePlace> {

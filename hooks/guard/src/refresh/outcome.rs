@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
-use bindguard_core::refresh::{NotNested, Refused, RefusedReason, SpecBind};
+use bindguard_core::refresh::{Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_core::source::KindName;
@@ -98,12 +98,6 @@ pub enum NotReplaced {
 impl From<Refused> for NotReplaced {
     fn from(refused: Refused) -> Self {
         Self::Refused(refused)
-    }
-}
-
-impl From<NotNested> for NotReplaced {
-    fn from(why: NotNested) -> Self {
-        Self::Refused(why.into())
     }
 }
 

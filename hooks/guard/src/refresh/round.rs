@@ -78,7 +78,7 @@ impl Round<'_, '_, '_> {
         for index in indices {
             let volumes = self.refresh.volumes;
             match volumes.mounts_below(self.subpaths[index], table) {
-                Ok(below) if has_same_mounts(&below, &self.below[index]) => same.push(index),
+                Ok(below) if below == self.below[index] => same.push(index),
                 Ok(_) => self.fail(index, NotReplaced::Changed),
                 Err(why) => self.fail(index, why),
             }
@@ -283,16 +283,6 @@ impl Round<'_, '_, '_> {
     fn fail(&mut self, index: usize, why: NotReplaced) {
         self.refresh.fail(self.subpaths[index], why);
     }
-}
-
-/// True if the new mounts below are those that the container needs now. The host may unmount mounts
-/// meanwhile.
-fn has_same_mounts(now: &Option<KeptMounts>, then: &Option<KeptMounts>) -> bool {
-    let needed = |below: &Option<KeptMounts>| {
-        let below = below.as_ref();
-        below.map(|below| (below.restrictions.clone(), below.nested.clone()))
-    };
-    needed(now) == needed(then)
 }
 
 /// True if a new mount at the same place becomes shared.
