@@ -21,7 +21,7 @@ use crate::admission::{OpenBundle, OpenError};
 use crate::expect::{ExpectedSources, record_expected_binds};
 use crate::inspect::inspect;
 use crate::probes::{ProbeLimits, Probes};
-use crate::rebind::{NotRebound, Rebound, rebind};
+use crate::rebind::{NotRebound, rebind};
 
 /// The first create of a container, or a later create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -242,27 +242,14 @@ fn repair(
     outcomes: &mut Outcomes,
 ) -> Option<SpecEdit> {
     let bind = order.bind()?;
-    let (outcome, edit) = match rebind(order, probes) {
-        Ok(Rebound::Swapped(tries)) => (
-            Outcome::Rebound { tries },
-            (attempt == Attempt::Again).then(|| order.spec_edit()),
-        ),
-        Ok(Rebound::AlreadyCurrent) => (Outcome::AlreadyCurrent, None),
-        Err(error @ NotRebound::Impossible(_)) => (
-            Outcome::Failed {
-                error: error.to_string(),
-            },
-            Some(order.spec_edit()),
-        ),
-        Err(error @ NotRebound::NoLongerStale(_)) => (
-            Outcome::Failed {
-                error: error.to_string(),
-            },
-            None,
-        ),
+    let result = rebind(order, probes);
+    let is_edited = match &result {
+        Ok(outcome) => attempt == Attempt::Again && matches!(outcome, Outcome::Rebound { .. }),
+        Err(NotRebound::Impossible(_)) => true,
+        Err(NotRebound::NoLongerStale(_)) => false,
     };
-    outcomes.insert(bind, outcome);
-    edit.flatten()
+    outcomes.insert(bind, result.unwrap_or_else(Outcome::from));
+    is_edited.then(|| order.spec_edit()).flatten()
 }
 
 /// Why the edited spec was not written.

@@ -39,7 +39,7 @@ pub use journal::{
 pub use oci_state::{bundle_and_pid, read_bundle_and_pid};
 pub use probes::{Answers, Probes};
 pub use prove::{Proved, prove_container, prove_new_container, uncompared_container};
-pub use rebind::{NotRebound, Rebound, rebind};
+pub use rebind::{NotRebound, rebind};
 pub use staging::dead_volume;
 pub use subpaths::judge_subpaths;
 

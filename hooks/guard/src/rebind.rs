@@ -23,6 +23,7 @@ use bindguard_core::evidence::{Observed, SubpathEvidence};
 use bindguard_core::judge::{PathInVolume, Remedy, RepairMethod, Verdict, judge_subpath};
 use bindguard_core::kubelet::{TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::plan::Rebind;
+use bindguard_core::report::Outcome;
 use bindguard_sys::fault::{self, FaultPoint};
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::replace::{
@@ -38,15 +39,6 @@ use crate::probes::Probes;
 /// The pause after a failure that may pass.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The way in which a subpath became current.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Rebound {
-    /// By this many swaps.
-    Swapped(u32),
-    /// Without any swap: another repairer was first.
-    AlreadyCurrent,
-}
-
 /// The reason why a subpath is not current.
 #[derive(Debug, thiserror::Error)]
 pub enum NotRebound {
@@ -58,9 +50,17 @@ pub enum NotRebound {
     Impossible(String),
 }
 
-/// Replaces a stale subpath's mount by a bind of its current target. All repairs of a create share
-/// `probes`.
-pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Rebound, NotRebound> {
+impl From<NotRebound> for Outcome {
+    fn from(error: NotRebound) -> Self {
+        Self::Failed {
+            error: error.to_string(),
+        }
+    }
+}
+
+/// Replaces a stale subpath's mount by a bind of its current target. Returns the number of swaps, or
+/// that the mount was current before the first swap. All repairs of a create share `probes`.
+pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Outcome, NotRebound> {
     let mut left_behind = BTreeSet::new();
     let result = until_current(order, probes, &mut left_behind);
     fault::reach(FaultPoint::Verified);
@@ -73,7 +73,7 @@ fn until_current(
     order: &Rebind,
     probes: &Probes,
     left_behind: &mut BTreeSet<String>,
-) -> Result<Rebound, NotRebound> {
+) -> Result<Outcome, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
     let ended = repeat(Instant::now() + REPLACE_TIMEOUT, || {
         let round = RebindRound::begin(order.subpath(), probes);
@@ -95,8 +95,9 @@ fn until_current(
         Ok(ControlFlow::Continue(()))
     })?;
     match ended {
-        Ended::Done(0) => Ok(Rebound::AlreadyCurrent),
-        Ended::Done(swaps) => Ok(Rebound::Swapped(swaps)),
+        // Another repairer was first.
+        Ended::Done(0) => Ok(Outcome::AlreadyCurrent),
+        Ended::Done(tries) => Ok(Outcome::Rebound { tries }),
         Ended::Unfinished { rounds } => Err(NotRebound::Impossible(format!(
             "its volume changed {rounds} times meanwhile"
         ))),

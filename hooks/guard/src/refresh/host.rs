@@ -15,7 +15,7 @@ use bindguard_core::report::{BindReport, Outcome, Report};
 
 use crate::check::planned_outcome;
 use crate::probes::Probes;
-use crate::rebind::{NotRebound, Rebound, rebind};
+use crate::rebind::{NotRebound, rebind};
 use crate::subpaths::judge_subpaths;
 
 /// A volume of a pod, by its name in the pod's spec.
@@ -87,14 +87,13 @@ fn has_no_mount(verdict: &Verdict) -> bool {
 /// `None` if the subpath went away meanwhile.
 fn reported(finding: Finding, policy: &Policy) -> Option<BindReport> {
     let outcome = match policy.stale_subpaths {
-        Mode::Repair => match Rebind::from_finding(&finding, policy).map(|order| rebound(&order)) {
-            Some(Err(NotRebound::NoLongerStale(_))) => return None,
-            Some(Err(error @ NotRebound::Impossible(_))) => Some(Outcome::Failed {
-                error: error.to_string(),
-            }),
-            Some(Ok(outcome)) => Some(outcome),
-            None => None,
-        },
+        Mode::Repair => {
+            let rebind = |order: &Rebind| rebind(order, &Probes::for_repairs(Instant::now()));
+            match Rebind::from_finding(&finding, policy).as_ref().map(rebind) {
+                Some(Err(NotRebound::NoLongerStale(_))) => return None,
+                rebound => rebound.map(|rebound| rebound.unwrap_or_else(Outcome::from)),
+            }
+        }
         // The effect that a repair would have: policy only keeps it from being done.
         Mode::Report | Mode::Off => {
             let policy = Policy {
@@ -109,13 +108,6 @@ fn reported(finding: Finding, policy: &Policy) -> Option<BindReport> {
         }
     };
     Some(BindReport { finding, outcome })
-}
-
-fn rebound(order: &Rebind) -> Result<Outcome, NotRebound> {
-    Ok(match rebind(order, &Probes::for_repairs(Instant::now()))? {
-        Rebound::Swapped(tries) => Outcome::Rebound { tries },
-        Rebound::AlreadyCurrent => Outcome::AlreadyCurrent,
-    })
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {

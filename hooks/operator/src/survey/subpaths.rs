@@ -11,7 +11,7 @@ use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{Probes, Rebound, judge_subpaths, planned_outcome, rebind};
+use bindguard_guard::{Probes, judge_subpaths, planned_outcome, rebind};
 use bindguard_sys::observe::{is_listed, list_subpaths};
 
 use super::detach::detach_stale;
@@ -68,13 +68,8 @@ pub(crate) fn detach_subpaths(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> 
 }
 
 fn repaired(order: &Rebind) -> Outcome {
-    match rebind(order, &Probes::for_repairs(Instant::now())) {
-        Ok(Rebound::Swapped(tries)) => Outcome::Rebound { tries },
-        Ok(Rebound::AlreadyCurrent) => Outcome::AlreadyCurrent,
-        Err(error) => Outcome::Failed {
-            error: error.to_string(),
-        },
-    }
+    let probes = Probes::for_repairs(Instant::now());
+    rebind(order, &probes).unwrap_or_else(Outcome::from)
 }
 
 fn report_on_subpaths(
