@@ -10,11 +10,11 @@ use bindguard_core::places::Places;
 use bindguard_core::plan::{
     Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
 };
-use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{EditError, SpecEdit, SpecView};
-use bindguard_sys::bundle::{self, BundleError};
+use bindguard_sys::bundle::{self, BundleError, record};
 use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::admission::{OpenBundle, OpenError};
@@ -213,14 +213,20 @@ impl Admission {
             repairs_host_root
                 && binds.any(|it| it.bind == Some(index) && it.kind == SourceKind::HostRoot)
         };
-        let expectation = record_expected_binds(bundle, edits, is_host_root);
-        self.report.unproven = expectation.unproven;
-        self.is_provable = !expectation.expected.binds.is_empty();
-        if let Some(error) = expectation.problem {
+        record::remove(bundle.path);
+        let binds = bundle.spec.binds().len();
+        if bundle.policy.proof == Alarm::Off || binds == 0 {
+            return;
+        }
+        let recorded = record_expected_binds(bundle, edits, is_host_root);
+        if let Err(error) = &recorded {
             let problem = format!("write the record of expected binds: {error}");
             self.refusal = refusal_of_uncompared(&problem, &bundle.policy);
             self.report.problems.push(problem);
         }
+        let recorded = recorded.unwrap_or_default();
+        self.report.unproven = binds - recorded;
+        self.is_provable = recorded > 0;
     }
 
     /// A bundle that could not be opened is created as it is, unless policy refuses it.

@@ -18,48 +18,24 @@ use bindguard_sys::{Handle, Mounts, open_without_waiting};
 use crate::admission::OpenBundle;
 use crate::inspect::{MAX_HELD_BINDS, source_of};
 
-/// The record of a bundle, and the number of binds that it lacks.
-#[derive(Debug, Default)]
-pub(crate) struct NewRecord {
-    pub expected: ExpectedBinds,
-    pub unproven: usize,
-    /// Why there is no record.
-    pub problem: Option<io::Error>,
-}
-
 /// A bind, its final source and the propagation that its mount may have.
-struct BindToRecord<'w, 'a> {
-    bind: &'w Bind<'a>,
-    source: &'w Path,
-    propagation: ExpectedPropagation,
-}
+type BindToRecord<'w, 'a> = (&'w Bind<'a>, Cow<'w, Path>, ExpectedPropagation);
 
-/// Writes the record of a bundle whose spec has these edits. `is_host_root`: true for the position
-/// of a bind that must receive the host's umounts. Returns an empty record if policy wants no proof,
-/// and a problem if the file cannot be written.
+/// Writes the record of a bundle whose spec has these edits, and returns the number of recorded
+/// binds. `is_host_root`: true for the position of a bind that must receive the host's umounts.
+///
+/// # Errors
+/// If the record cannot be written.
 pub(crate) fn record_expected_binds(
     bundle: &OpenBundle<'_>,
     edits: &[SpecEdit],
     is_host_root: impl Fn(usize) -> bool,
-) -> NewRecord {
-    record::remove(bundle.path);
-    let binds = bundle.spec.binds();
-    if bundle.policy.proof == Alarm::Off || binds.is_empty() {
-        return NewRecord::default();
-    }
-    let sources = final_sources(bundle, edits);
-    let wanted = wanted(binds, &sources, |bind| {
+) -> io::Result<usize> {
+    let expected = expect(&with_sources(bundle, edits, |bind| {
         propagation(bundle, bind, edits, is_host_root(bind.index()))
-    });
-    let expectation = expect(&wanted);
-    match record::write(bundle.path, &expectation.expected) {
-        Ok(()) => expectation,
-        Err(error) => NewRecord {
-            unproven: binds.len(),
-            problem: Some(error),
-            ..NewRecord::default()
-        },
-    }
+    }));
+    record::write(bundle.path, &expected)?;
+    Ok(expected.binds.len())
 }
 
 /// The sources of the binds of an admitted spec, for a container that has no bundle yet.
@@ -77,15 +53,13 @@ impl ExpectedSources {
         if bundle.policy.proof == Alarm::Off {
             return Self::default();
         }
-        let binds = bundle.spec.binds();
-        let sources = final_sources(bundle, edits);
         // The bundle decides on flags and propagation later: other plugins may change them.
-        let wanted = wanted(binds, &sources, |_| ExpectedPropagation::Any);
-        let expected = expect(&wanted).expected.binds.into_iter();
+        let wanted = with_sources(bundle, edits, |_| ExpectedPropagation::Any);
+        let expected = expect(&wanted).binds.into_iter();
         let with_source = expected.filter_map(|expected| {
-            let is_its = |wanted: &&BindToRecord<'_, '_>| wanted.bind.index() == expected.bind;
-            let source = wanted.iter().find(is_its)?.source.to_owned();
-            Some((source, expected))
+            let is_its = |(bind, ..): &&BindToRecord<'_, '_>| bind.index() == expected.bind;
+            let (_, source, _) = wanted.iter().find(is_its)?;
+            Some((source.to_path_buf(), expected))
         });
         Self(with_source.collect())
     }
@@ -114,27 +88,15 @@ impl ExpectedSources {
 
 /// The expectations for recorded binds, by what their sources are now.
 pub(crate) fn expect_again(bundle: &OpenBundle<'_>, recorded: &[&ExpectedBind]) -> ExpectedBinds {
-    let found: Vec<_> = bundle
-        .spec
-        .binds()
-        .iter()
-        .filter_map(|bind| {
-            let expected = recorded.iter().find(|it| it.bind == bind.index())?;
-            Some((bind, source_of(bind, bundle.path), expected.propagation))
-        })
-        .collect();
-    let wanted: Vec<_> = found
-        .iter()
-        .map(|(bind, source, propagation)| BindToRecord {
-            bind,
-            source,
-            propagation: *propagation,
-        })
-        .collect();
-    expect(&wanted).expected
+    let binds = bundle.spec.binds().iter();
+    let wanted = binds.filter_map(|bind| {
+        let expected = recorded.iter().find(|it| it.bind == bind.index())?;
+        Some((bind, source_of(bind, bundle.path), expected.propagation))
+    });
+    expect(&wanted.collect::<Vec<_>>())
 }
 
-fn expect(wanted: &[BindToRecord<'_, '_>]) -> NewRecord {
+fn expect(wanted: &[BindToRecord<'_, '_>]) -> ExpectedBinds {
     let mut binds = Vec::with_capacity(wanted.len());
     let earlier = Mounts::default();
     for some in wanted.chunks(MAX_HELD_BINDS) {
@@ -142,56 +104,44 @@ fn expect(wanted: &[BindToRecord<'_, '_>]) -> NewRecord {
             .iter()
             .filter_map(|wanted| {
                 let is_local = |handle: &Handle| earlier.is_local(handle);
-                let handle = open_without_waiting(wanted.source, is_local).ok()?;
+                let handle = open_without_waiting(&wanted.1, is_local).ok()?;
                 Some((wanted, handle.unqueried()))
             })
             .collect();
         let mounts = earlier.for_newly_opened();
         binds.extend(opened.iter().filter_map(|(wanted, handle)| {
-            let source = BindSource::of(handle, &mounts)?;
-            let (mount, path) = (&source.mount, &source.path);
-            let expected = ExpectedBind::new(wanted.bind, mount, path, wanted.propagation)?;
+            let (bind, named, propagation) = wanted;
+            let BindSource { mount, path } = BindSource::of(handle, &mounts)?;
+            let expected = ExpectedBind::new(bind, &mount, &path, *propagation)?;
             let identity = handle.identity().ok();
             let identity = identity.filter(|_| mount.fs_type.is_local());
             Some(ExpectedBind {
-                resolved: (path != wanted.source).then(|| path.clone()),
+                resolved: (path != *named).then_some(path),
                 inode: identity.map(|identity| identity.inode),
                 ..expected
             })
         }));
     }
-    NewRecord {
-        unproven: wanted.len() - binds.len(),
-        expected: ExpectedBinds {
-            binds,
-            ..ExpectedBinds::default()
-        },
-        problem: None,
+    ExpectedBinds {
+        binds,
+        ..ExpectedBinds::default()
     }
 }
 
-fn wanted<'w, 'a>(
-    binds: &'w [Bind<'a>],
-    sources: &'w [Cow<'_, Path>],
+/// The binds of a spec, each with its source after the edits.
+fn with_sources<'w, 'a>(
+    bundle: &'w OpenBundle<'a>,
+    edits: &'w [SpecEdit],
     propagation: impl Fn(&Bind<'a>) -> ExpectedPropagation,
 ) -> Vec<BindToRecord<'w, 'a>> {
-    let pairs = binds.iter().zip(sources);
-    pairs
-        .map(|(bind, source)| BindToRecord {
-            bind,
-            source,
-            propagation: propagation(bind),
-        })
-        .collect()
-}
-
-/// The source of each bind, after the edits.
-fn final_sources<'e>(bundle: &'e OpenBundle<'_>, edits: &'e [SpecEdit]) -> Vec<Cow<'e, Path>> {
     let binds = bundle.spec.binds().iter();
     binds
-        .map(|bind| match edited_source(bind, edits) {
-            Some(source) => source.into(),
-            None => source_of(bind, bundle.path),
+        .map(|bind| {
+            let source = match edited_source(bind, edits) {
+                Some(source) => source.into(),
+                None => source_of(bind, bundle.path),
+            };
+            (bind, source, propagation(bind))
         })
         .collect()
 }

@@ -53,16 +53,9 @@ enum ProveError {
 /// nothing. A file that was replaced between the admission and the runtime's mount is no
 /// difference: the comparison is repeated with the source of now.
 pub fn prove_container(bundle: &Path, pid: u32, policy: &Policy, places: &Places) -> Proved {
-    let start = Instant::now();
-    let mut proved = Proved {
-        report: Report::about_bundle(bundle),
-        refusal: None,
-    };
-    if let Err(error) = proved.compare(bundle, pid, policy, places) {
-        proved.skip(error_chain(&error), policy);
-    }
-    proved.report.set_duration(start.elapsed());
-    proved
+    Proved::by(bundle, policy, |proved| {
+        proved.compare(bundle, pid, policy, places)
+    })
 }
 
 /// The result for a container whose comparison came to no end, for this reason.
@@ -89,19 +82,29 @@ pub fn prove_new_container(
     if record::read(path).is_ok() {
         return None;
     }
-    let start = Instant::now();
-    let mut proved = Proved {
-        report: Report::about_bundle(path),
-        refusal: None,
-    };
-    if let Err(error) = proved.compare_new(path, pid, sources, policy, places) {
-        proved.skip(error_chain(&error), policy);
-    }
-    proved.report.set_duration(start.elapsed());
-    Some(proved)
+    Some(Proved::by(path, policy, |proved| {
+        proved.compare_new(path, pid, sources, policy, places)
+    }))
 }
 
 impl Proved {
+    fn by(
+        bundle: &Path,
+        policy: &Policy,
+        compare: impl FnOnce(&mut Self) -> Result<(), ProveError>,
+    ) -> Self {
+        let start = Instant::now();
+        let mut proved = Self {
+            report: Report::about_bundle(bundle),
+            refusal: None,
+        };
+        if let Err(error) = compare(&mut proved) {
+            proved.skip(error_chain(&error), policy);
+        }
+        proved.report.set_duration(start.elapsed());
+        proved
+    }
+
     fn compare(
         &mut self,
         path: &Path,
