@@ -6,9 +6,10 @@
 use std::path::PathBuf;
 
 use super::{SubpathInContainer, judged};
+use crate::evidence::FilePlace;
 use crate::judge::{Expected, ExpectedTarget, PathInVolume};
 use crate::kubelet::{TimestampDirectory, VolumeLayout, Writer};
-use crate::mount_table::{Device, MountEntry, MountTable};
+use crate::mount_table::{MountEntry, MountTable};
 use crate::paths::below;
 
 /// A kubelet-written volume of a pod.
@@ -16,10 +17,8 @@ use crate::paths::below;
 pub struct PodVolume {
     /// Its directory on the host.
     pub directory: PathBuf,
-    /// The device of the filesystem that it is on.
-    pub device: Device,
-    /// Its place within that filesystem.
-    pub place: PathBuf,
+    /// Its place on the host.
+    pub place: FilePlace,
     /// The payload that `..data` names.
     pub current: TimestampDirectory,
 }
@@ -34,14 +33,14 @@ pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<S
 
 impl PodVolume {
     fn expected_at(&self, mount: &MountEntry) -> Option<Expected<'_>> {
-        if self.device != mount.device {
+        if self.place.device != mount.device {
             return None;
         }
-        let mut names = below(&mount.root.path, &self.place)?.components();
+        let mut names = below(&mount.root.path, &self.place.path)?.components();
         let timestamp = TimestampDirectory::from_name(names.next()?.as_os_str())?;
         Some(Expected {
             directory: &self.directory,
-            device: self.device,
+            device: self.place.device,
             writer: Writer::Kubelet,
             layout: VolumeLayout::Payload,
             sub_path: PathInVolume {
@@ -57,6 +56,7 @@ impl PodVolume {
 mod tests {
     use super::*;
     use crate::judge::Verdict;
+    use crate::mount_table::Device;
 
     const OLD: &str = "..2026_11_21_05_10_00.1";
     const NEW: &str = "..2026_11_21_05_20_00.2";
@@ -64,8 +64,10 @@ mod tests {
     fn volume() -> PodVolume {
         PodVolume {
             directory: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~configmap/conf".into(),
-            device: Device { major: 8, minor: 1 },
-            place: "/kubelet/pods/u/volumes/kubernetes.io~configmap/conf".into(),
+            place: FilePlace {
+                device: Device { major: 8, minor: 1 },
+                path: "/kubelet/pods/u/volumes/kubernetes.io~configmap/conf".into(),
+            },
             current: TimestampDirectory::from_name(NEW.as_ref()).unwrap(),
         }
     }

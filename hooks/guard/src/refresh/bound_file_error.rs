@@ -1,9 +1,10 @@
 //! Errors on the way to a file that a container engine bound.
 
-use std::io;
 use std::path::PathBuf;
 
-use bindguard_sys::{MountError, WalkError};
+use bindguard_sys::WalkError;
+
+use super::place::PlaceError;
 
 /// Why a bound file cannot be followed.
 #[derive(Debug, thiserror::Error)]
@@ -17,25 +18,7 @@ pub enum BoundFileError {
     /// The directory of the file is gone.
     #[error("the directory {} is gone", .0.display())]
     NoDirectory(PathBuf),
-    /// The path of a folder could not be resolved.
-    #[error("resolve {}", directory.display())]
-    Resolve {
-        /// The folder.
-        directory: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The mount of a folder could not be read.
-    #[error("find the mount of {}", directory.display())]
-    Mount {
-        /// The folder.
-        directory: PathBuf,
-        /// The reason.
-        #[source]
-        source: MountError,
-    },
-    /// The folder is not below the mount that shows it.
-    #[error("{} is not below its mount", .0.display())]
-    NotBelow(PathBuf),
+    /// The place of a folder or of the file is not known.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
 }

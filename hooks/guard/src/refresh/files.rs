@@ -20,8 +20,9 @@ use bindguard_sys::{Handle, HostWalk, Mounts, open_without_waiting, walk_host_pa
 use super::bound_file_error::BoundFileError;
 use super::current_files::CurrentFiles;
 use super::outcome::NotReplaced;
+use super::place::place_of;
 use super::running::RunningContainers;
-use super::ways::{folders_on_the_way, place_of, refuse_writable_way};
+use super::ways::{folders_on_the_way, refuse_writable_way};
 use crate::probes::Probes;
 
 /// A bind of a spec whose source has a name in a directory.

@@ -21,6 +21,7 @@ mod host_roots;
 mod ids;
 mod mounts;
 mod outcome;
+mod place;
 mod pod_folder;
 mod progress;
 mod records;
@@ -51,6 +52,7 @@ pub use mounts::BoundMounts;
 pub use outcome::{
     AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,
 };
+pub use place::PlaceError;
 pub use records::{TuckRecordError, TuckRecords};
 pub use release::{NotReleased, Release, ReleaseError, ReleaseOutcome, Released, release_copies};
 pub(crate) use sandbox::refuse_sandbox;

@@ -1,8 +1,6 @@
 //! The volumes of a pod with AtomicWriter's layout, open while its containers are refreshed: those
 //! that the kubelet writes, and [those of CSI drivers](super::driver_volumes).
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{Plugin, VolumeLayout, Writer};
@@ -11,52 +9,27 @@ use bindguard_core::refresh::{
     PodVolume, Refused, RefusedReason, SpecBind, SubpathInContainer, missing_binds,
     subpaths_in_container,
 };
-use bindguard_sys::{Handle, HandleError, MountError, Mounts, current_payload, open_target};
+use bindguard_sys::observe::{SubpathsError, children};
+use bindguard_sys::{Handle, HandleError, Mounts, current_payload, open_target};
 
 use super::current_files::CurrentFiles;
 use super::driver_volumes::{driver_volumes, refusal};
 use super::outcome::NotReplaced;
+use super::place::{PlaceError, place_of};
 use super::pod_folder::PodFolder;
 
 /// Why the volumes of a pod could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumesError {
     /// A folder could not be listed.
-    #[error("list {}", path.display())]
-    List {
-        /// The folder.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    List(#[from] SubpathsError),
     /// A volume could not be opened.
     #[error("open a volume of the pod")]
     Open(#[from] HandleError),
-    /// The path of a volume could not be resolved.
-    #[error("resolve {}", volume.display())]
-    Resolve {
-        /// The volume.
-        volume: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// The mount of a volume could not be read.
-    #[error("find the mount of {}", volume.display())]
-    Mount {
-        /// The volume.
-        volume: PathBuf,
-        /// The reason.
-        source: MountError,
-    },
-    /// The path of a volume is not below the mount that shows it.
-    #[error("{} is not below its mount at {}", volume.display(), mount_point.display())]
-    NotBelow {
-        /// The volume.
-        volume: PathBuf,
-        /// The mount point.
-        mount_point: PathBuf,
-    },
+    /// The place of a volume is not known.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
 }
 
 /// The volumes of a pod that only the kubelet, or only a CSI driver, writes.
@@ -83,7 +56,7 @@ impl PodVolumes {
         let written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
         let mut volumes = Vec::new();
         for plugin in written {
-            for directory in folders(&pod.join("volumes").join(plugin.folder()))? {
+            for directory in children(&pod.join("volumes").join(plugin.folder()))? {
                 volumes.extend(OpenVolume::open(Handle::of(&directory)?)?);
             }
         }
@@ -193,29 +166,9 @@ impl OpenVolume {
         let Ok(current) = current_payload(&handle) else {
             return Ok(None);
         };
-        let directory = handle.path().to_owned();
-        let found = Mounts::default().mount_of(&handle);
-        let mount = found
-            .map_err(|source| VolumesError::Mount {
-                volume: directory.clone(),
-                source,
-            })?
-            .entry;
-        let resolved = handle.resolved_path();
-        let resolved = resolved.map_err(|source| VolumesError::Resolve {
-            volume: directory.clone(),
-            source,
-        })?;
-        let place = mount
-            .place_in_filesystem(&resolved)
-            .ok_or_else(|| VolumesError::NotBelow {
-                volume: directory.clone(),
-                mount_point: mount.mount_point.clone(),
-            })?;
         let seen = PodVolume {
-            directory,
-            device: mount.device,
-            place,
+            directory: handle.path().to_owned(),
+            place: place_of(&handle, &Mounts::default())?,
             current,
         };
         Ok(Some(Self {
@@ -231,20 +184,5 @@ impl OpenVolume {
             current,
             ..self.seen.clone()
         })
-    }
-}
-
-/// The folders in a folder that may not exist.
-fn folders(path: &Path) -> Result<Vec<PathBuf>, VolumesError> {
-    let failed = |source| VolumesError::List {
-        path: path.to_owned(),
-        source,
-    };
-    match fs::read_dir(path) {
-        Ok(entries) => entries
-            .map(|entry| entry.map(|entry| entry.path()).map_err(failed))
-            .collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(failed(error)),
     }
 }

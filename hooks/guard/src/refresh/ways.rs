@@ -11,6 +11,7 @@ use bindguard_sys::{Handle, Mounts, WalkedFolder, walk_host_path};
 
 use super::bound_file_error::BoundFileError;
 use super::outcome::NotReplaced;
+use super::place::place_of;
 use super::running::RunningContainers;
 
 /// Refuses a way to a file if a running container may write a folder that the way relies on, and
@@ -57,7 +58,7 @@ pub(super) fn refuse_unsafe_way(
     let way = way_to_folder(directory)?.to_mount_point(name);
     let way = way.ok_or(NotReplaced::Changed)?;
     let relied_on = way.all_relied_on()?;
-    let place = place_of(root, &Mounts::default())?;
+    let place = place_of(root, &Mounts::default()).map_err(BoundFileError::from)?;
     let to_write = !stale.mount.is_read_only();
     Ok(refuse_writable_way(
         &way,
@@ -90,28 +91,4 @@ pub(super) fn folders_on_the_way(
         })
     };
     folders.iter().map(folder).collect()
-}
-
-/// The place of a file in its filesystem.
-pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, BoundFileError> {
-    let directory = || file.path().to_owned();
-    let mount = mounts.mount_of(file);
-    let mount = mount
-        .map_err(|source| BoundFileError::Mount {
-            directory: directory(),
-            source,
-        })?
-        .entry;
-    let resolved = file.resolved_path();
-    let resolved = resolved.map_err(|source| BoundFileError::Resolve {
-        directory: directory(),
-        source,
-    })?;
-    let path = mount
-        .place_in_filesystem(&resolved)
-        .ok_or_else(|| BoundFileError::NotBelow(directory()))?;
-    Ok(FilePlace {
-        device: mount.device,
-        path,
-    })
 }
