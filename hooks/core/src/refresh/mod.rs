@@ -35,7 +35,7 @@ pub use nested_binds::{InnerBind, MountsInVolume, NestedBind, mounts_in_volume};
 pub use refused::{Refused, RefusedReason};
 pub use volumes::{PodVolume, subpaths_in_container};
 pub use way::{Found, LookUp, ReliedOn, Way, WayFolder};
-pub use writers::ContainerTable;
+pub use writers::can_lead;
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on
 /// the host.

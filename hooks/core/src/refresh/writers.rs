@@ -14,49 +14,38 @@ use crate::mount_table::{MountEntry, MountIndex, MountTable};
 /// some milliseconds for each judged mount.
 const MAX_JUDGED_MOUNTS: usize = 64;
 
-/// The mounts of a running container.
-#[derive(Debug, Clone)]
-pub struct ContainerTable {
-    /// The pid of its init.
-    pub init: u32,
-    /// Its mount table.
-    pub table: MountTable,
+/// True if a container with these mounts may write the folder, and has no access to the file.
+/// `to_write`: read access to the file does not suffice.
+pub fn can_lead(table: &MountTable, folder: &FilePlace, file: &FilePlace, to_write: bool) -> bool {
+    let may_write = |mount: &MountEntry| !mount.is_read_only() && folder.below(mount).is_some();
+    table.entries().iter().any(may_write) && !has(table, file, to_write)
 }
 
-impl ContainerTable {
-    /// True if the container may write the folder, and has no access to the file. `to_write`: read
-    /// access to the file does not suffice.
-    pub fn can_lead(&self, folder: &FilePlace, file: &FilePlace, to_write: bool) -> bool {
-        let may_write = |mount: &MountEntry| !mount.is_read_only() && folder.below(mount).is_some();
-        self.table.entries().iter().any(may_write) && !self.has(file, to_write)
-    }
+/// True if the container surely has the file. A container decides how many mounts give the file, so
+/// only the newest are judged.
+fn has(table: &MountTable, file: &FilePlace, to_write: bool) -> bool {
+    let index = MountIndex::of(table);
+    let gives = |mount: &&MountEntry| !(to_write && mount.is_read_only());
+    let mounts = table.entries().iter().rev().filter(gives);
+    let given = mounts.filter_map(|mount| {
+        let rest = file.below(mount)?;
+        Some((mount, mount.mount_point.join(rest)))
+    });
+    given
+        .take(MAX_JUDGED_MOUNTS)
+        .any(|(mount, path)| is_seen(table, &index, mount, &path))
+}
 
-    /// True if the container surely has the file. A container decides how many mounts give the file,
-    /// so only the newest are judged.
-    fn has(&self, file: &FilePlace, to_write: bool) -> bool {
-        let index = MountIndex::of(&self.table);
-        let gives = |mount: &&MountEntry| !(to_write && mount.is_read_only());
-        let mounts = self.table.entries().iter().rev().filter(gives);
-        let given = mounts.filter_map(|mount| {
-            let rest = file.below(mount)?;
-            Some((mount, mount.mount_point.join(rest)))
-        });
-        given
-            .take(MAX_JUDGED_MOUNTS)
-            .any(|(mount, path)| self.is_seen(&index, mount, &path))
+/// True if no mount hides the path: only the parents of this mount lie on the way to the mount.
+fn is_seen(table: &MountTable, index: &MountIndex<'_>, mount: &MountEntry, path: &Path) -> bool {
+    let mut carrying = HashSet::from([mount.id]);
+    let mut next = index.parent(mount);
+    while let Some(parent) = next.filter(|parent| carrying.insert(parent.id)) {
+        next = index.parent(parent);
     }
-
-    /// True if no mount hides the path: only the parents of this mount lie on the way to the mount.
-    fn is_seen(&self, index: &MountIndex<'_>, mount: &MountEntry, path: &Path) -> bool {
-        let mut carrying = HashSet::from([mount.id]);
-        let mut next = index.parent(mount);
-        while let Some(parent) = next.filter(|parent| carrying.insert(parent.id)) {
-            next = index.parent(parent);
-        }
-        let mounts = self.table.entries().iter();
-        let mut on_the_way = mounts.filter(|other| path.starts_with(&other.mount_point));
-        on_the_way.all(|other| carrying.contains(&other.id))
-    }
+    let mounts = table.entries().iter();
+    let mut on_the_way = mounts.filter(|other| path.starts_with(&other.mount_point));
+    on_the_way.all(|other| carrying.contains(&other.id))
 }
 
 #[cfg(test)]
@@ -64,12 +53,9 @@ mod tests {
     use super::*;
     use crate::mount_table::Device;
 
-    fn container(mounts: &str) -> ContainerTable {
+    fn container(mounts: &str) -> MountTable {
         let text = format!("1 0 0:9 / / rw - overlay o rw\n{mounts}");
-        ContainerTable {
-            init: 7,
-            table: MountTable::from_mountinfo(text.as_bytes()).unwrap(),
-        }
+        MountTable::from_mountinfo(text.as_bytes()).unwrap()
     }
 
     fn place(path: &str) -> FilePlace {
@@ -85,8 +71,14 @@ mod tests {
         let stacked = |id: u32| format!("{id} {} 8:1 /p/data /data rw - ext4 d rw\n", id - 1);
         let mounts: String = (2..30_000).map(stacked).collect();
         let container = container(&mounts);
-        assert!(!container.can_lead(&place("/p/data"), &place("/p/data/conf"), false));
-        assert!(container.can_lead(&place("/p/data"), &place("/p/conf"), false));
+        let folder = place("/p/data");
+        assert!(!can_lead(
+            &container,
+            &folder,
+            &place("/p/data/conf"),
+            false
+        ));
+        assert!(can_lead(&container, &folder, &place("/p/conf"), false));
     }
 
     #[test]
@@ -141,7 +133,12 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                container(mounts).can_lead(&place("/p/data"), &place(file), to_write),
+                can_lead(
+                    &container(mounts),
+                    &place("/p/data"),
+                    &place(file),
+                    to_write
+                ),
                 can,
                 "{mounts}{file}"
             );

@@ -36,7 +36,6 @@ mod tree_parts;
 mod volumes;
 mod ways;
 
-pub use bindguard_sys::replace::CloneSettings;
 pub use bound_file_error::BoundFileError;
 pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::ContainerTable;
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::observe::SubpathsError;
@@ -61,7 +60,7 @@ pub trait RunningContainers: Debug {
     /// An item is an error if the containers cannot be listed, or the table cannot be read, or is not
     /// that of the mount namespace that the runtime made: a container can hide its mounts in a
     /// namespace of its own, and still write through an open directory.
-    fn tables(&self) -> Box<dyn Iterator<Item = Result<ContainerTable, RunningError>>> {
+    fn tables(&self) -> Box<dyn Iterator<Item = Result<MountTable, RunningError>>> {
         match self.running() {
             Ok(running) => Box::new(
                 running
@@ -80,7 +79,7 @@ impl RunningContainers for Vec<RunningContainer> {
 }
 
 /// `None` if the container ended.
-fn table_of(container: RunningContainer) -> Result<Option<ContainerTable>, RunningError> {
+fn table_of(container: RunningContainer) -> Result<Option<MountTable>, RunningError> {
     let RunningContainer { init, spec } = container;
     let process = match HeldProcess::open(init) {
         Err(ProcessError::Ended(_)) => return Ok(None),
@@ -88,10 +87,7 @@ fn table_of(container: RunningContainer) -> Result<Option<ContainerTable>, Runni
     };
     match mounts_by_runtime(&process, spec) {
         Err(_) if !process.is_alive() => Ok(None),
-        table => Ok(Some(ContainerTable {
-            init,
-            table: table?,
-        })),
+        table => Ok(Some(table?)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bindguard_core::evidence::FilePlace;
 use bindguard_core::refresh::{
-    Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder,
+    Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder, can_lead,
 };
 use bindguard_sys::{Handle, Mounts, WalkedFolder, walk_host_path};
 
@@ -26,12 +26,12 @@ pub(super) fn refuse_writable_way(
         return Ok(());
     }
     let mut first = None;
-    for container in others.tables() {
-        let Ok(container) = container else {
+    for table in others.tables() {
+        let Ok(table) = table else {
             return Err(way.refusal(&relied_on[0], RefusedReason::MountsUnknown));
         };
         let leads =
-            |relied_on: &ReliedOn<'_>| container.can_lead(&relied_on.folder.place, file, to_write);
+            |relied_on: &ReliedOn<'_>| can_lead(&table, &relied_on.folder.place, file, to_write);
         let led = relied_on.iter().position(leads);
         first = first.into_iter().chain(led).min();
         if first == Some(0) {
