@@ -67,12 +67,15 @@ impl Inotify {
     /// # Errors
     /// inotify_add_watch(2)'s, such as ENOSPC at `fs.inotify.max_user_watches`.
     pub fn watch(&self, directory: &Path) -> io::Result<WatchId> {
-        let only = WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW | WatchFlags::EXCL_UNLINK;
-        Ok(WatchId(inotify::add_watch(
-            &self.descriptor,
-            directory,
-            NAMES | only,
-        )?))
+        self.add(directory, NAMES | WatchFlags::DONT_FOLLOW)
+    }
+
+    /// Watches a directory for new names. A symlink is followed.
+    ///
+    /// # Errors
+    /// As [`Inotify::watch`].
+    pub fn watch_linked(&self, directory: &Path) -> io::Result<WatchId> {
+        self.add(directory, NAMES)
     }
 
     /// As [`Inotify::watch`], for a directory that is open: no walk of a path waits for a server.
@@ -81,12 +84,7 @@ impl Inotify {
     /// As there.
     pub fn watch_open(&self, directory: impl AsFd) -> io::Result<WatchId> {
         let path = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-        let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
-        Ok(WatchId(inotify::add_watch(
-            &self.descriptor,
-            path,
-            NAMES | only,
-        )?))
+        self.add(Path::new(&path), NAMES)
     }
 
     /// Watches a directory for new and written files. Symlinks are followed, as a container runtime
@@ -96,12 +94,13 @@ impl Inotify {
     /// As [`Inotify::watch`].
     pub fn watch_files(&self, directory: &Path) -> io::Result<WatchId> {
         let files = NAMES | WatchFlags::CLOSE_WRITE | WatchFlags::MOVE_SELF;
+        self.add(directory, files)
+    }
+
+    fn add(&self, directory: &Path, flags: WatchFlags) -> io::Result<WatchId> {
         let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
-        Ok(WatchId(inotify::add_watch(
-            &self.descriptor,
-            directory,
-            files | only,
-        )?))
+        let watch = inotify::add_watch(&self.descriptor, directory, flags | only)?;
+        Ok(WatchId(watch))
     }
 
     /// Removes a watch. It is no error if the kernel removed it before.

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, Plugin, Writer};
@@ -91,18 +92,38 @@ impl WatchTree {
     }
 
     /// Watches every pod and every volume with subpaths that is there, and returns these volumes.
+    /// Removes all other watches: after an overflow, a watch whose end was lost would stay known.
     pub fn survey(&mut self) -> TreeChanges {
         let mut changes = TreeChanges::default();
+        let before = mem::take(&mut self.watched);
+        self.add_pods(&mut changes);
+        before
+            .keys()
+            .filter(|watch| !self.watched.contains_key(watch))
+            .for_each(|watch| self.inotify.unwatch(*watch));
+        changes
+    }
+
+    /// Watches the folder of the pods and its pods, or the kubelet root until the folder is there.
+    /// An administrator may replace the root or the folder by a symlink to another disk.
+    fn add_pods(&mut self, changes: &mut TreeChanges) {
         let pods = self.root.join(PODS);
-        if self.watch(&pods, Watched::Pods, &mut changes) {
+        let watch = self.inotify.watch_linked(&pods);
+        let is_missing = watch
+            .as_ref()
+            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if self.watched(watch, &pods, Watched::Pods, changes) {
             names(&pods)
                 .iter()
-                .for_each(|uid| self.add_pod(uid, &mut changes));
-        } else if self.watch(&self.root.clone(), Watched::Root, &mut changes) {
-            // It may have appeared before the watch.
-            changes.survey = pods.symlink_metadata().is_ok();
+                .for_each(|uid| self.add_pod(uid, changes));
+            return;
         }
-        changes
+        let watch = self.inotify.watch_linked(&self.root);
+        if self.watched(watch, &self.root.clone(), Watched::Root, changes) {
+            // The folder may have appeared before the root was watched. A folder that is there and
+            // cannot be watched waits for the next survey.
+            changes.survey = is_missing && pods.metadata().is_ok();
+        }
     }
 
     /// Follows events: adds watches for new directories, and returns the volumes that changed.
@@ -431,5 +452,52 @@ mod tests {
             .wait(Some(Duration::from_secs(10)))
             .unwrap();
         assert!(scene.tree.follow(events).survey);
+    }
+
+    #[test]
+    fn a_pods_folder_that_cannot_be_watched_waits_for_the_next_survey() {
+        let mut scene = Scene::new();
+        let pods = scene.root.path().join(PODS);
+        fs::remove_dir(&pods).unwrap();
+        fs::write(&pods, "").unwrap();
+        assert!(!scene.tree.survey().survey, "a file");
+        fs::remove_file(&pods).unwrap();
+        symlink("nowhere", &pods).unwrap();
+        assert!(!scene.tree.survey().survey, "a link to nowhere");
+    }
+
+    #[test]
+    fn a_linked_pods_folder_of_a_linked_root_is_watched() {
+        let disk = tempfile::tempdir().unwrap();
+        fs::create_dir_all(disk.path().join("data")).unwrap();
+        fs::create_dir_all(disk.path().join("other")).unwrap();
+        symlink("data", disk.path().join("root")).unwrap();
+        let mut tree = WatchTree::new(disk.path().join("root"), Inotify::new().unwrap());
+        let follow = |tree: &mut WatchTree| {
+            let events = tree.inotify().wait(Some(Duration::from_secs(10)));
+            tree.follow(events.unwrap())
+        };
+        assert!(!tree.survey().survey);
+        symlink("../other", disk.path().join("data/pods")).unwrap();
+        assert!(follow(&mut tree).survey, "the root is watched");
+        assert!(!tree.survey().survey);
+        let pod = disk.path().join("other/u-1");
+        fs::create_dir_all(pod.join("volumes/kubernetes.io~configmap/conf")).unwrap();
+        fs::create_dir_all(pod.join("volume-subpaths/conf")).unwrap();
+        assert_eq!(follow(&mut tree).volumes.len(), 1, "the pods are watched");
+    }
+
+    #[test]
+    fn a_survey_forgets_watches_whose_end_was_lost() {
+        let mut scene = Scene::new();
+        scene.make(CONF);
+        scene.make("pods/u-1/volume-subpaths/conf/app");
+        scene.tree.survey();
+        assert_eq!(scene.tree.volumes(), 1);
+        fs::remove_dir_all(scene.root.path().join("pods/u-1")).unwrap();
+        let lost = scene.tree.inotify().wait(Some(Duration::from_secs(10)));
+        assert!(!lost.unwrap().is_empty());
+        scene.tree.survey();
+        assert_eq!((scene.tree.volumes(), scene.tree.watched.len()), (0, 1));
     }
 }
