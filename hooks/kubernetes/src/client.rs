@@ -1,12 +1,14 @@
 //! A client of the API server: single requests with JSON, no retries, a single connection.
 //!
-//! It connects for the first request, and anew after a failure. The time limit is the caller's.
+//! It connects for the first request, and anew after a failure. Credentials may lie below a kubelet
+//! root that hangs: threads of tokio's pool read them, and the time limit of a request includes the
+//! wait for them.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bindguard_core::error_chain;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
@@ -20,6 +22,8 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 
 use super::access::{Access, AccessError};
 use super::credentials::{Credentials, ReadError, Token};
@@ -28,6 +32,9 @@ use super::credentials::{Credentials, ReadError, Token};
 const IDLE: Duration = Duration::from_secs(20);
 
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// Time limit of one request, its connection and credentials included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The limit of an answer: the API server's own limit of an object.
 const MAX_ANSWER: usize = 3 << 20;
@@ -43,9 +50,15 @@ pub enum ApiError {
     /// There are no credentials.
     #[error(transparent)]
     Access(#[from] AccessError),
+    /// The thread that read the credentials has ended.
+    #[error("read the credentials")]
+    NotRead(#[from] JoinError),
     /// The token is not readable.
     #[error("read the token")]
     Token(#[source] ReadError),
+    /// The token would be readable by everyone on the way.
+    #[error("{0} has no TLS, and would get a token; set an https server")]
+    PlainToken(Uri),
     /// The authorities or the client certificate are not usable.
     #[error("prepare TLS")]
     Tls(#[from] rustls::Error),
@@ -61,19 +74,12 @@ pub enum ApiError {
     /// It did not answer.
     #[error("send a request")]
     Send(#[from] hyper_util::client::legacy::Error),
-    /// It did not answer within the caller's time limit.
+    /// It did not answer within the time limit of a request.
     #[error("the API server does not answer in time")]
     Silent,
     /// Its answer ended early, or is too large.
     #[error("read the answer")]
     Body(#[source] io::Error),
-}
-
-impl ApiError {
-    /// The reason in a single line.
-    pub fn reason(&self) -> String {
-        error_chain(self)
-    }
 }
 
 /// `Status` of `meta/v1`, as far as it is used.
@@ -106,16 +112,33 @@ pub struct StatusCause {
     pub reason: String,
 }
 
-/// A client with a lazy connection.
+/// A client that connects when it is used.
+#[derive(Debug)]
 pub struct ApiClient {
     access: Arc<Access>,
+    credentials: FileRead<Result<Credentials, AccessError>>,
+    token: FileRead<Result<String, ReadError>>,
     connected: Option<Connected>,
 }
 
+#[derive(Debug)]
 struct Connected {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     server: Uri,
-    token: Option<Token>,
+    token: Option<Arc<Token>>,
+}
+
+/// A read of files in a thread that a kubelet root may block. The next request waits for the same
+/// read, so a client blocks one thread at most.
+#[derive(Debug)]
+struct FileRead<T>(Option<JoinHandle<T>>);
+
+impl<T: Send + 'static> FileRead<T> {
+    async fn done(&mut self, read: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+        let done = self.0.get_or_insert_with(|| spawn_blocking(read)).await;
+        self.0 = None;
+        done
+    }
 }
 
 impl ApiClient {
@@ -123,6 +146,8 @@ impl ApiClient {
     pub fn new(access: Arc<Access>) -> Self {
         Self {
             access,
+            credentials: FileRead(None),
+            token: FileRead(None),
             connected: None,
         }
     }
@@ -192,10 +217,8 @@ impl ApiClient {
         body: Option<(&'static str, String)>,
         largest: usize,
     ) -> Result<String, ApiError> {
-        let answered = match self.connected() {
-            Ok(connected) => connected.request(method, path, body, largest).await,
-            Err(error) => Err(error),
-        };
+        let answer = timeout(REQUEST_TIMEOUT, self.answer(method, path, body, largest)).await;
+        let answered = answer.unwrap_or(Err(ApiError::Silent));
         if answered
             .as_ref()
             .is_err_and(|error| !matches!(error, ApiError::Status(status) if status.code != 401))
@@ -206,17 +229,41 @@ impl ApiClient {
         answered
     }
 
-    fn connected(&mut self) -> Result<&Connected, ApiError> {
+    async fn answer(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<(&'static str, String)>,
+        largest: usize,
+    ) -> Result<String, ApiError> {
         let connected = match self.connected.take() {
             Some(connected) => connected,
-            None => Connected::new(self.access.credentials()?)?,
+            None => {
+                let access = Arc::clone(&self.access);
+                let credentials = self
+                    .credentials
+                    .done(move || access.credentials())
+                    .await??;
+                Connected::new(credentials)?
+            }
         };
-        Ok(self.connected.insert(connected))
+        let connected = self.connected.insert(connected);
+        let token = match connected.token.clone() {
+            Some(token) => {
+                let read = self.token.done(move || token.read()).await?;
+                Some(read.map_err(ApiError::Token)?)
+            }
+            None => None,
+        };
+        connected.request(method, path, body, largest, token).await
     }
 }
 
 impl Connected {
     fn new(credentials: Credentials) -> Result<Self, ApiError> {
+        if credentials.token.is_some() && is_readable_on_the_way(&credentials.server) {
+            return Err(ApiError::PlainToken(credentials.server));
+        }
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(credentials.authorities);
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
@@ -248,7 +295,7 @@ impl Connected {
         Ok(Self {
             client,
             server: credentials.server,
-            token: credentials.token,
+            token: credentials.token.map(Arc::new),
         })
     }
 
@@ -258,6 +305,7 @@ impl Connected {
         path: &str,
         body: Option<(&'static str, String)>,
         largest: usize,
+        token: Option<String>,
     ) -> Result<String, ApiError> {
         let prefix = self.server.path().trim_end_matches('/');
         let scheme = self.server.scheme_str().unwrap_or("https");
@@ -269,10 +317,9 @@ impl Connected {
             .method(method)
             .uri(format!("{scheme}://{authority}{prefix}{path}"))
             .header(USER_AGENT, USER);
-        if let Some(token) = &self.token {
-            let mut value =
-                HeaderValue::try_from(format!("Bearer {}", token.read().map_err(ApiError::Token)?))
-                    .map_err(hyper::http::Error::from)?;
+        if let Some(token) = token {
+            let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+                .map_err(hyper::http::Error::from)?;
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
@@ -298,5 +345,99 @@ impl Connected {
             message,
             ..status
         })))
+    }
+}
+
+/// True for plain HTTP to another machine.
+fn is_readable_on_the_way(server: &Uri) -> bool {
+    let host = server.host().unwrap_or_default();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let is_loopback = host == "localhost"
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback());
+    server.scheme_str() == Some("http") && !is_loopback
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::path::Path;
+    use std::process::Command;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn client(folder: &Path, server: &str, user: &str) -> ApiClient {
+        let path = folder.join("kubelet.conf");
+        let text = format!(
+            "current-context: c\n\
+             contexts:\n- name: c\n  context: {{ cluster: k, user: u }}\n\
+             clusters:\n- name: k\n  cluster: {{ server: '{server}' }}\n\
+             users:\n- name: u\n  user: {user}\n"
+        );
+        fs::write(&path, text).unwrap();
+        ApiClient::new(Arc::new(Access::Kubeconfig(path)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_hangs_ends_a_request() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let mut client = client(folder.path(), &server, "{}");
+        let (answer, _stream) = tokio::join!(client.get("/"), listener.accept());
+        assert!(matches!(answer, Err(ApiError::Silent)), "{answer:?}");
+    }
+
+    /// The client certificate of a kubelet lies below its root, and the root may hang.
+    #[tokio::test]
+    async fn a_read_of_credentials_that_hangs_does_not_block_other_tasks() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("token");
+        assert!(
+            Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let mut client = client(folder.path(), "http://127.0.0.1:1", "{ tokenFile: token }");
+        let limit = Duration::from_millis(50);
+        assert!(timeout(limit, client.get("/")).await.is_err());
+        assert!(timeout(limit, client.get("/")).await.is_err());
+        // The one reader gets the token.
+        fs::write(&pipe, "text").unwrap();
+        let answer = client.get("/").await;
+        assert!(matches!(answer, Err(ApiError::Send(_))), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn no_token_is_sent_without_tls() {
+        let folder = tempfile::tempdir().unwrap();
+        for server in [
+            "http://192.0.2.1:80",
+            "http://api:80",
+            "http://[2001:db8::1]:80",
+        ] {
+            let mut client = client(folder.path(), server, "{ token: text }");
+            let answer = client.get("/").await;
+            assert!(matches!(answer, Err(ApiError::PlainToken(_))), "{answer:?}");
+        }
+        for server in [
+            "https://192.0.2.1",
+            "192.0.2.1:443",
+            "http://127.0.0.1:80",
+            "http://[::1]:80",
+            "http://localhost",
+        ] {
+            assert!(
+                !is_readable_on_the_way(&server.parse().unwrap()),
+                "{server}"
+            );
+        }
     }
 }

@@ -78,32 +78,14 @@ pub enum ReadError {
         source: io::Error,
     },
     /// A certificate or key.
-    #[error("read the {what} as PEM: {source}")]
+    #[error("read the {what} as PEM")]
     Pem {
         /// Its name.
         what: &'static str,
-        /// The reason, which is no standard error.
-        source: PemReason,
+        /// The parser's error, which never contains the key.
+        #[source]
+        source: PemError,
     },
-}
-
-/// The parser's message, which never contains the key.
-#[derive(Debug)]
-pub struct PemReason(String);
-
-impl std::fmt::Display for PemReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for PemReason {}
-
-fn not_pem(what: &'static str) -> impl FnOnce(PemError) -> ReadError {
-    move |error| ReadError::Pem {
-        what,
-        source: PemReason(error.to_string()),
-    }
 }
 
 pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
@@ -126,9 +108,12 @@ pub(super) fn certificates(
 ) -> Result<Vec<CertificateDer<'static>>, ReadError> {
     CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
-        .map_err(not_pem(what))
+        .map_err(|source| ReadError::Pem { what, source })
 }
 
 pub(super) fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, ReadError> {
-    PrivateKeyDer::from_pem_slice(pem).map_err(not_pem("client's key"))
+    PrivateKeyDer::from_pem_slice(pem).map_err(|source| ReadError::Pem {
+        what: "client's key",
+        source,
+    })
 }

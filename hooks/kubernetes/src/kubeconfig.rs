@@ -64,27 +64,22 @@ pub enum KubeconfigError {
 #[serde(rename_all = "kebab-case")]
 struct File {
     current_context: String,
-    contexts: Vec<NamedContext>,
-    clusters: Vec<NamedCluster>,
-    users: Vec<NamedUser>,
+    contexts: Vec<Named<Context>>,
+    clusters: Vec<Named<Cluster>>,
+    users: Vec<Named<User>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct NamedContext {
+struct Named<T> {
     name: String,
-    context: Context,
+    #[serde(alias = "context", alias = "cluster", alias = "user")]
+    part: T,
 }
 
 #[derive(Debug, Deserialize)]
 struct Context {
     cluster: String,
     user: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct NamedCluster {
-    name: String,
-    cluster: Cluster,
 }
 
 #[derive(Debug, Deserialize)]
@@ -96,12 +91,6 @@ struct Cluster {
     insecure_skip_tls_verify: bool,
     certificate_authority: Option<PathBuf>,
     certificate_authority_data: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct NamedUser {
-    name: String,
-    user: User,
 }
 
 #[derive(Deserialize)]
@@ -129,29 +118,9 @@ impl std::fmt::Debug for User {
 pub(super) fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
     let file: File = serde_norway::from_slice(&bytes(path)?)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
-    let missing = |what, name: &str| KubeconfigError::Missing {
-        what,
-        name: name.to_owned(),
-    };
-    let context = file
-        .contexts
-        .iter()
-        .find(|context| context.name == file.current_context);
-    let context = &context
-        .ok_or_else(|| missing("context", &file.current_context))?
-        .context;
-    let cluster = file
-        .clusters
-        .iter()
-        .find(|cluster| cluster.name == context.cluster);
-    let cluster = &cluster
-        .ok_or_else(|| missing("cluster", &context.cluster))?
-        .cluster;
-    let user = file
-        .users
-        .into_iter()
-        .find(|user| user.name == context.user);
-    let user = user.ok_or_else(|| missing("user", &context.user))?.user;
+    let context = named(file.contexts, "context", &file.current_context)?;
+    let cluster = named(file.clusters, "cluster", &context.cluster)?;
+    let user = named(file.users, "user", &context.user)?;
     if cluster.insecure_skip_tls_verify {
         return Err(KubeconfigError::Insecure);
     }
@@ -168,11 +137,20 @@ pub(super) fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigErro
             .server
             .parse()
             .map_err(|_| KubeconfigError::Invalid("server"))?,
-        server_name: cluster.tls_server_name.clone(),
+        server_name: cluster.tls_server_name,
         authorities: authorities.unwrap_or_default(),
         identity: user.identity(folder)?,
         token: user.token(folder)?,
     })
+}
+
+fn named<T>(parts: Vec<Named<T>>, what: &'static str, name: &str) -> Result<T, KubeconfigError> {
+    let found = parts.into_iter().find(|part| part.name == name);
+    let missing = || KubeconfigError::Missing {
+        what,
+        name: name.to_owned(),
+    };
+    Ok(found.ok_or_else(missing)?.part)
 }
 
 impl User {

@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bindguard_core::error_chain;
 use serde_json::Value;
 
 use crate::access::{Access, Kubelet};
@@ -71,15 +70,8 @@ pub async fn pods_of_api_server(
     uids(&serde_json::from_str(&client.get_list(&path).await?)?)
 }
 
-impl NoPods {
-    /// The reason in a single line.
-    pub fn reason(&self) -> String {
-        error_chain(self)
-    }
-}
-
-/// After its start a kubelet has its static pods alone, until the API server has sent all other
-/// pods at once (`kubernetes.io/config.source`, `pkg/kubelet/config/config.go`).
+/// After its start a kubelet has its static pods alone, until the API server has sent all others at
+/// once (`kubernetes.io/config.source`, `pkg/kubelet/config/config.go`).
 fn uids_of_kubelet(answer: &str) -> Result<BTreeSet<String>, NoPods> {
     let list: Value = serde_json::from_str(answer)?;
     let known = uids(&list)?;

@@ -13,18 +13,13 @@
 
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use crate::args::RestartSlotArgs;
 use bindguard_kubernetes::{Access, ApiClient, ApiError, ServiceAccount, node_name};
-
-/// The time limit of a request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The annotation of a slot whose holder failed.
 const FAILED: &str = "bindguard.io/restart-failed";
@@ -157,7 +152,9 @@ impl Slots<'_> {
         let mut leases = Vec::new();
         for name in &self.arguments.leases {
             let path = self.path(name);
-            let text = limited(self.api.get(&path))
+            let text = self
+                .api
+                .get(&path)
                 .await
                 .with_context(|| format!("get the lease {name}"))?;
             let lease: Lease =
@@ -206,18 +203,13 @@ impl Slots<'_> {
 
     async fn patch(&mut self, name: &str, patch: &Value) -> Result<(), ApiError> {
         let path = self.path(name);
-        limited(self.api.patch(&path, patch)).await.map(drop)
+        self.api.patch(&path, patch).await.map(drop)
     }
 
     fn path(&self, name: &str) -> String {
         let namespace = &self.arguments.namespace;
         format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
     }
-}
-
-async fn limited<A>(request: impl Future<Output = Result<A, ApiError>>) -> Result<A, ApiError> {
-    let answer = timeout(REQUEST_TIMEOUT, request).await;
-    answer.unwrap_or_else(|_| Err(ApiError::Silent))
 }
 
 #[cfg(test)]

@@ -70,7 +70,10 @@ pub fn run(args: &Args) -> Result<()> {
         .enable_all()
         .build()
         .context("start tokio")?;
-    runtime.block_on(serve(config, service_account, &cri, entered, helper))
+    let ended = runtime.block_on(serve(config, service_account, &cri, entered, helper));
+    // A task of the pool may wait for a server that hangs.
+    runtime.shutdown_background();
+    ended
 }
 
 /// The active config. An invalid file is not used, as in an admission.

@@ -157,7 +157,7 @@ async fn answered(
 ) -> Result<BTreeSet<String>> {
     match timeout(ANSWER_TIMEOUT, pods).await {
         Ok(Ok(pods)) => Ok(pods),
-        Ok(Err(error)) => bail!("{}", error.reason()),
+        Ok(Err(error)) => bail!("{}", error_chain(&error)),
         Err(_) => bail!("no answer within {} s", ANSWER_TIMEOUT.as_secs()),
     }
 }

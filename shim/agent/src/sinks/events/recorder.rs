@@ -11,7 +11,7 @@ use bindguard_core::identity::PodName;
 use bindguard_operator::cri::Cri;
 use lru::LruCache;
 use tokio::sync::mpsc::Receiver;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::objects::{Event, EventKey, EventObjects};
@@ -21,16 +21,13 @@ use crate::pods;
 use crate::sinks::metrics::{EventResult, Metrics};
 use crate::wall_clock::since_epoch;
 
-/// Time limit of a request, including the connection.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// The time without an event after which the connection is closed: an idle agent shall be small.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The limit of pods whose names are remembered.
 const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
-/// Writes events. The agent writes to the API server, tests count.
+/// Writes events, each within a time limit. The agent writes to the API server, tests count.
 pub trait EventApi {
     /// Creates the event's object, or updates it if it exists.
     fn write(&mut self, event: &Event) -> impl Future<Output = Result<(), EventWriteError>> + Send;
@@ -179,15 +176,7 @@ impl<A: EventApi> Recorder<A> {
         };
         self.pace.requested(now);
         self.is_connected = true;
-        let written = timeout(REQUEST_TIMEOUT, self.api.write(&event))
-            .await
-            .unwrap_or_else(|_| {
-                Err(EventWriteError::Unavailable {
-                    why: format!("nothing within {REQUEST_TIMEOUT:?}"),
-                    pause: None,
-                })
-            });
-        match written {
+        match self.api.write(&event).await {
             Ok(()) => self.written(&event),
             Err(error) => self.not_written(&event, &error),
         }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use bindguard_core::error_chain;
 use bindguard_kubernetes::{ApiClient, ApiError, Status};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -14,6 +15,7 @@ use crate::sinks::events::{Event, EventApi, EventWriteError};
 const COMPONENT: &str = "bindguard-agent";
 
 /// Writes events to the API server.
+#[derive(Debug)]
 pub struct ApiEvents {
     client: ApiClient,
     node: String,
@@ -98,7 +100,7 @@ fn time(since_epoch: Duration) -> Option<String> {
 }
 
 fn failure(error: &ApiError, was_patch: bool) -> EventWriteError {
-    let why = error.reason();
+    let why = error_chain(error);
     let ApiError::Status(status) = error else {
         return EventWriteError::Unavailable { why, pause: None };
     };

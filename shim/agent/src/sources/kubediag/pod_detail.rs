@@ -2,7 +2,6 @@
 //! are reachable without credentials, and must not show more of the cluster than the node's own
 //! pods.
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -13,6 +12,7 @@ use super::contract::{POD_DETAIL, POD_NAME, POD_NAMESPACE};
 use bindguard_kubernetes::{Access, ApiClient, ApiError};
 
 /// Reads pods of this node.
+#[derive(Debug)]
 pub struct PodReader {
     /// `None` without credentials.
     client: Option<Mutex<ApiClient>>,
@@ -39,14 +39,6 @@ pub enum NoPod {
         /// The agent's.
         node: String,
     },
-}
-
-impl fmt::Debug for PodReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PodReader")
-            .field("node", &self.node)
-            .finish_non_exhaustive()
-    }
 }
 
 impl PodReader {
