@@ -34,6 +34,8 @@ where
     let log = tracing_subscriber::fmt()
         .with_max_level(LevelFilter::from(level))
         .with_writer(writer)
+        // tracing would report a failed write on stderr, and panic if stderr is closed or full.
+        .log_internal_errors(false)
         .with_target(false)
         .with_ansi(false);
     match format {
@@ -71,6 +73,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::io::{self, Write};
+    use std::process::Command;
     use std::sync::{Arc, Mutex};
 
     use time::OffsetDateTime;
@@ -150,6 +153,30 @@ mod tests {
         assert!(
             !written.contains(['\r', '\u{202e}', '\u{2066}', '\u{85}']),
             "{written}"
+        );
+    }
+
+    /// The test runs itself again, with a pipe without a reader as stderr.
+    #[test]
+    fn a_closed_stderr_ends_no_thread() {
+        const IN_CHILD: &str = "BINDGUARD_TEST_LOGS_TO_CLOSED_STDERR";
+        if std::env::var_os(IN_CHILD).is_some() {
+            let log = log_to(io::stderr, LogFormat::Text, LogLevel::Info);
+            return with_default(log, || info!("lost"));
+        }
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let name = "sinks::log_line::tests::a_closed_stderr_ends_no_thread";
+        let ended = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(IN_CHILD, "1")
+            .stderr(writer)
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&ended.stdout);
+        assert!(
+            ended.status.success() && printed.contains("1 passed"),
+            "{printed}"
         );
     }
 }
