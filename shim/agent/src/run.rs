@@ -34,7 +34,7 @@ use crate::sources::journal::{JournalReader, follow_journal};
 use crate::sources::kubediag::{Kubediag, PodReader};
 use crate::sources::nri;
 use crate::sources::roots::KubeletRoots;
-use crate::threads::spawn;
+use crate::threads::{retry_with_backoff, spawn};
 use crate::work::survey::Surveyor;
 use bindguard_kubernetes::{Access, AccessError, ServiceAccount, node_name};
 
@@ -71,8 +71,8 @@ pub fn run(args: &Args) -> Result<()> {
         .build()
         .context("start tokio")?;
     let ended = runtime.block_on(serve(config, service_account, &cri, entered, helper));
-    // A task of the pool may wait for a server that hangs.
-    runtime.shutdown_background();
+    // The process ends. A destructor would wait for a task that waits for a server.
+    std::mem::forget(runtime);
     ended
 }
 
@@ -147,7 +147,11 @@ async fn serve(
         serving.with_context(|| format!("serve kubediag's processors on {address}"))?;
     }
     let survey = Arc::clone(&served);
-    spawn("survey", move || survey_for_ever(&survey, settings.survey))?;
+    spawn("survey", move || {
+        retry_with_backoff("survey the node", &survey.metrics, || {
+            survey_for_ever(&survey, settings.survey)
+        })
+    })?;
     follow_journal_if_needed(&config, &served)?;
     info!(
         "watching the kubelet's volumes, stale-subpaths = {}",
@@ -190,8 +194,11 @@ fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()>
     }
     let (served, interval) = (Arc::clone(served), config.agent().survey);
     spawn("journal", move || {
-        follow_journal(&path, interval, || {
-            journal.read_new(|line| served.journaled(line))
+        let what = format!("follow {}", path.display());
+        retry_with_backoff(&what, &served.metrics, || {
+            follow_journal(&path, interval, || {
+                journal.read_new(|line| served.journaled(line))
+            })
         })
     })
 }
@@ -234,7 +241,7 @@ fn watch_helper(helper: Arc<HelperProcess>, ended: oneshot::Sender<()>) -> Resul
     })
 }
 
-fn survey_for_ever(served: &Served, interval: Duration) {
+fn survey_for_ever(served: &Served, interval: Duration) -> ! {
     loop {
         // An invalid file was reported at the start, and each create reports it.
         let _ = keep_valid();

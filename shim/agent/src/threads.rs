@@ -1,8 +1,21 @@
-//! Starts the agent's threads.
+//! Starts the agent's threads, and repeats work that failed.
+//!
+//! A thread that ended would leave a part of the node without repairs while `/healthz` is OK. So a
+//! panic costs a pause, as an error does.
 
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use tracing::error;
+
+use crate::sinks::metrics::Metrics;
+
+/// The pauses before work that failed begins again.
+const PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Starts a thread of the agent.
 ///
@@ -14,4 +27,77 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
         .spawn(work)
         .with_context(|| format!("start the thread {name}"))?;
     Ok(())
+}
+
+/// Repeats work until it succeeds. Most work ends only by an error or a panic; each costs a pause.
+pub fn retry_with_backoff(what: &str, metrics: &Metrics, mut work: impl FnMut() -> io::Result<()>) {
+    let mut backoff = Backoff::new(PAUSE, MAX_PAUSE);
+    loop {
+        let began = Instant::now();
+        let ended = catch_unwind(AssertUnwindSafe(&mut work));
+        let pause = backoff.after(began.elapsed());
+        match ended {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error!("{what}: {error}; trying again in {pause:?}"),
+            Err(_) => error!("{what}: the thread panicked; trying again in {pause:?}"),
+        }
+        metrics.restarts.inc();
+        thread::sleep(pause);
+    }
+}
+
+/// Pauses that double from the first to the longest.
+#[derive(Debug)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    /// Pauses between these limits.
+    pub fn new(first: Duration, longest: Duration) -> Self {
+        Self {
+            first,
+            longest,
+            next: first,
+        }
+    }
+
+    /// The pause after work that lasted so long, pauses not included. Work that lasted longer than
+    /// the longest pause was healthy: the pauses begin with the first again.
+    pub fn after(&mut self, lasted: Duration) -> Duration {
+        if lasted > self.longest {
+            self.next = self.first;
+        }
+        let pause = self.next;
+        self.next = (pause * 2).min(self.longest);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_fails_at_once_keeps_the_longest_pause() {
+        let mut backoff = Backoff::new(PAUSE, MAX_PAUSE);
+        let pauses = [(); 9].map(|()| backoff.after(Duration::ZERO).as_secs());
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        let healthy = MAX_PAUSE + Duration::from_millis(1);
+        assert_eq!(backoff.after(healthy), PAUSE);
+        assert_eq!(backoff.after(MAX_PAUSE), 2 * PAUSE);
+    }
+
+    #[test]
+    fn work_that_panics_is_repeated() {
+        let (metrics, mut runs) = (Metrics::new(), 0);
+        retry_with_backoff("count", &metrics, || {
+            runs += 1;
+            assert!(runs > 1, "as expected by a test");
+            Ok(())
+        });
+        assert_eq!((runs, metrics.restarts.get()), (2, 1));
+    }
 }

@@ -2,13 +2,15 @@
 //! the mounts of drivers, and the third starts the refreshes of containers. A fourth thread follows
 //! replaced files of the host, once a pod opted in to `host-files`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Once};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::policy::Mode;
@@ -23,14 +25,14 @@ use crate::sources::host_files;
 use crate::sources::http::Served;
 use crate::sources::volumes::FollowedVolumes;
 use crate::sources::watch::{self, Cause, Notice};
-use crate::threads::spawn;
+use crate::threads::{retry_with_backoff, spawn};
 use crate::work::pod_refreshes::{PodRefreshes, Refreshes, refreshes};
+use crate::work::refresh_queue::Planned;
 use crate::work::refresher::Refresher;
 use crate::work::updates::Updates;
 
-/// The pause before a thread that failed starts again; it doubles up to the longest.
-const PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// The work of a thread of a kubelet root.
+type WorkOfRoot = Box<dyn FnOnce(&Arc<KubeletRoots>, &Path) + Send>;
 
 /// Everything that the threads share.
 #[derive(Debug)]
@@ -50,21 +52,29 @@ impl KubeletRoots {
     /// hang.
     pub fn find_for_ever(self: &Arc<Self>) {
         let mut watched: Vec<PathBuf> = Vec::new();
-        loop {
-            let (here, problems) = kubelets_here(self.config.places());
-            problems.iter().for_each(|problem| warn!("{problem}"));
-            self.served.metrics.silent_roots.set(problems.len() as i64);
-            let is_off = self.config.policy().stale_subpaths == Mode::Off;
-            for root in here.into_iter().filter(|_| !is_off) {
-                if !watched.contains(&root) {
-                    watched.push(root.clone());
-                    self.start(root);
+        self.retry_with_backoff("find kubelet roots", || {
+            loop {
+                self.find(&mut watched);
+                thread::sleep(self.config.agent().survey);
+            }
+        });
+    }
+
+    fn find(self: &Arc<Self>, watched: &mut Vec<PathBuf>) {
+        let (here, problems) = kubelets_here(self.config.places());
+        problems.iter().for_each(|problem| warn!("{problem}"));
+        self.served.metrics.silent_roots.set(problems.len() as i64);
+        let is_off = self.config.policy().stale_subpaths == Mode::Off;
+        for root in here.into_iter().filter(|_| !is_off) {
+            if !watched.contains(&root) {
+                match self.start(&root) {
+                    Ok(()) => watched.push(root),
+                    Err(error) => error!("follow {}: {error:#}", root.display()),
                 }
             }
-            if watched.is_empty() {
-                self.served.ready.store(true, Ordering::Relaxed);
-            }
-            thread::sleep(self.config.agent().survey);
+        }
+        if watched.is_empty() {
+            self.served.ready.store(true, Ordering::Relaxed);
         }
     }
 
@@ -90,55 +100,69 @@ impl KubeletRoots {
         });
     }
 
-    fn start(self: &Arc<Self>, root: PathBuf) {
+    /// Starts all threads of a root. If a thread cannot be started, the others end at once: the next
+    /// search starts all of them.
+    fn start(self: &Arc<Self>, root: &Path) -> Result<()> {
+        let are_all_started = Arc::new(Mutex::new(false));
+        // The threads wait for this lock.
+        let mut all_started = are_all_started
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let start = |name, work: WorkOfRoot| {
+            let (this, root) = (Arc::clone(self), root.to_owned());
+            let are_all_started = Arc::clone(&are_all_started);
+            spawn(name, move || {
+                if *are_all_started
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                {
+                    work(&this, &root);
+                }
+            })
+        };
         let (plan, planned) = refreshes();
         let refreshes = self.helper.is_some().then_some(plan);
         if let Some(refreshes) = refreshes.clone() {
-            let (mounting, root) = (Arc::clone(self), root.clone());
-            if let Err(error) = spawn("volumes", move || {
-                mounting.follow_mounts_for_ever(&root, &refreshes)
-            }) {
-                error!("{error:#}");
-            }
+            let work = move |this: &Arc<Self>, root: &Path| {
+                this.follow_mounts_for_ever(root, &refreshes);
+            };
+            start("volumes", Box::new(work))?;
+            let work = move |this: &Arc<Self>, _: &Path| this.refresh_for_ever(&planned);
+            start("refresh", Box::new(work))?;
         }
-        let (following, refreshing) = (Arc::clone(self), Arc::clone(self));
-        let started = spawn("kubelet-root", move || {
-            following.follow_for_ever(&root, &refreshes)
-        })
-        .and_then(|()| {
-            spawn("refresh", move || {
-                let (served, Some(helper)) = (&refreshing.served, &refreshing.helper) else {
-                    return;
-                };
-                let refresher = Refresher::new(
-                    helper,
-                    &served.metrics,
-                    &served.reporting,
-                    refreshing.config.policy(),
-                );
-                let refreshes =
-                    PodRefreshes::new(&refreshing.pods, refreshing.config.places(), refresher);
-                refreshing.retry_with_backoff("refresh containers", || {
-                    refreshes.run(&planned);
-                    Ok(())
-                });
-            })
+        let work = move |this: &Arc<Self>, root: &Path| this.follow_for_ever(root, &refreshes);
+        start("kubelet-root", Box::new(work))?;
+        *all_started = true;
+        Ok(())
+    }
+
+    fn refresh_for_ever(&self, planned: &Receiver<Planned>) {
+        let (served, Some(helper)) = (&self.served, &self.helper) else {
+            return;
+        };
+        let policy = self.config.policy();
+        let refresher = Refresher::new(helper, &served.metrics, &served.reporting, policy);
+        let refreshes = PodRefreshes::new(&self.pods, self.config.places(), refresher);
+        self.retry_with_backoff("refresh containers", || {
+            refreshes.run(planned);
+            Ok(())
         });
-        if let Err(error) = started {
-            error!("{error:#}");
-        }
     }
 
     fn follow_mounts_for_ever(self: &Arc<Self>, root: &Path, refreshes: &Refreshes) {
-        let files = Once::new();
+        let are_files_followed = Cell::new(false);
         let follow_files = || {
+            if are_files_followed.get() {
+                return;
+            }
             let (following, refreshes) = (Arc::clone(self), refreshes.clone());
             let root = root.to_owned();
             let started = spawn("host-files", move || {
                 following.follow_files_for_ever(&root, &refreshes)
             });
-            if let Err(error) = started {
-                error!("{error:#}");
+            match started {
+                Ok(()) => are_files_followed.set(true),
+                Err(error) => error!("{error:#}"),
             }
         };
         let what = format!("follow the mounts below {}", root.display());
@@ -152,7 +176,7 @@ impl KubeletRoots {
             );
             let interval = self.config.agent().survey;
             let mut followed = FollowedVolumes::new(root, &self.pods, refreshes, updates);
-            followed.follow(interval, || files.call_once(follow_files))
+            followed.follow(interval, follow_files)
         });
     }
 
@@ -181,25 +205,8 @@ impl KubeletRoots {
         });
     }
 
-    /// Repeats work that ends only by a failure or a panic. Each costs a pause.
-    fn retry_with_backoff(&self, what: &str, mut work: impl FnMut() -> std::io::Result<()>) {
-        let mut pause = PAUSE;
-        loop {
-            let began = Instant::now();
-            match catch_unwind(AssertUnwindSafe(&mut work)) {
-                // Nothing can come any more.
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => error!("{what}: {error}; trying again in {pause:?}"),
-                Err(_) => error!("{what}: the thread panicked; trying again in {pause:?}"),
-            }
-            self.served.metrics.restarts.inc();
-            thread::sleep(pause);
-            pause = if began.elapsed() > MAX_PAUSE {
-                PAUSE
-            } else {
-                (pause * 2).min(MAX_PAUSE)
-            };
-        }
+    fn retry_with_backoff(&self, what: &str, work: impl FnMut() -> io::Result<()>) {
+        retry_with_backoff(what, &self.served.metrics, work);
     }
 
     fn act(&self, notice: Notice, root: &Path, updates: &mut Updates<'_>) {

@@ -17,7 +17,7 @@ use super::pod_names::PodNames;
 use super::share::Shares;
 use crate::pods::PodLookup;
 use crate::sinks::metrics::Metrics;
-use crate::threads::spawn;
+use crate::threads::{retry_with_backoff, spawn};
 
 /// Limit of lines that wait for the disk. Further lines are counted and dropped.
 const WAITING: usize = 1024;
@@ -72,8 +72,13 @@ impl JournalWriter {
         let (lines, waiting) = sync_channel(WAITING);
         let journal = journal.to_owned();
         let counted = Arc::clone(&metrics);
+        let mut names = PodNames::new(pods);
         match spawn("journal", move || {
-            write_lines(&journal, &waiting, PodNames::new(pods), &counted)
+            let what = format!("write {}", journal.display());
+            retry_with_backoff(&what, &counted, || {
+                write_lines(&journal, &waiting, &mut names, &counted);
+                Ok(())
+            })
         }) {
             Ok(()) => Self {
                 lines: Some(lines),
@@ -116,7 +121,7 @@ impl JournalWriter {
 fn write_lines(
     journal: &Path,
     waiting: &Receiver<Box<AgentLine>>,
-    mut pods: PodNames,
+    pods: &mut PodNames,
     metrics: &Metrics,
 ) {
     let mut failed: Option<String> = None;
@@ -132,7 +137,7 @@ fn write_lines(
                 continue;
             }
         }
-        let error = write_line(journal, *line, &mut pods)
+        let error = write_line(journal, *line, pods)
             .err()
             .map(|error| error_chain(&error));
         // A full disk causes one warning, not a warning for each line.
@@ -197,7 +202,7 @@ mod tests {
         let runtime = runtime.unwrap();
         let _entered = runtime.enter();
         let (pods, _) = pods::pods(pods::client(Path::new("/nowhere")), RefreshMode::Off);
-        write_lines(&journal, &waiting, PodNames::new(pods), &metrics);
+        write_lines(&journal, &waiting, &mut PodNames::new(pods), &metrics);
         let written = fs::read_to_string(&journal).unwrap();
         let about = |id: &str| written.matches(&format!(r#""id":"{id}""#)).count();
         assert_eq!(about("quiet"), 1);

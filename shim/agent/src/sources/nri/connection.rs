@@ -47,6 +47,9 @@ pub enum ConnectionError {
     /// The runtime does not accept the plugin.
     #[error("register: {0}")]
     Refused(String),
+    /// The plugin has a fault.
+    #[error("the thread panicked")]
+    Panicked,
 }
 
 /// A registered plugin.

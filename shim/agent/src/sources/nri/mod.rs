@@ -20,6 +20,7 @@ mod multiplex;
 mod start;
 mod ttrpc;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -36,8 +37,9 @@ use start::Starts;
 
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
+use crate::threads::Backoff;
 
-/// The pause before a connection that ended is made again; it doubles up to the longest.
+/// The pauses before a connection that ended is made again.
 const PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
@@ -92,15 +94,15 @@ impl NriPlugin {
 
     /// Connects and serves, again and again.
     pub fn run_for_ever(self) {
-        let (mut pause, mut warned) = (PAUSE, None);
+        let (mut backoff, mut warned) = (Backoff::new(PAUSE, MAX_PAUSE), None);
         loop {
             let start = Instant::now();
             let ended = self.serve_once();
             self.calls.creates.metrics().nri.connected.set(0);
-            // After a long connection the pause is short again: a runtime that restarts is back
-            // soon.
-            if start.elapsed() > MAX_PAUSE {
-                (pause, warned) = (PAUSE, None);
+            let lasted = start.elapsed();
+            // A connection that lasted was a good one: a runtime that restarts is back soon.
+            if lasted > MAX_PAUSE {
+                warned = None;
             }
             match ended {
                 Ok(()) => info!(
@@ -118,12 +120,15 @@ impl NriPlugin {
                     }
                 }
             }
-            thread::sleep(pause);
-            pause = (pause * 2).min(MAX_PAUSE);
+            thread::sleep(backoff.after(lasted));
         }
     }
 
     fn serve_once(&self) -> Result<(), ConnectionError> {
-        Connection::register(&self.socket)?.serve(&self.calls)
+        let serve = || Connection::register(&self.socket)?.serve(&self.calls);
+        catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
+            self.calls.creates.metrics().restarts.inc();
+            Err(ConnectionError::Panicked)
+        })
     }
 }
