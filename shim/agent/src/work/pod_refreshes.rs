@@ -41,6 +41,11 @@ const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(20);
 
+/// The interval at which a pod is queried again after a CRI that did not answer, and the time after
+/// which the next survey refreshes the pod instead: a runtime restarts within seconds.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The interval at which findings about pods that are gone are forgotten.
 const FORGET_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -56,6 +61,7 @@ impl Refreshes {
             pod,
             at: Instant::now(),
             turn: Turn::First,
+            not_before: None,
         });
     }
 }
@@ -104,13 +110,21 @@ impl<'a> PodRefreshes<'a> {
         });
     }
 
-    /// The next plan; `Some(None)` if plans wait for a worker and none comes for a moment. `None`
+    /// The next plan; `Some(None)` if a plan may wait for a worker and none comes for a moment. `None`
     /// if no plan can come any more.
     fn next(&self, planned: &Receiver<Planned>) -> Option<Option<Planned>> {
-        if !self.queue().others_wait() {
-            return planned.recv().ok().map(Some);
-        }
-        match planned.recv_timeout(WORKER_INTERVAL) {
+        let limit = {
+            let queue = self.queue();
+            if queue.others_wait() || queue.has_workers() {
+                WORKER_INTERVAL
+            } else if let Some(due) = queue.due() {
+                due.saturating_duration_since(Instant::now())
+            } else {
+                drop(queue);
+                return planned.recv().ok().map(Some);
+            }
+        };
+        match planned.recv_timeout(limit) {
             Ok(planned) => Some(Some(planned)),
             Err(RecvTimeoutError::Timeout) => Some(None),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -170,13 +184,19 @@ impl<'a> PodRefreshes<'a> {
     }
 
     fn refresh_pod(&self, planned: &Planned) {
-        let Planned { pod, at, turn } = planned;
+        let Planned { pod, at, turn, .. } = planned;
         let others_wait = self.queue().others_wait();
         let opted_in = match self.pods.opted_in(&pod.uid, *at, others_wait) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
-            // One warning for the node, not a warning for each pod.
-            Err(error) => return self.refresher.warn(OF_NODE, vec![error_chain(&error)]),
+            Err(error) => {
+                if at.elapsed() < RETRY_TIMEOUT {
+                    let again = Instant::now() + RETRY_INTERVAL;
+                    self.queue().add_later(planned, again);
+                }
+                // One warning for the node, not one for each pod.
+                return self.refresher.warn(OF_NODE, vec![error_chain(&error)]);
+            }
         };
         let mut warnings = opted_in.request.problems.clone();
         let mut is_out_of_time = false;
@@ -275,5 +295,52 @@ impl<'a> PodRefreshes<'a> {
         done.warnings.extend(unknown);
         done.warnings.extend(errors);
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::sync::Arc;
+
+    use bindguard_core::policy::Policy;
+    use bindguard_testing::helper;
+
+    use super::*;
+    use crate::idle_memory::IdleMemory;
+    use crate::sinks::events::Events;
+    use crate::sinks::journal::JournalWriter;
+    use crate::sinks::metrics::Metrics;
+    use crate::sinks::reporting::Reporting;
+
+    /// The runtime restarts at the moment of an update.
+    #[test]
+    fn a_pod_is_refreshed_later_if_the_runtime_does_not_answer() {
+        let (metrics, policy, places) = (Metrics::new(), Policy::default(), Places::default());
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(&metrics)),
+            journal: JournalWriter::off(Arc::clone(&metrics)),
+            memory: IdleMemory::default(),
+        };
+        let pods = PodLookup::unanswered();
+        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
+        let refreshes = PodRefreshes::new(&pods, &places, refresher);
+        let mut planned = Planned {
+            pod: PodOfRoot {
+                kubelet_root: "/k".into(),
+                uid: "u-1".to_owned(),
+            },
+            at: Instant::now(),
+            turn: Turn::First,
+            not_before: None,
+        };
+        refreshes.refresh_pod(&planned);
+        assert!(refreshes.queue().due().unwrap() > Instant::now());
+        // The next survey refreshes the pod.
+        planned.at -= RETRY_TIMEOUT;
+        *refreshes.queue() = RefreshQueue::default();
+        refreshes.refresh_pod(&planned);
+        assert_eq!(refreshes.queue().due(), None);
     }
 }

@@ -52,6 +52,14 @@ pub struct Planned {
     pub at: Instant,
     /// Its turn.
     pub turn: Turn,
+    /// The moment before which it is not begun: the CRI did not answer.
+    pub not_before: Option<Instant>,
+}
+
+impl Planned {
+    fn is_due(&self, now: Instant) -> bool {
+        self.not_before.is_none_or(|moment| moment <= now)
+    }
 }
 
 /// Limit of workers in a last turn: the rest of the workers is free for first turns.
@@ -88,8 +96,10 @@ impl RefreshQueue {
 
     /// The plan that is next: of the first turns the oldest, then of the last turns.
     fn free(&self) -> Option<usize> {
+        let now = Instant::now();
         let is_free = |planned: &&Planned| {
-            !self.busy.contains(&planned.pod)
+            planned.is_due(now)
+                && !self.busy.contains(&planned.pod)
                 && (planned.turn == Turn::First || self.late < MAX_LATE)
         };
         let free = self
@@ -120,6 +130,25 @@ impl RefreshQueue {
         Some(next)
     }
 
+    /// Plans the same refresh again, at this moment or later.
+    pub fn add_later(&mut self, planned: &Planned, not_before: Instant) {
+        self.waiting.push(Planned {
+            not_before: Some(not_before),
+            ..planned.clone()
+        });
+    }
+
+    /// The moment at which the first of the later plans is due.
+    pub fn due(&self) -> Option<Instant> {
+        let waiting = self.waiting.iter();
+        waiting.filter_map(|planned| planned.not_before).min()
+    }
+
+    /// True while a worker may plan a refresh.
+    pub fn has_workers(&self) -> bool {
+        self.workers > 0
+    }
+
     /// Plans the last turn of a pod. The calling worker, or a later worker, takes the
     /// turn.
     pub fn add_last(&mut self, planned: &Planned) {
@@ -131,7 +160,8 @@ impl RefreshQueue {
 
     /// True if further plans wait for a worker.
     pub fn others_wait(&self) -> bool {
-        !self.waiting.is_empty()
+        let now = Instant::now();
+        self.waiting.iter().any(|planned| planned.is_due(now))
     }
 }
 
@@ -152,7 +182,24 @@ mod tests {
             pod,
             at,
             turn: Turn::First,
+            not_before: None,
         }
+    }
+
+    #[test]
+    fn a_plan_that_is_due_later_waits_and_joins_a_new_plan() {
+        let (mut queue, now) = (RefreshQueue::default(), Instant::now());
+        queue.add(planned("a", now), 1);
+        let first = queue.next(None).unwrap();
+        queue.add_later(&first, now + Duration::from_secs(60));
+        assert_eq!(queue.next(Some(&first)), None);
+        assert!(!queue.others_wait() && queue.due().is_some());
+        assert!(queue.add(planned("a", now), 1));
+        let second = queue.next(None).unwrap();
+        assert_eq!((second.not_before, queue.due()), (None, None));
+        queue.add_later(&second, now);
+        assert!(queue.others_wait());
+        assert_eq!(queue.next(Some(&second)).unwrap().pod, second.pod);
     }
 
     #[test]
