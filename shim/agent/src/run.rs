@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::host::{self, RuntimeNamespace};
 use crate::idle_memory::IdleMemory;
-use crate::pods;
+use crate::pods::{self, PodLookup};
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::kubernetes;
 use crate::sinks::metrics::Metrics;
@@ -94,8 +94,7 @@ async fn serve(
         Some(entered) => pods::client_in(entered, cri),
         None => pods::client(cri),
     };
-    let (pods, answering) = pods::pods(client, config.agent().refresh);
-    tokio::spawn(answering.run());
+    let pods = PodLookup::new(client, config.agent().refresh);
     let writer = match config.journal() {
         Some(journal) => JournalWriter::start(journal, pods.clone(), Arc::clone(&metrics)),
         None => JournalWriter::off(Arc::clone(&metrics)),
@@ -104,7 +103,14 @@ async fn serve(
     let access = Access::choose(to_api.kubeconfig.clone(), account).map(Arc::new);
     let memory = IdleMemory::default();
     tokio::spawn(memory.clone().run());
-    let reporting = kubernetes::start(to_api, &access, cri, &metrics, writer.clone(), memory);
+    let reporting = kubernetes::start(
+        to_api,
+        &access,
+        pods.clone(),
+        &metrics,
+        writer.clone(),
+        memory,
+    );
     let pods_of_node = PodReader::new(access.ok(), node_name(to_api.node.as_deref()));
     let kubediag = Kubediag::new(
         &config,

@@ -1,15 +1,15 @@
 //! The pods of this node from the CRI: all pods for a survey, and pods that requested refreshes.
 //!
-//! Threads send a question, the main thread's tokio answers: a runtime that hangs costs a thread
-//! its time limit, and the agent nothing.
+//! Threads wait for an answer, within a time limit. The main thread waits for none.
 
 mod cri;
 mod inits;
 mod listing;
+mod names;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
@@ -17,24 +17,26 @@ use bindguard_core::identity::PodName;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest, RequestedBinds};
 use bindguard_operator::cri::{Cri, CriError};
 use bindguard_operator::pods::Pods as PodsOfNode;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::timeout;
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
 
+use self::cri::pod;
 use self::inits::Inits;
 use self::listing::Listing;
+use self::names::PodNames;
 
-pub use self::cri::{client, client_in, pod};
+pub use self::cri::{client, client_in};
 
 use crate::container::Container;
 
-/// Time limit of a question, which is several queries.
+/// Time limit of one lookup, which is several queries.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time for which a pod without a request is not queried again: its annotations are fixed, but
 /// a sandbox of the same uid can be created again.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// The time for which a listing of all pods is kept after the last question.
+/// The time for which a listing of all pods is kept after the last lookup.
 const LISTING_KEPT: Duration = Duration::from_secs(1);
 
 /// A pod.
@@ -68,45 +70,66 @@ pub struct OptedIn {
     pub containers: Vec<Container>,
 }
 
-type Answer = Result<Option<OptedIn>, CriError>;
-
-/// The pods that requested refreshes of binds besides subPaths, by uid.
+/// The pods that requested refreshes of binds other than subPaths, by uid.
 pub type PodsWithBinds = HashMap<String, RequestedBinds>;
 
-/// Finds pods, from any thread.
+/// Finds pods, from any thread and any task. Its clones share what they know.
 #[derive(Debug, Clone)]
-pub struct PodLookup {
-    questions: UnboundedSender<Question>,
+pub struct PodLookup(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    cri: Cri,
+    mode: RefreshMode,
+    runtime: Handle,
+    /// Locked for a whole query: of several at once, the first one lists the pods for all.
+    known: tokio::sync::Mutex<KnownPods>,
+    names: Mutex<PodNames>,
 }
 
-/// A question to the CRI, and the way back.
 #[derive(Debug)]
-enum Question {
-    OptedIn {
-        uid: String,
-        update: Instant,
-        others_wait: bool,
-        reply: Sender<Answer>,
-    },
-    All(Sender<Result<PodsOfNode, CriError>>),
-    WithBinds(Sender<Result<PodsWithBinds, CriError>>),
-    Writable {
-        uid: String,
-        reply: Sender<Result<Vec<PathBuf>, CriError>>,
-    },
-    Name {
-        uid: String,
-        reply: Sender<Result<Option<Pod>, CriError>>,
-    },
+struct KnownPods {
+    without_request: HashMap<String, Instant>,
+    listing: Option<Listing>,
+    /// The last query that may have used the listing.
+    used: Instant,
+    inits: Inits,
 }
 
 impl PodLookup {
-    /// A lookup that no CRI answers.
+    /// A lookup at this CRI, for the threads beside the running runtime of tokio.
+    pub fn new(cri: Cri, mode: RefreshMode) -> Self {
+        let known = KnownPods {
+            without_request: HashMap::new(),
+            listing: None,
+            used: Instant::now(),
+            inits: Inits::default(),
+        };
+        Self(Arc::new(Shared {
+            cri,
+            mode,
+            runtime: Handle::current(),
+            known: known.into(),
+            names: Mutex::default(),
+        }))
+    }
+
+    /// A lookup at a CRI that does not answer.
     #[cfg(test)]
     pub fn unanswered() -> Self {
-        Self {
-            questions: unbounded_channel().0,
-        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let lookup = {
+            let _entered = runtime.enter();
+            Self::new(
+                client(std::path::Path::new("/nowhere.sock")),
+                RefreshMode::Off,
+            )
+        };
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        lookup
     }
 
     /// All pods with their containers. Waits.
@@ -114,7 +137,17 @@ impl PodLookup {
     /// # Errors
     /// If the CRI does not answer.
     pub fn all(&self) -> Result<PodsOfNode, CriError> {
-        self.query(Question::All)
+        self.wait_for(async {
+            let mut pods = self.0.cri.pods().await?;
+            let mut known = self.0.known.lock().await;
+            known
+                .inits
+                .forget_others(|id| pods.containers.iter().any(|container| container.id == id));
+            if self.0.mode == RefreshMode::All {
+                pods.opt_all_in();
+            }
+            Ok(pods)
+        })
     }
 
     /// The pods that requested refreshes of binds besides subPaths. Waits.
@@ -122,166 +155,107 @@ impl PodLookup {
     /// # Errors
     /// If the CRI does not answer.
     pub fn with_binds(&self) -> Result<PodsWithBinds, CriError> {
-        self.query(Question::WithBinds)
-    }
-
-    /// The pod with this uid, if it requested refreshes, with its containers at the moment of an
-    /// update or later. If `others_wait`, one listing of all pods answers the next questions as
-    /// well. Waits.
-    ///
-    /// # Errors
-    /// If the CRI does not answer.
-    pub fn opted_in(&self, uid: &str, update: Instant, others_wait: bool) -> Answer {
-        self.query(|reply| Question::OptedIn {
-            uid: uid.to_owned(),
-            update,
-            others_wait,
-            reply,
+        self.wait_for(async {
+            let pods = cri::running_pods(&self.0.cri).await?.into_iter();
+            let requested = pods.map(|(uid, pod)| (uid, pod.request().binds));
+            Ok(requested.filter(|(_, binds)| binds.any()).collect())
         })
     }
 
-    /// The sources of all writable mounts of a pod's containers, including ended containers. Waits,
-    /// and delays no other question.
+    /// The pod with this uid, if it requested refreshes, with its containers at the moment of an
+    /// update or later. If queries about other pods follow, one listing answers them all. Waits.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub fn opted_in(
+        &self,
+        uid: &str,
+        update: Instant,
+        others_wait: bool,
+    ) -> Result<Option<OptedIn>, CriError> {
+        self.wait_for(async {
+            let mut known = self.0.known.lock().await;
+            known.used = Instant::now();
+            if others_wait && known.list(&self.0.cri, update).await? {
+                tokio::spawn(forget_listing(Arc::clone(&self.0)));
+            }
+            known.opted_in(&self.0, uid, update).await
+        })
+    }
+
+    /// The sources of all writable mounts of a pod's containers, also of those that ended. Waits, and
+    /// delays no other query.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub fn writable_mounts(&self, uid: &str) -> Result<Vec<PathBuf>, CriError> {
-        self.query(|reply| Question::Writable {
-            uid: uid.to_owned(),
-            reply,
-        })
+        self.wait_for(self.0.cri.writable_mounts(uid))
     }
 
-    /// The names of the pod with this uid; `None` if the pod has no sandbox. Waits, and delays no
-    /// other question.
-    ///
-    /// # Errors
-    /// If the CRI does not answer.
-    pub fn names(&self, uid: &str) -> Result<Option<PodName>, CriError> {
-        let pod = self.query(|reply| Question::Name {
-            uid: uid.to_owned(),
-            reply,
-        })?;
-        Ok(pod.map(|pod| PodName {
-            namespace: Some(pod.namespace),
-            name: Some(pod.name),
-            uid: Some(uid.to_owned()),
-        }))
+    /// As [`PodLookup::find_names`]. Waits.
+    pub fn names(&self, uid: &str) -> Option<PodName> {
+        self.0.runtime.block_on(self.find_names(uid))
     }
 
-    fn query<A>(
-        &self,
-        question: impl FnOnce(Sender<Result<A, CriError>>) -> Question,
-    ) -> Result<A, CriError> {
-        let (reply, answer) = channel();
-        self.questions
-            .send(question(reply))
-            .map_err(|_| CriError::Silent)?;
-        answer
-            .recv_timeout(LIST_TIMEOUT)
-            .map_err(|_| CriError::Silent)?
-    }
-}
-
-/// Answers in the main thread.
-#[derive(Debug)]
-pub struct Answering {
-    cri: Cri,
-    mode: RefreshMode,
-    questions: UnboundedReceiver<Question>,
-    without_request: HashMap<String, Instant>,
-    listing: Option<Listing>,
-    inits: Inits,
-}
-
-/// The sender of questions to this CRI, and the task that answers the questions.
-pub fn pods(cri: Cri, mode: RefreshMode) -> (PodLookup, Answering) {
-    let (ask, questions) = unbounded_channel();
-    let (without_request, listing, inits) = Default::default();
-    (
-        PodLookup { questions: ask },
-        Answering {
-            cri,
-            mode,
-            questions,
-            without_request,
-            listing,
-            inits,
-        },
-    )
-}
-
-impl Answering {
-    /// Answers until no thread can send a question any more.
-    pub async fn run(mut self) {
-        while let Some(question) = self.next().await {
-            // A thread that did not wait any longer needs no answer.
-            match question {
-                Question::OptedIn {
-                    uid,
-                    update,
-                    others_wait,
-                    reply,
-                } => {
-                    drop(reply.send(self.answer(&uid, update, others_wait).await));
-                }
-                Question::All(reply) => drop(reply.send(self.all().await)),
-                Question::WithBinds(reply) => drop(reply.send(self.with_binds().await)),
-                Question::Writable { uid, reply } => {
-                    let cri = self.cri.clone();
-                    tokio::spawn(async move { drop(reply.send(cri.writable_mounts(&uid).await)) });
-                }
-                Question::Name { uid, reply } => self.answer_apart(uid, reply),
+    /// The names of the pod with this uid. `None` if it has no sandbox any more, or the CRI does not
+    /// answer. Delays no other query.
+    pub async fn find_names(&self, uid: &str) -> Option<PodName> {
+        {
+            let mut names = self.known_names();
+            let known = names.of(uid);
+            if known.is_some() || names.is_silent() {
+                return known;
             }
         }
+        let found = match self.listed(uid) {
+            Some(pod) => Ok(Some(pod)),
+            None => pod(&self.0.cri, uid).await,
+        };
+        self.known_names().add(uid, found)
     }
 
-    /// The next question. The listing of many pods is dropped when none comes.
-    async fn next(&mut self) -> Option<Question> {
-        if self.listing.is_some() {
-            match timeout(LISTING_KEPT, self.questions.recv()).await {
-                Ok(question) => return question,
-                Err(_) => self.listing = None,
-            }
-        }
-        self.questions.recv().await
+    /// A pod is never renamed, so an old listing has the right names.
+    fn listed(&self, uid: &str) -> Option<Pod> {
+        let known = self.0.known.try_lock().ok()?;
+        known.listing.as_ref()?.pod(uid).cloned()
     }
 
-    /// Looks a pod up in a task of its own. A pod is never renamed, so an old listing has the right
-    /// names.
-    fn answer_apart(&self, uid: String, reply: Sender<Result<Option<Pod>, CriError>>) {
-        if let Some(pod) = self.listing.as_ref().and_then(|listing| listing.pod(&uid)) {
-            drop(reply.send(Ok(Some(pod.clone()))));
+    fn known_names(&self) -> MutexGuard<'_, PodNames> {
+        self.0.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread polls the query, and the main thread's tokio waits for the socket: a runtime that
+    /// hangs costs the thread its time limit, and the agent nothing.
+    fn wait_for<A>(&self, query: impl Future<Output = Result<A, CriError>>) -> Result<A, CriError> {
+        let limited = async { timeout(LIST_TIMEOUT, query).await };
+        let answer = self.0.runtime.block_on(limited);
+        answer.unwrap_or(Err(CriError::Silent))
+    }
+}
+
+/// Drops the listing once no query may use it.
+async fn forget_listing(shared: Arc<Shared>) {
+    loop {
+        sleep(LISTING_KEPT).await;
+        let mut known = shared.known.lock().await;
+        if known.used.elapsed() >= LISTING_KEPT {
+            known.listing = None;
             return;
         }
-        let cri = self.cri.clone();
-        tokio::spawn(async move { drop(reply.send(pod(&cri, &uid).await)) });
     }
+}
 
-    async fn all(&mut self) -> Result<PodsOfNode, CriError> {
-        let mut pods = self.cri.pods().await?;
-        self.inits
-            .forget_others(|id| pods.containers.iter().any(|container| container.id == id));
-        if self.mode == RefreshMode::All {
-            pods.opt_all_in();
-        }
-        Ok(pods)
-    }
-
-    async fn with_binds(&self) -> Result<PodsWithBinds, CriError> {
-        let pods = cri::running_pods(&self.cri).await?.into_iter();
-        let requested = pods.map(|(uid, pod)| (uid, pod.request().binds));
-        Ok(requested.filter(|(_, binds)| binds.any()).collect())
-    }
-
-    async fn answer(&mut self, uid: &str, update: Instant, others_wait: bool) -> Answer {
-        let now = Instant::now();
+impl KnownPods {
+    async fn opted_in(
+        &mut self,
+        shared: &Shared,
+        uid: &str,
+        update: Instant,
+    ) -> Result<Option<OptedIn>, CriError> {
+        let (cri, now) = (&shared.cri, Instant::now());
         self.without_request.retain(|_, until| *until > now);
         if self.without_request.contains_key(uid) {
             return Ok(None);
-        }
-        if others_wait {
-            self.list(update).await?;
         }
         let listing = self
             .listing
@@ -289,11 +263,11 @@ impl Answering {
             .filter(|listing| listing.is_enough_for(update));
         let pod = match listing {
             Some(listing) => listing.pod(uid).cloned(),
-            None => pod(&self.cri, uid).await?,
+            None => pod(cri, uid).await?,
         };
         let Some(pod) = pod else { return Ok(None) };
         let mut request = pod.request();
-        if self.mode == RefreshMode::All {
+        if shared.mode == RefreshMode::All {
             request.containers = OptIn::All;
         }
         if request.is_none() {
@@ -303,10 +277,10 @@ impl Answering {
         }
         let mut named = match listing {
             Some(listing) => listing.containers(&pod.sandbox).to_vec(),
-            None => cri::containers(&self.cri, &pod.sandbox).await?,
+            None => cri::containers(cri, &pod.sandbox).await?,
         };
         named.retain(|named| request.binds.any() || request.containers.includes(&named.name));
-        let containers = self.inits.add(&self.cri, named).await?;
+        let containers = self.inits.add(cri, named).await?;
         Ok(Some(OptedIn {
             pod,
             request,
@@ -314,17 +288,55 @@ impl Answering {
         }))
     }
 
-    /// Lists all pods, unless the last listing is of after this update.
-    async fn list(&mut self, update: Instant) -> Result<(), CriError> {
-        let is_enough = self
-            .listing
-            .as_ref()
-            .is_some_and(|listing| listing.is_enough_for(update));
-        if !is_enough {
-            let listing = cri::listing(&self.cri).await?;
-            self.inits.forget_others(|id| listing.is_running(id));
-            self.listing = Some(listing);
+    /// Lists all pods, unless the last listing is of after this update. True if there was no listing
+    /// before.
+    async fn list(&mut self, cri: &Cri, update: Instant) -> Result<bool, CriError> {
+        let last = self.listing.as_ref();
+        if last.is_some_and(|listing| listing.is_enough_for(update)) {
+            return Ok(false);
         }
-        Ok(())
+        let listing = cri::listing(cri).await?;
+        self.inits.forget_others(|id| listing.is_running(id));
+        Ok(self.listing.replace(listing).is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use bindguard_operator::cri::Cri;
+
+    use super::*;
+
+    /// The query of a thread that gave up ends with it.
+    #[test]
+    fn a_runtime_that_hangs_costs_each_thread_its_time_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("cri.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let lookup = {
+            let _entered = runtime.enter();
+            let cri = Cri::of(&socket, Duration::from_millis(50));
+            PodLookup::new(cri, RefreshMode::Off)
+        };
+        thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        let now = Instant::now();
+        thread::scope(|scope| {
+            for pod in 0..8 {
+                let lookup = &lookup;
+                scope.spawn(move || lookup.opted_in(&pod.to_string(), now, true).unwrap_err());
+            }
+        });
+        assert!(lookup.0.known.try_lock().is_ok());
+        assert_eq!(lookup.names("u-1"), None);
+        assert!(lookup.known_names().is_silent());
     }
 }

@@ -15,7 +15,6 @@ use tracing::{info, warn};
 
 use crate::pods::PodLookup;
 use crate::sinks::events::Standing;
-use crate::sinks::journal::PodNames;
 use crate::sinks::metrics::Metrics;
 use crate::sinks::reporting::Reporting;
 use crate::work::pod_refreshes::Refreshes;
@@ -36,7 +35,7 @@ pub struct Updates<'a> {
     /// warnings.
     warned: HashMap<VolumeOfPod, Vec<String>>,
     standing: Standing<String>,
-    names: PodNames,
+    pods: PodLookup,
 }
 
 impl<'a> Updates<'a> {
@@ -55,7 +54,7 @@ impl<'a> Updates<'a> {
             refreshes,
             warned: HashMap::new(),
             standing: Standing::default(),
-            names: PodNames::new(pods),
+            pods,
         }
     }
 
@@ -140,10 +139,10 @@ impl<'a> Updates<'a> {
         is_new
     }
 
-    /// `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so
-    /// the query delays none of them.
-    fn pod_display_name(&mut self, uid: &str) -> String {
-        let named = self.names.of(uid).and_then(|pod| pod.display_name());
+    /// `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so the
+    /// query delays none of them.
+    fn pod_display_name(&self, uid: &str) -> String {
+        let named = self.pods.names(uid).and_then(|pod| pod.display_name());
         named.unwrap_or_else(|| uid.to_owned())
     }
 }

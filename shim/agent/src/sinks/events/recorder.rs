@@ -2,14 +2,10 @@
 
 use std::collections::HashSet;
 use std::future::Future;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
-use bindguard_operator::cri::Cri;
-use lru::LruCache;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -17,15 +13,12 @@ use tracing::{info, warn};
 use super::objects::{Event, EventKey, EventObjects};
 use super::occurrence::{Moment, Occurrence};
 use super::pace::Pace;
-use crate::pods;
+use crate::pods::PodLookup;
 use crate::sinks::metrics::{EventResult, Metrics};
 use crate::wall_clock::since_epoch;
 
 /// The time without an event after which the connection is closed: an idle agent shall be small.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The limit of pods whose names are remembered.
-const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// Writes events, each within a time limit. The agent writes to the API server, tests count.
 pub trait EventApi {
@@ -64,11 +57,10 @@ pub enum EventWriteError {
 /// Records occurrences.
 pub struct Recorder<A> {
     api: A,
-    cri: Cri,
+    pods: PodLookup,
     metrics: Arc<Metrics>,
     objects: EventObjects,
     pace: Pace,
-    names: LruCache<String, (String, String)>,
     started: Instant,
     is_connected: bool,
     /// The failure that was logged last.
@@ -79,14 +71,13 @@ pub struct Recorder<A> {
 
 impl<A: EventApi> Recorder<A> {
     /// A recorder that sends this number of requests in a minute, in the long run.
-    pub fn new(api: A, cri: Cri, per_minute: u32, metrics: Arc<Metrics>) -> Self {
+    pub fn new(api: A, pods: PodLookup, per_minute: u32, metrics: Arc<Metrics>) -> Self {
         Self {
             api,
-            cri,
+            pods,
             metrics,
             objects: EventObjects::default(),
             pace: Pace::new(per_minute),
-            names: LruCache::new(MAX_NAMES),
             started: Instant::now(),
             is_connected: false,
             failing: None,
@@ -148,21 +139,12 @@ impl<A: EventApi> Recorder<A> {
 
     /// The namespace and the name of a pod. `None` if it has no sandbox any more, or the CRI does
     /// not answer.
-    async fn names_of(&mut self, pod: &PodName) -> Option<(String, String)> {
+    async fn names_of(&self, pod: &PodName) -> Option<(String, String)> {
         if let Some((namespace, name)) = pod.names() {
             return Some((namespace.to_owned(), name.to_owned()));
         }
-        let uid = pod.uid.as_ref()?;
-        if let Some(names) = self.names.get(uid) {
-            return Some(names.clone());
-        }
-        let found = pods::pod(&self.cri, uid)
-            .await
-            .inspect_err(|error| warn!("name a pod: {}", error_chain(error)))
-            .ok()??;
-        let names = (found.namespace, found.name);
-        self.names.push(uid.clone(), names.clone());
-        Some(names)
+        let found = self.pods.find_names(pod.uid.as_ref()?).await?;
+        Some((found.namespace?, found.name?))
     }
 
     /// Sends a request.

@@ -13,7 +13,6 @@ use bindguard_guard::{
 };
 use tracing::warn;
 
-use super::pod_names::PodNames;
 use super::share::Shares;
 use crate::pods::PodLookup;
 use crate::sinks::metrics::Metrics;
@@ -72,11 +71,10 @@ impl JournalWriter {
         let (lines, waiting) = sync_channel(WAITING);
         let journal = journal.to_owned();
         let counted = Arc::clone(&metrics);
-        let mut names = PodNames::new(pods);
         match spawn("journal", move || {
             let what = format!("write {}", journal.display());
             retry_with_backoff(&what, &counted, || {
-                write_lines(&journal, &waiting, &mut names, &counted);
+                write_lines(&journal, &waiting, &pods, &counted);
                 Ok(())
             })
         }) {
@@ -121,7 +119,7 @@ impl JournalWriter {
 fn write_lines(
     journal: &Path,
     waiting: &Receiver<Box<AgentLine>>,
-    pods: &mut PodNames,
+    pods: &PodLookup,
     metrics: &Metrics,
 ) {
     let mut failed: Option<String> = None;
@@ -151,7 +149,7 @@ fn write_lines(
     }
 }
 
-fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<(), RecordError> {
+fn write_line(journal: &Path, line: AgentLine, pods: &PodLookup) -> Result<(), RecordError> {
     match line {
         AgentLine::NriCreate(id, pid, report) => record_nri_create(
             journal,
@@ -166,7 +164,7 @@ fn write_line(journal: &Path, line: AgentLine, pods: &mut PodNames) -> Result<()
         ),
         AgentLine::Rebind(mut line) => {
             let pod = &mut line.container.pod;
-            if let Some(named) = pod.uid.as_deref().and_then(|uid| pods.of(uid)) {
+            if let Some(named) = pod.uid.as_deref().and_then(|uid| pods.names(uid)) {
                 *pod = named;
             }
             record_rebind(journal, line)
@@ -181,12 +179,10 @@ mod tests {
 
     use std::fs;
 
-    use bindguard_config::RefreshMode;
     use bindguard_core::identity::Identity;
     use bindguard_core::report::Actor;
 
     use super::*;
-    use crate::pods;
 
     #[test]
     fn a_container_that_changes_all_the_time_leaves_room_for_the_lines_of_others() {
@@ -198,11 +194,7 @@ mod tests {
             lines.send(Box::new(AgentLine::Refresh(line))).unwrap();
         }
         drop(lines);
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        let runtime = runtime.unwrap();
-        let _entered = runtime.enter();
-        let (pods, _) = pods::pods(pods::client(Path::new("/nowhere")), RefreshMode::Off);
-        write_lines(&journal, &waiting, &mut PodNames::new(pods), &metrics);
+        write_lines(&journal, &waiting, &PodLookup::unanswered(), &metrics);
         let written = fs::read_to_string(&journal).unwrap();
         let about = |id: &str| written.matches(&format!(r#""id":"{id}""#)).count();
         assert_eq!(about("quiet"), 1);

@@ -1,7 +1,6 @@
 //! Starts the task that writes events to the API server, if the settings want events and there are
 //! credentials.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use bindguard_config::{EventMode, KubernetesConfig};
@@ -12,7 +11,7 @@ use tracing::warn;
 use super::event_object::ApiEvents;
 
 use crate::idle_memory::IdleMemory;
-use crate::pods;
+use crate::pods::PodLookup;
 use crate::sinks::events::{Events, Recorder};
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
@@ -22,7 +21,7 @@ use crate::sinks::reporting::Reporting;
 pub fn start(
     settings: &KubernetesConfig,
     access: &Result<Arc<Access>, AccessError>,
-    cri: &Path,
+    pods: PodLookup,
     metrics: &Arc<Metrics>,
     journal: JournalWriter,
     memory: IdleMemory,
@@ -42,28 +41,10 @@ pub fn start(
             return off;
         }
     };
-    Reporting {
-        events: start_events(settings, access, cri, metrics, &off.memory),
-        ..off
-    }
-}
-
-fn start_events(
-    settings: &KubernetesConfig,
-    access: &Arc<Access>,
-    cri: &Path,
-    metrics: &Arc<Metrics>,
-    memory: &IdleMemory,
-) -> Events {
     let node = node_name(settings.node.as_deref());
-    let api = ApiEvents::new(ApiClient::new(Arc::clone(access)), node, memory.clone());
+    let api = ApiEvents::new(ApiClient::new(Arc::clone(access)), node, off.memory.clone());
     let (events, occurrences) = Events::on(settings.events, Arc::clone(metrics));
-    let recorder = Recorder::new(
-        api,
-        pods::client(cri),
-        settings.event_requests,
-        Arc::clone(metrics),
-    );
+    let recorder = Recorder::new(api, pods, settings.event_requests, Arc::clone(metrics));
     tokio::spawn(recorder.run(occurrences));
-    events
+    Reporting { events, ..off }
 }

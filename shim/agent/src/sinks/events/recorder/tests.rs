@@ -5,9 +5,10 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use bindguard_config::EventMode;
+use bindguard_config::{EventMode, RefreshMode};
 
 use super::*;
+use crate::pods::client;
 use crate::sinks::events::Events;
 use crate::sinks::events::occurrence::Reason;
 
@@ -72,9 +73,10 @@ fn start(server: &Server, per_minute: u32) -> (Events, Arc<Metrics>) {
 
 fn start_node(server: &Server, per_minute: u32, metrics: &Arc<Metrics>) -> Events {
     let (events, occurrences) = Events::on(EventMode::All, Arc::clone(metrics));
-    let cri = pods::client(Path::new("/nowhere.sock"));
+    let cri = client(Path::new("/nowhere.sock"));
+    let pods = PodLookup::new(cri, RefreshMode::Off);
     tokio::spawn(
-        Recorder::new(server.clone(), cri, per_minute, Arc::clone(metrics)).run(occurrences),
+        Recorder::new(server.clone(), pods, per_minute, Arc::clone(metrics)).run(occurrences),
     );
     events
 }
