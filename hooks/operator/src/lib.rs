@@ -39,6 +39,7 @@ mod container_inits;
 mod host_mounts;
 mod kubelet_roots;
 mod other_roots;
+mod process_files;
 mod support_bundle;
 
 pub use block_device::block_device;

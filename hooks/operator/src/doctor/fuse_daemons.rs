@@ -3,35 +3,25 @@
 //! `systemd-run --scope`).
 
 use super::Point;
+use crate::node::Process;
 
 const NAME: &str = "fuse-daemons";
 
-/// A process, and the text of its `/proc/PID/cgroup`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FuseDaemon {
-    /// Its pid.
-    pub pid: u32,
-    /// Its name, truncated by the kernel.
-    pub command: String,
-    /// Its cgroups.
-    pub cgroup: String,
-}
-
 /// The point for them. `kubelets`: the kubelets of this node; `daemons`: the processes that have
 /// /dev/fuse open.
-pub fn fuse_daemons(kubelets: &[FuseDaemon], daemons: &[FuseDaemon]) -> Point {
+pub fn fuse_daemons(kubelets: &[Process], daemons: &[Process]) -> Point {
     let homes: Vec<(&str, &str)> = kubelets
         .iter()
         .filter_map(|kubelet| home(&kubelet.cgroup))
         .collect();
-    let lives_in = |daemon: &&FuseDaemon| {
+    let lives_in = |daemon: &&Process| {
         homes.iter().any(|(hierarchy, path)| {
             let own = lines(&daemon.cgroup).find(|(of, _)| of == hierarchy);
             own.and_then(|(_, own)| own.strip_prefix(path))
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         })
     };
-    let at_risk: Vec<&FuseDaemon> = daemons.iter().filter(lives_in).collect();
+    let at_risk: Vec<&Process> = daemons.iter().filter(lives_in).collect();
     let Some(first) = at_risk.first() else {
         let message = if kubelets.is_empty() {
             "no kubelet runs here"
@@ -87,8 +77,8 @@ mod tests {
     use super::super::PointStatus;
     use super::*;
 
-    fn process(pid: u32, cgroup: &str) -> FuseDaemon {
-        FuseDaemon {
+    fn process(pid: u32, cgroup: &str) -> Process {
+        Process {
             pid,
             command: "sshfs".to_owned(),
             cgroup: cgroup.to_owned(),

@@ -22,7 +22,7 @@ pub use agent::{agent, describe as describe_agent, seconds};
 pub use containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
 pub use distribution::{LinuxDistribution, Packages};
-pub use fuse_daemons::{FuseDaemon, fuse_daemons};
+pub use fuse_daemons::fuse_daemons;
 pub use host_root::host_root;
 pub use kernel::kernel;
 pub use mount_helpers::{helper_of, mount_helpers};

@@ -16,22 +16,6 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::UnreadTable;
 
-/// Why the mounts of a namespace could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadMountsError {
-    /// A call failed.
-    #[error("{call} {}", file.display())]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// The file of the namespace.
-        file: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-}
-
 /// A file that refers to a namespace without processes.
 #[derive(Debug)]
 pub(super) enum NamespaceFile {
@@ -59,14 +43,14 @@ impl NamespaceFile {
 
 /// The mounts of the namespace that a file refers to.
 pub(super) fn mounts_of_namespace(file: &NamespaceFile) -> Result<MountTable, UnreadTable> {
-    let failed = |call: &'static str, source: io::Error| ReadMountsError::Call {
+    let failed = |call: &'static str, source: io::Error| UnreadTable::Call {
         call,
         file: file.path().to_owned(),
         source,
     };
     let namespace = file.open().map_err(|error| failed("open", error))?;
     mounts_in(&namespace, || open_table(&namespace)).map_err(|error| match error {
-        ReadTableError::Read(source) => failed("read the mounts of", source).into(),
+        ReadTableError::Read(source) => failed("read the mounts of", source),
         ReadTableError::Table(source) => source.into(),
     })
 }
@@ -109,7 +93,7 @@ mod tests {
         });
         // A kernel that takes no lock opens the file, which is no namespace.
         assert!(
-            matches!(&table, Some(Err(UnreadTable::Enter(ReadMountsError::Call { call, .. }))) if ["open", "read the mounts of"].contains(call)),
+            matches!(&table, Some(Err(UnreadTable::Call { call, .. })) if ["open", "read the mounts of"].contains(call)),
             "{table:?}"
         );
         let namespaces = unless_it_hangs(|| Proc::default().namespaces());

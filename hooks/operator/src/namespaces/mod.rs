@@ -17,12 +17,12 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountTable, TableError};
 use bindguard_sys::enter::{HeldProcess, MountNamespace};
-use bindguard_sys::process_files::{ProcessFile, inodes, links};
+use bindguard_sys::process_files::{ProcessFile, inodes, links_within};
 use bindguard_sys::{ReadTableError, read_host_table};
 
-pub use self::enter::ReadMountsError;
 use self::enter::{NamespaceFile, mounts_of_namespace};
 pub use self::namespace::{Checked, HeldBy, NamespaceMounts};
+use crate::process_files::in_parts;
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
@@ -75,9 +75,17 @@ pub enum UnreadTable {
         #[source]
         source: io::Error,
     },
-    /// It has no process, and could not be entered.
-    #[error(transparent)]
-    Enter(#[from] ReadMountsError),
+    /// It has no process, and a call for its file failed.
+    #[error("{call} {}", file.display())]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// The file of the namespace.
+        file: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
     /// Its mount table is too large, or not complete.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -242,26 +250,28 @@ impl Proc {
                 found.entry(id).or_insert((held_by, file));
             }
         }
-        let descriptors = self.descriptors();
-        let targets = links(&descriptors);
-        for (descriptor, link) in descriptors.into_iter().zip(targets) {
-            let pid = descriptor.pid;
-            let link = link.ok();
-            let id = link
-                .as_deref()
-                .and_then(Path::to_str)
-                .and_then(namespace_id);
-            if let Some(id) = id.filter(|id| !is_known(*id)) {
-                let comm =
-                    fs::read_to_string(self.file(&pid.to_string(), "comm")).unwrap_or_default();
-                let held_by = HeldBy::Descriptor {
-                    pid,
-                    command: comm.trim_end().to_owned(),
-                };
-                let file = NamespaceFile::Descriptor(descriptor);
-                found.entry(id).or_insert((held_by, file));
+        let pids = self.pids().unwrap_or_default();
+        let descriptors = pids.into_iter().flat_map(|pid| self.descriptors(pid));
+        in_parts(descriptors, |descriptors, left| {
+            let targets = links_within(left, &descriptors);
+            for (descriptor, link) in descriptors.into_iter().zip(targets) {
+                let pid = descriptor.pid;
+                let link = link.ok();
+                let id = link
+                    .as_deref()
+                    .and_then(Path::to_str)
+                    .and_then(namespace_id);
+                if let Some(id) = id.filter(|id| !is_known(*id)) {
+                    let comm = fs::read_to_string(self.file(&pid.to_string(), "comm"));
+                    let held_by = HeldBy::Descriptor {
+                        pid,
+                        command: comm.unwrap_or_default().trim_end().to_owned(),
+                    };
+                    let file = NamespaceFile::Descriptor(descriptor);
+                    found.entry(id).or_insert((held_by, file));
+                }
             }
-        }
+        });
         let seen = found.into_iter().map(|(id, (held_by, file))| {
             let table = mounts_of_namespace(&file).and_then(|table| memory.add(table));
             NamespaceMounts {
@@ -281,21 +291,13 @@ impl Proc {
         }
     }
 
-    fn descriptors(&self) -> Vec<ProcessFile> {
-        let pids = self.pids().unwrap_or_default();
-        let of = |pid: &u32| {
-            let entries = fs::read_dir(self.file(&pid.to_string(), "fd"))
-                .into_iter()
-                .flatten()
-                .flatten();
-            entries
-                .map(|entry| ProcessFile {
-                    pid: *pid,
-                    path: entry.path(),
-                })
-                .collect::<Vec<_>>()
-        };
-        pids.iter().flat_map(of).collect()
+    fn descriptors(&self, pid: u32) -> impl Iterator<Item = ProcessFile> {
+        let entries = fs::read_dir(self.file(&pid.to_string(), "fd"));
+        let entries = entries.into_iter().flatten().flatten();
+        entries.map(move |entry| ProcessFile {
+            pid,
+            path: entry.path(),
+        })
     }
 
     fn pids(&self) -> Result<Vec<u32>, NamespacesError> {

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use bindguard_core::mount_table::MountId;
 use bindguard_core::paths::lies_in;
-use bindguard_sys::process_files::{ProcessFile, contents, inodes, links};
+use bindguard_sys::process_files::{ProcessFile, contents_within, inodes, links};
 use serde::Serialize;
 
 use super::processes::{Process, pids};
+use crate::process_files::in_parts;
 
 /// Limit of processes that are named.
 const MAX_NAMED: usize = 5;
@@ -40,20 +41,25 @@ pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<Mount
 
 /// The kernel prints the id of the mount of each open file: proc_pid_fdinfo(5).
 fn with_open_file(mount: MountId, pids: &[u32]) -> BTreeSet<u32> {
-    let mut files = Vec::new();
-    for pid in pids {
+    let open_files = |pid: &u32| {
+        let pid = *pid;
         let open = fs::read_dir(format!("/proc/{pid}/fdinfo"));
-        let names = open.into_iter().flatten().flatten();
-        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-        files.extend(names.map(|name| ProcessFile::of(*pid, &format!("fdinfo/{name}"))));
-    }
+        let entries = open.into_iter().flatten().flatten();
+        entries.map(move |entry| ProcessFile {
+            pid,
+            path: entry.path(),
+        })
+    };
     let line = format!("mnt_id:\t{}", mount.0);
     let is_on = |text: &[u8]| String::from_utf8_lossy(text).lines().any(|it| it == line);
-    let texts = contents(&files);
-    let open = files.iter().zip(texts);
-    open.filter(|(_, text)| text.as_ref().is_ok_and(|text| is_on(text)))
-        .map(|(file, _)| file.pid)
-        .collect()
+    let mut users = BTreeSet::new();
+    in_parts(pids.iter().flat_map(open_files), |files, left| {
+        let texts = contents_within(left, &files);
+        let open = files.iter().zip(texts);
+        let open = open.filter(|(_, text)| text.as_ref().is_ok_and(|text| is_on(text)));
+        users.extend(open.map(|(file, _)| file.pid));
+    });
+    users
 }
 
 fn with_directory(place: &Path, namespace: u64, pids: &[u32]) -> BTreeSet<u32> {

@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use bindguard_sys::process_files::{ProcessFile, arguments_of, inodes, links};
+use bindguard_sys::process_files::{ProcessFile, arguments_of, inodes, links_within};
+
+use crate::process_files::in_parts;
 
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,11 +21,6 @@ pub struct Process {
 }
 
 impl Process {
-    /// The path of a file in its `/proc` directory.
-    pub fn file(&self, name: &str) -> PathBuf {
-        file(self.pid, name)
-    }
-
     pub(super) fn of(pid: u32) -> Option<Self> {
         let text = |name| fs::read_to_string(file(pid, name)).ok();
         Some(Self {
@@ -75,12 +72,14 @@ pub fn with_open(path: &Path) -> Vec<Process> {
             path: entry.path(),
         })
     };
-    let files: Vec<ProcessFile> = pids().into_iter().flat_map(descriptors).collect();
-    let links = links(&files);
-    let has_it = |(file, link): (&ProcessFile, io::Result<PathBuf>)| {
-        link.is_ok_and(|open| open == path).then_some(file.pid)
-    };
-    let mut found: Vec<u32> = files.iter().zip(links).filter_map(has_it).collect();
+    let mut found: Vec<u32> = Vec::new();
+    in_parts(pids().into_iter().flat_map(descriptors), |files, left| {
+        let links = links_within(left, &files);
+        let has_it = |(file, link): (ProcessFile, io::Result<PathBuf>)| {
+            link.is_ok_and(|open| open == path).then_some(file.pid)
+        };
+        found.extend(files.into_iter().zip(links).filter_map(has_it));
+    });
     found.dedup();
     found.into_iter().filter_map(Process::of).collect()
 }

@@ -13,11 +13,9 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_installer::drift::drift;
-use bindguard_operator::doctor::{
-    self, DoctorReport, FuseDaemon, LinuxDistribution, Point, PointStatus,
-};
+use bindguard_operator::doctor::{self, DoctorReport, LinuxDistribution, Point, PointStatus};
 use bindguard_operator::namespaces::Proc;
-use bindguard_operator::node::{Process, processes_named, setting, with_open};
+use bindguard_operator::node::{processes_named, setting, with_open};
 use bindguard_operator::{kubelets_here, survey_node};
 use bindguard_sys::observe::list_volumes;
 use bindguard_sys::{kernel_features, read_mount_table};
@@ -49,14 +47,8 @@ impl Doctor {
         let mut points = of_the_kernel(&here);
         points.push(helpers(&here, problems));
         points.push(doctor::fuse_daemons(
-            &processes_named("kubelet")
-                .into_iter()
-                .map(daemon)
-                .collect::<Vec<_>>(),
-            &with_open(Path::new("/dev/fuse"))
-                .into_iter()
-                .map(daemon)
-                .collect::<Vec<_>>(),
+            &processes_named("kubelet"),
+            &with_open(Path::new("/dev/fuse")),
         ));
         points.push(containerd::point(&pods));
         points.push(programs::point(loaded.config.runtime(), &pods));
@@ -178,14 +170,6 @@ fn config(loaded: &Loaded) -> Point {
     match loaded.remarks() {
         remarks if remarks.is_empty() => Point::ok("config", "the config is valid"),
         remarks => Point::failed("config", remarks.join("; "), "bindguard config check"),
-    }
-}
-
-fn daemon(process: Process) -> FuseDaemon {
-    FuseDaemon {
-        pid: process.pid,
-        command: process.command,
-        cgroup: process.cgroup,
     }
 }
 
