@@ -284,14 +284,13 @@ impl<'a> PodRefreshes<'a> {
             identity,
             ..container.clone()
         };
-        let mut done = match turn {
-            Turn::First => self
-                .refresher
-                .begin(FIRST_TURN, &container, &kinds, &request.notify),
-            Turn::Last => self
-                .refresher
-                .finish(LAST_TURN, &container, &kinds, &request.notify),
+        let time = match turn {
+            Turn::First => FIRST_TURN,
+            Turn::Last => LAST_TURN,
         };
+        let mut done = self
+            .refresher
+            .refresh(turn, time, &container, &kinds, &request.notify);
         done.warnings.extend(unknown);
         done.warnings.extend(errors);
         done

@@ -25,6 +25,7 @@ use crate::container::Container;
 use crate::sinks::events::Standing;
 use crate::sinks::metrics::{Metrics, RefreshResult};
 use crate::sinks::reporting::Reporting;
+use crate::work::refresh_queue::Turn;
 
 /// The place of a pod or a container in warnings that concern the whole node.
 pub const OF_NODE: &str = "";
@@ -42,6 +43,15 @@ pub struct RefreshedContainer {
     pub warnings: Vec<String>,
     /// True if it needs more time.
     pub is_out_of_time: bool,
+}
+
+impl RefreshedContainer {
+    fn out_of_time(warnings: Vec<String>) -> Self {
+        Self {
+            warnings,
+            is_out_of_time: true,
+        }
+    }
 }
 
 impl From<Vec<String>> for RefreshedContainer {
@@ -101,32 +111,12 @@ impl<'a> Refresher<'a> {
         HostRoots::open(bundle, self.policy, places).ok()
     }
 
-    /// Refreshes a container for at most `time`. [`Refresher::finish`] continues with a container
-    /// that needs more time.
-    pub fn begin(
+    /// Refreshes a container for at most this time, and reports what could not be done. A container
+    /// that needs more time than its first turn has is not reported: its last turn continues, once
+    /// the child of the earlier refresh ended.
+    pub fn refresh(
         &self,
-        time: Duration,
-        container: &Container,
-        files: &dyn CurrentFiles,
-        notify: &Notify,
-    ) -> RefreshedContainer {
-        if self.metrics.hanging_children.are_in(&container.id) {
-            return RefreshedContainer {
-                warnings: Vec::new(),
-                is_out_of_time: true,
-            };
-        }
-        let done = self.refresh_within(time, container, files, notify, true);
-        done.unwrap_or(RefreshedContainer {
-            warnings: Vec::new(),
-            is_out_of_time: true,
-        })
-    }
-
-    /// Refreshes a container for at most this time, and reports failures. Waits until the child of
-    /// an earlier refresh has ended.
-    pub fn finish(
-        &self,
+        turn: Turn,
         time: Duration,
         container: &Container,
         files: &dyn CurrentFiles,
@@ -134,32 +124,30 @@ impl<'a> Refresher<'a> {
     ) -> RefreshedContainer {
         let start = Instant::now();
         while self.metrics.hanging_children.are_in(&container.id) {
+            if turn == Turn::First {
+                return RefreshedContainer::out_of_time(Vec::new());
+            }
             if start.elapsed() > time {
-                let warning = format!(
+                return RefreshedContainer::out_of_time(vec![format!(
                     "refresh {}: an earlier refresh still hangs in it",
                     container.name
-                );
-                return RefreshedContainer {
-                    warnings: vec![warning],
-                    is_out_of_time: true,
-                };
+                )]);
             }
             thread::sleep(CHILD_INTERVAL);
         }
         let time = time.saturating_sub(start.elapsed());
-        self.refresh_within(time, container, files, notify, false)
-            .unwrap_or_default()
+        self.refresh_within(time, turn, container, files, notify)
     }
 
-    /// `None` if the time was over and the container is refreshed again: nothing is reported.
     fn refresh_within(
         &self,
         time: Duration,
+        turn: Turn,
         container: &Container,
         files: &dyn CurrentFiles,
         notify: &Notify,
-        again: bool,
-    ) -> Option<RefreshedContainer> {
+    ) -> RefreshedContainer {
+        let has_more_time = turn == Turn::First;
         let name = &container.name;
         let start = Instant::now();
         let refreshed = match held(container) {
@@ -175,18 +163,20 @@ impl<'a> Refresher<'a> {
                     &self.records,
                 )
             }
-            Err(None) => return Some(RefreshedContainer::default()),
-            Err(Some(_)) if again => return None,
-            Err(Some(_)) if ends(container) => return Some(RefreshedContainer::default()),
-            Err(Some(why)) => return Some(vec![format!("refresh {name}: {why}")].into()),
+            Err(None) => return RefreshedContainer::default(),
+            Err(Some(_)) if has_more_time => return RefreshedContainer::out_of_time(Vec::new()),
+            Err(Some(_)) if ends(container) => return RefreshedContainer::default(),
+            Err(Some(why)) => return vec![format!("refresh {name}: {why}")].into(),
         };
         let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
-            Err(error) if again && error.may_pass() => return None,
-            Err(error) if error.may_pass() && ends(container) => {
-                return Some(RefreshedContainer::default());
+            Err(error) if has_more_time && error.may_pass() => {
+                return RefreshedContainer::out_of_time(Vec::new());
             }
-            Err(error) => return Some(self.report_error(container, &error).into()),
+            Err(error) if error.may_pass() && ends(container) => {
+                return RefreshedContainer::default();
+            }
+            Err(error) => return self.report_error(container, &error).into(),
         };
         self.known().problems.remove(&container.id);
         if refreshed.replaced() > 0 {
@@ -195,7 +185,7 @@ impl<'a> Refresher<'a> {
                 .observe(start.elapsed().as_secs_f64());
         }
         let is_out_of_time = refreshed.is_out_of_time || refreshed.abandoned.is_some();
-        if again && is_out_of_time {
+        if has_more_time && is_out_of_time {
             refreshed.mounts.retain(MountRefresh::is_replaced);
         }
         let mut line = line_about(container);
@@ -215,10 +205,10 @@ impl<'a> Refresher<'a> {
                 .hanging_children
                 .add(&container.id, name, child);
         }
-        Some(RefreshedContainer {
+        RefreshedContainer {
             warnings,
             is_out_of_time,
-        })
+        }
     }
 
     /// Reports a container that could not be refreshed at all: the container ended meanwhile, or
@@ -474,10 +464,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = PodVolumes::open(folder.path()).unwrap();
         let time = Duration::from_millis(300);
-        (
-            refresher.begin(time, &container, &files, &Notify::None),
-            refresher.finish(time, &container, &files, &Notify::None),
-        )
+        let refreshed = |turn| refresher.refresh(turn, time, &container, &files, &Notify::None);
+        (refreshed(Turn::First), refreshed(Turn::Last))
     }
 
     fn container(cgroup: &Cgroup, pid: u32) -> Container {

@@ -19,8 +19,9 @@ use bindguard_sys::bundle::read_spec;
 
 use super::labels::{Labelled, annotated, labelled};
 use crate::container::Container;
-use crate::sources::files::Watches;
-use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
+use crate::sources::files::{FollowedFiles, Watches};
+use crate::work::refresh_queue::Turn;
+use crate::work::refresher::{OF_NODE, Refresher};
 
 /// The time limit of a container's refresh in the first turn, and in the second turn.
 const FIRST_TURN: Duration = Duration::from_millis(300);
@@ -41,7 +42,8 @@ struct FollowedContainer {
 
 /// The containers of the engines.
 #[derive(Debug)]
-pub struct Followed {
+pub struct Followed<'a> {
+    refresher: &'a Refresher<'a>,
     root: PathBuf,
     running: ContainersOfNode,
     mode: RefreshMode,
@@ -54,25 +56,8 @@ pub struct Followed {
     labels: HashMap<Engine, HashMap<String, Labelled>>,
 }
 
-impl Followed {
-    /// The containers on a node whose `/` is at `root`. A survey finds them.
-    pub fn new(root: &Path, mode: RefreshMode, places: &Places) -> Self {
-        let running = ContainersOfNode::at(root);
-        let (containers, late, labels) = Default::default();
-        Self {
-            root: root.to_owned(),
-            running,
-            mode,
-            places: places.clone(),
-            containers,
-            late,
-            labels,
-        }
-    }
-
-    /// Finds the containers that opted in, watches the directories of their files, and refreshes
-    /// each.
-    pub fn survey(&mut self, watches: &mut Watches, refresher: &Refresher<'_>) {
+impl FollowedFiles for Followed<'_> {
+    fn survey(&mut self, watches: &mut Watches) {
         let mut warnings = Vec::new();
         let folders = state_folders(&self.root);
         let before = watches.begin();
@@ -97,31 +82,26 @@ impl Followed {
             opted_in.watch(watches);
         }
         watches.remove_unused(&before);
-        refresher.warn(OF_NODE, warnings);
-        refresher.forget_others(|id| self.containers.contains_key(id));
+        self.refresher.warn(OF_NODE, warnings);
+        self.refresher
+            .forget_others(|id| self.containers.contains_key(id));
         let ids: Vec<String> = self.containers.keys().cloned().collect();
-        ids.iter().for_each(|id| self.refresh(id, refresher));
+        ids.iter().for_each(|id| self.refresh(id));
     }
 
-    /// Refreshes a container, if it still runs. A container that needs more time gets a second turn
-    /// after all others.
-    pub fn refresh(&mut self, id: &str, refresher: &Refresher<'_>) {
-        let begin = |container: &Container, files: &dyn CurrentFiles, notify: &Notify| {
-            refresher.begin(FIRST_TURN, container, files, notify)
-        };
-        if self.refresh_by(id, refresher, begin) && !self.late.iter().any(|late| late == id) {
+    fn refresh(&mut self, id: &str) {
+        let is_out_of_time = self.refresh_in(Turn::First, FIRST_TURN, id);
+        if is_out_of_time && !self.late.iter().any(|late| late == id) {
             self.late.push_back(id.to_owned());
         }
     }
 
-    /// True if a container opted in to mounts that the host mounts anew.
-    pub fn has_mounts(&self) -> bool {
+    fn has_mounts(&self) -> bool {
         let mut containers = self.containers.values();
         containers.any(|container| container.requested.volumes)
     }
 
-    /// The ids of the containers that opted in to mounts and bind any of these places.
-    pub fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
+    fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
         let has_one = |container: &&FollowedContainer| {
             container.requested.volumes
                 && places.iter().any(|place| container.sources.contains(place))
@@ -132,29 +112,41 @@ impl Followed {
             .collect()
     }
 
-    /// True if a container waits for its last turn.
-    pub fn is_late(&self) -> bool {
+    fn is_late(&self) -> bool {
         !self.late.is_empty()
     }
 
-    /// Refreshes a container that needed more time.
-    pub fn refresh_late(&mut self, refresher: &Refresher<'_>) {
-        let Some(id) = self.late.pop_front() else {
-            return;
-        };
-        let finish = |container: &Container, files: &dyn CurrentFiles, notify: &Notify| {
-            refresher.finish(LAST_TURN, container, files, notify)
-        };
-        self.refresh_by(&id, refresher, finish);
+    fn refresh_late(&mut self) {
+        if let Some(id) = self.late.pop_front() {
+            self.refresh_in(Turn::Last, LAST_TURN, &id);
+        }
+    }
+}
+
+impl<'a> Followed<'a> {
+    /// The containers on a node whose `/` is at `root`. A survey finds them.
+    pub fn new(
+        refresher: &'a Refresher<'a>,
+        root: &Path,
+        mode: RefreshMode,
+        places: &Places,
+    ) -> Self {
+        let running = ContainersOfNode::at(root);
+        let (containers, late, labels) = Default::default();
+        Self {
+            refresher,
+            root: root.to_owned(),
+            running,
+            mode,
+            places: places.clone(),
+            containers,
+            late,
+            labels,
+        }
     }
 
     /// Returns true if the time was over.
-    fn refresh_by(
-        &self,
-        id: &str,
-        refresher: &Refresher<'_>,
-        refresh: impl Fn(&Container, &dyn CurrentFiles, &Notify) -> RefreshedContainer,
-    ) -> bool {
+    fn refresh_in(&self, turn: Turn, time: Duration, id: &str) -> bool {
         let Some(opted_in) = self.containers.get(id) else {
             return false;
         };
@@ -171,7 +163,7 @@ impl Followed {
         );
         let (bundle, requested) = (&opted_in.bundle, opted_in.requested);
         let roots = requested.host_root.then(|| {
-            let roots = refresher.host_roots(bundle, &self.places);
+            let roots = self.refresher.host_roots(bundle, &self.places);
             roots.filter(|roots| !roots.is_empty())
         });
         let roots = roots.flatten();
@@ -186,9 +178,12 @@ impl Followed {
         kinds
             .0
             .extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
-        let done = refresh(&opted_in.container, &kinds, &opted_in.notify);
+        let (container, notify) = (&opted_in.container, &opted_in.notify);
+        let done = self
+            .refresher
+            .refresh(turn, time, container, &kinds, notify);
         warnings.extend(done.warnings);
-        refresher.warn(id, warnings);
+        self.refresher.warn(id, warnings);
         done.is_out_of_time
     }
 
@@ -202,9 +197,8 @@ impl Followed {
                 Ok(labelled) => drop(self.labels.insert(engine, labelled)),
                 Err(error) => {
                     warnings.push(format!(
-                        "labels of {} are not known: {}",
-                        engine.name(),
-                        error_chain(&error)
+                        "labels of {} are not known: {error:#}",
+                        engine.name()
                     ));
                 }
             }
@@ -310,8 +304,9 @@ mod tests {
         };
         let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
         refresher.warn("gone", vec!["why".to_owned()]);
-        let mut followed = Followed::new(root.path(), RefreshMode::All, &Places::default());
-        followed.survey(&mut Watches::new(Inotify::new().unwrap()), &refresher);
+        let places = Places::default();
+        let mut followed = Followed::new(&refresher, root.path(), RefreshMode::All, &places);
+        followed.survey(&mut Watches::new(Inotify::new().unwrap()));
         assert!(!refresher.has_warned("gone"));
     }
 }

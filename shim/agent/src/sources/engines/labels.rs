@@ -5,12 +5,12 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
 use bindguard_core::refresh_request::RefreshRequest;
 use bindguard_core::spec::SpecView;
 use bindguard_operator::engines::Engine;
+use bindguard_operator::unix_http;
 use serde::Deserialize;
-
-use super::api::{self, EngineError};
 
 /// `filters={"label":["bindguard.refresh"]}` in the form of a URL, and the same filter for
 /// `bindguard.refresh-binds`. A filter with two labels lists only containers that have each of
@@ -40,15 +40,18 @@ pub struct Labelled {
     pub request: RefreshRequest,
 }
 
-/// The containers with the label, by id. Empty if the engine has no socket: Podman has a socket
-/// only if an administrator enabled the service.
-pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>, EngineError> {
+/// The containers with the label, by id. None if the engine has no socket: Podman has one only if
+/// it was enabled.
+pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>> {
     let Some(socket) = socket(root, engine) else {
         return Ok(HashMap::new());
     };
     let mut listed: Vec<EngineContainer> = Vec::new();
     for path in LABELLED {
-        listed.extend(api::get::<Vec<EngineContainer>>(&socket, path)?);
+        let text = unix_http::get(&socket, path)?;
+        let answer: Vec<EngineContainer> = serde_json::from_str(&text)
+            .with_context(|| format!("parse the answer of {}", socket.display()))?;
+        listed.extend(answer);
     }
     let labelled = listed
         .into_iter()
