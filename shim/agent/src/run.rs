@@ -29,7 +29,7 @@ use crate::sinks::journal::JournalWriter;
 use crate::sinks::kubernetes;
 use crate::sinks::metrics::Metrics;
 use crate::sinks::status::StatusSource;
-use crate::sources::http::{self, BoundSocket, Served};
+use crate::sources::http::{self, Audience, BoundSocket, Served};
 use crate::sources::journal::{JournalReader, follow_journal};
 use crate::sources::kubediag::{Kubediag, PodReader};
 use crate::sources::nri;
@@ -144,13 +144,14 @@ async fn serve(
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
     if let Some(address) = settings.metrics {
-        http::serve_address(address, Arc::clone(&served))
+        http::serve_address(address, Arc::clone(&served), Audience::Public)
             .await
             .with_context(|| format!("serve on {address}"))?;
     }
     if let Some(address) = settings.kubediag {
-        let serving = http::serve_kubediag(address, Arc::clone(&served)).await;
-        serving.with_context(|| format!("serve kubediag's processors on {address}"))?;
+        http::serve_address(address, Arc::clone(&served), Audience::Kubediag)
+            .await
+            .with_context(|| format!("serve kubediag's processors on {address}"))?;
     }
     let survey = Arc::clone(&served);
     spawn("survey", move || {

@@ -4,6 +4,7 @@
 mod connections;
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -76,7 +77,7 @@ impl Served {
 
 /// The paths that a listener serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Audience {
+pub enum Audience {
     /// Figures and health, for anyone who reaches the address.
     Public,
     /// Everything, for root.
@@ -85,23 +86,15 @@ enum Audience {
     Kubediag,
 }
 
-/// Serves figures and health on an address.
+/// Serves an audience on an address.
 ///
 /// # Errors
 /// If it cannot be bound.
-pub async fn serve_address(address: SocketAddr, served: Arc<Served>) -> io::Result<()> {
-    listen(address, served, Audience::Public).await
-}
-
-/// Serves kubediag's processors and health on an address.
-///
-/// # Errors
-/// If it cannot be bound.
-pub async fn serve_kubediag(address: SocketAddr, served: Arc<Served>) -> io::Result<()> {
-    listen(address, served, Audience::Kubediag).await
-}
-
-async fn listen(address: SocketAddr, served: Arc<Served>, audience: Audience) -> io::Result<()> {
+pub async fn serve_address(
+    address: SocketAddr,
+    served: Arc<Served>,
+    audience: Audience,
+) -> io::Result<()> {
     let listener = TcpListener::bind(address).await?;
     tokio::spawn(accept(listener, move |stream| {
         converse(stream, Arc::clone(&served), audience)
@@ -213,11 +206,7 @@ async fn answer(
                     response(StatusCode::OK, PLAIN_METRICS, plain_text(&text))
                 }
                 Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
-                Err(error) => response(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    TEXT,
-                    format!("{error}\n"),
-                ),
+                Err(error) => failed(error),
             }
         }
         (STATUS_PATH, Audience::Local) => {
@@ -226,22 +215,15 @@ async fn answer(
                 .status(&served.metrics, served.ready.load(Ordering::Relaxed));
             match serde_json::to_string(&status) {
                 Ok(json) => response(StatusCode::OK, JSON, json),
-                Err(error) => response(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    TEXT,
-                    format!("{error}\n"),
-                ),
+                Err(error) => failed(error),
             }
         }
         ("/v1/report", Audience::Local) => {
             let surveyor = Arc::clone(&served.surveyor);
             match tokio::task::spawn_blocking(move || surveyor.json()).await {
-                Ok(json) => response(StatusCode::OK, JSON, json.to_string()),
-                Err(error) => response(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    TEXT,
-                    format!("survey the node: {error}\n"),
-                ),
+                Ok(Ok(json)) => response(StatusCode::OK, JSON, json.to_string()),
+                Ok(Err(error)) => failed(format_args!("write the report: {error}")),
+                Err(error) => failed(format_args!("survey the node: {error}")),
             }
         }
         _ => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
@@ -280,6 +262,10 @@ async fn read_journal(served: &Arc<Served>) {
         });
         let _ = tokio::time::timeout(JOURNAL_READ_TIMEOUT, reading).await;
     }
+}
+
+fn failed(why: impl Display) -> Response<Full<Bytes>> {
+    response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{why}\n"))
 }
 
 fn response(

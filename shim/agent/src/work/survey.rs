@@ -75,21 +75,24 @@ impl Surveyor {
     }
 
     /// The report as JSON, at most some seconds old. It blocks, as [`Surveyor::survey`].
-    pub fn json(&self) -> Arc<str> {
-        // Locked during the survey: of several requests at once, the first surveys, and every later
-        // request gets this report.
+    ///
+    /// # Errors
+    /// If the report cannot be written as JSON.
+    pub fn json(&self) -> serde_json::Result<Arc<str>> {
+        // Held during the survey: of several requests at once, one surveys and the others get its
+        // report.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, text)) = last
             .report
             .as_ref()
             .filter(|(when, _)| when.elapsed() < FRESH)
         {
-            return Arc::clone(text);
+            return Ok(Arc::clone(text));
         }
         let report = self.report(&mut last);
-        let text: Arc<str> = serde_json::to_string(&report).unwrap_or_default().into();
+        let text: Arc<str> = serde_json::to_string(&report)?.into();
         last.report = Some((Instant::now(), Arc::clone(&text)));
-        text
+        Ok(text)
     }
 
     fn report(&self, last: &mut Last) -> NodeReport {
