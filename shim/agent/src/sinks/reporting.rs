@@ -11,6 +11,7 @@ use bindguard_core::report::{Actor, JournalLine, RebindLine, RefreshLine};
 use bindguard_operator::container_mounts::ContainerMounts;
 use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::pods::PodContainer;
 use tracing::warn;
 
 use crate::idle_memory::IdleMemory;
@@ -76,47 +77,21 @@ impl Reporting {
     /// The mounts of running containers. A container that keeps mounts is reported once,
     /// also if the container keeps further mounts later.
     pub fn surveyed_containers(&self, found: &ContainerMounts, known: &mut SurveyEvents) {
-        let ids = found
-            .keepers
-            .iter()
-            .map(|keeper| keeper.container.id.clone())
-            .collect();
-        let before = mem::replace(&mut known.keepers, ids);
-        for keeper in found
-            .keepers
-            .iter()
-            .filter(|keeper| !before.contains(&keeper.container.id))
-        {
-            let container = &keeper.container;
+        for (name, keeper) in new_ones(&found.keepers, &mut known.keepers, |it| &it.container) {
             let places: Vec<String> = keeper
                 .places
                 .iter()
                 .map(|place| place.display().to_string())
                 .collect();
-            let pod = container.pod.display_name().unwrap_or_default();
-            let name = container.name.as_deref().unwrap_or(&container.id);
             warn!(
-                "{pod} container {name} keeps mounts that the host has unmounted: {}",
+                "{name} keeps mounts that the host has unmounted: {}",
                 places.join(", ")
             );
             self.events.record(from_keeper(keeper));
         }
-        let ids = found
-            .unread
-            .iter()
-            .map(|unread| unread.container.id.clone())
-            .collect();
-        let before = mem::replace(&mut known.unread, ids);
-        for unread in found
-            .unread
-            .iter()
-            .filter(|unread| !before.contains(&unread.container.id))
-        {
-            let container = &unread.container;
-            let pod = container.pod.display_name().unwrap_or_default();
-            let name = container.name.as_deref().unwrap_or(&container.id);
+        for (name, unread) in new_ones(&found.unread, &mut known.unread, |it| &it.container) {
             warn!(
-                "the mounts of {pod} container {name} are unknown: {}",
+                "the mounts of {name} are unknown: {}",
                 error_chain(&unread.why)
             );
         }
@@ -167,4 +142,23 @@ impl Reporting {
             self.journal.refreshed(line);
         }
     }
+}
+
+/// The findings about containers that were not known before, with the names of the containers. From
+/// now on all are known.
+fn new_ones<'f, F>(
+    found: &'f [F],
+    known: &mut HashSet<String>,
+    container: impl Fn(&F) -> &PodContainer,
+) -> Vec<(String, &'f F)> {
+    let ids = found.iter().map(|it| container(it).id.clone()).collect();
+    let before = mem::replace(known, ids);
+    let named = |it| {
+        let container = container(it);
+        let pod = container.pod.display_name().unwrap_or_default();
+        let name = container.name.as_deref().unwrap_or(&container.id);
+        (format!("{pod} container {name}"), it)
+    };
+    let is_new = |it: &&F| !before.contains(&container(it).id);
+    found.iter().filter(is_new).map(named).collect()
 }

@@ -35,10 +35,6 @@ pub fn from_rebind(line: &RebindLine) -> Vec<Occurrence> {
 /// The occurrences of a refresh: each mount has an occurrence, and so has a failed notification. A
 /// container without a pod has no occurrences.
 pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
-    let Identity { container, pod } = &line.container;
-    if pod.uid.is_none() {
-        return Vec::new();
-    }
     let mut found: Vec<_> = line.mounts.iter().filter_map(from_mount).collect();
     let notification = line.notification.as_ref();
     let error = notification.and_then(|notification| notification.error.as_ref());
@@ -55,18 +51,19 @@ pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
             (Reason::BindMountNotRefreshed, message)
         }));
     }
-    let occurrence = |(reason, message)| Occurrence {
-        pod: pod.clone(),
-        container: container.clone(),
-        reason,
-        message,
-    };
-    found.into_iter().map(occurrence).collect()
+    of_container(&line.container, found)
 }
 
 /// The occurrences of a release: each copy has an occurrence.
 fn from_release(line: &ReleaseLine) -> Vec<Occurrence> {
-    let Identity { container, pod } = &line.container;
+    of_container(&line.container, line.copies.iter().filter_map(from_copy))
+}
+
+/// The occurrences on a container; none without a pod.
+fn of_container(
+    Identity { container, pod }: &Identity,
+    found: impl IntoIterator<Item = (Reason, String)>,
+) -> Vec<Occurrence> {
     if pod.uid.is_none() {
         return Vec::new();
     }
@@ -76,8 +73,7 @@ fn from_release(line: &ReleaseLine) -> Vec<Occurrence> {
         reason,
         message,
     };
-    let copies = line.copies.iter().filter_map(from_copy);
-    copies.map(occurrence).collect()
+    found.into_iter().map(occurrence).collect()
 }
 
 fn from_copy(copy: &ReleasedCopy) -> Option<(Reason, String)> {

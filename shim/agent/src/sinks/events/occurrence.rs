@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use bindguard_core::identity::PodName;
+use serde::Serialize;
 
 /// The reason of an event: `reason` of the API's object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Reason {
     /// A bind mount was repaired before a create, or by the agent.
     BindMountRepaired,
@@ -31,8 +32,8 @@ pub enum Reason {
     RefreshRequestIgnored,
 }
 
-/// The type of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The type of an event: `type` of the API's object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum EventType {
     /// Nothing is wrong any more.
     Normal,
@@ -40,34 +41,7 @@ pub enum EventType {
     Warning,
 }
 
-impl EventType {
-    /// `type` of the API's object.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Normal => "Normal",
-            Self::Warning => "Warning",
-        }
-    }
-}
-
 impl Reason {
-    /// `reason` of the API's object.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::BindMountRepaired => "BindMountRepaired",
-            Self::ContainerRefused => "ContainerRefused",
-            Self::BindMountNotRepaired => "BindMountNotRepaired",
-            Self::BindSourceDead => "BindSourceDead",
-            Self::VolumeNotMounted => "VolumeNotMounted",
-            Self::HostMountsPinned => "HostMountsPinned",
-            Self::BindMountWrong => "BindMountWrong",
-            Self::BindMountRefreshed => "BindMountRefreshed",
-            Self::BindMountNotRefreshed => "BindMountNotRefreshed",
-            Self::ApplicationNotNotified => "ApplicationNotNotified",
-            Self::RefreshRequestIgnored => "RefreshRequestIgnored",
-        }
-    }
-
     /// Its type.
     pub fn event_type(self) -> EventType {
         match self {
