@@ -19,7 +19,6 @@ use bindguard_operator::kubelets_here;
 use tracing::{error, info, warn};
 
 use crate::pods::PodLookup;
-use crate::sinks::metrics::RootLabel;
 use crate::sources::engines;
 use crate::sources::host_files;
 use crate::sources::http::Served;
@@ -219,9 +218,7 @@ impl KubeletRoots {
                 updates.follow(&volumes);
             }
             Notice::Surveyed { volumes, took } => {
-                let label = RootLabel {
-                    root: root.display().to_string(),
-                };
+                let label = [("root", root.display().to_string())];
                 metrics
                     .watched_volumes
                     .get_or_create(&label)

@@ -19,7 +19,7 @@ use bindguard_operator::survey_node;
 use tracing::warn;
 
 use crate::pods::PodLookup;
-use crate::sinks::metrics::{Metrics, SourceLabels};
+use crate::sinks::metrics::Metrics;
 use crate::sinks::reporting::{Reporting, SurveyEvents};
 use crate::wall_clock::since_epoch;
 use crate::work::removal;
@@ -146,14 +146,9 @@ impl Surveyor {
             (VerdictName::Current, found.following_host),
             (VerdictName::Pinning, found.private),
         ] {
-            let labels = SourceLabels {
-                kind: KindName::HostRoot.as_str().to_owned(),
-                verdict: verdict.as_str().to_owned(),
-            };
-            self.metrics
-                .sources
-                .get_or_create(&labels)
-                .set(count as i64);
+            let labels = source_labels(KindName::HostRoot, verdict);
+            let figure = self.metrics.sources.get_or_create(&labels);
+            figure.set(count as i64);
         }
         let places: BTreeSet<_> = found
             .keepers
@@ -166,21 +161,18 @@ impl Surveyor {
     fn count(&self, report: &NodeReport) {
         let mut found = BTreeMap::<_, i64>::new();
         for bind in &report.binds {
-            *found
-                .entry((
-                    bind.bind.kind().as_str().to_owned(),
-                    bind.bind.verdict().to_string(),
-                ))
-                .or_default() += 1;
+            let labels = source_labels(bind.bind.kind(), bind.bind.verdict());
+            *found.entry(labels).or_default() += 1;
         }
         self.metrics.sources.clear();
-        for ((kind, verdict), count) in found {
-            self.metrics
-                .sources
-                .get_or_create(&SourceLabels { kind, verdict })
-                .set(count);
+        for (labels, count) in found {
+            self.metrics.sources.get_or_create(&labels).set(count);
         }
         self.metrics.surveys.inc();
         self.metrics.last_survey.set(since_epoch().as_secs_f64());
     }
+}
+
+fn source_labels(kind: KindName, verdict: VerdictName) -> [(&'static str, &'static str); 2] {
+    [("kind", kind.as_str()), ("verdict", verdict.as_str())]
 }

@@ -1,21 +1,17 @@
 //! Figures of the Kubernetes events that the agent writes.
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::EncodeLabelValue;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
+use super::{Counters, new};
+
 /// The figures of all events.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EventMetrics {
-    results: Family<ResultLabel, Counter>,
+    results: Counters<EventResult>,
     /// Requests that failed, or were answered with a request for a pause.
     pub failures: Counter,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: EventResult,
 }
 
 /// The result of an event, as a label.
@@ -43,27 +39,26 @@ impl EventMetrics {
         EventResult::no_pod,
     ];
 
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "events",
-            "Kubernetes events, by result",
-            self.results.clone(),
-        );
-        registry.register(
-            "event_request_failures",
-            "Requests for events that failed",
-            self.failures.clone(),
-        );
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            results: new(registry, "events", "Kubernetes events, by result"),
+            failures: new(
+                registry,
+                "event_request_failures",
+                "Requests for events that failed",
+            ),
+        };
         // An alert on an increase needs the zero before the first event.
         Self::RESULTS
             .iter()
-            .for_each(|result| self.count(*result, 0));
+            .for_each(|result| metrics.count(*result, 0));
+        metrics
     }
 
     /// Counts events with this result.
     pub fn count(&self, result: EventResult, number: usize) {
         self.results
-            .get_or_create(&ResultLabel { result })
+            .get_or_create(&[("result", result)])
             .inc_by(number as u64);
     }
 }

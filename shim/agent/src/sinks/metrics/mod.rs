@@ -11,18 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use bindguard_core::report::{Actor, JournalLine, Outcome, RebindLine, UnreadLine};
-use prometheus_client::encoding::EncodeLabelSet;
+use bindguard_core::report::{Actor, JournalLine, Outcome, RebindLine, ReleaseResult, UnreadLine};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 
 use self::admissions::AdmissionMetrics;
-use self::outcomes::{CountedRelease, OutcomeLabel, RebindOutcome, RefreshLabel, ReleaseLabel};
+use self::outcomes::RebindOutcome;
 
 pub use self::events::{EventMetrics, EventResult};
 pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
@@ -36,14 +35,17 @@ const BUCKETS: [f64; 10] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
 ];
 
+/// A counter for each value of one label.
+type Counters<V> = Family<[(&'static str, V); 1], Counter>;
+
 /// All figures of the agent. Shared by all threads that count.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     /// Updates of kubelet-written volumes with subpaths.
     pub volume_updates: Counter,
-    /// Watched volumes of each kubelet root; roots are few.
-    pub watched_volumes: Family<RootLabel, Gauge>,
+    /// Watched volumes of each kubelet `root`; roots are few.
+    pub watched_volumes: Family<[(&'static str, String); 1], Gauge>,
     /// Surveys because events were lost, or the folder of the pods came or went.
     pub interruptions: Counter,
     /// Directories that could not be watched.
@@ -59,11 +61,11 @@ pub struct Metrics {
     /// Children that hang in containers.
     pub hanging_children: HangingChildren,
     hanging_count: Gauge,
-    rebinds: Family<OutcomeLabel, Counter>,
+    rebinds: Counters<RebindOutcome>,
     rebind_seconds: Histogram,
-    refreshes: Family<RefreshLabel, Counter>,
-    releases: Family<ReleaseLabel, Counter>,
-    /// The time to refresh a container.
+    refreshes: Counters<RefreshResult>,
+    releases: Counters<&'static str>,
+    /// The time to refresh one container.
     pub refresh_seconds: Histogram,
     admissions: AdmissionMetrics,
     /// Kubernetes events.
@@ -72,8 +74,8 @@ pub struct Metrics {
     pub nri: NriMetrics,
     /// Lines that the agent left out of the journal.
     pub unwritten_lines: Counter,
-    /// Subpaths, volumes and host-root binds of the last survey.
-    pub sources: Family<SourceLabels, Gauge>,
+    /// Subpaths, volumes and host-root binds of the last survey, by `kind` and `verdict`.
+    pub sources: Family<[(&'static str, &'static str); 2], Gauge>,
     /// Mounts that the host has unmounted and containers keep.
     pub pinned_mounts: Gauge,
     /// Pods whose annotations for live refresh have no effect, in the last survey.
@@ -84,20 +86,24 @@ pub struct Metrics {
     pub programs_kept: Gauge,
 }
 
-/// The label of a kubelet root.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RootLabel {
-    /// Its path.
-    pub root: String,
+/// The counted results: a dry run keeps each mount.
+const RELEASES: [ReleaseResult; 3] = [
+    ReleaseResult::Released,
+    ReleaseResult::Busy,
+    ReleaseResult::Refused,
+];
+
+/// A new figure of the registry.
+fn new<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
 }
 
-/// The labels of a bind source in a survey.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct SourceLabels {
-    /// `subpath`, `volume` or `host-root`.
-    pub kind: String,
-    /// The verdict's name.
-    pub verdict: String,
+/// Adds a figure in seconds to the registry.
+fn in_seconds<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
+    metric
 }
 
 impl Metrics {
@@ -106,161 +112,120 @@ impl Metrics {
         let mut registry = Registry::with_prefix("bindguard");
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The running agent", build);
-        let mut metrics = Self {
-            registry,
-            volume_updates: Counter::default(),
-            watched_volumes: Family::default(),
-            interruptions: Counter::default(),
-            watch_errors: Counter::default(),
-            surveys: Counter::default(),
-            last_survey: Gauge::default(),
-            restarts: Counter::default(),
-            silent_roots: Gauge::default(),
+        let figures = &mut registry;
+        let metrics = Self {
+            volume_updates: new(
+                figures,
+                "agent_volume_updates",
+                "Updates of volumes with subpaths",
+            ),
+            watched_volumes: new(figures, "agent_watched_volumes", "Volumes with a watch"),
+            interruptions: new(
+                figures,
+                "agent_watch_interruptions",
+                "Surveys because events were lost",
+            ),
+            watch_errors: new(
+                figures,
+                "agent_watch_errors",
+                "Directories that could not be watched",
+            ),
+            surveys: new(figures, "agent_surveys", "Surveys of the node"),
+            last_survey: in_seconds(
+                figures,
+                "agent_last_survey_timestamp",
+                "Time of the last survey",
+                Gauge::default(),
+            ),
+            restarts: new(
+                figures,
+                "agent_thread_restarts",
+                "Restarts of a thread that failed",
+            ),
+            silent_roots: new(
+                figures,
+                "agent_silent_roots",
+                "Kubelet roots that do not answer",
+            ),
             hanging_children: HangingChildren::default(),
-            hanging_count: Gauge::default(),
-            rebinds: Family::default(),
-            rebind_seconds: Histogram::new(BUCKETS),
-            refreshes: Family::default(),
-            releases: Family::default(),
-            refresh_seconds: Histogram::new(BUCKETS),
-            admissions: AdmissionMetrics::default(),
-            events: EventMetrics::default(),
-            nri: NriMetrics::default(),
-            unwritten_lines: Counter::default(),
-            sources: Family::default(),
-            pinned_mounts: Gauge::default(),
-            ignored_requests: Gauge::default(),
-            handler_kept: Gauge::default(),
-            programs_kept: Gauge::default(),
+            hanging_count: new(
+                figures,
+                "agent_hanging_children",
+                "Children of the agent that hang in containers",
+            ),
+            rebinds: new(
+                figures,
+                "subpath_rebinds",
+                "Stale subpaths on the host, by outcome",
+            ),
+            rebind_seconds: in_seconds(
+                figures,
+                "subpath_rebind",
+                "Time to re-bind a volume's subpaths",
+                Histogram::new(BUCKETS),
+            ),
+            refreshes: new(
+                figures,
+                "refreshes",
+                "Stale mounts of running containers, by outcome",
+            ),
+            releases: new(
+                figures,
+                "releases",
+                "Copies of unmounted mounts that containers were to release, by outcome",
+            ),
+            refresh_seconds: in_seconds(
+                figures,
+                "refresh",
+                "Time to refresh a running container",
+                Histogram::new(BUCKETS),
+            ),
+            admissions: AdmissionMetrics::new(figures),
+            events: EventMetrics::new(figures),
+            nri: NriMetrics::new(figures),
+            unwritten_lines: new(
+                figures,
+                "journal_unwritten_lines",
+                "Lines of the agent that were dropped",
+            ),
+            sources: new(
+                figures,
+                "sources",
+                "Sources of binds in the last survey, by verdict",
+            ),
+            pinned_mounts: new(
+                figures,
+                "pinned_mounts",
+                "Mounts that the host has unmounted and containers keep",
+            ),
+            ignored_requests: new(
+                figures,
+                "refresh_requests_ignored",
+                "Pods whose annotations for refreshes have no effect",
+            ),
+            handler_kept: new(
+                figures,
+                "handler_kept_for_pods",
+                "Pods for which an uninstall left the handler",
+            ),
+            programs_kept: new(
+                figures,
+                "programs_kept_for_pods",
+                "Pods for which an uninstall left the programs",
+            ),
+            registry,
         };
-        metrics.register();
-        metrics.begin_at_zero();
-        Arc::new(metrics)
-    }
-
-    fn register(&mut self) {
-        let registry = &mut self.registry;
-        registry.register(
-            "agent_volume_updates",
-            "Updates of volumes with subpaths",
-            self.volume_updates.clone(),
-        );
-        registry.register(
-            "agent_watched_volumes",
-            "Volumes with a watch",
-            self.watched_volumes.clone(),
-        );
-        registry.register(
-            "agent_watch_interruptions",
-            "Surveys because events were lost",
-            self.interruptions.clone(),
-        );
-        registry.register(
-            "agent_watch_errors",
-            "Directories that could not be watched",
-            self.watch_errors.clone(),
-        );
-        registry.register("agent_surveys", "Surveys of the node", self.surveys.clone());
-        let last = self.last_survey.clone();
-        registry.register_with_unit(
-            "agent_last_survey_timestamp",
-            "Time of the last survey",
-            Unit::Seconds,
-            last,
-        );
-        registry.register(
-            "agent_thread_restarts",
-            "Restarts of a thread that failed",
-            self.restarts.clone(),
-        );
-        registry.register(
-            "agent_silent_roots",
-            "Kubelet roots that do not answer",
-            self.silent_roots.clone(),
-        );
-        registry.register(
-            "agent_hanging_children",
-            "Children of the agent that hang in containers",
-            self.hanging_count.clone(),
-        );
-        registry.register(
-            "subpath_rebinds",
-            "Stale subpaths on the host, by outcome",
-            self.rebinds.clone(),
-        );
-        let seconds = self.rebind_seconds.clone();
-        registry.register_with_unit(
-            "subpath_rebind",
-            "Time to re-bind a volume's subpaths",
-            Unit::Seconds,
-            seconds,
-        );
-        registry.register(
-            "refreshes",
-            "Stale mounts of running containers, by outcome",
-            self.refreshes.clone(),
-        );
-        registry.register(
-            "releases",
-            "Copies of unmounted mounts that containers were to release, by outcome",
-            self.releases.clone(),
-        );
-        let seconds = self.refresh_seconds.clone();
-        registry.register_with_unit(
-            "refresh",
-            "Time to refresh a running container",
-            Unit::Seconds,
-            seconds,
-        );
-        self.admissions.register(registry);
-        self.events.register(registry);
-        self.nri.register(registry);
-        registry.register(
-            "journal_unwritten_lines",
-            "Lines of the agent that were dropped",
-            self.unwritten_lines.clone(),
-        );
-        registry.register(
-            "sources",
-            "Sources of binds in the last survey, by verdict",
-            self.sources.clone(),
-        );
-        let pinned = self.pinned_mounts.clone();
-        registry.register(
-            "pinned_mounts",
-            "Mounts that the host has unmounted and containers keep",
-            pinned,
-        );
-        let ignored = self.ignored_requests.clone();
-        registry.register(
-            "refresh_requests_ignored",
-            "Pods whose annotations for refreshes have no effect",
-            ignored,
-        );
-        registry.register(
-            "handler_kept_for_pods",
-            "Pods for which an uninstall left the handler",
-            self.handler_kept.clone(),
-        );
-        registry.register(
-            "programs_kept_for_pods",
-            "Pods for which an uninstall left the programs",
-            self.programs_kept.clone(),
-        );
-    }
-
-    /// An alert on an increase needs the zero before the first event.
-    fn begin_at_zero(&self) {
+        // An alert on an increase needs the zero before the first event.
         for outcome in RebindOutcome::ALL {
-            drop(self.rebinds.get_or_create(&OutcomeLabel { outcome }));
+            drop(metrics.rebinds.get_or_create(&[("outcome", outcome)]));
         }
         for outcome in RefreshResult::ALL {
-            drop(self.refreshes.get_or_create(&RefreshLabel { outcome }));
+            drop(metrics.refreshes.get_or_create(&[("outcome", outcome)]));
         }
-        for outcome in CountedRelease::ALL {
-            drop(self.releases.get_or_create(&ReleaseLabel { outcome }));
+        for outcome in RELEASES.map(ReleaseResult::as_str) {
+            drop(metrics.releases.get_or_create(&[("outcome", outcome)]));
         }
-        self.nri.begin_at_zero();
+        Arc::new(metrics)
     }
 
     /// Counts the outcomes of a volume's re-bind.
@@ -278,9 +243,9 @@ impl Metrics {
 
     /// Returns false if the outcome is not a re-bind.
     fn count_rebind(&self, outcome: &Outcome) -> bool {
-        let label = RebindOutcome::of(outcome).map(|outcome| OutcomeLabel { outcome });
-        label
-            .map(|label| self.rebinds.get_or_create(&label).inc())
+        let outcome = RebindOutcome::of(outcome);
+        outcome
+            .map(|outcome| self.rebinds.get_or_create(&[("outcome", outcome)]).inc())
             .is_some()
     }
 
@@ -291,9 +256,7 @@ impl Metrics {
 
     /// Counts the outcome for a mount of a running container.
     pub fn refreshed(&self, outcome: RefreshResult) {
-        self.refreshes
-            .get_or_create(&RefreshLabel { outcome })
-            .inc();
+        self.refreshes.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     /// Counts a line of the journal. The agent counted its own repairs, and its plugin's creates,
@@ -314,9 +277,10 @@ impl Metrics {
             }
             // The agent releases nothing.
             Ok(JournalLine::Release(line)) => {
-                let outcomes = line.copies.iter().map(|copy| copy.result);
-                for outcome in outcomes.filter_map(CountedRelease::of) {
-                    self.releases.get_or_create(&ReleaseLabel { outcome }).inc();
+                let results = line.copies.iter().map(|copy| copy.result);
+                for result in results.filter(|result| RELEASES.contains(result)) {
+                    let label = [("outcome", result.as_str())];
+                    self.releases.get_or_create(&label).inc();
                 }
             }
             Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
@@ -445,16 +409,11 @@ mod tests {
         let metrics = Metrics::new();
         metrics
             .watched_volumes
-            .get_or_create(&RootLabel {
-                root: "/k".to_owned(),
-            })
+            .get_or_create(&[("root", "/k".to_owned())])
             .set(1);
         metrics
             .sources
-            .get_or_create(&SourceLabels {
-                kind: "subpath".to_owned(),
-                verdict: "stale".to_owned(),
-            })
+            .get_or_create(&[("kind", "subpath"), ("verdict", "stale")])
             .set(1);
         let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
         metrics.journaled(&JournalLine::parse(line));

@@ -2,23 +2,23 @@
 //! count the same create there.
 
 use bindguard_core::report::Report;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::EncodeLabelValue;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::binds::BindCounters;
+use super::binds::{BindCounters, bind_labels};
+use super::{Counters, new};
 
 /// The figures of the plugin.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct NriMetrics {
     /// 1 while the runtime accepts the plugin.
     pub connected: Gauge,
     /// Registrations that the runtime accepted.
     pub registrations: Counter,
-    creates: Family<AnswerLabel, Counter>,
-    starts: Family<StartLabel, Counter>,
+    creates: Counters<NriAnswer>,
+    starts: Counters<StartAnswer>,
     binds: BindCounters,
 }
 
@@ -54,78 +54,80 @@ pub enum StartAnswer {
     failed,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct StartLabel {
-    answer: StartAnswer,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct AnswerLabel {
-    answer: NriAnswer,
-}
-
 impl NriMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "nri_connected",
-            "1 while the runtime accepts the NRI plugin",
-            self.connected.clone(),
-        );
-        registry.register(
-            "nri_registrations",
-            "Accepted registrations of the plugin",
-            self.registrations.clone(),
-        );
-        registry.register(
-            "nri_creates",
-            "Creates that the plugin answered, by answer",
-            self.creates.clone(),
-        );
-        registry.register(
-            "nri_starts",
-            "Starts that the plugin answered, by answer",
-            self.starts.clone(),
-        );
-        registry.register(
-            "nri_binds",
-            "Binds that the plugin checked, by outcome",
-            self.binds.family(),
-        );
-    }
-
-    /// An alert on an increase needs the zero before the first event.
-    pub(super) fn begin_at_zero(&self) {
-        use NriAnswer::{adjusted, failed, refused, timed_out, unchanged};
-        for answer in [unchanged, adjusted, refused, timed_out, failed] {
-            drop(self.creates.get_or_create(&AnswerLabel { answer }));
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            connected: new(
+                registry,
+                "nri_connected",
+                "1 while the runtime accepts the NRI plugin",
+            ),
+            registrations: new(
+                registry,
+                "nri_registrations",
+                "Accepted registrations of the plugin",
+            ),
+            creates: new(
+                registry,
+                "nri_creates",
+                "Creates that the plugin answered, by answer",
+            ),
+            starts: new(
+                registry,
+                "nri_starts",
+                "Starts that the plugin answered, by answer",
+            ),
+            binds: new(
+                registry,
+                "nri_binds",
+                "Binds that the plugin checked, by outcome",
+            ),
+        };
+        // An alert on an increase needs the zero before the first event.
+        for answer in NriAnswer::ALL {
+            drop(metrics.creates.get_or_create(&[("answer", answer)]));
         }
-        use StartAnswer::{current, refreshed};
-        for answer in [
-            current,
-            refreshed,
-            StartAnswer::refused,
-            StartAnswer::timed_out,
-            StartAnswer::failed,
-        ] {
-            drop(self.starts.get_or_create(&StartLabel { answer }));
+        for answer in StartAnswer::ALL {
+            drop(metrics.starts.get_or_create(&[("answer", answer)]));
         }
+        metrics
     }
 
     /// Counts an answer.
     pub fn answered(&self, answer: NriAnswer) {
-        self.creates.get_or_create(&AnswerLabel { answer }).inc();
+        self.creates.get_or_create(&[("answer", answer)]).inc();
     }
 
     /// Counts an answer to a start.
     pub fn started(&self, answer: StartAnswer) {
-        self.starts.get_or_create(&StartLabel { answer }).inc();
+        self.starts.get_or_create(&[("answer", answer)]).inc();
     }
 
     /// Counts the binds of a create.
     pub fn checked(&self, report: &Report) {
-        report
-            .binds
-            .iter()
-            .for_each(|bind| self.binds.count(bind.verdict(), bind.outcome.as_ref()));
+        for bind in &report.binds {
+            let labels = bind_labels(bind.verdict(), bind.outcome.as_ref());
+            self.binds.get_or_create(&labels).inc();
+        }
     }
+}
+
+impl NriAnswer {
+    const ALL: [Self; 5] = [
+        Self::unchanged,
+        Self::adjusted,
+        Self::refused,
+        Self::timed_out,
+        Self::failed,
+    ];
+}
+
+impl StartAnswer {
+    const ALL: [Self; 5] = [
+        Self::current,
+        Self::refreshed,
+        Self::refused,
+        Self::timed_out,
+        Self::failed,
+    ];
 }

@@ -1,13 +1,8 @@
-//! The outcomes of re-binds, refreshes and releases, as labels.
+//! The outcomes of re-binds and refreshes, as labels.
 
-use bindguard_core::report::{MountResult, Outcome, ReleaseResult};
+use bindguard_core::report::{MountResult, Outcome};
 use bindguard_guard::refresh::RefreshError;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct OutcomeLabel {
-    pub(super) outcome: RebindOutcome,
-}
+use prometheus_client::encoding::EncodeLabelValue;
 
 #[allow(non_camel_case_types, reason = "the label's values")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -16,11 +11,6 @@ pub(super) enum RebindOutcome {
     already_current,
     reported,
     failed,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct RefreshLabel {
-    pub(super) outcome: RefreshResult,
 }
 
 /// The outcome of a refresh, as a label.
@@ -48,19 +38,6 @@ pub enum RefreshResult {
     failed,
     /// The application was not notified.
     not_notified,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct ReleaseLabel {
-    pub(super) outcome: CountedRelease,
-}
-
-#[allow(non_camel_case_types, reason = "the label's values")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub(super) enum CountedRelease {
-    released,
-    busy,
-    refused,
 }
 
 impl RefreshResult {
@@ -100,20 +77,6 @@ impl RefreshResult {
             }
             RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => Self::refused,
             RefreshError::Process(_) | RefreshError::Locked(_) => Self::failed,
-        }
-    }
-}
-
-impl CountedRelease {
-    pub(super) const ALL: [Self; 3] = [Self::released, Self::busy, Self::refused];
-
-    /// `None` for a dry run.
-    pub(super) fn of(result: ReleaseResult) -> Option<Self> {
-        match result {
-            ReleaseResult::Released => Some(Self::released),
-            ReleaseResult::Kept => None,
-            ReleaseResult::Busy => Some(Self::busy),
-            ReleaseResult::Refused => Some(Self::refused),
         }
     }
 }
