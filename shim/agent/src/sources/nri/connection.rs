@@ -8,8 +8,7 @@ use std::time::Duration;
 use prost::Message as _;
 use tracing::{info, warn};
 
-use super::Calls;
-use super::create::{CreateRefused, Creates};
+use super::calls::{Calls, CreateRefused};
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
     CreateContainerRequest, CreateContainerResponse, NriContainer, PLUGIN, RUNTIME,
@@ -17,7 +16,6 @@ use super::messages::{
     StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
 };
 use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
-use super::start::Starts;
 use super::ttrpc::{Incoming, Message, Request, Response, RpcStatus, TtrpcError};
 use crate::sinks::metrics::NriAnswer;
 
@@ -170,10 +168,10 @@ impl Connection {
         let payload = request.payload.as_slice();
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN, "Configure") => Ok(configure(payload)),
-            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, &calls.creates)),
-            (PLUGIN, "CreateContainer") => create_container(payload, &calls.creates),
-            (PLUGIN, "StartContainer") => start_container(payload, &calls.starts),
-            (PLUGIN, "StateChange") => change_state(payload, &calls.starts),
+            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, calls)),
+            (PLUGIN, "CreateContainer") => create_container(payload, calls),
+            (PLUGIN, "StartContainer") => start_container(payload, calls),
+            (PLUGIN, "StateChange") => change_state(payload, calls),
             // Empty answers. The plugin subscribes to no other event.
             (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
             (service, method) => Err(RpcStatus {
@@ -185,7 +183,7 @@ impl Connection {
 
     /// The survey and the kubelet's events already lead to the running containers; the list only
     /// shows that the runtime accepts the plugin.
-    fn synchronize(&mut self, payload: &[u8], creates: &Creates) -> Vec<u8> {
+    fn synchronize(&mut self, payload: &[u8], calls: &Calls) -> Vec<u8> {
         let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
             warn!("read the runtime's list of containers: {error}");
             SynchronizeRequest::default()
@@ -193,8 +191,8 @@ impl Connection {
         self.listed += part.containers.len();
         if !part.more {
             info!("NRI plugin registered; {} containers exist", self.listed);
-            creates.metrics().nri.connected.set(1);
-            creates.metrics().nri.registrations.inc();
+            calls.metrics.nri.connected.set(1);
+            calls.metrics.nri.registrations.inc();
             self.listed = 0;
         }
         SynchronizeResponse { more: part.more }.encode_to_vec()
@@ -223,43 +221,43 @@ fn configure(payload: &[u8]) -> Vec<u8> {
 }
 
 /// An empty answer changes nothing.
-fn create_container(payload: &[u8], creates: &Creates) -> Result<Vec<u8>, RpcStatus> {
+fn create_container(payload: &[u8], calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
     let request = match CreateContainerRequest::decode(payload) {
         Ok(request) => request,
         Err(error) => {
             warn!("a container is created as it is: read the runtime's request: {error}");
-            creates.metrics().nri.answered(NriAnswer::failed);
+            calls.metrics.nri.answered(NriAnswer::failed);
             return Ok(Vec::new());
         }
     };
-    let mounts = creates.adjust(request).map_err(status_of)?;
+    let mounts = calls.adjust(request).map_err(status_of)?;
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
 
-fn start_container(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, RpcStatus> {
+fn start_container(payload: &[u8], calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
     match StartContainerRequest::decode(payload) {
-        Ok(request) => start(request.container, starts),
+        Ok(request) => start(request.container, calls),
         Err(error) => {
-            starts.unreadable(&error);
+            calls.unreadable(&error);
             Ok(Vec::new())
         }
     }
 }
 
-fn change_state(payload: &[u8], starts: &Starts) -> Result<Vec<u8>, RpcStatus> {
+fn change_state(payload: &[u8], calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
     match StateChangeEvent::decode(payload) {
-        Ok(change) if change.event == START_CONTAINER_EVENT => start(change.container, starts),
+        Ok(change) if change.event == START_CONTAINER_EVENT => start(change.container, calls),
         Ok(_) => Ok(Vec::new()),
         Err(error) => {
-            starts.unreadable(&error);
+            calls.unreadable(&error);
             Ok(Vec::new())
         }
     }
 }
 
-fn start(container: Option<NriContainer>, starts: &Starts) -> Result<Vec<u8>, RpcStatus> {
-    let checked = starts.check(container.unwrap_or_default());
+fn start(container: Option<NriContainer>, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
+    let checked = calls.check(container.unwrap_or_default());
     checked.map(|()| Vec::new()).map_err(status_of)
 }
 

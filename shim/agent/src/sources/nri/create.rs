@@ -4,77 +4,25 @@
 //! on the host; edits of the spec become an adjustment.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use bindguard_config::Config;
-use bindguard_core::report::{Report, Severity};
 use bindguard_guard::{Admission, admit_spec};
 use bindguard_sys::read_mount_table;
 use serde_json::json;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::adjustment;
-use super::deadline::{Deadline, NoResult};
-use super::expected::ExpectedOfContainers;
+use super::calls::{Calls, CreateRefused};
 use super::messages::{CreateContainerRequest, NriContainer, NriMount, PodSandbox};
-use crate::sinks::journal::JournalWriter;
-use crate::sinks::metrics::{Metrics, NriAnswer};
-use crate::threads::spawn;
+use super::reports::NriReport;
+use crate::sinks::metrics::NriAnswer;
 
 /// The runtime waits 2 s for a plugin, then closes its connection and creates the container without
 /// it.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// Answers the requests.
-#[derive(Debug)]
-pub struct Creates {
-    config: Arc<Config>,
-    deadline: Deadline,
-    reports: Sender<CreateReport>,
-    metrics: Arc<Metrics>,
-    expected: Arc<ExpectedOfContainers>,
-}
-
-/// The report on the container with this id.
-#[derive(Debug)]
-struct CreateReport {
-    id: String,
-    report: Report,
-}
-
-/// Policy refuses the container, for this reason.
-#[derive(Debug, thiserror::Error)]
-#[error("bindguard refuses the container: {0}")]
-pub struct CreateRefused(pub(super) String);
-
-impl Creates {
-    /// Starts the thread that writes reports: a create waits neither for the log nor for the
-    /// journal.
-    pub fn new(
-        config: &Config,
-        metrics: Arc<Metrics>,
-        journal: JournalWriter,
-        expected: Arc<ExpectedOfContainers>,
-    ) -> Self {
-        let (reports, received) = channel();
-        if let Err(error) = spawn("nri-reports", move || write_reports(&received, &journal)) {
-            warn!("creates through NRI are not reported: {error:#}");
-        }
-        Self {
-            config: Arc::new(config.clone()),
-            deadline: Deadline::default(),
-            reports,
-            metrics,
-            expected,
-        }
-    }
-
-    /// The figures.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
+impl Calls {
     /// The adjusted mounts of a new container; none if it needs no adjustment, or could not be
     /// checked in time.
     ///
@@ -87,7 +35,7 @@ impl Creates {
         );
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
         match self
-            .deadline
+            .creating
             .within(LIMIT, move || admitted(&pod, &container, &config))
         {
             Ok((admission, mounts)) => {
@@ -99,11 +47,7 @@ impl Creates {
                         (None, false) => NriAnswer::adjusted,
                         (None, true) => NriAnswer::unchanged,
                     });
-                // Without the thread there is no journal; its failure was reported.
-                let _ = self.reports.send(CreateReport {
-                    id: id.clone(),
-                    report: admission.report,
-                });
+                self.report(NriReport::Create(id.clone(), admission.report));
                 if let Some(reason) = admission.refusal {
                     return Err(CreateRefused(reason));
                 }
@@ -111,9 +55,9 @@ impl Creates {
                 Ok(mounts)
             }
             Err(no_result) => {
-                self.metrics.nri.answered(match no_result {
-                    NoResult::Late(_) | NoResult::Busy(_) => NriAnswer::timed_out,
-                    NoResult::Panicked | NoResult::NoThread => NriAnswer::failed,
+                self.metrics.nri.answered(match no_result.is_late() {
+                    true => NriAnswer::timed_out,
+                    false => NriAnswer::failed,
                 });
                 warn!("container {id} is created as it is: check its mounts: {no_result}");
                 Ok(Vec::new())
@@ -172,26 +116,4 @@ fn spec(pod: &PodSandbox, container: &NriContainer) -> serde_json::Value {
     };
     let mounts: Vec<_> = container.mounts.iter().map(mount).collect();
     json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts})
-}
-
-fn write_reports(received: &Receiver<CreateReport>, journal: &JournalWriter) {
-    for CreateReport { id, report } in received {
-        for problem in &report.problems {
-            warn!("container {id}: {problem}");
-        }
-        for (severity, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
-            match severity {
-                Severity::Info => info!("container {id}: {message}"),
-                Severity::Warning => warn!("container {id}: {message}"),
-            }
-        }
-        // The shim writes every create to the journal. A healthy create is not written twice.
-        let has_finding = report
-            .binds
-            .iter()
-            .any(|bind| bind.finding.verdict.is_finding());
-        if has_finding || !report.problems.is_empty() {
-            journal.nri_create(&id, None, report);
-        }
-    }
 }

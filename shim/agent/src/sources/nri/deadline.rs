@@ -33,6 +33,16 @@ pub enum NoResult {
     NoThread,
 }
 
+impl NoResult {
+    /// True if the time is up, or earlier work still takes too long.
+    pub fn is_late(&self) -> bool {
+        match self {
+            Self::Late(_) | Self::Busy(_) => true,
+            Self::Panicked | Self::NoThread => false,
+        }
+    }
+}
+
 impl Deadline {
     /// The result of the work, if it is there in time.
     ///

@@ -11,12 +11,14 @@
 //! of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
 
 mod adjustment;
+mod calls;
 mod connection;
 mod create;
 mod deadline;
 mod expected;
 mod messages;
 mod multiplex;
+mod reports;
 mod start;
 mod ttrpc;
 
@@ -31,9 +33,8 @@ use bindguard_core::error_chain;
 use bindguard_guard::refresh::HelperProcess;
 use tracing::{info, warn};
 
+use calls::Calls;
 use connection::{Connection, ConnectionError};
-use create::Creates;
-use start::Starts;
 
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
@@ -50,33 +51,6 @@ pub struct NriPlugin {
     calls: Calls,
 }
 
-/// The answers to the runtime's calls.
-#[derive(Debug)]
-struct Calls {
-    creates: Creates,
-    starts: Starts,
-}
-
-impl Calls {
-    fn new(
-        config: &Config,
-        metrics: &Arc<Metrics>,
-        journal: JournalWriter,
-        helper: Option<Arc<HelperProcess>>,
-    ) -> Self {
-        let expected = Arc::default();
-        Self {
-            creates: Creates::new(
-                config,
-                Arc::clone(metrics),
-                journal.clone(),
-                Arc::clone(&expected),
-            ),
-            starts: Starts::new(config, Arc::clone(metrics), journal, helper, expected),
-        }
-    }
-}
-
 impl NriPlugin {
     /// A plugin for the runtime behind this socket.
     pub fn new(
@@ -88,7 +62,7 @@ impl NriPlugin {
     ) -> Self {
         Self {
             socket: socket.to_owned(),
-            calls: Calls::new(config, &metrics, journal, helper),
+            calls: Calls::new(config, metrics, journal, helper),
         }
     }
 
@@ -98,7 +72,7 @@ impl NriPlugin {
         loop {
             let start = Instant::now();
             let ended = self.serve_once();
-            self.calls.creates.metrics().nri.connected.set(0);
+            self.calls.metrics.nri.connected.set(0);
             let lasted = start.elapsed();
             // A connection that lasted was a good one: a runtime that restarts is back soon.
             if lasted > MAX_PAUSE {
@@ -127,7 +101,7 @@ impl NriPlugin {
     fn serve_once(&self) -> Result<(), ConnectionError> {
         let serve = || Connection::register(&self.socket)?.serve(&self.calls);
         catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
-            self.calls.creates.metrics().restarts.inc();
+            self.calls.metrics.restarts.inc();
             Err(ConnectionError::Panicked)
         })
     }

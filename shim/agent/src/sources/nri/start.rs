@@ -11,7 +11,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use bindguard_config::Config;
@@ -23,7 +22,7 @@ use bindguard_core::plan::refusal_of_uncompared;
 use bindguard_core::policy::{Alarm, Mode};
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{Actor, BindReport, RefreshLine, RefreshedMount};
+use bindguard_core::report::{Actor, RefreshLine, RefreshedMount};
 use bindguard_core::spec::{Bind, SpecUsers, SpecView};
 use bindguard_guard::refresh::{
     HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
@@ -34,15 +33,12 @@ use bindguard_guard::{
 };
 use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
-use tracing::{info, warn};
+use tracing::warn;
 
-use super::create::CreateRefused;
-use super::deadline::{Deadline, NoResult};
-use super::expected::ExpectedOfContainers;
+use super::calls::{Calls, CreateRefused};
 use super::messages::NriContainer;
-use crate::sinks::journal::JournalWriter;
-use crate::sinks::metrics::{Metrics, RefreshResult, StartAnswer};
-use crate::threads::spawn;
+use super::reports::NriReport;
+use crate::sinks::metrics::{RefreshResult, StartAnswer};
 
 /// The runtime waits 2 s for a plugin by default, then closes its connection and starts the
 /// container.
@@ -53,26 +49,6 @@ const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The time limit of the refresh, which ends before the answer is due.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
-
-/// Answers the starts.
-#[derive(Debug)]
-pub struct Starts {
-    config: Arc<Config>,
-    deadline: Deadline,
-    reports: Sender<StartReport>,
-    metrics: Arc<Metrics>,
-    expected: Arc<ExpectedOfContainers>,
-    /// `None` in tests only.
-    helper: Option<Arc<HelperProcess>>,
-}
-
-/// A report on a container.
-#[derive(Debug)]
-enum StartReport {
-    Refresh(RefreshLine),
-    /// With the container's id and its init.
-    Proof(String, u32, Proved),
-}
 
 /// Why a container is started as it is.
 #[derive(Debug, thiserror::Error)]
@@ -97,30 +73,7 @@ enum NotChecked {
     Failed(String),
 }
 
-impl Starts {
-    /// Starts the thread that writes reports: a start waits neither for the log nor for the
-    /// journal.
-    pub fn new(
-        config: &Config,
-        metrics: Arc<Metrics>,
-        journal: JournalWriter,
-        helper: Option<Arc<HelperProcess>>,
-        expected: Arc<ExpectedOfContainers>,
-    ) -> Self {
-        let (reports, received) = channel();
-        if let Err(error) = spawn("nri-starts", move || write_reports(&received, &journal)) {
-            warn!("starts through NRI are not reported: {error:#}");
-        }
-        Self {
-            config: Arc::new(config.clone()),
-            deadline: Deadline::default(),
-            reports,
-            metrics,
-            expected,
-            helper,
-        }
-    }
-
+impl Calls {
     /// Replaces the stale mounts of a container, then compares all binds with the sources of the
     /// create. Both steps have a time limit. An unchecked container starts as it is.
     ///
@@ -140,9 +93,11 @@ impl Starts {
         );
         let until = start + REFRESH_TIMEOUT;
         let work = move || refreshed(helper.as_deref(), &container, &config, until);
-        let answer = match self.deadline.within(START_TIMEOUT, work) {
+        let answer = match self.starting.within(START_TIMEOUT, work) {
             Ok(Ok(None)) => StartAnswer::current,
-            Ok(Ok(Some((names, refreshed)))) => self.report(&id, names, refreshed, start.elapsed()),
+            Ok(Ok(Some((names, refreshed)))) => {
+                self.report_refresh(&id, names, refreshed, start.elapsed())
+            }
             Ok(Err(error)) => {
                 warn!(
                     "container {id} starts as it is: check its mounts: {}",
@@ -152,9 +107,9 @@ impl Starts {
             }
             Err(no_result) => {
                 warn!("container {id} starts as it is: check its mounts: {no_result}");
-                match no_result {
-                    NoResult::Late(_) | NoResult::Busy(_) => StartAnswer::timed_out,
-                    NoResult::Panicked | NoResult::NoThread => StartAnswer::failed,
+                match no_result.is_late() {
+                    true => StartAnswer::timed_out,
+                    false => StartAnswer::failed,
                 }
             }
         };
@@ -170,15 +125,13 @@ impl Starts {
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
         let binds = sources.as_ref().map_or(0, ExpectedSources::binds);
         let work = move || proved(&container, sources.as_ref(), &config);
-        let refusal = match self.deadline.within(PROOF_TIMEOUT, work) {
+        let refusal = match self.starting.within(PROOF_TIMEOUT, work) {
             Ok(Ok(None)) => None,
             Ok(Ok(Some((pid, proved)))) => {
                 self.metrics.nri.checked(&proved.report);
                 self.metrics.unproven(proved.report.unproven);
-                let refusal = proved.refusal.clone();
-                // Without the thread there is no journal; its failure was reported.
-                let _ = self.reports.send(StartReport::Proof(id, pid, proved));
-                refusal
+                self.report(NriReport::Proof(id, pid, proved.report));
+                proved.refusal
             }
             Ok(Err(error)) => self.not_proven(&id, binds, &error_chain(&error)),
             Err(no_result) => self.not_proven(&id, binds, &no_result.to_string()),
@@ -204,7 +157,7 @@ impl Starts {
         self.metrics.nri.started(StartAnswer::failed);
     }
 
-    fn report(
+    fn report_refresh(
         &self,
         id: &str,
         names: Identity,
@@ -223,8 +176,7 @@ impl Starts {
             let mut line = RefreshLine::new(Actor::Agent, id, names);
             line.mounts = mounts;
             line.set_duration(took);
-            // Without the thread there is no journal; its failure was reported.
-            let _ = self.reports.send(StartReport::Refresh(line));
+            self.report(NriReport::Refresh(line));
         }
         match (all, refreshed.is_out_of_time) {
             (_, true) => StartAnswer::timed_out,
@@ -310,39 +262,6 @@ fn time_until(until: Instant) -> Result<Duration, NotChecked> {
         .ok_or(NotChecked::TooLate)
 }
 
-fn write_reports(received: &Receiver<StartReport>, journal: &JournalWriter) {
-    for report in received {
-        match report {
-            StartReport::Refresh(line) => {
-                log_refresh(&line);
-                journal.refreshed(line);
-            }
-            StartReport::Proof(id, pid, proved) => {
-                let report = proved.report;
-                for problem in &report.problems {
-                    warn!("container {id}: {problem}");
-                }
-                for (_, message) in report.binds.iter().filter_map(BindReport::log_message) {
-                    warn!("container {id}: {message}");
-                }
-                if !report.binds.is_empty() || !report.problems.is_empty() {
-                    journal.nri_create(&id, Some(pid), report);
-                }
-            }
-        }
-    }
-}
-
-fn log_refresh(line: &RefreshLine) {
-    for mount in &line.mounts {
-        let (place, id) = (&mount.destination, &line.id);
-        match mount.outcome.is_replaced() {
-            true => info!("container {id}: {place} shows the current file before it starts"),
-            false => warn!("container {id} starts with an old file at {place}"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -354,6 +273,8 @@ mod tests {
     use bindguard_testing::{Pod, helper, own_namespace, skipped};
 
     use super::*;
+    use crate::sinks::journal::JournalWriter;
+    use crate::sinks::metrics::Metrics;
 
     /// A cgroup with the name of a container.
     struct Cgroup(PathBuf);
@@ -410,15 +331,15 @@ mod tests {
         let admission = admit_spec(spec.as_bytes(), policy, places, deadline, |_, edits| {
             edits.to_vec()
         });
-        let (metrics, expected) = (Metrics::new(), Arc::<ExpectedOfContainers>::default());
-        expected.keep("gone".to_owned(), admission.expected);
+        let metrics = Metrics::new();
         let journal = JournalWriter::off(Arc::clone(&metrics));
-        let starts = Starts::new(&config, Arc::clone(&metrics), journal, None, expected);
+        let calls = Calls::new(&config, Arc::clone(&metrics), journal, None);
+        calls.expected.keep("gone".to_owned(), admission.expected);
         let container = NriContainer {
             id: "gone".to_owned(),
             ..NriContainer::default()
         };
-        starts.prove(container).unwrap();
+        calls.prove(container).unwrap();
         let figures = metrics.text().unwrap();
         let counted = "bindguard_unproven_binds_total 2\n";
         assert!(figures.contains(counted), "{figures}");

@@ -11,7 +11,6 @@ use bindguard_config::Config;
 use super::*;
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
-use crate::sources::nri::Calls;
 use crate::sources::nri::messages::{CountedObject, NriContainer};
 
 /// The runtime's end of a connection.
@@ -60,7 +59,7 @@ fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError>
     let metrics = Metrics::new();
     let calls = Calls::new(
         &Config::default(),
-        &metrics,
+        Arc::clone(&metrics),
         JournalWriter::off(Arc::clone(&metrics)),
         None,
     );
