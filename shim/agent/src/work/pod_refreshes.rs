@@ -190,7 +190,8 @@ impl<'a> PodRefreshes<'a> {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
             Err(error) => {
-                if at.elapsed() < RETRY_TIMEOUT {
+                let is_here = pod.directory().symlink_metadata().is_ok();
+                if is_here && at.elapsed() < RETRY_TIMEOUT {
                     let again = Instant::now() + RETRY_INTERVAL;
                     self.queue().add_later(planned, again);
                 }
@@ -301,6 +302,7 @@ impl<'a> PodRefreshes<'a> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::fs;
     use std::sync::Arc;
 
     use bindguard_core::policy::Policy;
@@ -325,20 +327,27 @@ mod tests {
         let pods = PodLookup::unanswered();
         let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
         let refreshes = PodRefreshes::new(&pods, &places, refresher);
+        let root = tempfile::tempdir().unwrap();
         let mut planned = Planned {
             pod: PodOfRoot {
-                kubelet_root: "/k".into(),
+                kubelet_root: root.path().to_owned(),
                 uid: "u-1".to_owned(),
             },
             at: Instant::now(),
             turn: Turn::First,
             not_before: None,
         };
+        fs::create_dir_all(planned.pod.directory()).unwrap();
         refreshes.refresh_pod(&planned);
         assert!(refreshes.queue().due().unwrap() > Instant::now());
+        // A pod that is gone is not queried again.
+        *refreshes.queue() = RefreshQueue::default();
+        fs::remove_dir(planned.pod.directory()).unwrap();
+        refreshes.refresh_pod(&planned);
+        assert_eq!(refreshes.queue().due(), None);
+        fs::create_dir(planned.pod.directory()).unwrap();
         // The next survey refreshes the pod.
         planned.at -= RETRY_TIMEOUT;
-        *refreshes.queue() = RefreshQueue::default();
         refreshes.refresh_pod(&planned);
         assert_eq!(refreshes.queue().due(), None);
     }
