@@ -1,5 +1,6 @@
 //! The bundles of running containers, which containerd, crun and runc record in folders of root.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::places::Places;
@@ -84,6 +85,12 @@ pub fn host_files_of_container(root: &Path, id: &str, places: &Places) -> Option
     let spec = SpecView::from_bytes(&bytes).ok()?;
     let roots = kubelet_roots_by_all_names(places, &Probes::for_create());
     Some(FileBind::of_pod(&spec, &roots))
+}
+
+/// The init process that containerd's shim has recorded in the folder of a task.
+pub(crate) fn init_of_task(task: &Path) -> Option<u32> {
+    let pid = fs::read_to_string(task.join("init.pid")).ok()?;
+    pid.trim().parse().ok()
 }
 
 /// The init process that crun or runc has recorded in a state folder.

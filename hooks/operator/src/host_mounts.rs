@@ -187,7 +187,9 @@ impl<'t> HostMounts<'t> {
 
 /// True for a kernel directory. Runtimes mount there for containers, also in a copy of the host's;
 /// no host mount is busy there.
-fn is_of_the_kernel(path: &Path) -> bool {
+/// True for a path of the mounts of the kernel and of container runtimes, which every namespace
+/// needs.
+pub(crate) fn is_of_the_kernel(path: &Path) -> bool {
     ["/proc", "/sys", "/dev"]
         .iter()
         .any(|folder| path.starts_with(folder))

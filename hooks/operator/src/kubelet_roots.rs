@@ -94,6 +94,14 @@ impl Roots {
             Some(subpath.at_root(&root.named))
         })
     }
+
+    fn not_a_subpath(self, path: &Path) -> NotASubpath {
+        let problem = self.problems.into_iter().next();
+        problem.map_or_else(
+            || NotASubpath::Other(path.to_owned()),
+            NotASubpath::Unchecked,
+        )
+    }
 }
 
 /// The kubelet roots that exist and answer, and the reasons why other roots are not inspected.
@@ -124,12 +132,7 @@ pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotA
     let is_exact =
         |_: &VolumeSubpath| normal.as_os_str() == path.as_os_str() && !is_below_a_link(path);
     let found = roots.subpath(path).filter(is_exact);
-    let problem = roots
-        .problems
-        .into_iter()
-        .next()
-        .map(NotASubpath::Unchecked);
-    found.ok_or_else(|| problem.unwrap_or_else(|| NotASubpath::Other(path.to_owned())))
+    found.ok_or_else(|| roots.not_a_subpath(path))
 }
 
 /// True if a folder between a kubelet's root and the subpath is a symlink. The subpath itself may
@@ -154,10 +157,5 @@ pub fn named_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotA
     let found = roots
         .subpath(path)
         .or_else(|| roots.subpath(&in_real_folder(path, &Probes::for_create())?));
-    let problem = roots
-        .problems
-        .into_iter()
-        .next()
-        .map(NotASubpath::Unchecked);
-    found.ok_or_else(|| problem.unwrap_or_else(|| NotASubpath::Other(path.to_owned())))
+    found.ok_or_else(|| roots.not_a_subpath(path))
 }

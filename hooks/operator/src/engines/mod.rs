@@ -21,7 +21,7 @@ use bindguard_sys::bundle::read_spec;
 use bindguard_sys::observe::children;
 use bindguard_sys::unless_absent;
 
-use crate::bundles::{STATES, TASKS, entries};
+use crate::bundles::{STATES, TASKS, entries, init_of_task};
 
 /// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own,
 /// as a snap.
@@ -91,14 +91,7 @@ pub fn engine_containers(folders: &[(Engine, PathBuf)]) -> Vec<EngineContainer> 
 pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
     let id = state.file_name()?.to_str()?.to_owned();
     let (bundle, pid) = match engine {
-        Engine::Docker => (
-            state.to_owned(),
-            fs::read_to_string(state.join("init.pid"))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()?,
-        ),
+        Engine::Docker => (state.to_owned(), init_of_task(state)?),
         Engine::Podman => bundle_and_pid(state)?,
     };
     let container = EngineContainer {

@@ -9,6 +9,8 @@ use bindguard_core::mount_table::{Device, MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 
+use crate::host_mounts::is_of_the_kernel;
+
 /// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the
 /// node needs.
 const DIRECTORIES: [&str; 8] = [
@@ -21,8 +23,6 @@ const DIRECTORIES: [&str; 8] = [
     "/var/log",
     "/var/tmp",
 ];
-/// Every namespace needs the mounts of the kernel and of container runtimes in these directories.
-const OF_THE_KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 /// The system mounts of a node.
 #[derive(Debug)]
@@ -70,10 +70,4 @@ fn is_system(path: &Path, places: &Places) -> bool {
             .iter()
             .any(|directory| path == Path::new(directory))
         || is_of_the_kernel(path)
-}
-
-fn is_of_the_kernel(path: &Path) -> bool {
-    OF_THE_KERNEL
-        .iter()
-        .any(|directory| path.starts_with(directory))
 }

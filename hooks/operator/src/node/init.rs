@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bindguard_core::cgroup::container_of;
 use bindguard_core::process_stat::{START_TIME, number};
@@ -16,7 +16,7 @@ use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::process_files::{ProcessFile, contents};
 
 use super::processes::pids;
-use crate::bundles::{STATES, TASKS, entries, recorded_init};
+use crate::bundles::{STATES, TASKS, entries, init_of_task, recorded_init};
 
 /// Why a process is not taken for a container's init.
 #[derive(Debug, thiserror::Error)]
@@ -122,16 +122,9 @@ fn recorded_pid(root: &Path, container: &str) -> Option<u32> {
         .iter()
         .filter(|_| is_name)
         .flat_map(|tasks| entries(&root.join(tasks)));
-    let of_task = |task: PathBuf| {
-        fs::read_to_string(task.join("init.pid"))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
-    };
     let mut of_containerd = tasks
         .map(|namespace| namespace.join(container))
-        .filter_map(of_task);
+        .filter_map(|task| init_of_task(&task));
     let mut states = STATES
         .iter()
         .filter(|_| is_name)
@@ -176,6 +169,7 @@ fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::path::PathBuf;
     use std::process::{Child, Command};
 
     use super::*;

@@ -5,7 +5,7 @@ mod recorded;
 mod subpaths;
 
 use std::path::{Path, PathBuf};
-
+use std::slice;
 use std::time::Instant;
 
 use crate::kubelet_roots::Roots;
@@ -18,10 +18,11 @@ use bindguard_core::judge::{Finding, Verdict, judge_plain_volume, judge_reach, j
 use bindguard_core::kubelet::{MountedVolume, VolumeSubpath};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
+use bindguard_core::plan::Plan;
 use bindguard_core::policy::{Mode, Policy};
-use bindguard_core::report::Report;
+use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{Probes, dead_volume};
+use bindguard_guard::{Probes, dead_volume, planned_outcome};
 use bindguard_sys::observe::{HeldVolume, Volumes, list_volumes};
 use bindguard_sys::{MountinfoError, Mounts, read_mount_table};
 
@@ -51,9 +52,7 @@ pub fn survey_node(
     let start = Instant::now();
     let probes = Probes::for_operator();
     let roots = Roots::of(places);
-    let mut report = diagnose_subpaths(&for_operators(policy), &roots, &probes, |subpath| {
-        wanted(&subpath.path())
-    });
+    let mut report = diagnose_subpaths(policy, &roots, &probes, |subpath| wanted(&subpath.path()));
     let mut volumes = diagnose_volumes(&roots, &probes, &wanted);
     report.binds.append(&mut volumes.binds);
     report.problems.append(&mut volumes.problems);
@@ -79,12 +78,7 @@ pub fn repair_node(
     let table = read_mount_table();
     let roots = Roots::of(places);
     let report = match act {
-        RepairAct::Check => diagnose_subpaths(
-            &for_operators(policy),
-            &roots,
-            &Probes::for_operator(),
-            wanted,
-        ),
+        RepairAct::Check => diagnose_subpaths(policy, &roots, &Probes::for_operator(), wanted),
         RepairAct::Rebind => rebind_subpaths(policy, &roots, wanted),
         RepairAct::Detach => detach_subpaths(&roots, wanted),
     };
@@ -98,6 +92,12 @@ fn for_operators(policy: &Policy) -> Policy {
         stale_subpaths: Mode::Repair,
         ..*policy
     }
+}
+
+/// The outcome that a repair of this finding alone would have.
+fn planned_alone(finding: &Finding, policy: &Policy) -> Option<Outcome> {
+    let plan = Plan::from_findings(slice::from_ref(finding), policy);
+    planned_outcome(finding, &plan, policy)
 }
 
 fn with_table(
@@ -132,26 +132,24 @@ fn diagnose_volumes(roots: &Roots, probes: &Probes, wanted: impl Fn(&Path) -> bo
         .mounted
         .retain(|volume| wanted(volume.mount_point()));
     volumes.plain.retain(|directory| wanted(directory));
-    let findings = judged(
+    let mounted = judged(
         &volumes.mounted,
         probes,
         MountedVolume::mount_point,
         judge_volume,
-    )
-    .into_iter();
-    let findings: Vec<Finding> = findings.zip(volumes.mounted).map(finding).collect();
-    report.add(findings, |_| None);
+    );
     let plain = judged(&volumes.plain, probes, PathBuf::as_path, |_, mount| {
         judge_plain_volume(mount)
     });
-    report.add(
-        plain
-            .into_iter()
-            .zip(volumes.plain)
-            .map(plain_volume)
-            .collect(),
-        |_| None,
-    );
+    let mounted = mounted.into_iter().zip(volumes.mounted);
+    let mounted = mounted.map(|(verdict, volume)| {
+        let source = volume.mount_point().to_owned();
+        without_bind(source, SourceKind::MountedVolume(volume), verdict)
+    });
+    let plain = plain.into_iter().zip(volumes.plain);
+    let plain =
+        plain.map(|(verdict, source)| without_bind(source, SourceKind::PlainVolume, verdict));
+    report.add(mounted.chain(plain).collect(), |_| None);
     report
 }
 
@@ -204,23 +202,13 @@ fn judged<V>(
     volumes.chunks(AT_A_TIME).flat_map(some).collect()
 }
 
-fn finding((verdict, volume): (Verdict, MountedVolume)) -> Finding {
-    let source = volume.mount_point().to_owned();
+/// A finding of a survey, which reads no spec.
+fn without_bind(source: PathBuf, kind: SourceKind, verdict: Verdict) -> Finding {
     Finding {
         bind: None,
         source,
         destination: None,
-        kind: SourceKind::MountedVolume(volume),
-        verdict,
-    }
-}
-
-fn plain_volume((verdict, source): (Verdict, PathBuf)) -> Finding {
-    Finding {
-        bind: None,
-        source,
-        destination: None,
-        kind: SourceKind::PlainVolume,
+        kind,
         verdict,
     }
 }

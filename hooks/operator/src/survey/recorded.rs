@@ -1,7 +1,6 @@
 //! The survey of a recorded node, from its support bundle.
 
 use std::path::{Path, PathBuf};
-use std::slice;
 use std::time::Instant;
 
 use crate::node_report::NodeReport;
@@ -11,13 +10,12 @@ use bindguard_core::judge::{Finding, Verdict, judge_subpath, judge_volume};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
-use bindguard_core::plan::Plan;
-use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::policy::Policy;
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
-use bindguard_guard::planned_outcome;
 use bindguard_sys::observe::{list_subpaths, list_volumes};
 
+use super::{for_operators, planned_alone, without_bind};
 use crate::support_bundle::Recorded;
 
 /// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files
@@ -31,10 +29,7 @@ pub fn survey_recorded(
     wanted: impl Fn(&Path) -> bool,
 ) -> NodeReport {
     let start = Instant::now();
-    let policy = Policy {
-        stale_subpaths: Mode::Repair,
-        ..*policy
-    };
+    let policy = for_operators(policy);
     let (recorded, mut report) = (Recorded::new(table, root), Report::default());
     let mut findings = subpaths(places, table, &recorded, &mut report);
     let (mounted, mut plain) = volumes(places, root, &recorded, &mut report);
@@ -42,13 +37,7 @@ pub fn survey_recorded(
     findings.retain(|finding| wanted(&finding.source));
     plain.retain(|directory| wanted(directory));
     findings.extend(plain.into_iter().map(plain_volume));
-    report.add(findings, |finding| {
-        planned_outcome(
-            finding,
-            &Plan::from_findings(slice::from_ref(finding), &policy),
-            &policy,
-        )
-    });
+    report.add(findings, |finding| planned_alone(finding, &policy));
     report.set_duration(start.elapsed());
     NodeReport::from_report(report, table, pods, places)
 }
@@ -73,25 +62,16 @@ fn subpaths(
     }
     found.sort_by_key(VolumeSubpath::path);
     found.dedup();
-    let judged = found.into_iter().map(|subpath| Finding {
-        bind: None,
-        source: subpath.path(),
-        destination: None,
-        verdict: judge_subpath(&subpath, &recorded.subpath(&subpath)),
-        kind: SourceKind::Subpath(subpath),
+    let judged = found.into_iter().map(|subpath| {
+        let verdict = judge_subpath(&subpath, &recorded.subpath(&subpath));
+        without_bind(subpath.path(), SourceKind::Subpath(subpath), verdict)
     });
     judged.collect()
 }
 
 /// A server cannot be probed from here.
 fn plain_volume(source: PathBuf) -> Finding {
-    Finding {
-        bind: None,
-        source,
-        destination: None,
-        kind: SourceKind::PlainVolume,
-        verdict: Verdict::Current,
-    }
+    without_bind(source, SourceKind::PlainVolume, Verdict::Current)
 }
 
 /// The volumes that must be mounted, judged by the mount table, and the directories of volumes that
@@ -121,12 +101,10 @@ fn volumes(
             Err(error) => report.problems.push(error_chain(&error)),
         }
     }
-    let judged = mounted.into_iter().map(|volume| Finding {
-        bind: None,
-        source: volume.mount_point().to_owned(),
-        destination: None,
-        verdict: judge_volume(&volume, &recorded.volume_mount(&volume)),
-        kind: SourceKind::MountedVolume(volume),
+    let judged = mounted.into_iter().map(|volume| {
+        let verdict = judge_volume(&volume, &recorded.volume_mount(&volume));
+        let source = volume.mount_point().to_owned();
+        without_bind(source, SourceKind::MountedVolume(volume), verdict)
     });
     (judged.collect(), plain)
 }

@@ -1,20 +1,20 @@
 //! All volume-subpaths of a node: judged, or repaired without waiting for a container's next
 //! create.
 
-use std::slice;
 use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Unmounted, Verdict};
 use bindguard_core::kubelet::VolumeSubpath;
-use bindguard_core::plan::{Plan, Rebind};
-use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::plan::Rebind;
+use bindguard_core::policy::Policy;
 use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{Probes, judge_subpaths, planned_outcome, rebind};
+use bindguard_guard::{Probes, judge_subpaths, rebind};
 use bindguard_sys::observe::{is_listed, list_subpaths};
 
 use super::detach::detach_stale;
+use super::{for_operators, planned_alone};
 use crate::kubelet_roots::Roots;
 
 /// The volume-subpaths of this node that are `wanted`, judged. Changes nothing.
@@ -24,12 +24,9 @@ pub(crate) fn diagnose_subpaths(
     probes: &Probes,
     wanted: impl Fn(&VolumeSubpath) -> bool,
 ) -> Report {
+    let policy = for_operators(policy);
     report_on_subpaths(roots, probes, wanted, |finding| {
-        planned_outcome(
-            finding,
-            &Plan::from_findings(slice::from_ref(finding), policy),
-            policy,
-        )
+        planned_alone(finding, &policy)
     })
 }
 
@@ -40,10 +37,7 @@ pub(crate) fn rebind_subpaths(
     roots: &Roots,
     wanted: impl Fn(&VolumeSubpath) -> bool,
 ) -> Report {
-    let policy = Policy {
-        stale_subpaths: Mode::Repair,
-        ..*policy
-    };
+    let policy = for_operators(policy);
     let probes = Probes::for_operator();
     report_on_subpaths(roots, &probes, wanted, |finding| {
         Rebind::from_finding(finding, &policy).map(|order| repaired(&order))
