@@ -22,9 +22,6 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_core::error_chain;
-use bindguard_sys::MountWatchError;
-
 use crate::sources::watch::Rechecks;
 
 pub use self::mounts::{AFTER_MOUNT, NewMounts};
@@ -79,12 +76,12 @@ pub fn follow(
         if schedule.is_survey_due(Instant::now()) {
             followed.survey(watches);
             // A mount that came before the watch is no event.
-            if mounts.set_followed(followed.has_mounts()).map_err(other)? {
+            if mounts.set_followed(followed.has_mounts())? {
                 schedule.plan_surveys(Instant::now());
             }
         }
         let now = Instant::now();
-        let appeared = mounts.listed(now).map_err(other)?;
+        let appeared = mounts.listed(now)?;
         for id in followed.with_mounts_at(&appeared) {
             rechecks.plan(&id, now);
             schedule.plan_refresh(&id, now);
@@ -129,12 +126,8 @@ pub fn follow(
     }
 }
 
-fn other(error: MountWatchError) -> io::Error {
-    io::Error::other(error_chain(&error))
-}
-
-/// The pause after work that a container can cause all the time: the work then needs at most 1 % of
-/// a processor. The limit is for a busy node, where short work can take long.
+/// The pause after work that a container can cause all the time: the work then needs at most 1 % of a
+/// processor. The limit is for a busy node, where short work can take long.
 fn pause_after(work: Duration) -> Duration {
     (work * PAUSE_FACTOR).min(MAX_PAUSE)
 }

@@ -1,9 +1,11 @@
 //! The new mounts of the host, listed while a container follows mounts.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use bindguard_core::error_chain;
 use bindguard_sys::{MountWatch, MountWatchError};
 
 use super::settling::Settling;
@@ -29,11 +31,11 @@ impl NewMounts {
     ///
     /// # Errors
     /// If the mounts cannot be read.
-    pub fn set_followed(&mut self, is_followed: bool) -> Result<bool, MountWatchError> {
+    pub fn set_followed(&mut self, is_followed: bool) -> io::Result<bool> {
         if !is_followed {
             *self = Self::default();
         } else if self.watch.is_none() {
-            self.watch = Some(MountWatch::open()?);
+            self.watch = Some(MountWatch::open().map_err(other)?);
             return Ok(true);
         }
         Ok(false)
@@ -62,14 +64,18 @@ impl NewMounts {
     ///
     /// # Errors
     /// If the mounts cannot be read.
-    pub fn listed(&mut self, now: Instant) -> Result<Vec<PathBuf>, MountWatchError> {
+    pub fn listed(&mut self, now: Instant) -> io::Result<Vec<PathBuf>> {
         let is_due = self.settling.due().is_some_and(|due| now >= due);
         let Some(watch) = self.watch.as_mut().filter(|_| is_due) else {
             return Ok(Vec::new());
         };
         let began = Instant::now();
-        let appeared = watch.appeared()?;
+        let appeared = watch.appeared().map_err(other)?;
         self.settling.listed(began, Instant::now());
         Ok(appeared)
     }
+}
+
+fn other(error: MountWatchError) -> io::Error {
+    io::Error::other(error_chain(&error))
 }

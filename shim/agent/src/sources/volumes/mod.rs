@@ -24,7 +24,6 @@ use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
 use bindguard_guard::{Probes, in_real_folder};
 use bindguard_operator::bundles::pod_state_folders;
-use bindguard_sys::MountWatchError;
 use tracing::warn;
 
 use crate::pods::{PodLookup, PodsWithBinds};
@@ -91,7 +90,7 @@ impl<'a> FollowedVolumes<'a> {
                 let before = watches.begin();
                 watch_states(&mut watches);
                 watches.remove_unused(&before);
-                self.list_pods(is_survey).map_err(other)?;
+                self.list_pods(is_survey)?;
                 if self.opted_in.values().any(|binds| binds.host_files) {
                     follow_files();
                 }
@@ -99,7 +98,7 @@ impl<'a> FollowedVolumes<'a> {
             if is_survey {
                 next_survey = now + interval;
             }
-            self.list_mounts(now).map_err(other)?;
+            self.list_mounts(now)?;
             let due = self.rechecks.due(now);
             self.refresh(due);
             let next = [self.mounts.due(), self.rechecks.next()];
@@ -116,9 +115,9 @@ impl<'a> FollowedVolumes<'a> {
         }
     }
 
-    /// Lists the pods that opted in. Refreshes all pods, or only new pods and pods with a new
-    /// container that may have host-root binds.
-    fn list_pods(&mut self, all: bool) -> Result<(), MountWatchError> {
+    /// Lists the pods that opted in, and refreshes the new ones and those with a new container that
+    /// may have host-root binds, or all.
+    fn list_pods(&mut self, all: bool) -> io::Result<()> {
         // A runtime that does not answer still has its pods.
         let Ok(opted_in) = self.pods.with_binds() else {
             return Ok(());
@@ -165,7 +164,7 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Refreshes the pods that have a new mount.
-    fn list_mounts(&mut self, now: Instant) -> Result<(), MountWatchError> {
+    fn list_mounts(&mut self, now: Instant) -> io::Result<()> {
         let appeared = self.mounts.listed(now)?;
         let uids: HashSet<&str> = appeared
             .iter()
@@ -248,10 +247,6 @@ pub fn watch_states(watches: &mut Watches) {
             warn!("{}", error_chain(&error));
         }
     }
-}
-
-fn other(error: MountWatchError) -> io::Error {
-    io::Error::other(error_chain(&error))
 }
 
 #[cfg(test)]
