@@ -129,7 +129,7 @@ struct Connected {
 }
 
 /// A read of files in a thread that a kubelet root may block. The next request waits for the same
-/// read, so a client blocks one thread at most.
+/// read: further requests block no further threads.
 #[derive(Debug)]
 struct FileRead<T>(Option<JoinHandle<T>>);
 
@@ -177,13 +177,9 @@ impl ApiClient {
         path: &str,
         object: &serde_json::Value,
     ) -> Result<String, ApiError> {
-        self.request(
-            Method::POST,
-            path,
-            Some(("application/json", object.to_string())),
-            MAX_ANSWER,
-        )
-        .await
+        let body = ("application/json", object.to_string());
+        self.request(Method::POST, path, Some(body), MAX_ANSWER)
+            .await
     }
 
     /// Changes an object by a merge patch (RFC 7386).
@@ -195,13 +191,9 @@ impl ApiClient {
         path: &str,
         patch: &serde_json::Value,
     ) -> Result<String, ApiError> {
-        self.request(
-            Method::PATCH,
-            path,
-            Some(("application/merge-patch+json", patch.to_string())),
-            MAX_ANSWER,
-        )
-        .await
+        let body = ("application/merge-patch+json", patch.to_string());
+        self.request(Method::PATCH, path, Some(body), MAX_ANSWER)
+            .await
     }
 
     /// Closes the connection. Its buffers, authorities and keys are several hundred KiB. The next

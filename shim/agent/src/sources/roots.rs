@@ -64,6 +64,9 @@ impl KubeletRoots {
         problems.iter().for_each(|problem| warn!("{problem}"));
         self.served.metrics.silent_roots.set(problems.len() as i64);
         let is_off = self.config.policy().stale_subpaths == Mode::Off;
+        if watched.is_empty() && (here.is_empty() || is_off) {
+            self.served.ready.store(true, Ordering::Relaxed);
+        }
         for root in here.into_iter().filter(|_| !is_off) {
             if !watched.contains(&root) {
                 match self.start(&root) {
@@ -71,9 +74,6 @@ impl KubeletRoots {
                     Err(error) => error!("follow {}: {error:#}", root.display()),
                 }
             }
-        }
-        if watched.is_empty() {
-            self.served.ready.store(true, Ordering::Relaxed);
         }
     }
 
