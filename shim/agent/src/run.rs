@@ -155,7 +155,7 @@ async fn serve(
     }
     let survey = Arc::clone(&served);
     spawn("survey", move || {
-        retry_with_backoff("survey the node", &survey.metrics, || {
+        retry_with_backoff("survey the node", &survey.metrics.restarts, || {
             survey_for_ever(&survey, settings.survey)
         })
     })?;
@@ -202,7 +202,7 @@ fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()>
     let (served, interval) = (Arc::clone(served), config.agent().survey);
     spawn("journal", move || {
         let what = format!("follow {}", path.display());
-        retry_with_backoff(&what, &served.metrics, || {
+        retry_with_backoff(&what, &served.metrics.restarts, || {
             follow_journal(&path, interval, || {
                 journal.read_new(|line| served.journaled(line))
             })

@@ -9,9 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use prometheus_client::metrics::counter::Counter;
 use tracing::error;
-
-use crate::sinks::metrics::Metrics;
 
 /// The pauses before work that failed begins again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -29,8 +28,13 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Repeats work until it succeeds. Most work ends only by an error or a panic; each costs a pause.
-pub fn retry_with_backoff(what: &str, metrics: &Metrics, mut work: impl FnMut() -> io::Result<()>) {
+/// Repeats work until it succeeds. Most work ends only by an error or a panic; each costs a pause,
+/// and counts as a restart.
+pub fn retry_with_backoff(
+    what: &str,
+    restarts: &Counter,
+    mut work: impl FnMut() -> io::Result<()>,
+) {
     let mut backoff = Backoff::new(PAUSE, MAX_PAUSE);
     loop {
         let began = Instant::now();
@@ -41,7 +45,7 @@ pub fn retry_with_backoff(what: &str, metrics: &Metrics, mut work: impl FnMut() 
             Ok(Err(error)) => error!("{what}: {error}; trying again in {pause:?}"),
             Err(_) => error!("{what}: the thread panicked; trying again in {pause:?}"),
         }
-        metrics.restarts.inc();
+        restarts.inc();
         thread::sleep(pause);
     }
 }
@@ -92,12 +96,12 @@ mod tests {
 
     #[test]
     fn work_that_panics_is_repeated() {
-        let (metrics, mut runs) = (Metrics::new(), 0);
-        retry_with_backoff("count", &metrics, || {
+        let (restarts, mut runs) = (Counter::default(), 0);
+        retry_with_backoff("count", &restarts, || {
             runs += 1;
             assert!(runs > 1, "as expected by a test");
             Ok(())
         });
-        assert_eq!((runs, metrics.restarts.get()), (2, 1));
+        assert_eq!((runs, restarts.get()), (2, 1));
     }
 }

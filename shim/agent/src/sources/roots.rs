@@ -205,7 +205,7 @@ impl KubeletRoots {
     }
 
     fn retry_with_backoff(&self, what: &str, work: impl FnMut() -> io::Result<()>) {
-        retry_with_backoff(what, &self.served.metrics, work);
+        retry_with_backoff(what, &self.served.metrics.restarts, work);
     }
 
     fn act(&self, notice: Notice, root: &Path, updates: &mut Updates<'_>) {

@@ -73,7 +73,7 @@ impl JournalWriter {
         let counted = Arc::clone(&metrics);
         match spawn("journal", move || {
             let what = format!("write {}", journal.display());
-            retry_with_backoff(&what, &counted, || {
+            retry_with_backoff(&what, &counted.restarts, || {
                 write_lines(&journal, &waiting, &pods, &counted);
                 Ok(())
             })

@@ -44,10 +44,14 @@ impl Calls {
         let (reports, received) = channel();
         let counted = Arc::clone(&metrics);
         let writing = spawn("nri-reports", move || {
-            retry_with_backoff("report creates and starts through NRI", &counted, || {
-                write_reports(&received, &journal);
-                Ok(())
-            })
+            retry_with_backoff(
+                "report creates and starts through NRI",
+                &counted.restarts,
+                || {
+                    write_reports(&received, &journal);
+                    Ok(())
+                },
+            )
         });
         if let Err(error) = writing {
             warn!("creates and starts through NRI are not reported: {error:#}");
