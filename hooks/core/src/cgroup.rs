@@ -40,6 +40,16 @@ impl ContainerCgroups {
     }
 }
 
+/// The name of the pod's cgroup, by the `/proc/PID/cgroup` of a process: `podUID`,
+/// `kubepods-burstable-podUID.slice`. `None` for a process of no pod.
+pub fn pod_of(cgroup: &str) -> Option<&str> {
+    let is_pod = |part: &&str| part.starts_with("pod") || part.contains("-pod");
+    cgroup
+        .lines()
+        .flat_map(|line| path_of(line).split('/'))
+        .find(is_pod)
+}
+
 /// A line without the part of the path that is below the container's cgroup.
 fn up_to_container<'l>(line: &'l str, container: &str) -> Option<&'l str> {
     let path = path_of(line);
@@ -97,6 +107,21 @@ mod tests {
             ("0::/", None),
         ] {
             assert_eq!(container_of(cgroup, &containers), expected, "{cgroup}");
+        }
+    }
+
+    #[test]
+    fn a_cgroup_names_its_pod() {
+        for (cgroup, expected) in [
+            ("0::/kubepods/burstable/podu-1/abc/podu-2", Some("podu-1")),
+            (
+                "0::/kubepods.slice/kubepods-podu.slice/cri-containerd-abc.scope",
+                Some("kubepods-podu.slice"),
+            ),
+            ("2:cpu:/\n1:name=systemd:/kubepods/podu/abc\n", Some("podu")),
+            ("0::/machine.slice/libpod-abc.scope", None),
+        ] {
+            assert_eq!(pod_of(cgroup), expected, "{cgroup}");
         }
     }
 

@@ -464,7 +464,14 @@ impl ContainerRefresh<'_> {
             Some(below) => self.tree_parts(subpath, below)?,
             None => Vec::new(),
         };
-        let new = complete_tree(self.helper, top, &parts, STEP_TIMEOUT, self.until)?;
+        let new = complete_tree(
+            self.helper,
+            self.namespace,
+            top,
+            &parts,
+            STEP_TIMEOUT,
+            self.until,
+        )?;
         Ok(Some((new, kind)))
     }
 }

@@ -10,11 +10,13 @@
 //! The agent has threads and many pages: a fork of the agent copies page tables, makes all threads
 //! fault on their next writes, and gives the child locks that no thread releases. So the agent
 //! forks the helper process once, at the start of `main`. The helper process has one thread and
-//! holds nothing. It receives the checked namespace or the tree as a descriptor, never a pid. It reaps its
-//! children, and ends when the agent ends.
+//! holds nothing. It receives the checked namespace or the tree as a descriptor, never a pid. It
+//! reaps its children, and ends when the agent ends.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -31,6 +33,9 @@ use crate::poll::is_readable;
 
 /// Limit of children. Each may wait for a server or a daemon of its container.
 const MAX_CHILDREN: usize = 32;
+
+/// Limit of children that hang in one pod: the others are for the containers of other pods.
+const MAX_HANGING_IN_POD: usize = 4;
 
 /// Limit of the wait for the end of a child that was killed.
 const END_TIMEOUT: Duration = Duration::from_millis(100);
@@ -82,6 +87,28 @@ pub struct HelperProcess {
     /// Closed before the process is waited for.
     socket: OwnedFd,
     process: ChildProcess,
+    hanging: Arc<HangingChildren>,
+}
+
+/// The pidfds of children that were given up, each with the pod of its container.
+#[derive(Debug, Default)]
+struct HangingChildren(Mutex<Vec<(String, OwnedFd)>>);
+
+impl HangingChildren {
+    /// The number of children that still hang in a pod.
+    fn count_in(&self, pod: &str) -> usize {
+        let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        children.retain(|(_, child)| !is_readable(child.as_fd(), Duration::ZERO));
+        children.iter().filter(|(of, _)| of == pod).count()
+    }
+
+    fn add(&self, pod: &str, child: BorrowedFd<'_>) {
+        // Without a free descriptor, the limit of all children is left.
+        if let Ok(child) = child.try_clone_to_owned() {
+            let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            children.push((pod.to_owned(), child));
+        }
+    }
 }
 
 impl HelperProcess {
@@ -94,7 +121,11 @@ impl HelperProcess {
         let (socket, theirs) = sockets()?;
         let kept = [theirs.as_raw_fd()];
         let process = ChildProcess::start(&kept, || serve(&theirs))?;
-        Ok(Self { socket, process })
+        Ok(Self {
+            socket,
+            process,
+            hanging: Arc::default(),
+        })
     }
 
     /// Waits until it ended. Then no container can be refreshed.
@@ -107,8 +138,9 @@ impl HelperProcess {
         self.process.pid()
     }
 
-    /// Starts a child. `subject` is the mount namespace to enter, or the tree to complete. The helper
-    /// process answers at once, unless it waits for a processor.
+    /// Starts a child. `subject` is the mount namespace to enter, or the tree to complete, and `pod`
+    /// the pod that may let the child hang. The helper process answers at once, unless it waits for a
+    /// processor.
     ///
     /// # Errors
     /// If the helper process ended, gives no answer until this time, or starts no child.
@@ -116,8 +148,12 @@ impl HelperProcess {
         &self,
         work: Work,
         subject: Option<BorrowedFd<'_>>,
+        pod: String,
         until: Instant,
     ) -> io::Result<RemoteChild> {
+        if self.hanging.count_in(&pod) >= MAX_HANGING_IN_POD {
+            return Err(io::Error::other(TooManyInPod));
+        }
         let (socket, theirs) = sockets()?;
         let descriptors: Vec<_> = [Some(theirs.as_fd()), subject]
             .into_iter()
@@ -138,7 +174,14 @@ impl HelperProcess {
             _ if size != number.len() => Err(io::Error::other(HelperEnded)),
             (pid, Some(pidfd)) => {
                 send_message(socket.as_fd(), START, &[])?;
-                Ok(RemoteChild { socket, pid, pidfd })
+                Ok(RemoteChild {
+                    socket,
+                    pid,
+                    pidfd,
+                    has_to_finish: Cell::new(false),
+                    pod,
+                    hanging: Arc::clone(&self.hanging),
+                })
             }
             (errno, None) if errno == -TOO_MANY.raw_os_error() => {
                 Err(io::Error::other(TooManyChildren))
@@ -153,6 +196,11 @@ impl HelperProcess {
 #[error("{MAX_CHILDREN} children wait in containers already")]
 struct TooManyChildren;
 
+/// Why no child was started for a container of this pod.
+#[derive(Debug, thiserror::Error)]
+#[error("{MAX_HANGING_IN_POD} children hang in the containers of its pod already")]
+struct TooManyInPod;
+
 /// Why no child can be started any more.
 #[derive(Debug, thiserror::Error)]
 #[error("the helper process ended")]
@@ -165,13 +213,23 @@ pub(super) struct RemoteChild {
     pub(super) socket: OwnedFd,
     pub(super) pid: i32,
     pub(super) pidfd: OwnedFd,
+    /// The child ends by itself when the socket closes.
+    pub(super) has_to_finish: Cell<bool>,
+    pod: String,
+    hanging: Arc<HangingChildren>,
 }
 
-impl RemoteChild {
-    /// Kills it, if it has not ended, and waits for a moment.
-    pub(super) fn kill(&self) {
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        is_readable(self.pidfd.as_fd(), END_TIMEOUT);
+impl Drop for RemoteChild {
+    /// A killed child that waits for a server of the container ends when the server answers.
+    fn drop(&mut self) {
+        let mut timeout = Duration::ZERO;
+        if !self.has_to_finish.get() {
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+            timeout = END_TIMEOUT;
+        }
+        if !is_readable(self.pidfd.as_fd(), timeout) {
+            self.hanging.add(&self.pod, self.pidfd.as_fd());
+        }
     }
 }
 

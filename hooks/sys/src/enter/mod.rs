@@ -110,8 +110,6 @@ pub struct Entered {
     step_timeout: Duration,
     /// No step is waited for after this time.
     until: Instant,
-    /// The child has changed a propagation and must still restore that propagation.
-    is_tucking: Cell<bool>,
     /// A reply did not arrive in time, or the child ended. A late reply would be read as the answer
     /// to the next request.
     is_over: Cell<bool>,
@@ -135,7 +133,12 @@ impl Entered {
         let count = count.filter(|_| jobs.len() <= MAX_REPLACEMENTS);
         let count = count.ok_or_else(|| EnterError::NoChild(io::ErrorKind::InvalidInput.into()))?;
         let child = helper
-            .start_child(Work::Container(count), Some(namespace.as_fd()), until)
+            .start_child(
+                Work::Container(count),
+                Some(namespace.as_fd()),
+                namespace.pod(),
+                until,
+            )
             .map_err(EnterError::NoChild)?;
         // The child reads all of them before it enters.
         for job in &jobs {
@@ -146,7 +149,6 @@ impl Entered {
             child,
             step_timeout,
             until,
-            is_tucking: Cell::new(false),
             is_over: Cell::new(false),
         };
         entered.reply()?;
@@ -185,9 +187,11 @@ impl Entered {
     /// # Errors
     /// If a step fails. The propagation of the parent mount is restored in any case.
     pub fn tuck(&self, index: usize) -> Result<(), EnterError> {
-        self.is_tucking.set(true);
+        // The child has changed a propagation and must still restore that propagation.
+        self.child.has_to_finish.set(true);
         let tucked = self.call(Request::Tuck, index);
-        self.is_tucking
+        self.child
+            .has_to_finish
             .set(matches!(tucked, Err(EnterError::Silent(_))));
         tucked
     }
@@ -324,16 +328,6 @@ impl Entered {
         let read = rustix::io::read(socket, &mut bytes).map_err(|_| EnterError::Ended)?;
         let reply = Reply::from_bytes(bytes).filter(|_| read == Reply::SIZE);
         Ok(reply.ok_or(EnterError::Ended)?.0?)
-    }
-}
-
-impl Drop for Entered {
-    /// A child that waits for a server of the container ends by the signal, or when the server
-    /// answers. A child that has yet to restore a propagation ends by itself: the socket closes.
-    fn drop(&mut self) {
-        if !self.is_tucking.get() {
-            self.child.kill();
-        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::io::{self, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 
+use bindguard_core::cgroup::pod_of;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
@@ -193,6 +194,14 @@ impl ContainerNamespace {
     /// True if the container has a user namespace of its own.
     pub fn has_own_users(&self) -> bool {
         self.has_own_users
+    }
+
+    /// The cgroup of its container's pod; that of the container outside of a pod.
+    pub(super) fn pod(&self) -> String {
+        let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", self.namespace.process));
+        // A process that ended has none.
+        let cgroup = cgroup.unwrap_or_default();
+        pod_of(&cgroup).unwrap_or(&cgroup).to_owned()
     }
 
     /// Its number, for records.

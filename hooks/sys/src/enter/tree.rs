@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::helper_process::{HelperProcess, RemoteChild, Work};
 use super::is_answered;
+use super::namespace::ContainerNamespace;
 use super::tree_message::{Part, TreeReply, receive_reply};
 use super::tree_part::TreePart;
 use crate::replace::{NewMount, ReplaceError};
@@ -44,12 +45,13 @@ pub enum TreeError {
 }
 
 /// Makes these changes in this order, and returns the changed tree. Nothing is attached in the
-/// caller's namespace.
+/// caller's namespace. `namespace` is that of the container for which the tree is made.
 ///
 /// # Errors
 /// If the tree lacks a place, the kernel refuses, or a server does not answer within `step_timeout`.
 pub fn complete_tree(
     helper: &HelperProcess,
+    namespace: &ContainerNamespace,
     top: NewMount,
     parts: &[TreePart],
     step_timeout: Duration,
@@ -62,11 +64,14 @@ pub fn complete_tree(
         return Ok(top);
     }
     let child = helper
-        .start_child(Work::Tree(count), Some(top.mount.as_fd()), until)
+        .start_child(
+            Work::Tree(count),
+            Some(top.mount.as_fd()),
+            namespace.pod(),
+            until,
+        )
         .map_err(TreeError::NoChild)?;
-    let completed = completed_by(&child, parts, step_timeout, until);
-    child.kill();
-    completed.map(NewMount::complete)
+    completed_by(&child, parts, step_timeout, until).map(NewMount::complete)
 }
 
 fn completed_by(

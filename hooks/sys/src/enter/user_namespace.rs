@@ -23,10 +23,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// If the kernel refuses.
 pub fn user_namespace_of(helper: &HelperProcess, ids: &IdMaps) -> io::Result<File> {
     let until = Instant::now() + START_TIMEOUT;
-    let child = helper.start_child(Work::UserNamespace, None, until)?;
-    let users = mapped(child.socket.as_fd(), child.pid, ids, until);
-    child.kill();
-    users
+    // The child opens no file of a container.
+    let child = helper.start_child(Work::UserNamespace, None, String::new(), until)?;
+    mapped(child.socket.as_fd(), child.pid, ids, until)
 }
 
 fn mapped(child: BorrowedFd<'_>, pid: i32, ids: &IdMaps, until: Instant) -> io::Result<File> {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use bindguard_sys::enter::{EnterError, Entered, ProcessError, Replacement};
 use bindguard_sys::replace::ReplaceError;
-use bindguard_testing::helper;
 use bindguard_testing::live::Container;
+use bindguard_testing::{Cgroup, helper};
 use nix::mount::{MsFlags, mount};
 
 use crate::enter_scene::{METHODS, PLACE, Scene, attached, can_run, enter, entered, far, stale};
@@ -187,6 +187,56 @@ fn given_up_in_a_process_of_its_own() {
             "{:?} stay",
             children()
         );
+    }
+}
+
+/// 32 children that hung in the containers of one pod stopped the refreshes of every other pod.
+#[test]
+fn children_that_hang_in_one_pod_leave_room_for_others() {
+    if !can_run() {
+        return;
+    }
+    let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
+        return bindguard_testing::skipped("no /dev/fuse");
+    };
+    let pods = (Cgroup::make("pod-hostile"), Cgroup::make("pod-other"));
+    let (Some(hostile_pod), Some(other_pod)) = &pods else {
+        return;
+    };
+    let (scene, other_scene) = (Scene::new(), Scene::new());
+    let container = with_silent_fuse(&scene, &fuse);
+    hostile_pod.add(container.process.pid());
+    let other = Container::start(&other_scene.root(), &other_scene.binds());
+    other_pod.add(other.process.pid());
+    let (mut stale, parent) = stale(&container);
+    stale.mount_point = "/deep/etc/conf".into();
+    let enter = |container: &Container| {
+        let replacement = Replacement {
+            stale: &stale,
+            parent: Some(&parent),
+            new: None,
+        };
+        let (replacements, patience) = (vec![replacement], Duration::from_millis(200));
+        let namespace = container.namespace();
+        Entered::enter(helper(), &namespace, replacements, patience, far())
+    };
+    for count in 0..4 {
+        let entered = enter(&container).unwrap();
+        assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
+        if count == 0 {
+            answer_init(&fuse);
+            let _ = (&fuse).read(&mut [0; 1 << 17]).unwrap();
+        }
+    }
+    let refused = enter(&container).unwrap_err();
+    assert!(matches!(refused, EnterError::NoChild(_)), "{refused:?}");
+    assert!(enter(&other).is_ok());
+    hostile_pod.add(other.process.pid());
+    assert!(enter(&other).is_err());
+    drop((fuse, container));
+    let gone = Instant::now();
+    while enter(&other).is_err() {
+        assert!(gone.elapsed() < Duration::from_secs(60), "they stay");
     }
 }
 
