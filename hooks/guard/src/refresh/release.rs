@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
-    ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
+    Action, ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
 };
 
 use super::container::wait_for_lock;
@@ -209,11 +209,13 @@ impl Releasing<'_> {
             STEP_TIMEOUT,
             self.until,
         )?;
-        entered.open(0)?;
+        entered.call(Action::Open, 0)?;
         let done = match self.extent {
             Release::Detach if self.has_mounts_on(&copy.mount) => return Err(NotReleased::Busy),
-            Release::Detach => entered.make_private(0).and_then(|()| entered.detach(0)),
-            Release::Look | Release::Unmount => entered.unmount(0),
+            Release::Detach => entered
+                .call(Action::MakePrivate, 0)
+                .and_then(|()| entered.call(Action::Detach, 0)),
+            Release::Look | Release::Unmount => entered.call(Action::Unmount, 0),
         };
         match done {
             Ok(()) => Ok(ReleaseOutcome::Released),

@@ -1,7 +1,7 @@
 //! Restores the propagation that an interrupted refresh left changed, from its record.
 
 use bindguard_core::refresh::left_shared;
-use bindguard_sys::enter::{Entered, Replacement};
+use bindguard_sys::enter::{Action, Entered, Replacement};
 
 use super::outcome::RefreshError;
 use super::progress::{ContainerRefresh, STEP_TIMEOUT};
@@ -43,7 +43,7 @@ impl ContainerRefresh<'_> {
             return false;
         };
         // The walk to a mount point may hang, as in any refresh.
-        let opened = entered.open_all(&all);
+        let opened = entered.call_all(Action::Open, &all);
         if opened
             .iter()
             .any(|opened| opened.as_ref().is_err_and(|error| error.is_over()))
@@ -52,7 +52,7 @@ impl ContainerRefresh<'_> {
             return false;
         }
         let is_restored = |(index, opened): (usize, _)| {
-            matches!(opened, Ok(())) && entered.restore(index).is_ok()
+            matches!(opened, Ok(())) && entered.call(Action::Restore, index).is_ok()
         };
         // A failure does not stop the remaining restores.
         opened

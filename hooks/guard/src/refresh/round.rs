@@ -10,7 +10,7 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::RequestedPropagation;
-use bindguard_sys::enter::{EnterError, Entered};
+use bindguard_sys::enter::{Action, EnterError, Entered};
 use bindguard_sys::fault;
 use bindguard_sys::replace::ReplaceError;
 
@@ -32,7 +32,7 @@ impl Round<'_, '_, '_> {
         let all: Vec<usize> = (0..self.subpaths.len()).collect();
         let mut open = Vec::new();
         let mut is_silent = false;
-        for (index, opened) in all.iter().zip(self.entered.open_all(&all)) {
+        for (index, opened) in all.iter().zip(self.entered.call_all(Action::Open, &all)) {
             match opened {
                 Ok(()) => open.push(*index),
                 Err(error) => {
@@ -123,7 +123,7 @@ impl Round<'_, '_, '_> {
                 .iter()
                 .map(|_| Err(ReplaceError::NO_BENEATH.into()))
                 .collect(),
-            false => self.entered.attach_all_beneath(indices),
+            false => self.entered.call_all(Action::AttachBeneath, indices),
         };
         indices.iter().copied().zip(results).collect()
     }
@@ -154,7 +154,7 @@ impl Round<'_, '_, '_> {
         }
         let mut attached = Vec::new();
         for index in indices.iter().copied() {
-            match self.entered.tuck(index) {
+            match self.entered.call(Action::Tuck, index) {
                 Ok(()) => attached.push((index, AttachMethod::Tucked)),
                 Err(error) if error.is_target_gone() => {}
                 Err(error) => self.fail(index, error.into()),
@@ -213,7 +213,10 @@ impl Round<'_, '_, '_> {
     fn detach(&mut self, attached: &[(usize, AttachMethod)]) {
         let attached = self.with_private_trees(attached);
         let indices: Vec<usize> = attached.iter().map(|(index, _)| *index).collect();
-        for ((index, method), detached) in attached.iter().zip(self.entered.detach_all(&indices)) {
+        for ((index, method), detached) in attached
+            .iter()
+            .zip(self.entered.call_all(Action::Detach, &indices))
+        {
             match detached {
                 Ok(()) => self.finish(*index, *method),
                 Err(error) => {
@@ -246,7 +249,7 @@ impl Round<'_, '_, '_> {
         let mut private = Vec::with_capacity(attached.len());
         for (index, method) in attached.iter().copied() {
             let made = match self.below[index] {
-                Some(_) => self.entered.make_private(index),
+                Some(_) => self.entered.call(Action::MakePrivate, index),
                 None => Ok(()),
             };
             match made {
@@ -262,7 +265,9 @@ impl Round<'_, '_, '_> {
         match method {
             AttachMethod::Beneath if !is_on_shared(self.subpaths[index]) => Ok(()),
             AttachMethod::Finished => Ok(()),
-            AttachMethod::Beneath | AttachMethod::Tucked => self.entered.set_propagation(index),
+            AttachMethod::Beneath | AttachMethod::Tucked => {
+                self.entered.call(Action::SetPropagation, index)
+            }
         }
     }
 
@@ -275,7 +280,7 @@ impl Round<'_, '_, '_> {
         let SubpathInContainer { mount, parent, .. } = self.subpaths[index];
         if parent.as_ref().is_none_or(MountEntry::is_read_only) {
             self.refresh.not_notified = Some(NotNotified::ReadOnly(mount.mount_point.clone()));
-        } else if let Err(error) = self.entered.touch(index) {
+        } else if let Err(error) = self.entered.call(Action::Touch, index) {
             self.refresh.not_notified = Some(error.into());
         }
     }

@@ -19,7 +19,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::LinkNameSpaceType;
 
 use super::job::{Job, Parent};
-use super::message::{Reply, Request};
+use super::message::{Action, Reply, Request};
 use crate::fork::end_with_parent;
 use crate::replace::{
     FolderCopy, NewMount, ReplaceError, Step, at, attach_beneath, copy_of, detach_link,
@@ -95,17 +95,17 @@ impl Child<'_> {
         )
     }
 
-    fn act(&mut self, request: Request) -> Done {
-        match request {
-            Request::Open(index) => self.open(index),
-            Request::AttachBeneath(index) => self.attach_beneath(index),
-            Request::Tuck(index) => self.tuck(index),
-            Request::Detach(index) => self.detach(index),
-            Request::SetPropagation(index) => self.set_propagation(index),
-            Request::Touch(index) => self.touch(index),
-            Request::Restore(index) => self.restore_open(index),
-            Request::MakePrivate(index) => self.make_private(index),
-            Request::Unmount(index) => self.unmount(index),
+    fn act(&mut self, Request { action, index }: Request) -> Done {
+        match action {
+            Action::Open => self.open(index),
+            Action::AttachBeneath => self.attach_beneath(index),
+            Action::Tuck => self.tuck(index),
+            Action::Detach => self.detach(index),
+            Action::SetPropagation => self.set_propagation(index),
+            Action::Touch => self.touch(index),
+            Action::Restore => self.restore_open(index),
+            Action::MakePrivate => self.make_private(index),
+            Action::Unmount => self.unmount(index),
         }
     }
 

@@ -4,52 +4,69 @@ use rustix::io::Errno;
 
 use crate::replace::{ReplaceError, Step};
 
-/// A step for the child, with the index of the replacement.
+/// The work of a child with one of the replacements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request {
-    Open(u16),
-    AttachBeneath(u16),
-    Tuck(u16),
-    Detach(u16),
-    SetPropagation(u16),
-    Touch(u16),
-    Restore(u16),
-    MakePrivate(u16),
-    Unmount(u16),
+pub enum Action {
+    /// Opens the mount point, if the stale mount is there.
+    Open,
+    /// Attaches the new mount beneath the stale one: `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
+    AttachBeneath,
+    /// Attaches the new mount beneath the stale one through propagation. The call can succeed
+    /// although the mount did not arrive: check the table. The propagation of the parent mount is
+    /// restored in any case.
+    Tuck,
+    /// Detaches the stale mount. It is no error if that mount was detached already.
+    Detach,
+    /// Gives a tucked mount the propagation of the mount that it replaced, after that one was
+    /// detached.
+    SetPropagation,
+    /// Sets the times of the file beneath the mount, so that programs that watch its folder get an
+    /// event. Fails if the folder is on a read-only filesystem, or is no longer the parent of the
+    /// mount point.
+    Touch,
+    /// Gives an open mount itself the propagation of its line in the replacement.
+    Restore,
+    /// Makes the stale mount, and the mounts below, private: the detach of these mounts then reaches
+    /// no other namespace.
+    MakePrivate,
+    /// Unmounts the mount, unless it is in use: `EBUSY`.
+    Unmount,
+}
+
+impl Action {
+    /// All actions, in the order of their numbers.
+    const ALL: [Self; 9] = [
+        Self::Open,
+        Self::AttachBeneath,
+        Self::Tuck,
+        Self::Detach,
+        Self::SetPropagation,
+        Self::Touch,
+        Self::Restore,
+        Self::MakePrivate,
+        Self::Unmount,
+    ];
+}
+
+/// A request: an action, and the index of the replacement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) action: Action,
+    pub(super) index: u16,
 }
 
 impl Request {
     pub(super) const SIZE: usize = 3;
 
     pub(super) fn to_bytes(self) -> [u8; Self::SIZE] {
-        let (code, index) = match self {
-            Self::Open(index) => (0, index),
-            Self::AttachBeneath(index) => (1, index),
-            Self::Tuck(index) => (2, index),
-            Self::Detach(index) => (3, index),
-            Self::SetPropagation(index) => (4, index),
-            Self::Touch(index) => (5, index),
-            Self::Restore(index) => (6, index),
-            Self::MakePrivate(index) => (7, index),
-            Self::Unmount(index) => (8, index),
-        };
-        let [low, high] = index.to_le_bytes();
-        [code, low, high]
+        let [low, high] = self.index.to_le_bytes();
+        [self.action as u8, low, high]
     }
 
-    pub(super) fn from_bytes([code, low, high]: [u8; Self::SIZE]) -> Option<Self> {
-        let index = u16::from_le_bytes([low, high]);
-        Some(match code {
-            0 => Self::Open(index),
-            1 => Self::AttachBeneath(index),
-            2 => Self::Tuck(index),
-            3 => Self::Detach(index),
-            4 => Self::SetPropagation(index),
-            5 => Self::Touch(index),
-            6 => Self::Restore(index),
-            7 => Self::MakePrivate(index),
-            8 => Self::Unmount(index),
-            _ => return None,
+    pub(super) fn from_bytes([action, low, high]: [u8; Self::SIZE]) -> Option<Self> {
+        Some(Self {
+            action: *Action::ALL.get(usize::from(action))?,
+            index: u16::from_le_bytes([low, high]),
         })
     }
 }
@@ -98,18 +115,8 @@ mod tests {
 
     #[test]
     fn every_message_arrives_as_it_was_sent() {
-        for request in [
-            Request::Open,
-            Request::AttachBeneath,
-            Request::Tuck,
-            Request::Detach,
-            Request::SetPropagation,
-            Request::Touch,
-            Request::Restore,
-            Request::MakePrivate,
-            Request::Unmount,
-        ] {
-            let request = request(513);
+        for action in Action::ALL {
+            let request = Request { action, index: 513 };
             assert_eq!(Request::from_bytes(request.to_bytes()), Some(request));
         }
         let failed = Step::ALL

@@ -47,6 +47,7 @@ use crate::separate_process::is_runnable;
 
 pub use self::helper_process::HelperProcess;
 pub use self::job::Replacement;
+pub use self::message::Action;
 pub use self::mount_namespace::{MountNamespace, NamespaceError};
 pub use self::mounts::mounts_in;
 pub use self::namespace::{ContainerNamespace, MountsLock};
@@ -155,101 +156,37 @@ impl Entered {
         Ok(entered)
     }
 
-    /// Opens the mount point of a replacement, and checks that the stale mount is there.
+    /// Does this with one of the replacements.
     ///
     /// # Errors
-    /// [`EnterError::OtherMount`] if it is not.
-    pub fn open(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::Open, index)
+    /// If the kernel refuses, or the child gives no answer.
+    pub fn call(&self, action: Action, index: usize) -> Result<(), EnterError> {
+        let is_tuck = action == Action::Tuck;
+        if is_tuck {
+            // The child changes a propagation and must restore that propagation.
+            self.child.has_to_finish.set(true);
+        }
+        let done = self.send(action, index).and_then(|()| self.reply());
+        if is_tuck {
+            let is_silent = matches!(done, Err(EnterError::Silent(_)));
+            self.child.has_to_finish.set(is_silent);
+        }
+        done
     }
 
-    /// Opens several mount points; returns a result for each replacement.
-    pub fn open_all(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
-        self.call_all(Request::Open, indices)
-    }
-
-    /// Attaches the new mount beneath the stale mount: `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn attach_beneath(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::AttachBeneath, index)
-    }
-
-    /// Attaches several new mounts; returns a result for each replacement.
-    pub fn attach_all_beneath(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
-        self.call_all(Request::AttachBeneath, indices)
-    }
-
-    /// Attaches the new mount beneath the stale mount through propagation. The call can succeed
-    /// although the mount did not arrive: check the table.
-    ///
-    /// # Errors
-    /// If a step fails. The propagation of the parent mount is restored in any case.
-    pub fn tuck(&self, index: usize) -> Result<(), EnterError> {
-        // The child has changed a propagation and must still restore that propagation.
-        self.child.has_to_finish.set(true);
-        let tucked = self.call(Request::Tuck, index);
-        self.child
-            .has_to_finish
-            .set(matches!(tucked, Err(EnterError::Silent(_))));
-        tucked
-    }
-
-    /// Makes the stale mount, and the mounts below, private: the detach of these mounts then reaches
-    /// no other namespace.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn make_private(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::MakePrivate, index)
-    }
-
-    /// Unmounts the mount of a replacement, unless it is in use: `EBUSY`.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn unmount(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::Unmount, index)
-    }
-
-    /// Detaches the stale mount. It is no error if it was detached already.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn detach(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::Detach, index)
-    }
-
-    /// Detaches several stale mounts; returns a result for each replacement.
-    pub fn detach_all(&self, indices: &[usize]) -> Vec<Result<(), EnterError>> {
-        self.call_all(Request::Detach, indices)
-    }
-
-    /// Gives a tucked mount the propagation of the replaced mount, after the detach of the replaced
-    /// mount.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn set_propagation(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::SetPropagation, index)
-    }
-
-    /// Gives an open mount itself the propagation of its line in the replacement.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn restore(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::Restore, index)
-    }
-
-    /// Sets the times of the file beneath the mount, so that programs that watch its folder get an
-    /// event.
-    ///
-    /// # Errors
-    /// If the folder is on a read-only filesystem, or is no longer the parent of the mount point.
-    pub fn touch(&self, index: usize) -> Result<(), EnterError> {
-        self.call(Request::Touch, index)
+    /// The same with several replacements, one result for each; not for [`Action::Tuck`]. Sends
+    /// requests ahead of their replies: the child and the caller need not take turns on a busy
+    /// processor.
+    pub fn call_all(&self, action: Action, indices: &[usize]) -> Vec<Result<(), EnterError>> {
+        let mut results = Vec::with_capacity(indices.len());
+        for some in indices.chunks(MAX_PENDING_REQUESTS) {
+            let sent: Vec<_> = some.iter().map(|index| self.send(action, *index)).collect();
+            results.extend(
+                sent.into_iter()
+                    .map(|sent| sent.and_then(|()| self.reply())),
+            );
+        }
+        results
     }
 
     /// True if the child serves no further request.
@@ -265,40 +202,14 @@ impl Entered {
         }
     }
 
-    fn call(&self, request: impl Fn(u16) -> Request, index: usize) -> Result<(), EnterError> {
-        self.send(request, index)?;
-        self.reply()
-    }
-
-    /// Sends requests ahead of their replies: the child and the caller need not take turns on a
-    /// busy processor.
-    fn call_all(
-        &self,
-        request: impl Fn(u16) -> Request + Copy,
-        indices: &[usize],
-    ) -> Vec<Result<(), EnterError>> {
-        let mut results = Vec::with_capacity(indices.len());
-        for some in indices.chunks(MAX_PENDING_REQUESTS) {
-            let sent: Vec<_> = some
-                .iter()
-                .map(|index| self.send(request, *index))
-                .collect();
-            results.extend(
-                sent.into_iter()
-                    .map(|sent| sent.and_then(|()| self.reply())),
-            );
-        }
-        results
-    }
-
-    fn send(&self, request: impl Fn(u16) -> Request, index: usize) -> Result<(), EnterError> {
+    fn send(&self, action: Action, index: usize) -> Result<(), EnterError> {
         if self.is_over() {
             return Err(EnterError::Ended);
         }
         let index = u16::try_from(index).map_err(|_| EnterError::Ended)?;
         rustix::net::send(
             &self.child.socket,
-            &request(index).to_bytes(),
+            &Request { action, index }.to_bytes(),
             rustix::net::SendFlags::NOSIGNAL,
         )
         .map_err(|_| EnterError::Ended)?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::Handle;
-use bindguard_sys::enter::Replacement;
+use bindguard_sys::enter::{Action, Replacement};
 use bindguard_sys::replace::{CloneSettings, clone_like};
 use bindguard_testing::live::{Container, change};
 use nix::mount::MsFlags;
@@ -41,8 +41,8 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
                 if !attached(attach, &entered) {
                     break;
                 }
-                entered.detach(0).unwrap();
-                entered.set_propagation(0).unwrap();
+                entered.call(Action::Detach, 0).unwrap();
+                entered.call(Action::SetPropagation, 0).unwrap();
                 assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
             }
             assert_eq!(look(), before);
@@ -75,8 +75,8 @@ fn a_container_in_a_user_namespace_of_its_own() {
             if !attached(attach, &entered) {
                 break;
             }
-            entered.detach(0).unwrap();
-            entered.set_propagation(0).unwrap();
+            entered.call(Action::Detach, 0).unwrap();
+            entered.call(Action::SetPropagation, 0).unwrap();
             assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
         }
         assert_eq!(look(), before);
@@ -121,12 +121,12 @@ fn an_idmapped_mount_stays_idmapped() {
                 new: Some(new),
             };
             let entered = enter(&container, replacement);
-            entered.open(0).unwrap();
+            entered.call(Action::Open, 0).unwrap();
             if !attached(attach, &entered) {
                 break;
             }
-            entered.detach(0).unwrap();
-            entered.set_propagation(0).unwrap();
+            entered.call(Action::Detach, 0).unwrap();
+            entered.call(Action::SetPropagation, 0).unwrap();
             assert_eq!(container.read("etc/conf").unwrap(), version.to_string());
             assert!(
                 container.mounts_at(PLACE)[0].1.contains("idmapped"),
@@ -188,8 +188,8 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
             new: None,
         };
         let second = enter(&container, replacement);
-        second.open(0).unwrap();
-        second.detach(0).unwrap();
+        second.call(Action::Open, 0).unwrap();
+        second.call(Action::Detach, 0).unwrap();
         assert_eq!(container.read("etc/conf").as_deref(), Some("1"));
         assert_eq!((container.mounts(), container.propagation_at("/")), before);
     }
@@ -215,7 +215,7 @@ fn a_stale_mount_that_the_kernel_detached_is_no_error() {
         1,
         "the unlink detached it"
     );
-    entered.detach(0).unwrap();
+    entered.call(Action::Detach, 0).unwrap();
     assert_eq!(
         (
             container.read("etc/conf").as_deref(),

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use bindguard_sys::enter::{EnterError, Entered, ProcessError, Replacement};
+use bindguard_sys::enter::{Action, EnterError, Entered, ProcessError, Replacement};
 use bindguard_sys::replace::ReplaceError;
 use bindguard_testing::live::Container;
 use bindguard_testing::{Cgroup, helper};
@@ -41,10 +41,10 @@ fn another_mount_at_the_place_is_refused() {
     };
     let entered = enter(&container, replacement);
     assert!(matches!(
-        entered.open(0),
+        entered.call(Action::Open, 0),
         Err(EnterError::Step(ReplaceError::OtherMount))
     ));
-    assert!(entered.detach(0).is_err(), "nothing is open");
+    assert!(entered.call(Action::Detach, 0).is_err(), "nothing is open");
     assert_eq!(
         (
             container.read("etc/conf").as_deref(),
@@ -70,12 +70,12 @@ fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
     if !attached(METHODS[0], &entered) {
         return;
     }
-    entered.detach(0).unwrap();
+    entered.call(Action::Detach, 0).unwrap();
     let mounts = container.mounts();
     let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
     let mut events = inotify::Reader::new(&watch, &mut buffer);
     assert!(events.next().is_err(), "there is an event without a touch");
-    entered.touch(0).unwrap();
+    entered.call(Action::Touch, 0).unwrap();
     assert_eq!(events.next().unwrap().file_name(), Some(c"conf"));
     assert_eq!(
         (container.read("etc/conf").as_deref(), container.mounts()),
@@ -112,15 +112,21 @@ fn a_walk_that_hangs_in_the_container_is_abandoned() {
         far(),
     )
     .unwrap();
-    assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
+    assert!(matches!(
+        entered.call(Action::Open, 0),
+        Err(EnterError::Silent(_))
+    ));
     assert!(
         start.elapsed() < Duration::from_secs(60),
         "{:?}",
         start.elapsed()
     );
     drop((fuse, container));
-    // The late answer to the first request is no answer to the second request.
-    assert!(matches!(entered.open(0), Err(EnterError::Ended)));
+    // The late answer to the first request is no answer to the second one.
+    assert!(matches!(
+        entered.call(Action::Open, 0),
+        Err(EnterError::Ended)
+    ));
     let abandoned = entered.abandon();
     let gone = Instant::now();
     while abandoned.is_alive() {
@@ -171,7 +177,10 @@ fn given_up_in_a_process_of_its_own() {
         far(),
     )
     .unwrap();
-    assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
+    assert!(matches!(
+        entered.call(Action::Open, 0),
+        Err(EnterError::Silent(_))
+    ));
     let more = || !children().is_empty();
     assert!(more(), "no child hangs");
     // The daemon took the request of the child: not even SIGKILL ends that wait.
@@ -222,7 +231,10 @@ fn children_that_hang_in_one_pod_leave_room_for_others() {
     };
     for count in 0..4 {
         let entered = enter(&container).unwrap();
-        assert!(matches!(entered.open(0), Err(EnterError::Silent(_))));
+        assert!(matches!(
+            entered.call(Action::Open, 0),
+            Err(EnterError::Silent(_))
+        ));
         if count == 0 {
             answer_init(&fuse);
             let _ = (&fuse).read(&mut [0; 1 << 17]).unwrap();
@@ -298,7 +310,7 @@ fn the_child_holds_nothing_of_the_agent_open() {
     let mut text = String::new();
     File::from(read).read_to_string(&mut text).unwrap();
     assert_eq!(text, "x");
-    entered.open(0).unwrap();
+    entered.call(Action::Open, 0).unwrap();
 }
 
 #[test]

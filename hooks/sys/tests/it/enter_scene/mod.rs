@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountEntry;
 use bindguard_sys::Handle;
-use bindguard_sys::enter::{EnterError, Entered, Replacement};
+use bindguard_sys::enter::{Action, EnterError, Entered, Replacement};
 use bindguard_sys::replace::{CloneSettings, clone_like};
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::namespace;
@@ -90,15 +90,15 @@ pub fn entered(container: &Container, scene: &Scene, version: u32) -> Entered {
         new: Some(new),
     };
     let entered = enter(container, replacement);
-    entered.open(0).unwrap();
+    entered.call(Action::Open, 0).unwrap();
     entered
 }
 
 /// Attaches a mount beneath the stale mount.
 pub type Attach = fn(&Entered) -> Result<(), EnterError>;
 pub const METHODS: [Attach; 2] = [
-    |entered| entered.attach_beneath(0),
-    |entered| entered.tuck(0),
+    |entered| entered.call(Action::AttachBeneath, 0),
+    |entered| entered.call(Action::Tuck, 0),
 ];
 
 /// False, with a printed reason, where the kernel has no `MOVE_MOUNT_BENEATH`.
