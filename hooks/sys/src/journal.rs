@@ -21,8 +21,7 @@ use crate::cached_path;
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
-use crate::probe::{Patience, read_until};
-use crate::separate_process::SeparateProcess;
+use crate::separate_process::answer_within;
 use crate::size_errors::with_size_errors;
 
 /// Size from which the journal is rotated, in bytes.
@@ -47,7 +46,10 @@ pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
     let appended = if cannot_wait(journal) {
         try_append(journal, line)
     } else {
-        append_in_separate_process(journal, line)
+        answer_within(ANSWER_TIMEOUT, || {
+            try_append(journal, line).map(|()| Vec::new())
+        })
+        .map(drop)
     };
     appended.map_err(|source| JournalError {
         path: journal.to_owned(),
@@ -68,38 +70,6 @@ fn cannot_wait(journal: &Path) -> bool {
     };
     // The journal may be a symlink to a server's file.
     folder && cached_path::cannot_wait(journal, |handle| mounts.is_local(handle))
-}
-
-/// Appends in a separate process, so that only the separate process may hang.
-fn append_in_separate_process(journal: &Path, line: &str) -> io::Result<()> {
-    let mut process = SeparateProcess::start(|pipe| {
-        let failed = |error: io::Error| {
-            error
-                .raw_os_error()
-                .unwrap_or_else(|| Errno::INVAL.raw_os_error())
-        };
-        let answer = try_append(journal, line).map_or_else(failed, |()| 0);
-        // If the reader is gone, the answer is not needed.
-        let _ = pipe.write_all(&answer.to_ne_bytes());
-    })?;
-    let (received, _) = read_until(
-        process.output(),
-        Patience {
-            each: ANSWER_TIMEOUT,
-            all: ANSWER_TIMEOUT,
-        },
-    )?;
-    match received
-        .first_chunk()
-        .map(|number| i32::from_ne_bytes(*number))
-    {
-        Some(0) => Ok(()),
-        Some(number) => Err(io::Error::from_raw_os_error(number)),
-        None => Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            format!("it did not answer within {} ms", ANSWER_TIMEOUT.as_millis()),
-        )),
-    }
 }
 
 fn try_append(journal: &Path, line: &str) -> io::Result<()> {

@@ -7,7 +7,7 @@
 //! (`RemoveDirsOneFilesystem` in `pkg/util/removeall/removeall.go`).
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxF
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::probe::{Patience, read_until};
-use crate::separate_process::SeparateProcess;
+use crate::separate_process::answer_within;
 
 /// Time limit for a umount(2).
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -53,31 +52,17 @@ pub enum UnmountError {
 /// # Errors
 /// If the mount is in use, is not there any more, or does not answer.
 pub fn unmount_unused(mount_point: &Path, id: MountId) -> Result<(), UnmountError> {
-    let mut process = SeparateProcess::start(|pipe| {
-        let number = match unmount(mount_point, id) {
-            Ok(()) => 0,
-            Err(errno) => errno.raw_os_error(),
-        };
-        // If the reader is gone, the answer is not needed.
-        let _ = pipe.write_all(&number.to_ne_bytes());
-    })?;
-    let patience = Patience {
-        each: UNMOUNT_TIMEOUT,
-        all: UNMOUNT_TIMEOUT,
-    };
-    let (received, _) = read_until(process.output(), patience)?;
-    let number = received
-        .first_chunk()
-        .map(|bytes| i32::from_ne_bytes(*bytes));
-    match number {
-        None => Err(UnmountError::Silent),
-        Some(0) => Ok(()),
-        Some(number) => Err(match Errno::from_raw_os_error(number) {
-            Errno::BUSY => UnmountError::Busy,
-            Errno::STALE | Errno::NOENT => UnmountError::Changed,
-            errno => UnmountError::Failed(errno.into()),
-        }),
-    }
+    let unmounted = answer_within(UNMOUNT_TIMEOUT, || {
+        unmount(mount_point, id)?;
+        Ok(Vec::new())
+    });
+    let Err(error) = unmounted else { return Ok(()) };
+    Err(match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) => UnmountError::Busy,
+        Some(Errno::STALE | Errno::NOENT) => UnmountError::Changed,
+        None if error.kind() == io::ErrorKind::TimedOut => UnmountError::Silent,
+        _ => UnmountError::Failed(error),
+    })
 }
 
 /// An open descriptor of the mount would make the mount busy. So the process goes into the

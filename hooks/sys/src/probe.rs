@@ -5,21 +5,24 @@
 //! calls. A filesystem with [a probe that hangs](crate::hanging_probes) is silent without another
 //! probe.
 
+use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::Device;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 
-use crate::handle::Handle;
+use crate::handle::{Handle, HandleError};
 use crate::hanging_probes::{self, filesystem_of};
 use crate::mounts::Mounts;
-use crate::separate_process::SeparateProcess;
+use crate::separate_process::{SeparateProcess, answers, write_answer};
+
+pub use crate::separate_process::Patience;
+pub(crate) use crate::separate_process::{End, read_until};
 
 /// The result of a probe.
 #[derive(Debug)]
@@ -35,17 +38,7 @@ pub enum Answer {
     NotProbed,
 }
 
-/// The time limits of a probe.
-#[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// For each path. A path that takes longer is silent.
-    pub each: Duration,
-    /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: the path did not
-    /// get its full time.
-    pub all: Duration,
-}
-
-/// Probes the paths in turn. Returns the answers in the order of the paths.
+/// Probes all of these paths, in their order. The answers are in the same order.
 ///
 /// # Errors
 /// When no process can be made.
@@ -71,12 +64,10 @@ fn answers_before(count: usize, paths: &[PathBuf], patience: Patience) -> io::Re
         return Ok(Vec::new());
     }
     let mut process = SeparateProcess::start(|pipe| {
-        paths
-            .iter()
-            .for_each(|path| write_answer(pipe, probe_path(path)))
+        paths.iter().for_each(|path| write_probe(pipe, path));
     })?;
     let (received, end) = read_until(process.output(), patience)?;
-    let mut answers = answers(&received);
+    let mut answers = probes(&received);
     if let Some(silent) = paths.get(answers.len()).filter(|_| end == End::Silence) {
         hanging_probes::add(filesystem_of(silent, &Mounts::default()), process);
         answers.push(Answer::Silent(patience.each));
@@ -104,7 +95,7 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
         let process = SeparateProcess::start(|pipe| {
             indexes
                 .iter()
-                .for_each(|index| write_answer(pipe, probe_path(&paths[*index])));
+                .for_each(|index| write_probe(pipe, &paths[*index]));
         })?;
         started.push((filesystem, indexes, process));
     }
@@ -116,7 +107,7 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
             all: left,
         };
         let (received, end) = read_until(process.output(), all_left)?;
-        let mut received = self::answers(&received).into_iter();
+        let mut received = probes(&received).into_iter();
         for index in indexes {
             let silence = || match end {
                 End::Closed => Answer::NotProbed,
@@ -149,27 +140,30 @@ fn by_filesystem(paths: &[PathBuf]) -> Vec<(Option<Device>, Vec<usize>)> {
     groups
 }
 
-fn probe_path(path: &Path) -> Result<PathBuf, i32> {
+fn write_probe(pipe: &mut File, path: &Path) {
+    let answer = probe_path(path).map(|path| path.into_os_string().into_vec());
+    write_answer(pipe, answer);
+}
+
+fn probe_path(path: &Path) -> io::Result<PathBuf> {
     match walk(path) {
         // The client trusts a name for up to a minute. A statx(2) of the path itself makes the
-        // kernel walk again and query the server for each name, which may lead to a new file.
-        Err(number) if number == Errno::STALE.raw_os_error() => {
+        // kernel walk again and query the server for each name: by now another file may have it.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::STALE) => {
             rustix::fs::statx(
                 CWD,
                 path,
                 AtFlags::STATX_FORCE_SYNC,
                 StatxFlags::BASIC_STATS,
-            )
-            .map_err(Errno::raw_os_error)?;
+            )?;
             walk(path)
         }
         answer => answer,
     }
 }
 
-fn walk(path: &Path) -> Result<PathBuf, i32> {
-    let number = |error: io::Error| error.raw_os_error().unwrap_or(0);
-    let handle = Handle::follow(path).map_err(|error| number(error.into_io()))?;
+fn walk(path: &Path) -> io::Result<PathBuf> {
+    let handle = Handle::follow(path).map_err(HandleError::into_io)?;
     // This forces the server's own answer: for a second or so the kernel would answer for a dead
     // daemon.
     rustix::fs::statx(
@@ -177,72 +171,18 @@ fn walk(path: &Path) -> Result<PathBuf, i32> {
         "",
         AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC,
         StatxFlags::BASIC_STATS,
-    )
-    .map_err(Errno::raw_os_error)?;
-    handle.resolved_path().map_err(number)
+    )?;
+    handle.resolved_path()
 }
 
-/// An answer on the pipe: error number, length, path.
-fn write_answer(pipe: &mut File, answer: Result<PathBuf, i32>) {
-    let (number, path) = match answer {
-        Ok(path) => (0, path.into_os_string().into_vec()),
-        Err(number) => (number, Vec::new()),
+/// The probes that were answered completely.
+fn probes(received: &[u8]) -> Vec<Answer> {
+    let answers = answers(received).into_iter();
+    let probe = |answer: io::Result<Vec<u8>>| match answer {
+        Ok(path) => Answer::Reached(OsString::from_vec(path).into()),
+        Err(error) => Answer::Refused(error),
     };
-    let mut record = number.to_ne_bytes().to_vec();
-    record.extend((path.len() as u32).to_ne_bytes());
-    record.extend(path);
-    // If the reader is gone, the answer is not needed.
-    let _ = pipe.write_all(&record);
-}
-
-/// The reason why reading ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    Closed,
-    Silence,
-    OutOfTime,
-}
-
-/// Reads until the pipe closes or patience ends.
-pub(crate) fn read_until(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
-    let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
-    loop {
-        let left = patience.all.saturating_sub(start.elapsed());
-        let wait = left.min(patience.each);
-        let timeout = Timespec {
-            tv_sec: wait.as_secs() as i64,
-            tv_nsec: wait.subsec_nanos().into(),
-        };
-        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
-            Ok(0) => return Ok((received, End::Silence)),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-            Ok(_) => match pipe.read(&mut buffer)? {
-                0 => return Ok((received, End::Closed)),
-                count => received.extend_from_slice(&buffer[..count]),
-            },
-        }
-    }
-}
-
-/// The answers that arrived completely.
-fn answers(mut received: &[u8]) -> Vec<Answer> {
-    let mut answers = Vec::new();
-    while let Some((number, rest)) = received.split_first_chunk() {
-        let Some((length, rest)) = rest.split_first_chunk() else {
-            break;
-        };
-        let Some((path, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize) else {
-            break;
-        };
-        answers.push(match i32::from_ne_bytes(*number) {
-            0 => Answer::Reached(PathBuf::from(std::ffi::OsStr::from_bytes(path))),
-            number => Answer::Refused(io::Error::from_raw_os_error(number)),
-        });
-        received = rest;
-    }
-    answers
+    answers.map(probe).collect()
 }
 
 #[cfg(test)]
@@ -289,20 +229,5 @@ mod tests {
             matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound)
         );
         assert!(matches!(&answers[2], Answer::Reached(path) if path == Path::new("/proc/version")));
-    }
-
-    #[test]
-    fn half_an_answer_is_none() {
-        let mut whole = Vec::new();
-        for record in [
-            &5i32.to_ne_bytes()[..],
-            &0u32.to_ne_bytes(),
-            &0i32.to_ne_bytes(),
-            &9u32.to_ne_bytes(),
-            b"/cut",
-        ] {
-            whole.extend_from_slice(record);
-        }
-        assert_eq!(answers(&whole).len(), 1);
     }
 }

@@ -4,18 +4,16 @@
 //! process reads it. Otherwise a separate process reads it, which may hang in this one's place.
 
 use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
 use nix::libc;
-use rustix::io::Errno;
 
 use crate::cached_path::cannot_wait;
 use crate::mounts::Mounts;
-use crate::probe::{End, Patience, read_until};
-use crate::separate_process::SeparateProcess;
+use crate::separate_process::answer_within;
 
 /// Time limit for a server.
 const READ_TIMEOUT: Duration = Duration::from_millis(700);
@@ -67,34 +65,7 @@ fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 }
 
 fn read_in_separate_process(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut process = SeparateProcess::start(|pipe| {
-        let (number, bytes) = match read_here(path, most) {
-            Ok(bytes) => (0, bytes),
-            Err(error) => (
-                error
-                    .raw_os_error()
-                    .unwrap_or_else(|| Errno::IO.raw_os_error()),
-                Vec::new(),
-            ),
-        };
-        // If the reader is gone, the answer is not needed.
-        let _ = pipe.write_all(&[&number.to_ne_bytes(), bytes.as_slice()].concat());
-    })?;
-    let (received, end) = read_until(
-        process.output(),
-        Patience {
-            each: READ_TIMEOUT,
-            all: READ_TIMEOUT,
-        },
-    )?;
-    match received.split_first_chunk().filter(|_| end == End::Closed) {
-        Some((number, bytes)) if i32::from_ne_bytes(*number) == 0 => Ok(bytes.to_vec()),
-        Some((number, _)) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(*number))),
-        None => {
-            let why = format!("it did not answer within {} ms", READ_TIMEOUT.as_millis());
-            Err(io::Error::new(ErrorKind::TimedOut, why))
-        }
-    }
+    answer_within(READ_TIMEOUT, || read_here(path, most))
 }
 
 #[cfg(test)]

@@ -9,8 +9,10 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
@@ -93,6 +95,107 @@ fn is_closed(pipe: &File) -> bool {
     polling.is_err() || polled[0].revents().contains(PollFlags::HUP)
 }
 
+/// The time limits of a probe.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// For one path. A path that takes longer is silent.
+    pub each: Duration,
+    /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: it did not get its
+    /// full time.
+    pub all: Duration,
+}
+
+/// The reason why reading ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Closed,
+    Silence,
+    OutOfTime,
+}
+
+/// Reads until the pipe closes or patience ends.
+pub(crate) fn read_until(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
+    let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
+    loop {
+        let left = patience.all.saturating_sub(start.elapsed());
+        let wait = left.min(patience.each);
+        let timeout = Timespec {
+            tv_sec: wait.as_secs() as i64,
+            tv_nsec: wait.subsec_nanos().into(),
+        };
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
+            Ok(0) => return Ok((received, End::Silence)),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => match pipe.read(&mut buffer)? {
+                0 => return Ok((received, End::Closed)),
+                count => received.extend_from_slice(&buffer[..count]),
+            },
+        }
+    }
+}
+
+/// Writes an answer to the pipe: error number, length, bytes.
+pub(crate) fn write_answer(pipe: &mut File, answer: io::Result<Vec<u8>>) {
+    let (number, bytes) = match answer {
+        Ok(bytes) => (0, bytes),
+        Err(error) => (number_of(&error).raw_os_error(), Vec::new()),
+    };
+    let mut record = number.to_ne_bytes().to_vec();
+    record.extend((bytes.len() as u32).to_ne_bytes());
+    record.extend(bytes);
+    // If the reader is gone, the answer is not needed.
+    let _ = pipe.write_all(&record);
+}
+
+fn number_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(match error.kind() {
+        io::ErrorKind::InvalidInput => Errno::INVAL,
+        _ => Errno::IO,
+    })
+}
+
+/// The answers that arrived completely.
+pub(crate) fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
+    let mut answers = Vec::new();
+    while let Some((number, rest)) = received.split_first_chunk() {
+        let Some((length, rest)) = rest.split_first_chunk() else {
+            break;
+        };
+        let Some((bytes, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize)
+        else {
+            break;
+        };
+        answers.push(match i32::from_ne_bytes(*number) {
+            0 => Ok(bytes.to_vec()),
+            number => Err(io::Error::from_raw_os_error(number)),
+        });
+        received = rest;
+    }
+    answers
+}
+
+/// Does this work in a separate process, which may hang in this one's place.
+///
+/// # Errors
+/// Those of the work. `TimedOut` without a number of the kernel if there is no answer in time.
+pub(crate) fn answer_within(
+    time: Duration,
+    work: impl FnOnce() -> io::Result<Vec<u8>>,
+) -> io::Result<Vec<u8>> {
+    let mut process = SeparateProcess::start(|pipe| write_answer(pipe, work()))?;
+    let patience = Patience {
+        each: time,
+        all: time,
+    };
+    let (received, _) = read_until(process.output(), patience)?;
+    answers(&received).pop().unwrap_or_else(|| {
+        let why = format!("it did not answer within {} ms", time.as_millis());
+        Err(io::Error::new(io::ErrorKind::TimedOut, why))
+    })
+}
+
 /// See [`SeparateProcess::is_runnable`].
 pub(crate) fn is_runnable(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -112,13 +215,49 @@ impl Drop for SeparateProcess {
 mod tests {
     use std::process::Command;
     use std::thread::{self, sleep};
-    use std::time::Duration;
 
     use bindguard_testing::deny_call;
-    use nix::errno::Errno;
     use nix::libc;
 
     use super::*;
+
+    #[test]
+    fn half_an_answer_is_none() {
+        let mut whole = Vec::new();
+        for record in [
+            &5i32.to_ne_bytes()[..],
+            &0u32.to_ne_bytes(),
+            &0i32.to_ne_bytes(),
+            &9u32.to_ne_bytes(),
+            b"/cut",
+        ] {
+            whole.extend_from_slice(record);
+        }
+        assert_eq!(answers(&whole).len(), 1);
+    }
+
+    #[test]
+    fn an_error_without_a_number_is_no_success() {
+        let answer = |kind: io::ErrorKind| {
+            let work = || Err(io::Error::new(kind, "no number"));
+            answer_within(Duration::from_secs(10), work)
+                .unwrap_err()
+                .kind()
+        };
+        let invalid = io::ErrorKind::InvalidInput;
+        assert_eq!(answer(invalid), invalid);
+        let other = answer(io::ErrorKind::Other);
+        assert_eq!(other, io::Error::from(Errno::IO).kind());
+        let late = answer_within(Duration::from_millis(10), || {
+            sleep(Duration::from_secs(1000));
+            Ok(Vec::new())
+        });
+        let late = late.unwrap_err();
+        assert_eq!(
+            (late.kind(), late.raw_os_error()),
+            (io::ErrorKind::TimedOut, None)
+        );
+    }
 
     #[test]
     fn it_holds_nothing_but_its_end_of_the_pipe() {
@@ -129,7 +268,7 @@ mod tests {
     #[test]
     fn it_holds_nothing_else_on_a_kernel_without_close_range() {
         let opened = thread::spawn(|| {
-            deny_call(libc::SYS_close_range, Errno::ENOSYS);
+            deny_call(libc::SYS_close_range, nix::errno::Errno::ENOSYS);
             open_descriptors()
         });
         assert_eq!(opened.join().unwrap(), 2);
