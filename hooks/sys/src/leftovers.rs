@@ -80,7 +80,11 @@ fn unmount(mount_point: &Path, id: MountId) -> Result<(), Errno> {
         return Err(Errno::STALE);
     }
     rustix::process::fchdir(&above)?;
-    rustix::mount::unmount(name, UnmountFlags::NOFOLLOW)
+    let unmounted = rustix::mount::unmount(name, UnmountFlags::NOFOLLOW);
+    // An exiting process closes its pipe before it leaves its directory, whose mount may be the next
+    // one to unmount.
+    rustix::process::chdir("/")?;
+    unmounted
 }
 
 /// The empty directories below a folder.
