@@ -13,31 +13,14 @@
 //! There is a place for each state that a killed guard can leave behind. After each step that
 //! changes something, a test can inspect the change.
 
-/// Declares the places in the order in which an admission reaches them, each with its name for
-/// tests.
-macro_rules! fault_points {
-    ($($(#[$about:meta])* $point:ident = $name:literal,)*) => {
-        /// A place at which a test can end the guard.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum FaultPoint {
-            $($(#[$about])* $point,)*
-        }
+use crate::named_variants::named_variants;
 
-        impl FaultPoint {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$point),*];
-
-            /// Its name in `BINDGUARD_FAULT`.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$point => $name,)*
-                }
-            }
-        }
-    };
-}
-
-fault_points! {
+// In the order in which an admission reaches the places.
+named_variants! {
+    /// A place at which a test can end the guard.
+    FaultPoint,
+    /// Its name in `BINDGUARD_FAULT`.
+    name,
     /// Nothing is read yet.
     Start = "start",
     /// The spec is read and understood.

@@ -35,6 +35,7 @@ mod mount_setattr;
 mod mount_watch;
 mod mountinfo;
 mod mounts;
+mod named_variants;
 mod payload;
 mod poll;
 mod read_file;

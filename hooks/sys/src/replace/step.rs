@@ -2,29 +2,13 @@
 
 use rustix::io::Errno;
 
-macro_rules! steps {
-    ($($(#[$about:meta])* $step:ident = $words:literal,)*) => {
-        /// A step of a replacement.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Step {
-            $($(#[$about])* $step,)*
-        }
+use crate::named_variants::named_variants;
 
-        impl Step {
-            /// All steps.
-            pub(crate) const ALL: &[Self] = &[$(Self::$step),*];
-
-            /// The step in words.
-            pub fn words(self) -> &'static str {
-                match self {
-                    $(Self::$step => $words,)*
-                }
-            }
-        }
-    };
-}
-
-steps! {
+named_variants! {
+    /// A step of a replacement.
+    Step,
+    /// The step in words.
+    words,
     /// `open("/proc/self/fd")`
     OpenProc = "opening /proc/self/fd",
     /// `setns(2)`
