@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 /// True if `path` is `directory` or is below `directory`.
 pub fn lies_in(path: &Path, directory: &Path) -> bool {
@@ -26,6 +26,14 @@ pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
         Compared::Elsewhere => None,
         Compared::Nothing => path.strip_prefix(directory).ok(),
     }
+}
+
+/// A path below a directory. `Path::join` of an empty path would leave a slash at the end.
+pub fn join(mut directory: PathBuf, path: impl AsRef<Path>) -> PathBuf {
+    if !path.as_ref().as_os_str().is_empty() {
+        directory.push(path);
+    }
+    directory
 }
 
 /// True if a name of the path is `..`: only a walk shows where such a path leads.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use super::plugin::{Plugin, RequiredMount, Writer};
 use super::pod_path::PodPath;
 use super::volume_subpath::VolumeSubpath;
+use crate::paths::join;
 
 /// `<root>/pods/<uid>/volumes/<plugin>/<volume>`, of a plugin that always mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,10 +45,7 @@ impl MountedVolume {
         }
         let mut mount_point = path.kubelet_root().join("pods");
         mount_point.extend([path.pod_uid().as_ref(), volumes, folder, volume]);
-        // Joining an empty name would leave a slash at the end.
-        if !plugin.below().is_empty() {
-            mount_point.push(plugin.below());
-        }
+        let mount_point = join(mount_point, plugin.below());
         let pod_uid = path.pod_uid().to_owned();
         Some(Self {
             mount_point,

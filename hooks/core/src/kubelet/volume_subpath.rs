@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::plugin::Plugin;
 use super::pod_path::PodPath;
+use crate::paths::join;
 
 /// Capacity for nearly every path of a pod.
 const USUAL_PATH: usize = 200;
@@ -76,13 +77,8 @@ impl VolumeSubpath {
 
     /// The path of the volume if it belongs to `plugin`.
     pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
-        // Joining an empty name would leave a slash at the end.
-        let below = Some(plugin.below()).filter(|below| !below.is_empty());
-        self.in_pod(
-            ["volumes", plugin.folder(), &self.volume]
-                .into_iter()
-                .chain(below),
-        )
+        let folder = self.in_pod(["volumes", plugin.folder(), &self.volume]);
+        join(folder, plugin.below())
     }
 
     fn in_pod<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> PathBuf {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
+use bindguard_core::paths::join;
 use bindguard_core::refresh::{Refused, RefusedReason, SpecBind};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
@@ -239,10 +240,7 @@ impl MountRefresh {
     }
 
     fn source(&self) -> PathBuf {
-        if self.sub_path.as_os_str().is_empty() {
-            return self.volume.clone();
-        }
-        self.volume.join(&self.sub_path)
+        join(self.volume.clone(), &self.sub_path)
     }
 }
 

@@ -9,6 +9,7 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, Volume};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::MountEntry;
+use bindguard_core::paths::join;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
@@ -64,16 +65,8 @@ impl HeldVolumeDirectory {
         folders.sort();
         let held = folders.iter().filter_map(|folder| {
             let plugin = Plugin::from_folder(folder.file_name()?)?;
-            let volume = folder.join(subpath.volume());
-            // Joining nothing would leave a slash at the end.
-            Self::in_folder(
-                plugin,
-                &if plugin.below().is_empty() {
-                    volume
-                } else {
-                    volume.join(plugin.below())
-                },
-            )
+            let directory = join(folder.join(subpath.volume()), plugin.below());
+            Self::in_folder(plugin, &directory)
         });
         Ok(held.collect())
     }
