@@ -93,11 +93,6 @@ pub struct ReliedOn<'w> {
 }
 
 impl Way {
-    /// The folder of the file, or the last folder that the walk reached.
-    pub fn last_folder(&self) -> Option<&WayFolder> {
-        self.folders.get(self.look_ups.last()?.folder)
-    }
-
     /// The folders that root alone must be able to write, after owners and modes were checked. A
     /// way to the folder of the container's start has none, unless the way has a symlink. `stale`
     /// is the mount that the container has, `started` the time since 1970 of its start.

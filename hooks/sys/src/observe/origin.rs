@@ -229,7 +229,7 @@ impl Bound<'_> {
         mounts: &Mounts,
     ) -> Observed<Volume> {
         let volume = match volume {
-            Observed::Seen(volume) if self.fit_of(&volume) == Fit::MountedAnew => volume,
+            Observed::Seen(volume) if Fit::of(self.mount, &volume) == Fit::MountedAnew => volume,
             other => return other,
         };
         let Some(mount) = directory.mount(mounts) else {
@@ -239,9 +239,5 @@ impl Bound<'_> {
             Ok(is_newer) => Observed::Seen(Volume { is_newer, ..volume }),
             Err(error) => Observed::Unreadable(error_chain(&error)),
         }
-    }
-
-    fn fit_of(&self, volume: &Volume) -> Fit {
-        Fit::of(self.mount, volume)
     }
 }
