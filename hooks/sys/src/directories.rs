@@ -137,8 +137,9 @@ fn make_below(parent: impl AsFd, name: &OsStr, like: impl AsFd) -> Result<OwnedF
     Ok(directory)
 }
 
-fn open_directory(parent: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+/// Opens one name: neither a symlink is followed nor a mount entered, a bind of the same filesystem
+/// included.
+pub(crate) fn open_directory(parent: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // A single name and O_NOFOLLOW: only a mount in the way could lead elsewhere.
     rustix::fs::openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }

@@ -18,6 +18,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxF
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+use crate::directories::open_directory;
 use crate::separate_process::answer_within;
 
 /// Time limit for a umount(2).
@@ -133,7 +134,7 @@ struct Walk<'f> {
 impl Walk<'_> {
     /// True if the directory is removed, or would be.
     fn is_removed(&mut self, above: impl AsFd, name: &OsStr, path: &Path, depth: usize) -> bool {
-        let children = match directory(&above, name)
+        let children = match open_directory(&above, name)
             .and_then(|open| children(&open).map(|names| (open, names)))
         {
             Ok(children) => children,
@@ -187,13 +188,6 @@ impl Walk<'_> {
             .problems
             .push(format!("{what} {}: {error}", path.display()));
     }
-}
-
-/// A single name, `O_NOFOLLOW` and `RESOLVE_NO_XDEV`: neither a symlink nor a mount is entered, a
-/// bind of the same filesystem included.
-fn directory(above: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat2(above, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }
 
 fn children(directory: &OwnedFd) -> Result<Vec<(OsString, bool)>, Errno> {

@@ -171,7 +171,8 @@ pub(crate) fn open_below(
     open_resolved(directory, path, flags, beneath)
 }
 
-fn open_resolved(
+/// openat2(2), repeated while the kernel is not sure of the result.
+pub(crate) fn open_resolved(
     directory: impl AsFd,
     path: &Path,
     flags: OFlags,

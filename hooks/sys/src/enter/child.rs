@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::MountId;
-use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW,
 };
@@ -23,8 +22,9 @@ use super::message::{Action, Reply, Request};
 use crate::fork::end_with_parent;
 use crate::replace::{
     FolderCopy, NewMount, ReplaceError, Step, at, attach_beneath, copy_of, detach_link,
-    make_mounts_private,
+    enter_private_mounts,
 };
+use crate::target::open_resolved;
 
 /// The child's view of its work.
 struct Child<'a> {
@@ -192,9 +192,7 @@ impl Child<'_> {
         let own = rustix::fs::open(c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(at(Step::OpenProc))?;
         let copy = FolderCopy::of(folder)?;
-        unshare(CloneFlags::CLONE_NEWNS)
-            .map_err(|errno| at(Step::Unshare)(Errno::from_raw_os_error(errno as i32)))?;
-        let attached = make_mounts_private()
+        let attached = enter_private_mounts()
             .and_then(|()| copy.attach())
             .and_then(|()| copy.attach_new(new, name));
         drop(copy);
@@ -295,12 +293,7 @@ fn touch_beneath(folder: &OwnedFd, name: &OsStr) -> Done {
 fn walk(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    loop {
-        match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            other => return other,
-        }
-    }
+    open_resolved(CWD, path, flags, resolve)
 }
 
 fn is_on(file: &OwnedFd, mount: MountId) -> bool {

@@ -24,7 +24,6 @@ use super::mounts::mounts_in;
 use super::owner::{owner_of, parent_of};
 use super::process::HeldProcess;
 use super::process_error::ProcessError;
-use crate::mountinfo::ReadTableError;
 
 /// The mount namespace that the runtime made for a container.
 #[derive(Debug)]
@@ -175,15 +174,12 @@ impl ContainerNamespace {
     /// # Errors
     /// If the table cannot be read, is too large, or has a line that is no mount.
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
-        let (pid, name) = (self.namespace.process, "mountinfo");
         let text = || {
             let mut table = &self.table;
             table.rewind().map(|()| table)
         };
-        mounts_in(&self.namespace.file, text).map_err(|error| match error {
-            ReadTableError::Read(source) => ProcessError::Read { pid, name, source },
-            ReadTableError::Table(source) => ProcessError::Table { pid, source },
-        })
+        mounts_in(&self.namespace.file, text)
+            .map_err(|error| ProcessError::of_table(self.namespace.process, error))
     }
 
     /// The user namespace that owns the mount namespace.

@@ -17,7 +17,6 @@ use super::mount_namespace::MountNamespace;
 use super::opened_by_child::open_process_file;
 use super::owner::{Kind, namespace_of};
 use super::process_error::ProcessError;
-use crate::mountinfo::ReadTableError;
 use crate::process_files::{self, ProcessFile};
 
 /// A process with its pidfd. The process may end at any time.
@@ -126,16 +125,13 @@ impl HeldProcess {
     /// # Errors
     /// As [`HeldProcess::program_name`], and if the table is too large or a line is no mount.
     pub fn mounts(&self) -> Result<MountTable, ProcessError> {
-        let (pid, name) = (self.pid, "mountinfo");
+        let pid = self.pid;
         let namespace = self.mount_namespace()?;
-        let table = namespace.mounts(|| File::open(format!("/proc/{pid}/{name}")));
+        let table = namespace.mounts(|| File::open(format!("/proc/{pid}/mountinfo")));
         if !self.is_alive() {
             return Err(ProcessError::Ended(pid));
         }
-        table.map_err(|error| match error {
-            ReadTableError::Read(source) => ProcessError::Read { pid, name, source },
-            ReadTableError::Table(source) => ProcessError::Table { pid, source },
-        })
+        table.map_err(|error| ProcessError::of_table(pid, error))
     }
 
     /// The current user namespace of the process.

@@ -4,6 +4,8 @@ use std::io;
 
 use bindguard_core::mount_table::TableError;
 
+use crate::mountinfo::ReadTableError;
+
 /// Why a process could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -67,4 +69,15 @@ pub enum ProcessError {
     /// The cgroup of the container is not known, so neither are its processes.
     #[error("the processes of the container with process {0} are not known")]
     NoContainer(u32),
+}
+
+impl ProcessError {
+    /// The error of reading the mount table of a process.
+    pub(super) fn of_table(pid: u32, error: ReadTableError) -> Self {
+        let name = "mountinfo";
+        match error {
+            ReadTableError::Read(source) => Self::Read { pid, name, source },
+            ReadTableError::Table(source) => Self::Table { pid, source },
+        }
+    }
 }

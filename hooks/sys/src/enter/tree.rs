@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::helper_process::{HelperProcess, RemoteChild, Work};
 use super::is_answered;
 use super::namespace::ContainerNamespace;
-use super::tree_message::{Part, TreeReply, receive_reply};
+use super::tree_message::{TreeReply, receive_reply, send_part};
 use super::tree_part::TreePart;
 use crate::replace::{NewMount, ReplaceError};
 
@@ -91,7 +91,7 @@ fn completed_by(
     };
     expect_done(reply()?)?;
     for part in parts {
-        Part::of(part).send(socket).map_err(|_| TreeError::Ended)?;
+        send_part(part, socket).map_err(|_| TreeError::Ended)?;
         if let TreeReply::Failed(source) = reply()? {
             let path = part.path.clone();
             return Err(TreeError::Part { path, source });

@@ -4,8 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use bindguard_core::mount_table::MountAttributes;
-use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::MoveMountFlags;
 
@@ -13,7 +12,8 @@ use super::child::type_of;
 use super::tree_message::{TreeReply, receive_part, send_reply};
 use super::tree_part::{TreeChange, TreePart};
 use crate::mount_setattr::mount_setattr;
-use crate::replace::{NewMount, ReplaceError, Step, at, make_mounts_private, tree_of};
+use crate::replace::{NewMount, ReplaceError, Step, at, enter_private_mounts, tree_of};
+use crate::target::open_resolved;
 
 type Done = Result<(), ReplaceError>;
 
@@ -42,9 +42,7 @@ pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: u16) {
 }
 
 fn attach(tree: &OwnedFd) -> Done {
-    unshare(CloneFlags::CLONE_NEWNS)
-        .map_err(|errno| at(Step::Unshare)(Errno::from_raw_os_error(errno as i32)))?;
-    make_mounts_private()?;
+    enter_private_mounts()?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     rustix::mount::move_mount(tree, c"", CWD, c"/", flags).map_err(at(Step::AttachTree))
 }
@@ -84,10 +82,5 @@ fn attach_below(tree: &OwnedFd, path: &Path, new: &NewMount) -> Done {
 fn place(tree: &OwnedFd, path: &Path) -> Result<OwnedFd, ReplaceError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    loop {
-        match rustix::fs::openat2(tree, path, flags, Mode::empty(), resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            opened => return opened.map_err(at(Step::OpenMountPoint)),
-        }
-    }
+    open_resolved(tree, path, flags, resolve).map_err(at(Step::OpenMountPoint))
 }

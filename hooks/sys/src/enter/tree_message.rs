@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bindguard_core::mount_table::MountAttributes;
 use rustix::io::Errno;
@@ -12,15 +12,6 @@ use super::descriptor_message::{receive_message, send_message};
 use super::message::Reply;
 use super::tree_part::{TreeChange, TreePart};
 use crate::replace::ReplaceError;
-
-/// A part of a tree, on its way to the child.
-#[derive(Debug)]
-pub(super) struct Part<'p> {
-    path: &'p Path,
-    kind: u8,
-    attributes: MountAttributes,
-    mount: Option<BorrowedFd<'p>>,
-}
 
 const RESTRICT: u8 = 0;
 const ATTACH: u8 = 1;
@@ -32,30 +23,21 @@ const HEAD: usize = 1 + 8;
 /// The longest path of the kernel.
 const MAX_PATH: usize = 4096;
 
-impl<'p> Part<'p> {
-    pub(super) fn of(part: &'p TreePart) -> Self {
-        let none = MountAttributes::from_bits(0);
-        let (kind, attributes, mount) = match &part.change {
-            TreeChange::Restrict(attributes) => (RESTRICT, *attributes, None),
-            TreeChange::Attach(new) => (ATTACH, none, Some(new.mount.as_fd())),
-            TreeChange::TryAttach(new) => (TRY_ATTACH, none, Some(new.mount.as_fd())),
-        };
-        Self {
-            path: &part.path,
-            kind,
-            attributes,
-            mount,
-        }
-    }
-
-    /// # Errors
-    /// If the child is gone.
-    pub(super) fn send(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        let mut bytes = vec![self.kind];
-        bytes.extend(self.attributes.bits().to_le_bytes());
-        bytes.extend_from_slice(self.path.as_os_str().as_bytes());
-        send_message(socket, &bytes, self.mount.as_slice())
-    }
+/// Sends a part.
+///
+/// # Errors
+/// If the child is gone.
+pub(super) fn send_part(part: &TreePart, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    let none = MountAttributes::from_bits(0);
+    let (kind, attributes, mount) = match &part.change {
+        TreeChange::Restrict(attributes) => (RESTRICT, *attributes, None),
+        TreeChange::Attach(new) => (ATTACH, none, Some(new.mount.as_fd())),
+        TreeChange::TryAttach(new) => (TRY_ATTACH, none, Some(new.mount.as_fd())),
+    };
+    let mut bytes = vec![kind];
+    bytes.extend(attributes.bits().to_le_bytes());
+    bytes.extend_from_slice(part.path.as_os_str().as_bytes());
+    send_message(socket, &bytes, mount.as_slice())
 }
 
 /// Receives a part; `None` if the agent is gone.
@@ -133,11 +115,9 @@ mod tests {
             (TreeChange::TryAttach(mount()), "TryAttach"),
         ] {
             let path = "a b/c".into();
-            Part::of(&TreePart { path, change })
-                .send(ours.as_fd())
-                .unwrap();
+            send_part(&TreePart { path, change }, ours.as_fd()).unwrap();
             let received = receive_part(theirs.as_fd()).unwrap();
-            assert_eq!(received.path, Path::new("a b/c"));
+            assert_eq!(received.path, PathBuf::from("a b/c"));
             assert!(
                 format!("{:?}", received.change).starts_with(kind),
                 "{kind}: {received:?}"

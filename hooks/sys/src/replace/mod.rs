@@ -31,4 +31,4 @@ pub use tuck::attach_tucked;
 pub(crate) use detach::detach_link;
 pub(crate) use new_mount::{copy_of, propagation_type, tree_of};
 pub(crate) use step::at;
-pub(crate) use tuck::{FolderCopy, make_mounts_private};
+pub(crate) use tuck::{FolderCopy, enter_private_mounts};

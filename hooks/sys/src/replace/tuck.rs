@@ -103,10 +103,7 @@ pub fn attach_tucked(new: &NewMount, folder: &Handle, name: &OsStr) -> Result<()
         None => None,
     };
     let attach = || {
-        unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| {
-            ReplaceError::Failed(Step::Unshare, Errno::from_raw_os_error(errno as i32))
-        })?;
-        make_mounts_private()?;
+        enter_private_mounts()?;
         fault::reach(FaultPoint::NamespaceUnshared);
         // Before the copy: a mount on the copy would propagate.
         let completed = match &scratch {
@@ -130,9 +127,11 @@ pub fn attach_tucked(new: &NewMount, folder: &Handle, name: &OsStr) -> Result<()
     })
 }
 
-/// Makes the mounts of the calling thread's namespace private: otherwise a new mount would
-/// propagate to the namespace that the thread left.
-pub(crate) fn make_mounts_private() -> Result<(), ReplaceError> {
+/// Moves the calling thread into a mount namespace of its own, whose mounts are private: otherwise a
+/// mount on one of them would propagate to the namespace before.
+pub(crate) fn enter_private_mounts() -> Result<(), ReplaceError> {
+    unshare(CloneFlags::CLONE_NEWNS)
+        .map_err(|errno| at(Step::Unshare)(Errno::from_raw_os_error(errno as i32)))?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change(c"/", private).map_err(at(Step::MakePrivate))
 }
