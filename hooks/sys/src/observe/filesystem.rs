@@ -73,11 +73,9 @@ fn find_mount(
     holding.into_iter().take(TRIED).find_map(|host| {
         let is_local = |handle: &Handle| earlier.is_local(handle);
         let handle = match open_without_waiting(&host.mount_point, is_local) {
-            // Before Linux 5.12.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                Handle::of(&host.mount_point).ok()?
-            }
-            opened => opened.ok()?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+            // Before Linux 5.12, only an ordinary walk is possible.
+            opened => opened.or_else(|_| Handle::of(&host.mount_point)).ok()?,
         };
         let handle = handle.unqueried();
         // By now the path may lead to a different mount, such as a mount that covers the path.
