@@ -192,8 +192,12 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::os::unix::fs::symlink;
+    use std::thread;
 
     use bindguard_core::spec::RequestedUserNamespace;
+    use bindguard_testing::deny_call;
+    use nix::errno::Errno;
+    use nix::libc;
 
     use super::*;
 
@@ -219,5 +223,24 @@ mod tests {
         records.keep(&own, &namespace, mounts()).unwrap();
         let loaded = records.load(&own, &namespace).unwrap().unwrap();
         assert_eq!(loaded.entries().len(), 1);
+    }
+
+    /// An agent without a free descriptor removed the records of all containers.
+    #[test]
+    fn only_the_record_of_a_process_that_ended_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = TuckRecords::at(folder.path());
+        let (init, ended) = (folder.path().join("1"), folder.path().join("4194305"));
+        for record in [&init, &ended] {
+            fs::write(record, "").unwrap();
+        }
+        records.forget_ended();
+        assert!(fs::exists(&init).unwrap() && !fs::exists(&ended).unwrap());
+        let forgetting = thread::spawn(move || {
+            deny_call(libc::SYS_pidfd_open, Errno::EMFILE);
+            records.forget_ended();
+        });
+        forgetting.join().unwrap();
+        assert!(fs::exists(&init).unwrap());
     }
 }
