@@ -6,7 +6,7 @@
 //! renames are the changes.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::run;
@@ -69,6 +69,38 @@ fn uninstall_of_the_programs() {
             uninstalled(node, before)?;
             prepare()
         })
+    });
+}
+
+/// A file of a killed installer is removed before the folders that an install made.
+#[test]
+fn files_beside_every_changed_file() {
+    Setup::on(Generation::V2_1).bare().story(|node| {
+        node.bindguard(["install", "docker"])?.success()?;
+        let version = Path::new("/usr/local/lib/bindguard")
+            .join(fs::read_link("/usr/local/lib/bindguard/current")?);
+        let folders = [
+            Path::new("/etc/docker"),
+            Path::new("/etc/bindguard"),
+            Path::new("/usr/local/bin"),
+            Path::new("/usr/local/lib/bindguard"),
+            &version,
+        ];
+        let left = folders.map(|folder| folder.join(".bindguard-4294967295-x"));
+        left.iter().try_for_each(|file| fs::write(file, ""))?;
+        node.bindguard(["uninstall", "--restart"])?.success()?;
+        for path in left
+            .iter()
+            .map(PathBuf::as_path)
+            .chain([folders[1], folders[3]])
+        {
+            ensure!(
+                path.symlink_metadata().is_err(),
+                "{} is left",
+                path.display()
+            );
+        }
+        Ok(())
     });
 }
 

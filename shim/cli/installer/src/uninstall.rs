@@ -107,12 +107,6 @@ impl Uninstall {
             }
         }
         if !self.common.dry_run {
-            let touched = work
-                .iter()
-                .filter_map(|step| step.change.path.parent().map(Path::to_owned));
-            touched
-                .chain(runtimes::folders())
-                .for_each(|folder| scratch::sweep(change::temporary_folder(&folder)));
             let is_pending = match report.progress() {
                 Progress::Done => restarted.is_err(),
                 Progress::KeptForPods => true,
@@ -250,6 +244,13 @@ fn take_off(
     common: &CommonOptions,
 ) -> Result<Vec<PlannedChange>> {
     let mut work = Vec::new();
+    if !common.dry_run {
+        // a folder with the file of a killed installer would stay
+        entries
+            .iter()
+            .filter_map(|entry| entry.path.parent())
+            .for_each(|folder| scratch::sweep(change::temporary_folder(folder)));
+    }
     for entry in entries {
         let change = backwards(entry, report)?;
         let command = runtimes::removal_command(entry.owner, entry.command.as_deref());

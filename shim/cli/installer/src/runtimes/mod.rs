@@ -87,11 +87,6 @@ fn without_entries(owner: Owner, path: &Path) -> Option<PlannedChange> {
     })
 }
 
-/// The folders beside whose files an install that was killed may have left a trial.
-pub fn folders() -> Option<PathBuf> {
-    containerd::folder()
-}
-
 /// The content of an edited file without bindguard. bindguard's own files stay as they were edited.
 pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Vec<u8>> {
     let text =

@@ -243,15 +243,6 @@ pub fn restart_command() -> Option<String> {
         .map(|layout| layout.restart)
 }
 
-/// The folder of the file that containerd reads.
-pub fn folder() -> Option<PathBuf> {
-    ContainerdLayout::detect(None)
-        .ok()?
-        .config
-        .parent()
-        .map(Path::to_owned)
-}
-
 /// The text without the handler; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
     if let Some(text) = template::without_block(text) {
