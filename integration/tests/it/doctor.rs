@@ -21,7 +21,7 @@ use serde_json::Value;
 fn containerd_alone(generation: Generation) {
     Setup::on(generation).cri().story(|node| {
         let point = Points::of(node)?.named("containerd")?;
-        // 1.6 reads runtime_path and passes over it: docs/decisions/0006
+        // 1.6 reads runtime_path and passes over it: docs/install.md
         let expected = if generation == Generation::V1_6 {
             "failed"
         } else {
