@@ -4,12 +4,14 @@
 //! it has their former content, named by SHA-256. The record is written before a file is changed:
 //! uninstall can also undo an install that was killed half-way.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bindguard_config::KEPT_PATH;
+use bindguard_core::program_names::CLI;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -19,6 +21,7 @@ use crate::owner::Owner;
 use crate::plan::{InstallOptions, PlannedChange};
 use crate::running::{self, Daemon};
 use crate::scratch;
+use crate::versions::CURRENT;
 
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
@@ -128,6 +131,8 @@ impl OwedRestart {
 }
 
 const VERSION: u32 = 1;
+/// The begin of [`Entry::written`] for a link, instead of a hash.
+const LINK: &str = "link to ";
 
 impl Record {
     /// The node's record; empty if nothing is installed.
@@ -380,6 +385,21 @@ impl Entry {
     }
 }
 
+    /// The order in which programs are removed: `bindguard` last, because an operator continues a
+    /// killed uninstall with it.
+    pub fn removal_rank(&self) -> u8 {
+        let is_link = self.written.starts_with(LINK);
+        match self.path.file_name().and_then(OsStr::to_str) {
+            Some(CLI) if !is_link => 2,
+            Some(CLI | CURRENT) => 1,
+            _ => 0,
+        }
+    }
+
+    fn has_original_of(&self, other: &Self) -> bool {
+        (&self.original, &self.original_link) == (&other.original, &other.original_link)
+    }
+
 /// The missing folders above a file, the uppermost first.
 fn missing_above(path: &Path) -> Vec<PathBuf> {
     let is_missing = |folder: &&Path| {
@@ -401,7 +421,8 @@ fn originals() -> PathBuf {
     Path::new(FOLDER).join("originals")
 }
 
-fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
+/// Success for a path that was removed, or is not there.
+pub fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| {
         if error.kind() == ErrorKind::NotFound {
             Ok(())
@@ -414,7 +435,7 @@ fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
 fn hash_of(content: &Content) -> String {
     match content {
         Content::File(bytes) => hash(bytes),
-        Content::Link(target) => format!("link to {}", target.display()),
+        Content::Link(target) => format!("{LINK}{}", target.display()),
     }
 }
 
@@ -453,3 +474,34 @@ mod tests {
         assert!(record.folders.is_empty() && place.path().read_dir().unwrap().next().is_none());
     }
 }
+
+    #[test]
+    fn bindguard_itself_is_removed_last() {
+        let entry = |(path, written): (&str, &str)| -> Entry {
+            let json = serde_json::json!({
+                "owner": "bindguard", "path": path, "original": null, "written": written,
+            });
+            serde_json::from_value(json).unwrap()
+        };
+        let mut programs = [
+            ("/usr/local/lib/bindguard/1/bindguard", "1f"),
+            ("/usr/local/lib/bindguard/1/bindguard-runtime", "2f"),
+            ("/usr/local/lib/bindguard/current", "link to 1"),
+            ("/usr/local/bin/bindguard", "link to x/bindguard"),
+            ("/usr/local/bin/bindguard-runtime", "link to x"),
+            ("/etc/bindguard/config.toml", "3f"),
+        ]
+        .map(entry);
+        programs.sort_by_key(Entry::removal_rank);
+        let ranked = programs
+            .each_ref()
+            .map(|entry| entry.path.to_str().unwrap());
+        assert_eq!(
+            ranked[3..],
+            [
+                "/usr/local/lib/bindguard/current",
+                "/usr/local/bin/bindguard",
+                "/usr/local/lib/bindguard/1/bindguard",
+            ]
+        );
+    }

@@ -77,12 +77,13 @@ impl Uninstall {
             Some(removal) => removal.runtimes.clone(),
             None => return report.finish(&[], &self.common),
         };
-        let (programs, files): (Vec<_>, Vec<_>) = record
+        let (mut programs, files): (Vec<_>, Vec<_>) = record
             .files()
             .iter()
             .filter(|entry| is_meant(&runtimes, entry.owner))
             .cloned()
             .partition(|entry| entry.owner == Owner::Bindguard);
+        programs.sort_by_key(Entry::removal_rank);
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
         let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
         let files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
@@ -243,7 +244,6 @@ fn take_off(
     report: &mut InstallReport,
     common: &CommonOptions,
 ) -> Result<Vec<PlannedChange>> {
-    let mut work = Vec::new();
     if !common.dry_run {
         // a folder with the file of a killed installer would stay
         entries
@@ -251,6 +251,7 @@ fn take_off(
             .filter_map(|entry| entry.path.parent())
             .for_each(|folder| scratch::sweep(change::temporary_folder(folder)));
     }
+    let mut work = Vec::new();
     for entry in entries {
         let change = backwards(entry, report)?;
         let command = runtimes::removal_command(entry.owner, entry.command.as_deref());

@@ -13,16 +13,17 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
 use crate::own_program::OwnProgram;
 use crate::program_users::users_of;
-use crate::record::{Entry, Record};
+use crate::record::{Entry, Record, there_or_not};
 use crate::running::daemons_that_name;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-const CURRENT: &str = "current";
+/// The name of the link that selects a version.
+pub const CURRENT: &str = "current";
 
 /// The folder of all versions: beside a prefix `bin`, or below any other prefix.
 pub fn store(prefix: &Path) -> PathBuf {
@@ -111,10 +112,9 @@ pub fn remove_unneeded(record: &mut Record, prefix: &Path) -> Result<()> {
             .any(|entry| is_used(&entry.path))
     };
     for entry in old.iter().filter(|entry| !is_needed(&folder_of(entry))) {
-        match fs::remove_file(&entry.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-            _ => record.forget(&entry.path)?,
-        }
+        there_or_not(fs::remove_file(&entry.path))
+            .with_context(|| format!("remove {}", entry.path.display()))?;
+        record.forget(&entry.path)?;
     }
     Ok(())
 }
