@@ -35,11 +35,29 @@ fn containerd_2_1() {
         node.bindguard(["uninstall", "--restart"])?.success()?;
         let after = [seen(&config)?, seen(&program)?];
         ensure!(after == before, "before: {before:?}, after: {after:?}");
+        an_edit_between_two_installs(node, &config)?;
         a_record_without_attributes(node, &config, &program)?;
         with_attributes(&config, "version = 3\n", 0o640)?;
         fs::remove_file(&program)?;
         two_names(node, &config)
     });
+}
+
+/// The operator's edit comes back with the attributes that the operator gave it.
+fn an_edit_between_two_installs(node: &Node, config: &Path) -> Result<()> {
+    install(node, config)?.success()?;
+    let edited = fs::read_to_string(config)?.replace("version = 3", "version = 3 # mine");
+    with_attributes(config, &edited, 0o600)?;
+    let file = config.display().to_string();
+    node.bindguard(["install", "--default", "--containerd-config", &file])?
+        .success()?;
+    node.bindguard(["uninstall", "--restart"])?.success()?;
+    let after = seen(config)?;
+    ensure!(
+        (after.mode & 0o7777, after.text.as_str()) == (0o600, "version = 3 # mine\n"),
+        "{after:?}"
+    );
+    with_attributes(config, "version = 3\n", 0o640)
 }
 
 /// An older version recorded none: the shell still finds the program.

@@ -48,14 +48,22 @@ impl Attributes {
         }))
     }
 
+    /// The attributes for a different content.
+    #[must_use]
+    pub fn without_signatures(mut self) -> Self {
+        self.xattrs
+            .retain(|name, _| !SIGNATURES.contains(&name.as_str()));
+        self
+    }
+
     /// Gives the attributes to a file with a different content.
-    pub fn give_to_edited(&self, file: &File) -> io::Result<()> {
-        self.give(file, |name| !SIGNATURES.contains(&name))
+    pub fn give_to_edited(self, file: &File) -> io::Result<()> {
+        self.without_signatures().give(file)
     }
 
     /// Gives them to a file with the same content, times included.
     pub fn give_to_restored(&self, file: &File) -> io::Result<()> {
-        self.give(file, |_| true)?;
+        self.give(file)?;
         let time = |(seconds, nanoseconds): (i64, i64)| Timespec {
             tv_sec: seconds,
             tv_nsec: nanoseconds,
@@ -67,10 +75,10 @@ impl Attributes {
         Ok(futimens(file, &times)?)
     }
 
-    fn give(&self, file: &File, is_meant: impl Fn(&str) -> bool) -> io::Result<()> {
+    fn give(&self, file: &File) -> io::Result<()> {
         fchown(file, Some(self.uid), Some(self.gid))?;
         file.set_permissions(Permissions::from_mode(self.mode))?;
-        for (name, digits) in self.xattrs.iter().filter(|(name, _)| is_meant(name)) {
+        for (name, digits) in &self.xattrs {
             fsetxattr(file, name.as_str(), &bytes_of(digits), XattrFlags::empty())?;
         }
         Ok(())

@@ -265,27 +265,33 @@ impl Record {
                 change::write(&place, bytes, &NewAttributes::Present(0o600))?;
             }
         }
-        let former = self
-            .entry(&change.path)
-            .map(|entry| entry.attributes.clone());
-        let entry = Entry {
-            attributes: match former {
-                Some(former) => former,
-                None => Attributes::of(&change.path)
-                    .with_context(|| format!("read the attributes of {}", change.path.display()))?,
-            },
+        let original_link = match original {
+            Some(Content::Link(to)) => Some(to.clone()),
+            Some(Content::File(_)) | None => None,
+        };
+        let mut entry = Entry {
+            attributes: None,
             owner: *owner,
             path: change.path.clone(),
             original: bytes.map(hash),
-            original_link: original.and_then(|content| {
-                if let Content::Link(to) = content {
-                    Some(to.clone())
-                } else {
-                    None
-                }
-            }),
+            original_link,
             written: hash_of(after),
             command: command.clone(),
+        };
+        let former = self
+            .entry(&change.path)
+            .filter(|former| former.has_original_of(&entry));
+        entry.attributes = match former {
+            Some(former) => former.attributes.clone(),
+            None => {
+                let present = Attributes::of(&change.path)
+                    .with_context(|| format!("read the attributes of {}", change.path.display()))?;
+                if original == change.before.as_ref() {
+                    present
+                } else {
+                    present.map(Attributes::without_signatures)
+                }
+            }
         };
         match self.files.iter_mut().find(|old| old.path == entry.path) {
             Some(old) => *old = entry,
@@ -379,12 +385,6 @@ impl Entry {
         Ok(Some(Content::File(bytes)))
     }
 
-    /// True if a path still has the content that install wrote.
-    pub fn is_as_written(&self, content: &Content) -> bool {
-        hash_of(content) == self.written
-    }
-}
-
     /// The order in which programs are removed: `bindguard` last, because an operator continues a
     /// killed uninstall with it.
     pub fn removal_rank(&self) -> u8 {
@@ -399,6 +399,12 @@ impl Entry {
     fn has_original_of(&self, other: &Self) -> bool {
         (&self.original, &self.original_link) == (&other.original, &other.original_link)
     }
+
+    /// True if a path still has the content that install wrote.
+    pub fn is_as_written(&self, content: &Content) -> bool {
+        hash_of(content) == self.written
+    }
+}
 
 /// The missing folders above a file, the uppermost first.
 fn missing_above(path: &Path) -> Vec<PathBuf> {
@@ -473,7 +479,6 @@ mod tests {
         record.remove_empty_folders();
         assert!(record.folders.is_empty() && place.path().read_dir().unwrap().next().is_none());
     }
-}
 
     #[test]
     fn bindguard_itself_is_removed_last() {
@@ -505,3 +510,4 @@ mod tests {
             ]
         );
     }
+}
