@@ -153,13 +153,6 @@ impl Install {
         if self.agent && has_new_programs {
             report.command(Some(runtimes::agent::RESTART));
         }
-        if report
-            .commands()
-            .iter()
-            .any(|command| command == runtimes::agent::RESTART)
-        {
-            report.command_before(runtimes::agent::RELOAD);
-        }
         let work: Vec<PlannedChange> = own
             .into_iter()
             .chain(work)

@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -20,6 +21,7 @@ use crate::change::{self, Content, NewAttributes};
 use crate::owner::Owner;
 use crate::plan::{InstallOptions, PlannedChange};
 use crate::running::{self, Daemon};
+use crate::runtimes::agent;
 use crate::scratch;
 use crate::versions::CURRENT;
 
@@ -113,7 +115,8 @@ pub struct Installed {
     pub needs_runtime: Option<PathBuf>,
 }
 
-/// A daemon that still uses what was in its file before a change.
+/// A daemon that still uses what was in its file before a change, or the agent, which was not
+/// started yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwedRestart {
     /// The file's owner.
@@ -121,12 +124,16 @@ pub struct OwedRestart {
     /// The command that activates the change.
     pub command: String,
     /// The process that ran when the file was changed.
-    daemon: Daemon,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    daemon: Option<Daemon>,
 }
 
 impl OwedRestart {
-    fn is_done(&self) -> bool {
-        !self.daemon.still_runs() || running::is_reloaded(self.owner, &self.command)
+    fn is_done(&self, record: &Record) -> bool {
+        match &self.daemon {
+            Some(daemon) => !daemon.still_runs() || running::is_reloaded(self.owner, &self.command),
+            None => !record.has_files_of(self.owner) || running::daemon_of(self.owner).is_some(),
+        }
     }
 }
 
@@ -159,31 +166,38 @@ impl Record {
     pub fn owed(&self) -> Vec<OwedRestart> {
         self.owed
             .iter()
-            .filter(|owed| !owed.is_done())
+            .filter(|owed| !owed.is_done(self))
             .cloned()
             .collect()
     }
 
-    /// Records, before a file is changed, that the running daemon has to be restarted. Without a
-    /// running daemon, the next start reads the changed file.
+    /// Records, before a file is changed, that the daemon that runs now has to be restarted.
+    /// Without a daemon, the next one reads the changed file. Nothing but this command starts the
+    /// agent before the next boot.
     pub fn owe(&mut self, owner: Owner, command: Option<&str>) -> Result<()> {
-        let (Some(command), Some(daemon)) = (command, running::daemon_of(owner)) else {
+        let Some(command) = command else {
             return Ok(());
         };
-        self.owed
-            .retain(|owed| owed.owner != owner || owed.daemon == daemon && owed.command != command);
-        self.owed.push(OwedRestart {
-            owner,
-            command: command.to_owned(),
-            daemon,
+        let daemon = running::daemon_of(owner);
+        // a stop of the agent replaces its restart
+        self.owed.retain(|owed| {
+            let is_other = owed.daemon == daemon && owed.command != command;
+            owed.owner != owner || owner != Owner::Agent && is_other
         });
+        let starts_agent = command == agent::RESTART && running::sees_processes();
+        if daemon.is_some() || starts_agent {
+            self.owed.push(OwedRestart {
+                owner,
+                command: command.to_owned(),
+                daemon,
+            });
+        }
         self.save()
     }
 
     /// Forgets a restart that was done.
     pub fn restarted(&mut self, command: &str) -> Result<()> {
-        self.owed
-            .retain(|owed| owed.command != command && !owed.is_done());
+        self.owed.retain(|owed| owed.command != command);
         self.save_or_remove()
     }
 
@@ -241,6 +255,11 @@ impl Record {
     /// The files, in the order in which they were changed.
     pub fn files(&self) -> &[Entry] {
         &self.files
+    }
+
+    /// True if an install changed a file of this owner.
+    pub fn has_files_of(&self, owner: Owner) -> bool {
+        self.files.iter().any(|entry| entry.owner == owner)
     }
 
     /// The entry of a file.
@@ -305,9 +324,9 @@ impl Record {
     /// well.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
-        let files = &self.files;
-        self.installed
-            .retain(|installed| files.iter().any(|entry| entry.owner == installed.owner));
+        let mut installed = mem::take(&mut self.installed);
+        installed.retain(|installed| self.has_files_of(installed.owner));
+        self.installed = installed;
         self.remove_empty_folders();
         self.save_or_remove()
     }

@@ -10,6 +10,7 @@ use crate::record::Record;
 use crate::report::InstallReport;
 use crate::restart_slot::RestartSlot;
 use crate::running::wait_until_healthy;
+use crate::runtimes::agent;
 use crate::search_path;
 
 /// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set. With
@@ -27,6 +28,10 @@ pub fn restart(
         .owed()
         .iter()
         .for_each(|owed| report.command(Some(&owed.command)));
+    let restarts_agent = |command: &String| command == agent::RESTART;
+    if report.commands().iter().any(restarts_agent) {
+        report.command_before(agent::RELOAD);
+    }
     if !common.restart || common.dry_run {
         return Ok(());
     }
