@@ -1,10 +1,13 @@
 //! `bindguard install --agent` brings the node agent with its program, unit and
 //! enablement, and `uninstall` removes all of it.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use bindguard_integration::process::{run, write_program};
+use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM};
 use bindguard_integration::{Generation, Node, Setup};
 
 const UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
@@ -34,6 +37,7 @@ fn containerd_2_1() {
         requested(node, &["daemon-reload", "restart bindguard-agent"])?;
         let again = node.bindguard(["install", "--agent", "--dry-run"])?;
         ensure!(again.code() == 0, "not idempotent: {again:?}");
+        upgraded_without_the_option(node)?;
         node.bindguard(["uninstall", "--restart"])?.success()?;
         requested(node, &["stop bindguard-agent"])?;
         for left in [
@@ -45,6 +49,58 @@ fn containerd_2_1() {
         ] {
             ensure!(!there(left), "{left} is left");
         }
+        Ok(())
+    });
+}
+
+/// A second build of the same version gets its own folder. The agent goes with the other programs.
+fn upgraded_without_the_option(node: &Node) -> Result<()> {
+    let second = node.disk().join("second");
+    fs::create_dir(&second)?;
+    for program in [SHIM, GUARD, CLI, AGENT] {
+        fs::copy(node.disk().join("dist").join(program), second.join(program))?;
+    }
+    let mut guard = OpenOptions::new().append(true).open(second.join(GUARD))?;
+    guard.write_all(b" ")?;
+    let mut command = node.command(second.join(CLI))?;
+    command.args(["install", "--restart"]);
+    let said = run(command)?.success()?;
+    ensure!(
+        said.contains("ran      systemctl restart bindguard-agent"),
+        "the agent runs its former program: {said}"
+    );
+    ensure!(
+        fs::metadata("/usr/local/bin/bindguard-agent")?.is_file(),
+        "an upgrade removed the agent's program"
+    );
+    Ok(())
+}
+
+/// The unit is there, and the agent does not run: a later call reports its start again.
+#[test]
+fn started_after_a_failure() {
+    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+        let systemctl = node.programs().join("systemctl");
+        let works = fs::read_to_string(&systemctl)?;
+        write_program(&systemctl, "#!/bin/sh\nexit 3\n")?;
+        let failed = node.bindguard(["install", "--agent", "--restart"])?;
+        ensure!(failed.code() == 2, "{failed:?}");
+        let again = node
+            .bindguard(["install", "docker", "--agent"])?
+            .success()?;
+        ensure!(
+            again.contains("run      systemctl daemon-reload")
+                && again.contains("run      systemctl restart bindguard-agent"),
+            "the start of the agent is forgotten: {again}"
+        );
+        write_program(&systemctl, &works)?;
+        node.bindguard(["install", "--agent", "--restart"])?
+            .success()?;
+        requested(node, &["daemon-reload", "restart bindguard-agent"])?;
+        let done = node.bindguard(["install", "--agent"])?.success()?;
+        ensure!(!done.contains("systemctl"), "still owed: {done}");
+        node.bindguard(["uninstall", "--restart"])?.success()?;
+        ensure!(!fs::exists("/var/lib/bindguard")?, "a record is left");
         Ok(())
     });
 }

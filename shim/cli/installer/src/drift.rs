@@ -8,12 +8,13 @@ use std::path::Path;
 
 use anyhow::Result;
 use bindguard_config::DEFAULT_PATH;
+use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_operator::terminal::print_remark;
 
 use crate::change::{self, name};
 use crate::owner::Owner;
 use crate::plan::InstallOptions;
-use crate::record::{Record, hash};
+use crate::record::{Entry, Record, hash};
 use crate::runtimes;
 
 /// A part of an installation that is no longer as `install` left it.
@@ -113,13 +114,20 @@ fn missing_programs(record: &Record) -> Vec<Drift> {
         || "bindguard install".to_owned(),
         |(owner, options)| command(owner, &options),
     );
-    let drift = |entry: &super::record::Entry| Drift {
-        what: format!(
-            "{} is gone: a pod that needs it does not start",
-            name(&entry.path)
-        ),
-        breaks_pods: true,
-        command: command.clone(),
+    let drift = |entry: &Entry| {
+        let breaks_pods = [SHIM, WRAPPER]
+            .iter()
+            .any(|program| entry.path.ends_with(program));
+        let effect = if breaks_pods {
+            ": a pod that needs it does not start"
+        } else {
+            ""
+        };
+        Drift {
+            what: format!("{} is gone{effect}", name(&entry.path)),
+            breaks_pods,
+            command: command.clone(),
+        }
     };
     gone.map(drift).collect()
 }
@@ -143,4 +151,28 @@ fn command(owner: Owner, options: &InstallOptions) -> String {
         .map(|(_, flag)| *flag)
         .collect();
     format!("bindguard install{runtime}{flags} --dry-run")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_the_shim_and_the_wrapper_keep_pods_from_starting() {
+        let file =
+            |path| json!({ "owner": "bindguard", "path": path, "original": null, "written": "1f" });
+        let record = json!({ "version": 1, "files": [
+            file("/nowhere/bindguard-agent"),
+            file("/nowhere/containerd-shim-bindguard-v2"),
+            file("/nowhere/bindguard-runtime"),
+        ] });
+        let found = missing_programs(&serde_json::from_value(record).unwrap());
+        assert_eq!(found[0].what, "/nowhere/bindguard-agent is gone");
+        let breaks_pods: Vec<bool> = found.iter().map(|drift| drift.breaks_pods).collect();
+        assert_eq!(breaks_pods, [false, true, true]);
+    }
 }

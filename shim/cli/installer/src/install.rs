@@ -66,7 +66,7 @@ impl Install {
         // before signals are blocked, which a child inherits
         let slot = self.common.start_slot()?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
-        let programs = Programs::beside_this_one(self.agent)?;
+        let programs = Programs::beside_this_one()?;
         let prefix = self
             .prefix
             .clone()
@@ -98,8 +98,8 @@ impl Install {
         node_config: Option<&NodeConfig>,
         slot: Option<&RestartSlot>,
     ) -> Result<Progress> {
-        programs.check_folder(&options.prefix)?;
-        programs.check_folder(&versions::store(&options.prefix))?;
+        programs.check_folder(&options.prefix, self.agent)?;
+        programs.check_folder(&versions::store(&options.prefix), self.agent)?;
         let owners = if self.runtimes.is_empty() {
             &[Owner::Containerd][..]
         } else {
@@ -111,6 +111,8 @@ impl Install {
             Some(lock::lock()?)
         };
         let mut record = Record::load()?;
+        // a version without its program would end the agent
+        let with_agent = self.agent || record.has_files_of(Owner::Agent);
         let mut report = InstallReport::default();
         let mut work = Vec::new();
         let mut done = Vec::new();
@@ -142,7 +144,7 @@ impl Install {
             report.unfinished(kept);
         }
         let own = programs
-            .in_prefix(&options.prefix)?
+            .in_prefix(&options.prefix, with_agent)?
             .into_iter()
             .chain(settings.change)
             .map(PlannedChange::own);
@@ -150,7 +152,8 @@ impl Install {
         let has_new_programs = own
             .iter()
             .any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
-        if self.agent && has_new_programs {
+        let restarts_agent = with_agent && has_new_programs;
+        if restarts_agent {
             report.command(Some(runtimes::agent::RESTART));
         }
         let work: Vec<PlannedChange> = own
@@ -161,6 +164,9 @@ impl Install {
         if !self.common.dry_run {
             work.iter()
                 .try_for_each(|step| step.change.check_writable())?;
+            if restarts_agent {
+                record.owe(Owner::Agent, Some(runtimes::agent::RESTART))?;
+            }
             work.iter().try_for_each(|step| put(&mut record, step))?;
             record.set_removal(None)?;
             versions::remove_unneeded(&mut record, &options.prefix)?;

@@ -24,32 +24,29 @@ pub struct Programs {
     /// The folder's device and inode: in a `--root`, the folder's path leads elsewhere.
     identity: Option<(u64, u64)>,
     files: Vec<OwnProgram>,
+    agent: Result<OwnProgram>,
 }
 
 impl Programs {
-    /// The programs in this program's folder, with the node agent on request.
-    pub fn beside_this_one(with_agent: bool) -> Result<Self> {
+    /// The programs beside this one.
+    pub fn beside_this_one() -> Result<Self> {
         let own = env::current_exe().context("find out where this program is")?;
         let folder = own.parent().unwrap_or(Path::new("/")).to_owned();
-        let open = |name: &'static str| {
-            OwnProgram::open(
-                name,
-                &if name == CLI {
-                    own.clone()
-                } else {
-                    folder.join(name)
-                },
-            )
-        };
-        let names = [SHIM, WRAPPER, CLI]
-            .into_iter()
-            .chain(with_agent.then_some(AGENT));
-        let files = names.map(open).collect::<Result<_>>()?;
+        let open = |name: &'static str| OwnProgram::open(name, &folder.join(name));
         Ok(Self {
             identity: identity(&folder),
+            files: vec![open(SHIM)?, open(WRAPPER)?, OwnProgram::open(CLI, &own)?],
+            agent: open(AGENT),
             folder,
-            files,
         })
+    }
+
+    fn files(&self, with_agent: bool) -> Result<Vec<&OwnProgram>> {
+        let mut files: Vec<_> = self.files.iter().collect();
+        if with_agent {
+            files.push(self.agent.as_ref().map_err(|error| anyhow!("{error:#}"))?);
+        }
+        Ok(files)
     }
 
     /// The default prefix: the prefix of this program's version, or this program's folder if
@@ -65,7 +62,7 @@ impl Programs {
     ///
     /// # Errors
     /// If programs cannot be written there, or not be run from there.
-    pub fn check_folder(&self, folder: &Path) -> Result<()> {
+    pub fn check_folder(&self, folder: &Path, with_agent: bool) -> Result<()> {
         const ADVICE: &str = "name another folder with --prefix DIR";
         let doing = || format!("install programs in {}", folder.display());
         let is_there = |path: &&Path| path.symlink_metadata().is_ok();
@@ -83,7 +80,7 @@ impl Programs {
             doing()
         );
         let has_all = self
-            .files
+            .files(with_agent)?
             .iter()
             .all(|program| program.is_at(&folder.join(program.name())));
         if has_all {
@@ -103,26 +100,26 @@ impl Programs {
     /// The changes after which services find these programs in `prefix`: the files of this version,
     /// the link that selects it, and the programs' links in the prefix. A package's own programs
     /// stay where they are.
-    pub fn in_prefix(&self, prefix: &Path) -> Result<Vec<Change>> {
+    pub fn in_prefix(&self, prefix: &Path, with_agent: bool) -> Result<Vec<Change>> {
         if self.identity.is_some() && identity(prefix) == self.identity {
             return Ok(Vec::new());
         }
-        let version = versions::folder_for(prefix, &self.files)?;
+        let programs = self.files(with_agent)?;
+        let version = versions::folder_for(prefix, &programs)?;
         let current = versions::current(prefix);
-        let missing = self
-            .files
+        let missing = programs
             .iter()
             .filter(|program| !program.is_at(&version.join(program.name())));
         let files = missing.map(|program| {
             Change::of(&version.join(program.name()), Some(program.bytes()?), 0o755)
         });
-        let link = |program: &OwnProgram| {
+        let link = |program: &&OwnProgram| {
             Change::link(&prefix.join(program.name()), &current.join(program.name()))
         };
         let selection = Change::link(&current, Path::new(version.file_name().unwrap_or_default()));
         files
             .chain([selection])
-            .chain(self.files.iter().map(link))
+            .chain(programs.iter().map(link))
             .collect()
     }
 }

@@ -40,11 +40,11 @@ pub fn current(prefix: &Path) -> PathBuf {
     store(prefix).join(CURRENT)
 }
 
-/// The folder for programs with these contents. A build gets a separate folder if a different build
-/// of the version is installed: the files of a running shim are never replaced.
-pub fn folder_for(prefix: &Path, files: &[OwnProgram]) -> Result<PathBuf> {
+/// The folder for programs with these contents. A build that differs from the present one of its
+/// version gets its own folder: the files of a running shim are never replaced.
+pub fn folder_for(prefix: &Path, files: &[&OwnProgram]) -> Result<PathBuf> {
     let usual = store(prefix).join(VERSION);
-    let is_other = |program: &OwnProgram| {
+    let is_other = |program: &&OwnProgram| {
         let path = usual.join(program.name());
         path.symlink_metadata().is_ok() && !program.is_at(&path)
     };
@@ -125,6 +125,10 @@ mod tests {
 
     use super::*;
 
+    fn folder(prefix: &Path, program: &OwnProgram) -> PathBuf {
+        folder_for(prefix, &[program]).unwrap()
+    }
+
     #[test]
     fn versions_are_beside_bin_or_below_another_prefix() {
         assert_eq!(
@@ -141,17 +145,17 @@ mod tests {
     fn another_build_of_a_version_gets_its_own_folder() {
         let prefix = tempfile::tempdir().unwrap();
         let build = tempfile::tempdir().unwrap();
-        let files = |text: &str| {
+        let program = |text: &str| {
             let path = build.path().join(text);
             fs::write(&path, text).unwrap();
-            [OwnProgram::open("bindguard", &path).unwrap()]
+            OwnProgram::open("bindguard", &path).unwrap()
         };
-        let first = folder_for(prefix.path(), &files("one")).unwrap();
+        let first = folder(prefix.path(), &program("one"));
         assert_eq!(first.file_name().unwrap(), VERSION);
         fs::create_dir_all(&first).unwrap();
         fs::write(first.join("bindguard"), "one").unwrap();
-        assert_eq!(folder_for(prefix.path(), &files("one")).unwrap(), first);
-        let second = folder_for(prefix.path(), &files("two")).unwrap();
+        assert_eq!(folder(prefix.path(), &program("one")), first);
+        let second = folder(prefix.path(), &program("two"));
         assert_ne!(second, first);
         assert!(
             second
