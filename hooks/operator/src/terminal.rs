@@ -20,7 +20,8 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
 /// Reports an error or a remark on stderr, in a single line: a pod may have chosen part of the
 /// text.
 pub fn print_remark(remark: impl Display) {
-    eprintln!("bindguard: {}", one_line(&remark.to_string()));
+    // `bindguard diagnose 2>&1 | head`: the reader closed the pipe
+    let _ = writeln!(io::stderr(), "bindguard: {}", one_line(&remark.to_string()));
 }
 
 /// Prints bytes that may not be text.

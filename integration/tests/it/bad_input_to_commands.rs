@@ -320,6 +320,15 @@ fn readers_that_leave(node: &Node) -> Result<()> {
             "{verb}: {left:?} {closed:?}"
         );
     }
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    let mut command = node.command("bindguard")?;
+    command.args(["check", "/nowhere"]).stderr(writer);
+    let ended = command.status().context("run bindguard")?;
+    ensure!(
+        ended.code() == Some(2),
+        "stderr without a reader: {ended:?}"
+    );
     Ok(())
 }
 
