@@ -9,6 +9,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use bindguard_core::handover::{PROVE_VERB, UNCHECKED_VERB};
+
 /// Flags that take the next argument as their value: global flags, and flags of the verbs that
 /// create.
 const WITH_VALUE: [&str; 23] = [
@@ -41,9 +43,11 @@ const WITH_VALUE: [&str; 23] = [
 /// spec's sources.
 const CREATING: [&str; 3] = ["create", "run", "restore"];
 
-/// The verbs of runc, crun and youki. A word before the verb that is no flag is the value of an
-/// unknown flag.
-const VERBS: [&str; 23] = [
+/// The verbs of runc, crun, youki, and bindguard's own. A word before one of them that is no flag is
+/// the value of a flag that is not known here.
+const VERBS: [&str; 25] = [
+    PROVE_VERB,
+    UNCHECKED_VERB,
     "checkpoint",
     "completion",
     "create",
@@ -91,26 +95,18 @@ pub struct Invocation {
 impl Invocation {
     /// Parses the arguments after the program's name. `None` if they do not create a container.
     pub fn creating(args: &[OsString]) -> Option<Self> {
-        Self::of_verbs(args, &CREATING)
+        Self::of_verbs(args, &CREATING).map(|(invocation, _)| invocation)
     }
 
     /// Parses the arguments of a runtime's `start`. `None` for any other verb.
     pub fn of_start(args: &[OsString]) -> Option<Self> {
-        Self::of_verbs(args, &["start"])
+        Self::of_verbs(args, &["start"]).map(|(invocation, _)| invocation)
     }
 
-    fn of_verbs(args: &[OsString], wanted: &[&str]) -> Option<Self> {
-        let arguments = arguments(args);
-        let verb = arguments.iter().position(
-            |argument| matches!(argument, Argument::Plain(name) if VERBS.iter().any(|v| name == v)),
-        )?;
-        let Argument::Plain(name) = &arguments[verb] else {
-            return None;
-        };
-        wanted
-            .iter()
-            .any(|wanted| name == wanted)
-            .then(|| Self::after_verb(&arguments, verb).0)
+    /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more
+    /// plain arguments.
+    pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
+        Self::of_verbs(args, &[name])
     }
 
     /// True if there is a spec to admit, which the runtime will read too.
@@ -119,17 +115,17 @@ impl Invocation {
             && fs::metadata(self.bundle.join("config.json")).is_ok_and(|meta| meta.is_file())
     }
 
-    /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more
-    /// plain arguments.
-    pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
+    /// The call, and the plain arguments after the container's id.
+    fn of_verbs<'a>(args: &'a [OsString], wanted: &[&str]) -> Option<(Self, Vec<&'a OsStr>)> {
         let arguments = arguments(args);
+        let is_verb = |plain: &OsStr| VERBS.iter().any(|verb| plain == *verb);
         let verb = arguments
             .iter()
-            .position(|argument| matches!(argument, Argument::Plain(plain) if *plain == name))?;
-        Some(Self::after_verb(&arguments, verb))
-    }
-
-    fn after_verb<'a>(arguments: &[Argument<'a>], verb: usize) -> (Self, Vec<&'a OsStr>) {
+            .position(|argument| argument.plain().is_some_and(is_verb))?;
+        let name = arguments[verb].plain()?;
+        if !wanted.iter().any(|wanted| name == *wanted) {
+            return None;
+        }
         let value = |names: &[&str]| {
             arguments
                 .iter()
@@ -140,7 +136,7 @@ impl Invocation {
         let invocation = Self {
             id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
             bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
-            is_create: matches!(arguments[verb], Argument::Plain(name) if name == "create"),
+            is_create: name == "create",
             root: value(&["root", "r"]).map(PathBuf::from),
             other_spec: value(&["config", "f"]).is_some(),
             log: value(&["log"])
@@ -148,7 +144,7 @@ impl Invocation {
                 .map(PathBuf::from),
             log_is_json: value(&["log-format"]).is_some_and(|format| format == "json"),
         };
-        (invocation, plain.collect())
+        Some((invocation, plain.collect()))
     }
 }
 
@@ -309,6 +305,26 @@ mod tests {
         assert_eq!(start("start c1"), Some((Some("c1".to_owned()), None)));
         assert_eq!(start("exec c1 start c2"), None);
         assert_eq!(start("create start"), None);
+    }
+
+    #[test]
+    fn a_verb_of_bindguards_own_is_found_only_as_the_verb() {
+        let more = |line: &str| {
+            let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            Invocation::of_own_verb(&args, PROVE_VERB).map(|(_, more)| more.join(OsStr::new(" ")))
+        };
+        for line in [
+            "--log /l bindguard-prove --bundle /b c1 5",
+            "bindguard-prove c1 5",
+        ] {
+            assert_eq!(more(line), Some("5".into()), "{line}");
+        }
+        for line in [
+            "exec c1 bindguard-prove a 5",
+            "bindguard-unchecked bindguard-prove a 5",
+        ] {
+            assert_eq!(more(line), None, "{line}");
+        }
     }
 
     #[test]
