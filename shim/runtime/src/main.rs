@@ -21,7 +21,6 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load_by};
-use bindguard_core::error_chain;
 use bindguard_core::handover::GuardAnswer;
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::{Alarm, Mode};
@@ -123,11 +122,13 @@ fn admit_safely(
             if let Some(journal) = config.journal() {
                 let bundle = (&*invocation.bundle, invocation.id.as_deref());
                 let how = (Unchecked::Died, "the guard panicked");
-                if let Err(problem) =
-                    record_unchecked(journal, bundle, attempt, how, refusal.as_deref())
-                {
-                    messages.problem(&error_chain(&problem));
-                }
+                messages.recorded(record_unchecked(
+                    journal,
+                    bundle,
+                    attempt,
+                    how,
+                    refusal.as_deref(),
+                ));
             }
             Admission {
                 refusal,
@@ -173,11 +174,7 @@ fn admit_and_record(
             pid: None,
             report: &admission.report,
         };
-        if let Err(problem) = record(journal, &entry)
-            && privilege::is_root_of_node()
-        {
-            messages.problem(&error_chain(&problem));
-        }
+        messages.recorded(record(journal, &entry));
     }
     admission.report.problems.truncate(own_problems);
     messages.report_findings(&admission.report);

@@ -6,11 +6,13 @@
 //! both, unless bindguard's own shim is the caller: it passes the log file on to containerd's log,
 //! and the container's log stays clean.
 
+use std::error::Error;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+use bindguard_core::error_chain;
 use bindguard_core::report::{BindReport, Report, Severity};
 use bindguard_core::text::cut;
 use bindguard_guard::with_size_errors;
@@ -19,6 +21,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::argv::Invocation;
+use crate::privilege;
 use crate::stderr;
 
 /// The limit of a remark, in bytes: two paths and the text about them.
@@ -90,6 +93,15 @@ impl Messages {
     /// Reports a problem that stopped the guard.
     pub fn problem(&self, problem: &str) {
         self.write("warning", problem);
+    }
+
+    /// Reports why the journal has no line. It belongs to the node's root.
+    pub fn recorded<E: Error>(&self, recorded: Result<(), E>) {
+        if let Err(problem) = recorded
+            && privilege::is_root_of_node()
+        {
+            self.problem(&error_chain(&problem));
+        }
     }
 
     /// Reports why the real runtime cannot run.

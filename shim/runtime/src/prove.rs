@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use bindguard_config::Config;
-use bindguard_core::error_chain;
 use bindguard_core::handover::PROVE_VERB;
 use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_guard::{
@@ -20,7 +19,6 @@ use bindguard_guard::{
 
 use crate::argv::Invocation;
 use crate::messages::Messages;
-use crate::privilege;
 
 /// The state directories of runc, crun and youki if the caller names none.
 const STATE_DIRECTORIES: [&str; 3] = ["/run/runc", "/run/crun", "/run/youki"];
@@ -98,11 +96,7 @@ impl NewContainer {
                 pid: Some(self.pid),
                 report,
             };
-            if let Err(problem) = record(journal, &entry)
-                && privilege::is_root_of_node()
-            {
-                messages.problem(&error_chain(&problem));
-            }
+            messages.recorded(record(journal, &entry));
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::io::stderr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bindguard_core::text::cut;
+use bindguard_core::text::{cut, one_line};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// With its prefix less than 4096 bytes, `PIPE_BUF`: a writable pipe takes that much at once
@@ -19,11 +19,12 @@ const MAX_OUTPUT: usize = 8192;
 
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Writes a line, cut if it is long. A line that would have to wait is lost.
+/// Writes a line, cut if it is long. A line that would have to wait is lost. The pod chooses paths
+/// and annotations.
 pub fn write_line(text: &str) {
     let line = format!(
         "bindguard: {}\n",
-        cut(&in_one_line(cut(text, MAX_LINE).as_ref()), MAX_LINE)
+        cut(&one_line(&cut(text, MAX_LINE)), MAX_LINE)
     );
     let written = WRITTEN.load(Ordering::Relaxed) + line.len();
     if written <= MAX_OUTPUT
@@ -39,30 +40,4 @@ fn takes_a_line() -> bool {
     let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
         && fds[0].revents().contains(PollFlags::OUT)
-}
-
-/// The pod chooses paths and annotations: they must not begin a line of their own, or control a
-/// terminal.
-fn in_one_line(text: &str) -> String {
-    let shown = |c: char| {
-        if c.is_control() {
-            c.escape_default().to_string()
-        } else {
-            c.to_string()
-        }
-    };
-    text.chars().map(shown).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(
-            in_one_line("a\nb\u{1b}[2J \u{e9}"),
-            "a\\nb\\u{1b}[2J \u{e9}"
-        );
-    }
 }

@@ -8,7 +8,6 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use bindguard_config::Config;
-use bindguard_core::error_chain;
 use bindguard_core::handover::UNCHECKED_VERB;
 use bindguard_core::report::Unchecked;
 use bindguard_guard::record_unchecked;
@@ -55,9 +54,7 @@ impl UncheckedCreate {
             (self.how, &self.why),
             self.refusal.as_deref(),
         );
-        if let Err(problem) = recorded {
-            Messages::for_invocation(&self.invocation, true).problem(&error_chain(&problem));
-        }
+        Messages::for_invocation(&self.invocation, true).recorded(recorded);
         ExitCode::SUCCESS
     }
 }
