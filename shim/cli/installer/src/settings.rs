@@ -14,6 +14,7 @@ use bindguard_core::error_chain;
 
 use crate::change::{self, Change, Content};
 use crate::record::{self, Record};
+use crate::toml_text::with_value;
 
 /// The config that every node of a fleet gets.
 #[derive(Debug)]
@@ -143,31 +144,22 @@ pub fn keep() -> Result<()> {
 
 const RUNTIME_KEY: &str = "runtime.path";
 
-/// The text with the runtime's path: before the first table, so that a table can be appended to the
-/// file.
+/// The text with the runtime's path.
 fn with_runtime(text: &str, runtime: Option<&Path>) -> Result<String> {
     let Some(runtime) = runtime else {
         return Ok(text.to_owned());
     };
-    let line = format!(
-        "{RUNTIME_KEY} = {}\n",
-        toml::Value::String(runtime.display().to_string())
+    let present: toml::Table = toml::from_str(text)?;
+    ensure!(
+        present
+            .get("runtime")
+            .and_then(|table| table.get("path"))
+            .is_none(),
+        "[runtime] path has to be \"{}\"",
+        runtime.display()
     );
-    let header = text
-        .lines()
-        .position(|line| line.trim_start().starts_with("[runtime]"));
-    let (at, line) = match header {
-        Some(header) => (header + 1, line.replacen("runtime.", "", 1)),
-        None => (
-            text.lines()
-                .take_while(|line| line.starts_with('#'))
-                .count(),
-            format!("\n{line}"),
-        ),
-    };
-    let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
-    lines.insert(at.min(lines.len()), &line);
-    let text = lines.concat();
+    let literal = toml::Value::String(runtime.display().to_string()).to_string();
+    let text = with_value(text, &["runtime", "path"], &literal)?;
     let config = Config::from_toml(&text).context("parse the config to write")?;
     ensure!(
         config.runtime() == runtime,
@@ -189,6 +181,8 @@ mod tests {
             "",
             "[checks]\nhost-root = \"off\"\n",
             "[runtime]\n# mine\n",
+            "[runtime]",
+            "[ runtime ] # mine\n",
             "# a",
         ] {
             let with = with_runtime(text, Some(Path::new("/usr/bin/crun"))).unwrap();
@@ -204,5 +198,13 @@ mod tests {
                 "{with}"
             );
         }
+    }
+
+    #[test]
+    fn a_runtime_that_the_text_names_stays() {
+        let crun = Some(Path::new("/usr/bin/crun"));
+        assert!(with_runtime("[runtime]\npath = \"runc\"\n", crun).is_err());
+        let inline = with_runtime("runtime = {}\n", crun).unwrap();
+        assert_eq!(inline, "runtime = { path = \"/usr/bin/crun\" }\n");
     }
 }

@@ -44,7 +44,6 @@ impl Place {
     /// A place by the names of its two keys: the table with the runtimes, and the key that names
     /// the default.
     pub fn new(runtimes: &[&str], default: &[&str]) -> Self {
-        let owned = |path: &[&str]| path.iter().map(|part| (*part).to_owned()).collect();
         Self {
             runtimes: owned(runtimes),
             default: owned(default),
@@ -69,19 +68,17 @@ impl Place {
         {
             return Ok(text.to_owned());
         }
-        let text = spliced(
-            text,
-            removal_of_table(&layout, &member(&self.runtimes, name)),
-        );
+        let path = member(&self.runtimes, name);
+        let text = spliced(text, removal(&layout, &path));
         let document = parse(&text)?;
         let layout = TextLayout::of(&document);
-        let splice = match runtime {
-            Item::Table(table) => insertion_of_table(&layout, &self.runtimes, name, table)?,
-            other => assignment(
-                &layout,
-                &member(&self.runtimes, name),
-                other.to_string().trim(),
-            )?,
+        let is_inline = inline_on(&layout, &self.runtimes)?.is_some();
+        let splice = match runtime.clone() {
+            Item::Table(table) if is_inline => {
+                assignment(&layout, &path, &table.into_inline_table().to_string())?
+            }
+            Item::Table(table) => insertion_of_table(&layout, &self.runtimes, name, &table),
+            other => assignment(&layout, &path, other.to_string().trim())?,
         };
         Ok(spliced(&text, vec![splice]))
     }
@@ -119,10 +116,7 @@ impl Place {
         let document = parse(text)?;
         let layout = TextLayout::of(&document);
         let names_it = layout.find(&self.default).and_then(Item::as_str) == Some(name);
-        let text = spliced(
-            text,
-            removal_of_table(&layout, &member(&self.runtimes, name)),
-        );
+        let text = spliced(text, removal(&layout, &member(&self.runtimes, name)));
         if !names_it {
             return Ok(text);
         }
@@ -140,20 +134,13 @@ impl Place {
     }
 }
 
-/// The text with `literal` as the value of a key of its root.
+/// The text with `literal` as the value of the key at `path`.
 ///
 /// # Errors
-/// If the text is not TOML.
-pub fn with_root_value(text: &str, key: &str, literal: &str) -> Result<String, NotEdited> {
+/// As [`Place::with_runtime`].
+pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String, NotEdited> {
     let document = parse(text)?;
-    let layout = TextLayout::of(&document);
-    let splice = match layout.entries.iter().find(|entry| entry.path == [key]) {
-        Some(entry) => (entry.value.clone(), literal.to_owned()),
-        None => {
-            let begin = layout.sections[0].start;
-            (begin..begin, format!("{key} = {literal}{}", layout.eol))
-        }
-    };
+    let splice = assignment(&TextLayout::of(&document), &owned(path), literal)?;
     Ok(spliced(text, vec![splice]))
 }
 
@@ -171,6 +158,10 @@ pub fn parse(text: &str) -> Result<Document<&str>, NotEdited> {
         }),
         what: error.message().replace('\n', ", "),
     })
+}
+
+fn owned(path: &[&str]) -> Vec<String> {
+    path.iter().map(|part| (*part).to_owned()).collect()
 }
 
 fn member(path: &[String], name: &str) -> Vec<String> {
@@ -213,20 +204,13 @@ fn content(item: &Item) -> Option<toml::Value> {
     }
 }
 
-/// The splice that adds a table to the table at `path`.
+/// The splice that adds a table to the table at `path`, which is not inline.
 fn insertion_of_table(
     layout: &TextLayout<'_>,
     path: &[String],
     name: &str,
     table: &Table,
-) -> Result<Splice, NotEdited> {
-    if let Some((inline, missing)) = inline_on(layout, path)? {
-        let (first, value) = match missing.split_first() {
-            None => (name, inlined(table).to_string()),
-            Some((first, rest)) => (first.as_str(), nested(rest, name, table)),
-        };
-        return Ok(insertion_into_inline(layout, inline, first, &value));
-    }
+) -> Splice {
     let below: Vec<&Section> = sections_below(layout, path);
     let neighbour = below
         .iter()
@@ -259,7 +243,7 @@ fn insertion_of_table(
         Some(section) => section.end,
         None => end_of(layout, &ancestor.path),
     };
-    Ok(insertion_of_lines(layout, end, &block))
+    insertion_of_lines(layout, end, &block)
 }
 
 /// The lines of a new table.
@@ -305,8 +289,8 @@ fn insertion_of_lines(layout: &TextLayout<'_>, end: usize, block: &str) -> Splic
     (end..end, format!("{}{block}", layout.eol))
 }
 
-/// The splices that remove a table, in whatever form the text has it.
-fn removal_of_table(layout: &TextLayout<'_>, path: &[String]) -> Vec<Splice> {
+/// The splices that remove a table, in whatever form the text has it, or a key.
+fn removal(layout: &TextLayout<'_>, path: &[String]) -> Vec<Splice> {
     let Some(item) = layout.find(path) else {
         return Vec::new();
     };
@@ -392,7 +376,7 @@ fn assignment(
     if let Some(section) = layout
         .sections
         .iter()
-        .find(|section| section.path == *parent && !parent.is_empty())
+        .find(|section| section.path == *parent)
     {
         let line = format!(
             "{}{key} = {literal}{}",
@@ -471,16 +455,9 @@ fn removal_of_key(
     path: &[String],
     original: &TextLayout<'_>,
 ) -> Vec<Splice> {
-    let Some((key, parent)) = path.split_last() else {
-        return Vec::new();
-    };
-    if let (Some(Item::Value(Value::InlineTable(inline))), Some(item)) =
-        (layout.find(parent), layout.find(path))
-    {
-        return removal_from_inline(inline, key, item).into_iter().collect();
-    }
-    let Some(entry) = layout.entries.iter().find(|entry| entry.path == path) else {
-        return Vec::new();
+    let entry = layout.entries.iter().find(|entry| entry.path == path);
+    let (Some((_, parent)), Some(entry)) = (path.split_last(), entry) else {
+        return removal(layout, path);
     };
     let has_header =
         |layout: &TextLayout<'_>| layout.sections.iter().any(|section| section.path == parent);
@@ -508,7 +485,7 @@ fn removal_of_key(
             .into_iter()
             .map(|lines| (lines, String::new()))
             .collect(),
-        None => vec![(entry.start..entry.end, String::new())],
+        None => removal(layout, path),
     }
 }
 
@@ -588,34 +565,6 @@ fn removal_from_inline(inline: &InlineTable, name: &str, item: &Item) -> Option<
         (None, Some(start)) => (key.start..start, String::new()),
         (None, None) => (whole.start + 1..whole.end - 1, String::new()),
     })
-}
-
-fn inlined(table: &Table) -> InlineTable {
-    let mut inline = InlineTable::new();
-    for (name, item) in table {
-        match item {
-            Item::Table(inner) => drop(inline.insert(name, Value::InlineTable(inlined(inner)))),
-            Item::Value(value) => drop(inline.insert(name, value.clone())),
-            Item::ArrayOfTables(_) | Item::None => {}
-        }
-    }
-    inline
-}
-
-fn wrapped(name: &str, inner: InlineTable) -> InlineTable {
-    let mut outer = InlineTable::new();
-    outer.insert(name, Value::InlineTable(inner));
-    outer
-}
-
-/// An inline table of inline tables, with the table as the innermost member.
-fn nested(names: &[String], name: &str, table: &Table) -> String {
-    let innermost = wrapped(name, inlined(table));
-    names
-        .iter()
-        .rev()
-        .fold(innermost, |inner, name| wrapped(name, inner))
-        .to_string()
 }
 
 fn sections_below<'l>(layout: &'l TextLayout<'_>, path: &[String]) -> Vec<&'l Section> {

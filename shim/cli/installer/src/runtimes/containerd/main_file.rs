@@ -9,7 +9,7 @@ use super::effective::Effective;
 use super::former::{FormerTexts, Import};
 use super::places;
 use super::program::Containerd;
-use crate::toml_text::{Place, parse, with_root_value};
+use crate::toml_text::{Place, parse, with_value};
 
 /// The main file.
 pub struct MainFile {
@@ -174,9 +174,9 @@ pub fn with_imports(text: &str, imports: &[PathBuf]) -> Result<String> {
         .iter()
         .map(|path| path.display().to_string())
         .collect::<Array>();
-    Ok(with_root_value(
+    Ok(with_value(
         text,
-        "imports",
+        &["imports"],
         toml_edit::Value::from(list).to_string().trim(),
     )?)
 }
