@@ -200,6 +200,39 @@ fn docker_gets_its_default_back() {
     });
 }
 
+/// CRI-O's own packages bring crun, and Docker's bring runc.
+#[test]
+fn two_runtimes_that_call_different_oci_runtimes() {
+    Setup::on(Generation::V1_7).bare().story(|node| {
+        fs::create_dir_all("/etc/crio/crio.conf.d")?;
+        let packaged = "[crio.runtime]\ndefault_runtime = \"crun\"\n\
+             [crio.runtime.runtimes.crun]\nruntime_path = \"/usr/libexec/crio/crun\"\n";
+        fs::write("/etc/crio/crio.conf.d/10-crio.conf", packaged)?;
+        let refused = |words: &[&str], why: &str| {
+            let refused = node.bindguard(words)?;
+            ensure!(
+                refused.code() == 2 && refused.stderr.contains(why),
+                "{words:?}: {refused:?}"
+            );
+            ensure!(!fs::exists("/etc/crio/crio.conf.d/50-bindguard.conf")?);
+            Ok(())
+        };
+        refused(
+            &["install", "docker", "crio"],
+            "docker uses runc, and crio uses /usr/libexec/crio/crun",
+        )?;
+        node.bindguard(["install", "docker"])?.success()?;
+        refused(
+            &["install", "crio"],
+            "crio uses /usr/libexec/crio/crun, and docker uses runc",
+        )?;
+        node.bindguard(["uninstall", "docker"])?.success()?;
+        node.bindguard(["install", "crio"])?.success()?;
+        node.bindguard(["uninstall", "--restart"])?.success()?;
+        Ok(())
+    });
+}
+
 fn install(node: &Node, file: &Path, words: &[&str]) -> Result<Finished> {
     let file = file.display().to_string();
     node.bindguard([&["install", "--containerd-config", &file], words].concat())

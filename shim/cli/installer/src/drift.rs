@@ -135,10 +135,8 @@ fn missing_programs(record: &Record) -> Vec<Drift> {
 /// The call of `install` with these options.
 fn command(owner: Owner, options: &InstallOptions) -> String {
     let runtime = match owner {
-        Owner::Docker => " docker",
-        Owner::Podman => " podman",
-        Owner::Crio => " crio",
-        Owner::Containerd | Owner::Agent | Owner::Bindguard => "",
+        Owner::Docker | Owner::Podman | Owner::Crio => format!(" {}", owner.name()),
+        Owner::Containerd | Owner::Agent | Owner::Bindguard => String::new(),
     };
     let flags = [
         (options.default, " --default"),

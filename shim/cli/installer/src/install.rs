@@ -7,11 +7,11 @@ use anyhow::{Result, bail};
 use bindguard_config::DEFAULT_PATH;
 use clap::Args;
 
-use crate::change::{Change, name};
+use crate::change::Change;
 use crate::drift::DriftReporter;
 use crate::options::CommonOptions;
 use crate::owner::Owner;
-use crate::plan::{InstallOptions, PlannedChange};
+use crate::plan::{InstallOptions, PlannedChange, USUAL_RUNTIME};
 use crate::programs::Programs;
 use crate::put::put;
 use crate::record::{Installed, Record};
@@ -19,7 +19,7 @@ use crate::report::{InstallReport, Progress};
 use crate::restart_slot::RestartSlot;
 use crate::settings::NodeConfig;
 use crate::stay::Stay;
-use crate::{lock, restart, root, runtimes, settings, versions};
+use crate::{lock, restart, root, runtimes, search_path, settings, versions};
 
 /// Arguments of `install`.
 #[derive(Debug, Args)]
@@ -126,15 +126,16 @@ impl Install {
             done.push((owner, plan.needs_runtime.clone(), plan.notes.clone()));
             work.extend(plan.into_steps(owner));
         }
-        let mut needed = done.iter().filter_map(|(_, runtime, _)| runtime.as_deref());
-        let runtime = needed.next();
-        if let Some(other) = needed.find(|other| Some(*other) != runtime) {
-            let runtime = runtime.map(name).unwrap_or_default();
-            bail!(
-                "install for these runtimes: one calls {runtime} and one {}; install for one of them",
-                name(other)
-            );
-        }
+        let planned = done
+            .iter()
+            .filter_map(|(owner, runtime, _)| Some((*owner, runtime.as_deref()?)));
+        let recorded = record
+            .installed()
+            .iter()
+            .filter(|old| done.iter().all(|(owner, ..)| *owner != old.owner))
+            .filter_map(|old| Some((old.owner, old.needs_runtime.as_deref()?)));
+        let runtime = runtime_of_all(planned, recorded)?;
+        let runtime = runtime.filter(|runtime| *runtime != Path::new(USUAL_RUNTIME));
         let settings = settings::plan(runtime, node_config, &record)?;
         settings
             .mistakes
@@ -190,6 +191,31 @@ impl Install {
         let progress = report.finish(&work, &self.common)?;
         restarted.map(|()| progress)
     }
+}
+
+/// The OCI runtime of the planned installations. bindguard-runtime calls one runtime for all of
+/// them, and for the recorded ones.
+fn runtime_of_all<'p>(
+    mut planned: impl Iterator<Item = (Owner, &'p Path)>,
+    recorded: impl Iterator<Item = (Owner, &'p Path)>,
+) -> Result<Option<&'p Path>> {
+    let Some((owner, runtime)) = planned.next() else {
+        return Ok(None);
+    };
+    let program = |runtime: &Path| search_path::find(runtime).unwrap_or_else(|| runtime.to_owned());
+    if let Some((other, another)) = planned
+        .chain(recorded)
+        .find(|(_, another)| program(another) != program(runtime))
+    {
+        bail!(
+            "bindguard-runtime would call one OCI runtime for both: {} uses {}, and {} uses {}; install for one of them",
+            owner.name(),
+            runtime.display(),
+            other.name(),
+            another.display()
+        );
+    }
+    Ok(Some(runtime))
 }
 
 /// k3s and its kin generate containerd's file when they start. What they made of the edited

@@ -24,3 +24,17 @@ pub enum Owner {
     #[value(skip)]
     Bindguard,
 }
+
+impl Owner {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Containerd => "containerd",
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+            Self::Crio => "crio",
+            Self::Agent => "agent",
+            Self::Bindguard => "bindguard",
+        }
+    }
+}

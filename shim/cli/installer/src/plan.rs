@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::change::Change;
 use crate::owner::Owner;
 
+/// The OCI runtime that bindguard-runtime calls if its config names none.
+pub const USUAL_RUNTIME: &str = "runc";
+
 /// The options of the command line, with their defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstallOptions {
@@ -29,7 +32,7 @@ pub struct TargetPlan {
     pub changes: Vec<Change>,
     /// Notes for the operator.
     pub notes: Vec<String>,
-    /// The OCI runtime that bindguard's own config must name.
+    /// The OCI runtime that bindguard-runtime must call; `None` if bindguard's shim names it.
     pub needs_runtime: Option<PathBuf>,
     /// The command that activates the changes.
     pub command: Option<String>,

@@ -111,7 +111,7 @@ pub struct Installed {
     pub inputs: String,
     /// The notes of the plan.
     pub notes: Vec<String>,
-    /// The OCI runtime that bindguard's own config must name.
+    /// The OCI runtime that bindguard-runtime must call.
     pub needs_runtime: Option<PathBuf>,
 }
 

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml_edit::{Item, Table, value};
 
-use super::runtime_drop_in::{crun_instead_of_runc, plan_drop_in};
-use crate::plan::{InstallOptions, TargetPlan};
+use super::runtime_drop_in::{plan_drop_in, usual_runtime};
+use crate::plan::{InstallOptions, TargetPlan, USUAL_RUNTIME};
 use crate::search_path;
 use crate::toml_text::{self, Place};
 
@@ -40,7 +40,7 @@ pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     )?;
     Ok(TargetPlan {
         changes: vec![change],
-        needs_runtime: former.runtime(),
+        needs_runtime: Some(former.runtime()),
         command: Some(RESTART.to_owned()),
         ..TargetPlan::default()
     })
@@ -159,8 +159,8 @@ impl Former {
         table
     }
 
-    /// The program of the runtime, unless bindguard-runtime's own search finds the program.
-    fn runtime(&self) -> Option<PathBuf> {
+    /// The program of the runtime, or a name if bindguard-runtime's own search finds the program.
+    fn runtime(&self) -> PathBuf {
         let named = self
             .settings
             .get("runtime_path")
@@ -170,9 +170,11 @@ impl Former {
             .map(PathBuf::from)
             .or_else(|| search_path::find(self.name.as_deref()?));
         match found {
-            Some(runtime) if search_path::find("runc").as_ref() == Some(&runtime) => None,
-            Some(runtime) => Some(runtime),
-            None => crun_instead_of_runc(),
+            Some(runtime) if search_path::find(USUAL_RUNTIME).as_ref() == Some(&runtime) => {
+                USUAL_RUNTIME.into()
+            }
+            Some(runtime) => runtime,
+            None => usual_runtime(),
         }
     }
 }
@@ -226,14 +228,14 @@ monitor_path = "/usr/libexec/crio/conmon"
             text.contains("io.containers.trace-syscall") && !text.contains("libexec/crio/crun"),
             "{text}"
         );
-        assert_eq!(former.runtime(), Some("/usr/libexec/crio/crun".into()));
+        assert_eq!(former.runtime(), Path::new("/usr/libexec/crio/crun"));
     }
 
     #[test]
     fn the_last_file_counts_and_a_machine_is_no_runtime() {
         let later = |text: &str| Former::of(&[PACKAGED.to_owned(), text.to_owned()]);
         let former = later("[crio.runtime]\ndefault_runtime = \"runc\"\n").unwrap();
-        assert_eq!(former.runtime(), Some("/usr/libexec/crio/runc".into()));
+        assert_eq!(former.runtime(), Path::new("/usr/libexec/crio/runc"));
         let kata = "[crio.runtime]\ndefault_runtime = \"kata\"\n[crio.runtime.runtimes.kata]\nruntime_type = \"vm\"\n";
         assert!(
             later(kata)

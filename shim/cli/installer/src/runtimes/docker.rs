@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::change::{self, Change, Content};
 use crate::json_text;
-use crate::plan::{InstallOptions, TargetPlan};
+use crate::plan::{InstallOptions, TargetPlan, USUAL_RUNTIME};
 use crate::record::{Entry, Record};
 use crate::running::DOCKER_RELOAD;
 
@@ -47,9 +47,12 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let after = if options.default { &before } else { &former };
     let after =
         edited(after, &options.prefix.join(WRAPPER), options.default).with_context(doing)?;
-    if options.default {
-        plan.needs_runtime = former_default(&former).with_context(|| format!("parse {CONFIG}"))?;
-    }
+    let former_default = if options.default {
+        former_default(&former).with_context(|| format!("parse {CONFIG}"))?
+    } else {
+        None
+    };
+    plan.needs_runtime = former_default.or_else(|| Some(USUAL_RUNTIME.into()));
     plan.changes.push(Change::of(
         Path::new(CONFIG),
         Some(after.into_bytes()),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml_edit::{Array, value};
 
-use super::runtime_drop_in::{crun_instead_of_runc, plan_drop_in};
+use super::runtime_drop_in::{plan_drop_in, usual_runtime};
 use crate::plan::{InstallOptions, TargetPlan};
 use crate::toml_text::Place;
 
@@ -24,7 +24,7 @@ pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     )?;
     Ok(TargetPlan {
         changes: vec![change],
-        needs_runtime: crun_instead_of_runc(),
+        needs_runtime: Some(usual_runtime()),
         ..TargetPlan::default()
     })
 }

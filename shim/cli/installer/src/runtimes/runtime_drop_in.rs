@@ -11,7 +11,7 @@ use bindguard_core::program_names::RUNTIME;
 use toml_edit::Item;
 
 use crate::change::Change;
-use crate::plan::InstallOptions;
+use crate::plan::{InstallOptions, USUAL_RUNTIME};
 use crate::search_path;
 use crate::toml_text::Place;
 
@@ -33,11 +33,8 @@ pub fn plan_drop_in(
     Change::of(path, Some(text.into_bytes()), 0o644)
 }
 
-/// crun, on a node without runc: bindguard-runtime uses runc unless its config names a runtime.
-pub fn crun_instead_of_runc() -> Option<PathBuf> {
-    if search_path::find("runc").is_some() {
-        None
-    } else {
-        search_path::find("crun")
-    }
+/// runc, or crun on a node without runc.
+pub fn usual_runtime() -> PathBuf {
+    let crun = search_path::find("crun").filter(|_| search_path::find(USUAL_RUNTIME).is_none());
+    crun.unwrap_or_else(|| USUAL_RUNTIME.into())
 }

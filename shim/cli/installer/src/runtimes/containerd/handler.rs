@@ -14,6 +14,7 @@ use toml::{Table, Value};
 use toml_edit::Item;
 
 use super::program::Version;
+use crate::plan::USUAL_RUNTIME;
 use crate::search_path::is_searched;
 
 const RUNC: &str = "io.containerd.runc.v2";
@@ -34,8 +35,8 @@ pub enum HandlerKind {
 pub struct Handler {
     /// Its table.
     pub table: Table,
-    /// The OCI runtime that bindguard's own config must name, because a handler of this kind does
-    /// not pass it on.
+    /// The OCI runtime that bindguard-runtime must call, if a handler of this kind does not pass it
+    /// on.
     pub needs_runtime: Option<PathBuf>,
     /// Options of the runtime that a handler of this kind loses.
     pub lost: Vec<String>,
@@ -85,10 +86,8 @@ impl HandlerKind {
             .remove("options")
             .and_then(|options| options.as_table().cloned())
             .unwrap_or_default();
-        let runtime = options
-            .get("BinaryName")
-            .and_then(Value::as_str)
-            .map(PathBuf::from);
+        let named = options.get("BinaryName").and_then(Value::as_str);
+        let runtime = PathBuf::from(named.unwrap_or(USUAL_RUNTIME));
         let mut handler = Handler {
             table: Table::new(),
             needs_runtime: None,
@@ -106,7 +105,7 @@ impl HandlerKind {
                     .filter(|key| !["SystemdCgroup", "BinaryName"].contains(&key.as_str()))
                     .cloned()
                     .collect();
-                handler.needs_runtime = runtime;
+                handler.needs_runtime = Some(runtime);
                 options.clear();
                 if !is_searched(prefix) {
                     kind = prefix.join(SHIM).display().to_string();
@@ -119,7 +118,7 @@ impl HandlerKind {
                 if let Some(path) = base.get("runtime_path") {
                     table.insert("runtime_path".to_owned(), path.clone());
                 }
-                handler.needs_runtime = runtime;
+                handler.needs_runtime = Some(runtime);
                 options.insert("BinaryName".to_owned(), text(&prefix.join(WRAPPER)));
             }
         }
