@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
-use std::fs::{File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
@@ -16,6 +16,12 @@ use serde::{Deserialize, Serialize};
 
 /// Signatures of a content: they are wrong for an edited file.
 const SIGNATURES: [&str; 2] = ["security.ima", "security.evm"];
+
+/// The device and the inode of the file to which a path leads.
+pub fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
+}
 
 /// The attributes of a regular file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

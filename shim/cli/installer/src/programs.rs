@@ -5,13 +5,13 @@
 use std::env;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
 use rustix::fs::{Access, StatVfsMountFlags};
 
+use crate::attributes::identity;
 use crate::change::Change;
 use crate::own_program::OwnProgram;
 use crate::search_path::is_searched;
@@ -122,12 +122,6 @@ impl Programs {
             .chain(programs.iter().map(link))
             .collect()
     }
-}
-
-fn identity(folder: &Path) -> Option<(u64, u64)> {
-    fs::metadata(folder)
-        .ok()
-        .map(|found| (found.dev(), found.ino()))
 }
 
 /// The shim and the wrapper beside this program, from any installer.

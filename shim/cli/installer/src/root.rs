@@ -3,13 +3,14 @@
 //! `--root` uses chroot(2): links resolve inside the new root, and the root's own containerd is
 //! run.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::attributes::identity;
 
 /// Makes `root` this process's root.
 pub fn enter(root: Option<&Path>) -> Result<()> {
@@ -24,11 +25,6 @@ pub fn enter(root: Option<&Path>) -> Result<()> {
 /// the node's first process, if this process has the given root. An image has no process.
 pub fn enter_node(root: Option<&Path>) -> Result<()> {
     let Some(root) = root else { return Ok(()) };
-    let identity = |path: &Path| {
-        fs::metadata(path)
-            .ok()
-            .map(|found| (found.dev(), found.ino()))
-    };
     let of_first_process = identity(Path::new("/proc/1/root/run"));
     if of_first_process.is_none() || of_first_process != identity(&root.join("run")) {
         return enter(Some(root));
