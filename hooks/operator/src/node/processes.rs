@@ -33,10 +33,7 @@ impl Process {
 
 /// The processes with this name.
 pub fn processes_named(name: &str) -> Vec<Process> {
-    let is_named = |pid: &u32| {
-        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
-    };
-    let named: Vec<u32> = pids().into_iter().filter(is_named).collect();
+    let named = pids_named(name);
     let own = [namespace("mnt"), namespace("user")];
     let [mounts, users] = ["ns/mnt", "ns/user"].map(|link| inodes(&of_each(&named, link)));
     let is_ours = |(mounts, users): (io::Result<u64>, io::Result<u64>)| {
@@ -95,7 +92,16 @@ fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
     pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect()
 }
 
-pub(super) fn pids() -> Vec<u32> {
+/// The pids of all processes with this name, of containers too.
+pub fn pids_named(name: &str) -> Vec<u32> {
+    let is_named = |pid: &u32| {
+        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    pids().into_iter().filter(is_named).collect()
+}
+
+/// The pids of all processes.
+pub fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
         .filter_map(|entry| {

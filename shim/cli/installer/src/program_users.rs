@@ -10,17 +10,18 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process;
 
-use bindguard_core::mount_table::{Device, MountTable};
+use bindguard_core::mount_table::MountTable;
 use bindguard_operator::bundles::tasks;
+use bindguard_operator::node::{pids, pids_named};
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
 use bindguard_sys::read_mount_table;
 
-use crate::running::option;
+use crate::running::{option, place_of};
 
 /// The supervisor of Podman and CRI-O. A conmon's arguments contain its runtime's path.
 const CONMON: &str = "conmon";
@@ -53,15 +54,31 @@ impl fmt::Display for ProgramUser {
     }
 }
 
-/// The users of the program at `path`; empty if there are none.
-pub fn users_of(path: &Path) -> Vec<ProgramUser> {
+/// The users of these programs; empty if there are none.
+pub fn users_of(programs: &[PathBuf]) -> Vec<ProgramUser> {
     // /proc/PID/exe has no links, arguments may have links
-    let resolved = resolved(path);
-    let mut users = users_by_name(path);
-    if resolved != path {
-        users.extend(users_by_name(&resolved));
-    }
-    users
+    let resolved = programs.iter().map(|program| resolved(program));
+    let names: Vec<PathBuf> = programs.iter().cloned().chain(resolved).collect();
+    let is_named = |bytes: &[u8]| {
+        names
+            .iter()
+            .any(|name| name.as_os_str().as_bytes() == bytes)
+    };
+    // containerd's shim records its runtime's path in the bundle, and calls it until the container
+    // is deleted
+    let is_user = |bundle: &PathBuf| fs::read(bundle.join("runtime")).is_ok_and(|it| is_named(&it));
+    let containers = tasks(Path::new("/"))
+        .filter(is_user)
+        .map(ProgramUser::Container);
+    let found = processes_that_name(&names);
+    let ids = arguments_of(&found)
+        .into_iter()
+        .map(|words| option(&words.ok()?, &["id", "c", "cid"]));
+    let processes = found
+        .iter()
+        .zip(ids)
+        .map(|(pid, id)| ProgramUser::Process(*pid, id));
+    containers.chain(processes).collect()
 }
 
 #[expect(
@@ -72,70 +89,51 @@ fn resolved(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-fn users_by_name(path: &Path) -> Vec<ProgramUser> {
-    let of_bundle = |bundle: PathBuf| {
-        // containerd's shim records its runtime's path in the bundle, and calls it until the
-        // container is deleted
-        let runtime = fs::read(bundle.join("runtime")).unwrap_or_default();
-        (runtime == path.as_os_str().as_bytes()).then_some(ProgramUser::Container(bundle))
-    };
+/// The processes that run one of these programs, or are a conmon with its path as an argument.
+fn processes_that_name(names: &[PathBuf]) -> Vec<u32> {
     let table = read_mount_table().ok();
-    let is_conmon = |pid: &u32| {
-        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == CONMON)
-    };
-    let pids = pids();
-    let programs = links(
-        &pids
+    let is_user = |pid: u32, named: &dyn Fn(&[u8]) -> bool| {
+        names
             .iter()
-            .map(|pid| ProcessFile::of(*pid, "exe"))
-            .collect::<Vec<_>>(),
-    );
-    // The kernel marks the link of a process whose program an upgrade replaced.
-    let mut replaced = path.as_os_str().to_owned();
-    replaced.push(" (deleted)");
-    let runs = |program: io::Result<PathBuf>| {
-        program.is_ok_and(|program| program == path || program.as_os_str() == replaced)
+            .filter(|name| named(name.as_os_str().as_bytes()))
+            .any(|name| has_this_program(pid, name, table.as_ref()))
     };
+    let others = |pids: Vec<u32>| {
+        pids.into_iter()
+            .filter(|pid| *pid != process::id())
+            .collect()
+    };
+    let pids: Vec<u32> = others(pids());
+    let programs: Vec<_> = pids
+        .iter()
+        .map(|pid| ProcessFile::of(*pid, "exe"))
+        .collect();
     let mut found: Vec<u32> = pids
-        .iter()
-        .zip(programs)
-        .filter_map(|(pid, program)| runs(program).then_some(*pid))
-        .collect();
-    let conmons = pids
-        .iter()
-        .copied()
-        .filter(is_conmon)
-        .filter(|pid| !found.contains(pid))
-        .collect();
-    found.extend(that_name(path, conmons));
-    found.retain(|pid| has_this_program(*pid, path, table.as_ref()));
-    let ids = arguments_of(&found)
         .into_iter()
-        .map(|words| option(&words.ok()?, &["id", "c", "cid"]));
-    let processes = found
-        .iter()
-        .zip(ids)
-        .map(|(pid, id)| ProgramUser::Process(*pid, id));
-    tasks(Path::new("/"))
-        .filter_map(of_bundle)
-        .chain(processes)
-        .collect()
-}
-
-/// The processes with this path among their arguments, and the processes that do not answer.
-fn that_name(path: &Path, pids: Vec<u32>) -> Vec<u32> {
-    let names = |words: Vec<String>| {
-        words
-            .iter()
-            .any(|word| word.as_bytes() == path.as_os_str().as_bytes())
-    };
-    let read = arguments_of(&pids)
-        .into_iter()
-        .map(|words| words.map_or(true, names));
-    pids.into_iter()
-        .zip(read)
-        .filter_map(|(pid, names)| names.then_some(pid))
-        .collect()
+        .zip(links(&programs))
+        .filter(|(pid, program)| {
+            let program = program
+                .as_ref()
+                .map_or(&b""[..], |it| it.as_os_str().as_bytes());
+            // The kernel marks the link of a process whose program an upgrade replaced.
+            let program = program.strip_suffix(b" (deleted)").unwrap_or(program);
+            is_user(*pid, &|name| name == program)
+        })
+        .map(|(pid, _)| pid)
+        .collect();
+    let mut conmons: Vec<u32> = others(pids_named(CONMON));
+    conmons.retain(|pid| !found.contains(pid));
+    let words = arguments_of(&conmons);
+    let users = conmons.into_iter().zip(words).filter(|(pid, words)| {
+        // a process that does not answer may name each program
+        is_user(*pid, &|name| {
+            words.as_ref().map_or(true, |words| {
+                words.iter().any(|word| word.as_bytes() == name)
+            })
+        })
+    });
+    found.extend(users.map(|(pid, _)| pid));
+    found
 }
 
 /// A container's mount namespace may have a different program at `path`. The mount tables show
@@ -152,31 +150,6 @@ fn has_this_program(pid: u32, path: &Path, own: Option<&MountTable>) -> bool {
         (_, None) => process.is_alive(),
         (None, Some(_)) => true,
     }
-}
-
-fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
-    let mount = table.mount_over(path)?;
-    Some((mount.device, mount.place_in_filesystem(path)?))
-}
-
-/// All processes without this process.
-fn pids() -> Vec<u32> {
-    let names = folders(Path::new("/proc")).into_iter();
-    let pids = names.filter_map(|folder| folder.file_name()?.to_str()?.parse().ok());
-    pids.filter(|pid| *pid != std::process::id()).collect()
-}
-
-fn file(pid: u32, name: &str) -> PathBuf {
-    Path::new("/proc").join(pid.to_string()).join(name)
-}
-
-fn folders(path: &Path) -> Vec<PathBuf> {
-    path.read_dir()
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect()
 }
 
 #[cfg(test)]
@@ -218,7 +191,7 @@ mod tests {
 
     fn needed_beside(before: &str, program: &Path) -> Option<bool> {
         let mut child = with_argument(before, program)?;
-        let needed = !users_of(program).is_empty();
+        let needed = !users_of(&[program.to_owned()]).is_empty();
         drop(child.stdin.take());
         child.wait().unwrap();
         Some(needed)
@@ -265,7 +238,7 @@ mod tests {
     }
 
     fn is_user(program: &Path, holder: &Holder) -> bool {
-        let users = users_of(program);
+        let users = users_of(&[program.to_owned()]);
         users.contains(&ProgramUser::Process(holder.pid(), None))
     }
 

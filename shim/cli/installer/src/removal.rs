@@ -130,14 +130,13 @@ pub fn programs_to_go(runtimes: &[Owner], record: &Record) -> Vec<PathBuf> {
 impl Removal {
     /// Counts the pods that need the handlers or the programs.
     pub fn of(handlers: &[KeptHandler], programs: &[PathBuf]) -> Self {
-        let users: Vec<_> = programs.iter().flat_map(|path| users_of(path)).collect();
         Self {
             handler_kept_for_pods: handlers
                 .iter()
                 .flat_map(|kept| &kept.pods)
                 .map(Vec::len)
                 .sum(),
-            programs_kept_for_pods: pods_of(&users).len(),
+            programs_kept_for_pods: pods_of(&users_of(programs)).len(),
         }
     }
 }

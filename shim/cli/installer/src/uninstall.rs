@@ -19,7 +19,7 @@ use crate::record::{Entry, PendingRemoval, Record, Removal};
 use crate::removal::{KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go};
 use crate::report::{InstallReport, Progress};
 use crate::restart_slot::RestartSlot;
-use crate::running::{daemons_that_name, leave_own_sandbox, sees_processes};
+use crate::running::{daemon_that_names, leave_own_sandbox, sees_processes};
 use crate::stay::Stay;
 use crate::{lock, restart, root, runtimes, scratch};
 
@@ -96,9 +96,8 @@ impl Uninstall {
         if restarted.is_ok() {
             // all programs or none: a second run of uninstall needs this very program
             let paths = programs_to_go(&runtimes, &record);
-            match obstacle(&paths, &handlers, &report) {
-                Some(why) => why.report(&mut report),
-                None => work.extend(take_off(&programs, &mut record, &mut report, &self.common)?),
+            if are_unused(&paths, &handlers, &mut report) {
+                work.extend(take_off(&programs, &mut record, &mut report, &self.common)?);
             }
             if self.common.root.is_some() && !sees_processes() {
                 report.note(
@@ -161,57 +160,39 @@ impl Uninstall {
     }
 }
 
-/// Why programs cannot be removed.
-enum Obstacle {
-    /// A restart has to come first.
-    Restart(String),
-    /// Containers end through them.
-    Containers(String),
-}
-
-impl Obstacle {
-    fn report(self, report: &mut InstallReport) {
-        match self {
-            Self::Restart(why) => report.unfinished(format!("the programs stay: {why}")),
-            Self::Containers(why) => report.kept_for_pods(why),
-        }
-    }
-}
-
-/// Why these programs cannot be removed: a restart is owed, a running daemon names a program, or a
-/// container needs a program.
-fn obstacle(
-    programs: &[PathBuf],
-    handlers: &[KeptHandler],
-    report: &InstallReport,
-) -> Option<Obstacle> {
+/// Reports why these programs cannot be removed: a restart is owed, a running daemon names one, or
+/// a container needs one. Returns true if they can be removed.
+fn are_unused(programs: &[PathBuf], handlers: &[KeptHandler], report: &mut InstallReport) -> bool {
     if programs.is_empty() {
-        return None;
+        return true;
     }
-    if report.waits_for_a_restart() {
-        return Some(Obstacle::Restart(
+    // a handler that is kept for pods names them, and no restart changes that
+    let is_kept = handlers.iter().any(|kept| kept.pods.is_ok());
+    let waits = if report.waits_for_a_restart() {
+        Some(
             "they are needed until a restarted service names them no more; run this again then"
                 .to_owned(),
-        ));
-    }
-    let of_daemon = |program: &PathBuf| needed_by_a_daemon(program).map(Obstacle::Restart);
-    // a handler that is kept for pods names them, and no restart changes that
-    let of_daemons = if handlers.iter().any(|kept| kept.pods.is_ok()) {
+        )
+    } else if is_kept {
         None
     } else {
-        programs.iter().find_map(of_daemon)
+        needed_by_a_daemon(programs)
     };
-    let users: Vec<_> = programs
-        .iter()
-        .flat_map(|program| users_of(program))
-        .collect();
-    let is_needed = !users.is_empty() || !handlers.is_empty();
-    of_daemons.or_else(|| is_needed.then(|| Obstacle::Containers(needed_by(&users))))
+    if let Some(why) = waits {
+        report.unfinished(format!("the programs stay: {why}"));
+        return false;
+    }
+    let users = users_of(programs);
+    if users.is_empty() && handlers.is_empty() {
+        return true;
+    }
+    report.kept_for_pods(needed_by(&users));
+    false
 }
 
-fn needed_by_a_daemon(program: &Path) -> Option<String> {
-    match daemons_that_name(program) {
-        Ok(daemons) => daemons.first().map(|daemon| {
+fn needed_by_a_daemon(programs: &[PathBuf]) -> Option<String> {
+    match daemon_that_names(programs) {
+        Ok(found) => found.map(|(daemon, program)| {
             let program = name(program);
             format!("the active configuration of {daemon} names {program}; restart {daemon}, then run this again")
         }),

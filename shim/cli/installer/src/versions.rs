@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use crate::own_program::OwnProgram;
 use crate::program_users::users_of;
 use crate::record::{Entry, Record, there_or_not};
-use crate::running::daemons_that_name;
+use crate::running::daemon_that_names;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The name of the link that selects a version.
@@ -102,16 +102,12 @@ pub fn remove_unneeded(record: &mut Record, prefix: &Path) -> Result<()> {
     };
     let old: Vec<Entry> = record.files().iter().filter(is_old).cloned().collect();
     let folder_of = |entry: &Entry| entry.path.parent().map(Path::to_owned);
-    let is_used = |path: &Path| {
-        !users_of(path).is_empty()
-            || daemons_that_name(path).map_or(true, |names| !names.is_empty())
+    let is_needed = |folder: Option<PathBuf>| {
+        let files = old.iter().filter(|entry| folder_of(entry) == folder);
+        let files: Vec<PathBuf> = files.map(|entry| entry.path.clone()).collect();
+        !users_of(&files).is_empty() || daemon_that_names(&files).map_or(true, |it| it.is_some())
     };
-    let is_needed = |folder: &Option<PathBuf>| {
-        old.iter()
-            .filter(|entry| folder_of(entry) == *folder)
-            .any(|entry| is_used(&entry.path))
-    };
-    for entry in old.iter().filter(|entry| !is_needed(&folder_of(entry))) {
+    for entry in old.iter().filter(|entry| !is_needed(folder_of(entry))) {
         there_or_not(fs::remove_file(&entry.path))
             .with_context(|| format!("remove {}", entry.path.display()))?;
         record.forget(&entry.path)?;

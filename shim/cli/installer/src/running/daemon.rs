@@ -13,12 +13,15 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountTable};
 use bindguard_core::process_stat::{PARENT, START_TIME, number};
+use bindguard_operator::node::pids_named;
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, links};
 use bindguard_sys::read_mount_table;
 use serde::{Deserialize, Serialize};
 
-/// A running process. A pid alone is not enough: the kernel may reuse the pid.
+const RUN: &str = "/run";
+
+/// A running process. Its pid alone could belong to a later one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Daemon {
     /// Its pid.
@@ -41,7 +44,10 @@ impl Daemon {
         if pids.is_empty() {
             return Vec::new();
         }
-        let Some(own) = read_mount_table().ok().and_then(|table| run_of(&table)) else {
+        let own = read_mount_table()
+            .ok()
+            .and_then(|table| place_of(Path::new(RUN), &table));
+        let Some(own) = own else {
             return Vec::new();
         };
         pids.retain(|pid| run_of_process(*pid).as_ref() == Some(&own));
@@ -110,7 +116,7 @@ impl Daemon {
 
     /// The systemd service of the daemon: `/system.slice/containerd.service` in proc_pid_cgroup(5).
     pub fn service(&self) -> Option<String> {
-        let text = fs::read_to_string(file(self.pid, "cgroup")).ok()?;
+        let text = fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).ok()?;
         service_in(&text)
     }
 }
@@ -140,15 +146,6 @@ fn service_in(cgroup: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-fn pids_named(name: &str) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| {
-        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
-    })
-    .collect()
-}
-
 fn parent_of(pid: u32) -> Option<u32> {
     stat_field(pid, PARENT)?.try_into().ok()
 }
@@ -159,27 +156,22 @@ fn stat_field(pid: u32, field: usize) -> Option<u64> {
     number(&String::from_utf8_lossy(&stat), field)
 }
 
-/// The filesystem and the place in it that `/run` shows.
-fn run_of(table: &MountTable) -> Option<(Device, PathBuf)> {
-    let run = Path::new("/run");
-    let mount = table.mount_over(run)?;
-    Some((mount.device, mount.place_in_filesystem(run)?))
+/// The filesystem and the place in it that a path shows.
+pub fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
+    let mount = table.mount_over(path)?;
+    Some((mount.device, mount.place_in_filesystem(path)?))
 }
 
-/// The `/run` of a process. `None` if only root may inspect the process.
+/// The place of a process's `/run`. `None` if only root may inspect the process.
 fn run_of_process(pid: u32) -> Option<(Device, PathBuf)> {
     namespace_of(pid).ok()?;
-    run_of(&HeldProcess::open(pid).ok()?.mounts().ok()?)
+    place_of(Path::new(RUN), &HeldProcess::open(pid).ok()?.mounts().ok()?)
 }
 
 fn namespace_of(pid: u32) -> io::Result<u64> {
     inodes(&[ProcessFile::of(pid, "ns/mnt")])
         .pop()
         .unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
-}
-
-fn file(pid: u32, name: &str) -> PathBuf {
-    Path::new("/proc").join(pid.to_string()).join(name)
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@
 
 mod cri_status;
 mod daemon;
-mod guarded;
 mod names;
 mod sandboxes;
 
@@ -22,17 +21,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::{AGENT, RUNTIME};
+use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::unix_http;
+use serde_json::Value;
 
+use self::names::is_in;
 use super::owner::Owner;
 
-pub use self::daemon::{Daemon, option, sees_processes};
-pub use self::guarded::guarded_runtimes;
+pub use self::daemon::{Daemon, option, place_of, sees_processes};
 pub use self::sandboxes::{leave_own_sandbox, pods_with_handler};
 
 /// The time in which a restarted runtime has to answer. k3s also starts the kubelet.
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(120);
 const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(500);
+const CONTAINERD: &str = "containerd";
+const DOCKER: &str = "dockerd";
+const CRIO: &str = "crio";
 const DOCKER_SOCKET: &str = "/run/docker.sock";
 const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 
@@ -40,8 +44,8 @@ const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 pub fn daemon_of(owner: Owner) -> Option<Daemon> {
     match owner {
         Owner::Containerd => containerds().into_iter().next(),
-        Owner::Docker => Daemon::named("dockerd").into_iter().next(),
-        Owner::Crio => Daemon::named("crio").into_iter().next(),
+        Owner::Docker => Daemon::named(DOCKER).into_iter().next(),
+        Owner::Crio => Daemon::named(CRIO).into_iter().next(),
         Owner::Agent => Daemon::named(AGENT).into_iter().next(),
         Owner::Podman | Owner::Bindguard => None,
     }
@@ -55,7 +59,7 @@ pub fn containerds() -> Vec<Daemon> {
             .config()
             .is_some_and(|config| config.to_string_lossy().contains("/docker/"))
     };
-    Daemon::named("containerd")
+    Daemon::named(CONTAINERD)
         .into_iter()
         .filter(|daemon| !is_dockers(daemon))
         .collect()
@@ -81,7 +85,7 @@ fn check_health() -> Result<()> {
     for containerd in &containerds {
         cri_status::active_config(containerd)?;
     }
-    match Daemon::named("crio").is_empty() {
+    match Daemon::named(CRIO).is_empty() {
         false => crio_config().map(drop),
         true if containerds.is_empty() => bail!("neither containerd nor CRI-O runs"),
         true => Ok(()),
@@ -93,46 +97,64 @@ pub fn is_hidden(name: &str) -> bool {
     Daemon::is_hidden(name)
 }
 
-/// The running daemons whose active configuration names this program.
+/// A running daemon whose active configuration names one of these programs, and that program.
 ///
 /// # Errors
 /// If a daemon runs and does not report its configuration.
-pub fn daemons_that_name(program: &Path) -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    for containerd in containerds() {
-        let config = cri_status::active_config(&containerd).with_context(|| {
-            format!(
-                "read the active configuration of containerd, process {}",
-                containerd.pid
-            )
-        })?;
-        found.extend(
-            config
-                .filter(|config| names::json_names(config, program))
-                .map(|_| "containerd".to_owned()),
-        );
+pub fn daemon_that_names(programs: &[PathBuf]) -> Result<Option<(&'static str, &Path)>> {
+    for (daemon, config) in active_configs() {
+        let config = config?;
+        let named = programs.iter().find(|program| is_in(&config, program));
+        if let Some(program) = named {
+            return Ok(Some((daemon, program)));
+        }
     }
-    for dockerd in Daemon::named("dockerd") {
-        let info = docker_info().with_context(|| {
+    Ok(None)
+}
+
+/// The runtimes of the running daemons that call the guard; an error for each daemon that does not
+/// report its configuration.
+pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
+    let guarded = |(daemon, config): (&'static str, Result<Value>)| {
+        let of_file = |config, runtimes, default| {
+            GuardedRuntimes::from_config(daemon, config, runtimes, default)
+        };
+        let config = config?;
+        Ok(match daemon {
+            DOCKER => of_file(&config, "Runtimes", "DefaultRuntime"),
+            CRIO => of_file(&config["crio"]["runtime"], "runtimes", "default_runtime"),
+            _ => GuardedRuntimes::of_containerd(&config),
+        })
+    };
+    active_configs().into_iter().map(guarded).collect()
+}
+
+/// The active configuration of each running daemon. A containerd without CRI has none.
+fn active_configs() -> Vec<(&'static str, Result<Value>)> {
+    let of_containerd = containerds().into_iter().filter_map(|containerd| {
+        let config = cri_status::active_config(&containerd).transpose()?;
+        Some((CONTAINERD, containerd, config))
+    });
+    let of_docker = Daemon::named(DOCKER)
+        .into_iter()
+        .map(|dockerd| (DOCKER, dockerd, docker_info()));
+    let of_crio = Daemon::named(CRIO)
+        .into_iter()
+        .map(|crio| (CRIO, crio, crio_config()));
+    let read = |(name, daemon, config): (&'static str, Daemon, Result<Value>)| {
+        let doing = || {
             format!(
-                "read the active configuration of dockerd, process {}",
-                dockerd.pid
+                "read the active configuration of {name}, process {}",
+                daemon.pid
             )
-        })?;
-        found.extend(names::json_names(&info, program).then(|| "dockerd".to_owned()));
-    }
-    for crio in Daemon::named("crio") {
-        let config = crio_config().with_context(|| {
-            format!(
-                "read the active configuration of CRI-O, process {}",
-                crio.pid
-            )
-        })?;
-        found.extend(
-            names::toml_names(&toml::Value::Table(config), program).then(|| "crio".to_owned()),
-        );
-    }
-    Ok(found)
+        };
+        (name, config.with_context(doing))
+    };
+    of_containerd
+        .chain(of_docker)
+        .chain(of_crio)
+        .map(read)
+        .collect()
 }
 
 /// The command with which dockerd reads its file again.
@@ -146,18 +168,18 @@ pub fn is_reloaded(owner: Owner, command: &str) -> bool {
 /// True if the running dockerd has a runtime of bindguard's name.
 fn knows_bindguard() -> Result<bool> {
     let info = docker_info()?;
-    let runtimes = info.get("Runtimes").and_then(serde_json::Value::as_object);
+    let runtimes = info.get("Runtimes").and_then(Value::as_object);
     Ok(runtimes.is_some_and(|runtimes| runtimes.contains_key(RUNTIME)))
 }
 
-fn crio_config() -> Result<toml::Table> {
-    let socket = socket_option("crio", &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
+fn crio_config() -> Result<Value> {
+    let socket = socket_option(CRIO, &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
     let text = unix_http::get(&socket, "/config")?;
     toml::from_str(&text).context("read CRI-O's answer as TOML")
 }
 
-fn docker_info() -> Result<serde_json::Value> {
-    let named = socket_option("dockerd", &["host", "H"]);
+fn docker_info() -> Result<Value> {
+    let named = socket_option(DOCKER, &["host", "H"]);
     let usual = [
         PathBuf::from(DOCKER_SOCKET),
         Path::new("/var").join(&DOCKER_SOCKET[1..]),

@@ -3,38 +3,21 @@
 //! Each runtime has its own keys for paths, and versions add more. Any value is enough: a path to
 //! the program's file, or the `runtime_type` by which containerd finds the shim.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
+use serde_json::Value;
 
+use crate::attributes::identity;
 use crate::search_path;
 
-/// True if a string in this JSON names the program.
-pub fn json_names(value: &serde_json::Value, program: &Path) -> bool {
-    match value {
-        serde_json::Value::String(text) => is_named(text, program),
-        serde_json::Value::Array(items) => items.iter().any(|item| json_names(item, program)),
-        serde_json::Value::Object(members) => {
-            members.values().any(|member| json_names(member, program))
-        }
-        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {
-            false
-        }
-    }
-}
-
-/// True if a string in this TOML names the program.
-pub fn toml_names(value: &toml::Value, program: &Path) -> bool {
-    match value {
-        toml::Value::String(text) => is_named(text, program),
-        toml::Value::Array(items) => items.iter().any(|item| toml_names(item, program)),
-        toml::Value::Table(table) => table.iter().any(|(_, item)| toml_names(item, program)),
-        toml::Value::Integer(_)
-        | toml::Value::Float(_)
-        | toml::Value::Boolean(_)
-        | toml::Value::Datetime(_) => false,
+/// True if a string in this configuration names the program.
+pub fn is_in(config: &Value, program: &Path) -> bool {
+    match config {
+        Value::String(text) => is_named(text, program),
+        Value::Array(items) => items.iter().any(|item| is_in(item, program)),
+        Value::Object(members) => members.values().any(|member| is_in(member, program)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
 }
 
@@ -56,17 +39,16 @@ fn is_found_by_type(program: &Path, found: Option<&Path>) -> bool {
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| {
-        fs::metadata(path)
-            .ok()
-            .map(|found| (found.dev(), found.ino()))
-    };
     identity(one).is_some_and(|found| identity(other) == Some(found))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+
+    use serde_json::json;
 
     use super::*;
 
@@ -78,17 +60,8 @@ mod tests {
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();
         let in_link = link.join(SHIM);
         for text in [real.to_str().unwrap(), in_link.to_str().unwrap()] {
-            assert!(
-                json_names(
-                    &serde_json::json!({ "runtimes": [{ "x": { "runtimePath": text } }] }),
-                    &real
-                ),
-                "{text}"
-            );
-            assert!(
-                toml_names(&toml::Value::Array(vec![text.into()]), &real),
-                "{text}"
-            );
+            let config = json!({ "runtimes": [{ "x": { "runtimePath": text } }] });
+            assert!(is_in(&config, &real), "{text}");
         }
         for text in [
             "/usr/bin/runc",
@@ -96,7 +69,7 @@ mod tests {
             "containerd-shim-runc-v2",
             "",
         ] {
-            assert!(!json_names(&serde_json::json!([text]), &real), "{text}");
+            assert!(!is_in(&json!([text]), &real), "{text}");
         }
         let other = folder.path().join("other");
         fs::write(&other, "").unwrap();
