@@ -9,10 +9,9 @@ use bindguard_core::error_chain;
 use bindguard_installer::drift::drift;
 use bindguard_installer::running::{guarded_runtimes, is_hidden};
 use bindguard_operator::agent_status::AgentState;
-use bindguard_operator::doctor::describe_agent;
+use bindguard_operator::doctor::{RunningPods, describe_agent};
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
-use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::{ContainerState, Pods, PodsOfVersion};
+use bindguard_operator::pods::{Pods, PodsOfVersion};
 use bindguard_operator::survey_node;
 use clap::Args;
 use serde::Serialize;
@@ -20,8 +19,8 @@ use serde::Serialize;
 use crate::agent;
 use crate::config;
 use crate::journal;
-use crate::pods::PodsFrom;
-use crate::show::{self, FAULTY, HEALTHY, Lines, counted, print_json, print_text};
+use crate::pods::{PodsFrom, running_pods};
+use crate::show::{self, FAULTY, HEALTHY, Lines, OldFilesCount, counted};
 use bindguard_installer::record::{Record, Removal};
 use bindguard_installer::removal::pending;
 
@@ -81,14 +80,6 @@ struct ConfigStatus {
     warnings: Vec<String>,
 }
 
-/// Running containers that read old files.
-#[derive(Debug, Default, Serialize)]
-struct OldFilesCount {
-    containers: usize,
-    /// The containers that opted in to live refresh.
-    opted_in: usize,
-}
-
 #[derive(Debug, Default, Serialize)]
 struct PodCount {
     running: usize,
@@ -102,11 +93,7 @@ impl StatusVerb {
     /// Runs it.
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
         let status = NodeStatus::read(loaded, &self.pods.pods_under(&loaded.config));
-        if self.json {
-            print_json(&status)?;
-        } else {
-            print_text(status.text().text())?;
-        }
+        show::print_report(&status, self.json, NodeStatus::text)?;
         Ok(show::code(
             !status.problems.is_empty(),
             status.has_findings(),
@@ -319,35 +306,12 @@ fn describe_removal(removal: Removal) -> String {
     )
 }
 
-impl OldFilesCount {
-    fn of(survey: &NodeReport) -> Self {
-        let opted_in = survey
-            .old_files
-            .iter()
-            .filter(|old| old.is_finding())
-            .count();
-        Self {
-            containers: survey.old_files.len(),
-            opted_in,
-        }
-    }
-}
-
 impl PodCount {
     fn of(pods: &Pods) -> Self {
-        let sandboxes = pods
-            .containers
-            .iter()
-            .filter(|container| container.name.is_none());
-        let running: Vec<_> = sandboxes
-            .filter(|sandbox| sandbox.state == Some(ContainerState::Running))
-            .collect();
+        let RunningPods { all, unguarded } = running_pods(pods);
         Self {
-            running: running.len(),
-            unguarded: running
-                .iter()
-                .filter(|sandbox| sandbox.guarded == Some(false))
-                .count(),
+            running: all,
+            unguarded,
             versions: pods.by_shim_version(),
         }
     }

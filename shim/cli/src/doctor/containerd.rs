@@ -6,10 +6,11 @@ use std::path::Path;
 use anyhow::Context;
 use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_installer::running::{Daemon, containerds, is_hidden};
-use bindguard_operator::doctor::{self, ContainerdSeen, Point, RunningPods, RuntimeEntry};
-use bindguard_operator::pods::{ContainerState, Pods};
+use bindguard_operator::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
+use bindguard_operator::pods::Pods;
 use toml::{Table, Value};
 
+use crate::pods::running_pods;
 use crate::time_limits::output_of;
 
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.
@@ -73,26 +74,6 @@ fn unusable(path: &String) -> Option<String> {
     }
     let error = rustix::fs::access(path.as_str(), rustix::fs::Access::EXEC_OK).err()?;
     Some(format!("{path}: {}", std::io::Error::from(error)))
-}
-
-/// The running pods, and those among them before whose creates no guard runs. containerd keeps the
-/// shim of a pod, whatever its files say later.
-fn running_pods(pods: &Pods) -> RunningPods {
-    let sandboxes = pods
-        .containers
-        .iter()
-        .filter(|container| container.name.is_none());
-    let running: Vec<_> = sandboxes
-        .filter(|sandbox| sandbox.state == Some(ContainerState::Running))
-        .collect();
-    let unguarded = running
-        .iter()
-        .filter(|sandbox| sandbox.guarded == Some(false))
-        .count();
-    RunningPods {
-        all: running.len(),
-        unguarded,
-    }
 }
 
 /// `containerd github.com/containerd/containerd 1.7.24 ...`: the word that begins with a digit,

@@ -23,7 +23,7 @@ use clap::Args;
 
 use crate::agent;
 use crate::pods::PodsFrom;
-use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED, print_json, print_text};
+use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED};
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -67,11 +67,7 @@ impl Doctor {
             Err(error) => Point::unknown("pinned", error_chain(&error)),
         });
         let report = DoctorReport { points };
-        if self.json {
-            print_json(&report)?
-        } else {
-            print_text(text(&report).text())?
-        }
+        show::print_report(&report, self.json, text)?;
         Ok(show::code(
             report.has(PointStatus::Unknown) && !report.has(PointStatus::Failed),
             report.has(PointStatus::Failed),

@@ -18,7 +18,7 @@ use bindguard_sys::Handle;
 use clap::Args;
 
 use crate::pods::PodsFrom;
-use crate::show::{self, print_json, print_text};
+use crate::show;
 use crate::time_limits::check_answers;
 
 /// Arguments of `holders`.
@@ -48,11 +48,7 @@ impl Holders {
         let seen = proc.namespaces()?;
         let wanted = wanted(&path, &seen.own, self.proc.is_some())?;
         let report = report(&path, &wanted, seen, &self.pods.pods(), config.places());
-        if self.json {
-            print_json(&report)?
-        } else {
-            print_text(text::of(&report).text())?
-        }
+        show::print_report(&report, self.json, text::of)?;
         Ok(show::code(
             !report.problems.is_empty(),
             !report.holders.is_empty(),

@@ -16,7 +16,7 @@ use time::{Duration, OffsetDateTime};
 
 use self::line::RecordedLine;
 use self::read::{JournalContent, read};
-use crate::show::{self, Lines, print_json, print_text};
+use crate::show::{self, Lines};
 
 /// Arguments of `journal`.
 #[derive(Debug, Args)]
@@ -62,11 +62,7 @@ impl Journal {
         content
             .lines
             .retain(|line| pod.as_ref().is_none_or(|pod| pod.is(&line.pod)));
-        if self.json {
-            print_json(&content)?;
-        } else {
-            print_text(text(&content, self.all).text())?;
-        }
+        show::print_report(&content, self.json, |content| text(content, self.all))?;
         Ok(show::code(
             !content.problems.is_empty(),
             content.lines.iter().any(RecordedLine::has_unrepaired),

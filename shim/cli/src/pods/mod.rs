@@ -20,7 +20,8 @@ use bindguard_core::identity::PodName;
 use bindguard_core::spec::SpecUsers;
 use bindguard_operator::bundles::spec_of_container;
 use bindguard_operator::cri::of_node;
-use bindguard_operator::pods::{PodSelector, Pods};
+use bindguard_operator::doctor::RunningPods;
+use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
 use clap::Args;
 
 use crate::show::print_remark;
@@ -111,6 +112,21 @@ impl PodsFrom {
             ));
             Pods::default()
         })
+    }
+}
+
+/// The running pods, and those among them before whose creates no guard runs. containerd keeps the
+/// shim of a pod, whatever its files say later.
+pub fn running_pods(pods: &Pods) -> RunningPods {
+    let is_running = |container: &&PodContainer| {
+        container.name.is_none() && container.state == Some(ContainerState::Running)
+    };
+    let sandboxes = || pods.containers.iter().filter(is_running);
+    RunningPods {
+        all: sandboxes().count(),
+        unguarded: sandboxes()
+            .filter(|sandbox| sandbox.guarded == Some(false))
+            .count(),
     }
 }
 

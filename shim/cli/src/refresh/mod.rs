@@ -125,11 +125,7 @@ impl Refresh {
             Some(container) => engine::refresh(&helper, &container, &self, config)?,
             None => self.refresh_pods(&helper, config)?,
         };
-        if self.json {
-            show::print_json(&report)?;
-        } else {
-            show::print_text(text(&report).text())?;
-        }
+        show::print_report(&report, self.json, text)?;
         let is_left = |file: &RefreshedFile| !file.mount.outcome.is_replaced();
         Ok(show::code(
             !report.problems.is_empty(),
@@ -216,11 +212,7 @@ impl Refresh {
         config: &Config,
         report: &mut RefreshReport,
     ) -> anyhow::Result<()> {
-        let name = [container.pod.display_name(), container.name.clone()]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>();
-        let name = name.join("/");
+        let name = show::joined_names(&container.pod, container, "/");
         let uid = container
             .pod
             .uid

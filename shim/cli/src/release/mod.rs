@@ -100,11 +100,7 @@ impl ReleaseVerb {
                 }
             }
         }
-        if self.json {
-            show::print_json(&report)?;
-        } else {
-            show::print_text(text(&report).text())?;
-        }
+        show::print_report(&report, self.json, text)?;
         let is_left = |found: &CopyOfContainer| found.copy.result != ReleaseResult::Released;
         Ok(show::code(
             !report.problems.is_empty(),
@@ -196,11 +192,11 @@ fn former_mount_point(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn name_of(container: &PodContainer) -> String {
-    let names = [container.pod.display_name(), container.name.clone()];
-    let names: Vec<String> = names.into_iter().flatten().collect();
-    match names.is_empty() {
-        true => container.id.clone(),
-        false => names.join("/"),
+    let names = show::joined_names(&container.pod, container, "/");
+    if names.is_empty() {
+        container.id.clone()
+    } else {
+        names
     }
 }
 

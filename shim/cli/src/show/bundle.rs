@@ -6,15 +6,11 @@ use std::process::ExitCode;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::report::{BindRecord, BindReport, Report};
 
-use super::{Lines, code, print_json, print_text, verdict_style};
+use super::{Lines, code, print_report, verdict_style};
 
 /// Prints a report, as text or as one JSON object.
 pub fn print(report: &Report, json: bool) -> anyhow::Result<()> {
-    if json {
-        print_json(report)
-    } else {
-        print_text(text(report).text())
-    }
+    print_report(report, json, text)
 }
 
 /// 2 if there is a problem or an unknown verdict, else 1 if there are findings, else 0.

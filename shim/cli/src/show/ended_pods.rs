@@ -4,16 +4,17 @@ use std::process::ExitCode;
 
 use bindguard_operator::ended_pods::{CONFIRMATION_INTERVAL, EndedPod, EndedPods, LeftOutcome};
 
-use super::{FAULTY, Lines, UNCHECKED, code, counted, print_json, print_text};
+use super::{FAULTY, Lines, UNCHECKED, code, counted, print_report};
 
 /// The command that removes what is safe to remove.
 const REMOVE: &str = "bindguard repair --orphaned-pods";
 
 /// Prints the pods that have ended, as text or as one JSON object.
 pub fn print_ended_pods(ended: &EndedPods, json: bool) -> anyhow::Result<()> {
-    if json {
-        return print_json(ended);
-    }
+    print_report(ended, json, text)
+}
+
+fn text(ended: &EndedPods) -> Lines {
     let mut lines = Lines::default();
     write_ended_pods(ended, &mut lines);
     let left = ended.pods.iter().filter(|pod| pod.is_left()).count();
@@ -26,7 +27,7 @@ pub fn print_ended_pods(ended: &EndedPods, json: bool) -> anyhow::Result<()> {
             "ended pods have folders"
         )
     ));
-    print_text(lines.text())
+    lines
 }
 
 /// 2 if something could not be read or removed, 1 if something is left, else 0.

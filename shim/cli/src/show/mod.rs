@@ -11,11 +11,35 @@ mod style;
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use bindguard_core::identity::PodName;
+use bindguard_operator::pods::PodContainer;
+use serde::Serialize;
+
 pub use bindguard_operator::terminal::{print_bytes, print_json, print_remark, print_text};
 pub use bundle::{exit_code, print, print_bind};
 pub use ended_pods::{ended_pods_exit_code, print_ended_pods};
-pub use node::{node_exit_code, print_node};
+pub use node::{OldFilesCount, node_exit_code, print_node};
 pub use style::{DIMMED, FAULTY, HEALTHY, Lines, UNCHECKED, verdict_style};
+
+/// Prints a report, as text or as one JSON object.
+pub fn print_report<R: Serialize>(
+    report: &R,
+    json: bool,
+    text: impl FnOnce(&R) -> Lines,
+) -> anyhow::Result<()> {
+    if json {
+        print_json(report)
+    } else {
+        print_text(text(report).text())
+    }
+}
+
+/// The known names of a container's pod and of the container.
+pub fn joined_names(pod: &PodName, container: &PodContainer, separator: &str) -> String {
+    let names = [pod.display_name(), container.name.clone()];
+    let names: Vec<String> = names.into_iter().flatten().collect();
+    names.join(separator)
+}
 
 /// A number and its noun.
 pub fn counted<N: PartialEq + From<u8> + Display>(count: N, one: &str, more: &str) -> String {

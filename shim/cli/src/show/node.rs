@@ -7,22 +7,39 @@ use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::old_binds::{BindKind, OldBinds};
 use bindguard_operator::old_files::OldFiles;
 use bindguard_operator::pods::ContainerState;
+use serde::Serialize;
 
 use super::bundle::print_bind;
 use super::counted;
 use super::ended_pods::write_ended_pods;
-use super::{FAULTY, Lines, UNCHECKED, code, print_json, print_text};
+use super::{FAULTY, Lines, UNCHECKED, code, joined_names, print_report};
 
 /// Limit of places that the text names for a container. `--json` names all places.
 const MAX_PLACES: usize = 5;
 
+/// Running containers that read old files.
+#[derive(Debug, Default, Serialize)]
+pub struct OldFilesCount {
+    /// All of them.
+    pub containers: usize,
+    /// The containers that opted in to live refresh.
+    pub opted_in: usize,
+}
+
+impl OldFilesCount {
+    /// Counts them.
+    pub fn of(report: &NodeReport) -> Self {
+        let opted_in = report.old_files.iter().filter(|old| old.is_finding());
+        Self {
+            containers: report.old_files.len(),
+            opted_in: opted_in.count(),
+        }
+    }
+}
+
 /// Prints a report, as text or as one JSON object.
 pub fn print_node(report: &NodeReport, json: bool) -> anyhow::Result<()> {
-    if json {
-        print_json(report)
-    } else {
-        print_text(text(report).text())
-    }
+    print_report(report, json, text)
 }
 
 /// 2 if the check is incomplete, 1 if a problem remains, else 0.
@@ -69,17 +86,15 @@ fn text(report: &NodeReport) -> Lines {
         "{} checked, {found} with findings{repaired}",
         report.checked
     ));
-    if !report.old_files.is_empty() {
-        let opted_in = report
-            .old_files
-            .iter()
-            .filter(|old| old.is_finding())
-            .count();
-        let count = report.old_files.len();
+    let OldFilesCount {
+        containers,
+        opted_in,
+    } = OldFilesCount::of(report);
+    if containers > 0 {
         lines.line(&format!(
             "{}, {opted_in} of them opted in to live refresh",
             counted(
-                count,
+                containers,
                 "running container reads old files",
                 "running containers read old files"
             )
@@ -98,15 +113,8 @@ fn print_old_files(old: &OldFiles, lines: &mut Lines) {
             "no CRI reported whether it opted in to live refresh",
         ),
     };
-    let names = [old.pod.display_name(), old.container.name.clone()]
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>();
-    lines.headed(
-        "old files",
-        style,
-        &format!("read by {}: {opt_in}", names.join(" container ")),
-    );
+    let names = joined_names(&old.pod, &old.container, " container ");
+    lines.headed("old files", style, &format!("read by {names}: {opt_in}"));
     old.files
         .iter()
         .for_each(|file| lines.below(&file.to_string()));
@@ -133,9 +141,8 @@ fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
         None => format!("no CRI reported whether it opted in to {word}"),
     };
     let style = if old.is_finding() { FAULTY } else { UNCHECKED };
-    let names = [old.pod.display_name(), old.container.name.clone()];
-    let names: Vec<String> = names.into_iter().flatten().collect();
-    let text = format!("in {}, {shown}: {opt_in}", names.join(" container "));
+    let names = joined_names(&old.pod, &old.container, " container ");
+    let text = format!("in {names}, {shown}: {opt_in}");
     lines.headed(heading, style, &text);
     old.mounts
         .iter()
@@ -146,9 +153,8 @@ fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
 }
 
 fn print_pinned(pinned: &PinnedMounts, lines: &mut Lines) {
-    let names = [pinned.pod.display_name(), pinned.container.name.clone()];
-    let names: Vec<String> = names.into_iter().flatten().collect();
-    let by = format!("by {}, unmounted here", names.join(" container "));
+    let names = joined_names(&pinned.pod, &pinned.container, " container ");
+    let by = format!("by {names}, unmounted here");
     lines.headed("pinned", FAULTY, &by);
     for place in pinned.places.iter().take(MAX_PLACES) {
         lines.below(&place.display().to_string());
