@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use bindguard_config::Config;
 use bindguard_operator::agent_status::{AgentState, STATUS_PATH};
@@ -25,19 +24,4 @@ pub fn state(config: &Config) -> AgentState {
             problem: format!("{error:#}"),
         },
     }
-}
-
-/// True if systemd knows a unit of the agent.
-pub fn is_unit() -> bool {
-    let folders = [
-        "/etc/systemd/system",
-        "/usr/local/lib/systemd/system",
-        "/usr/lib/systemd/system",
-    ];
-    folders.iter().any(|folder| {
-        Path::new(folder)
-            .join("bindguard-agent.service")
-            .symlink_metadata()
-            .is_ok()
-    })
 }

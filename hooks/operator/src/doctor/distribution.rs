@@ -1,5 +1,8 @@
 //! The distribution of a node by os-release(5), and the way to install packages on it.
 
+use std::fs;
+use std::path::Path;
+
 /// A node's distribution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinuxDistribution {
@@ -60,13 +63,13 @@ const IMAGES: [&str; 3] = ["coreos", "iot", "atomic"];
 impl LinuxDistribution {
     /// Reads the text of os-release.
     pub fn from_os_release(text: &str) -> Self {
-        let id = value(text, "ID").unwrap_or_default();
-        let name = value(text, "PRETTY_NAME")
-            .or_else(|| value(text, "NAME"))
+        let id = os_release_value(text, "ID").unwrap_or_default();
+        let name = os_release_value(text, "PRETTY_NAME")
+            .or_else(|| os_release_value(text, "NAME"))
             .filter(|name| !name.is_empty());
-        let is_image =
-            value(text, "VARIANT_ID").is_some_and(|variant| IMAGES.contains(&variant.as_str()));
-        let like = value(text, "ID_LIKE").unwrap_or_default();
+        let is_image = os_release_value(text, "VARIANT_ID")
+            .is_some_and(|variant| IMAGES.contains(&variant.as_str()));
+        let like = os_release_value(text, "ID_LIKE").unwrap_or_default();
         let mut ids = [id.as_str()].into_iter().chain(like.split_whitespace());
         let family = ids.find_map(|id| FAMILIES.iter().find(|(known, _)| *known == id));
         let packages = family.map_or(Packages::Unknown, |(_, packages)| *packages);
@@ -89,9 +92,18 @@ impl LinuxDistribution {
     }
 }
 
+/// The text of os-release on a node whose `/` is at `root`. The second file is for a node whose
+/// `/etc` is empty.
+pub fn os_release(root: &Path) -> String {
+    ["etc/os-release", "usr/lib/os-release"]
+        .iter()
+        .find_map(|file| fs::read_to_string(root.join(file)).ok())
+        .unwrap_or_default()
+}
+
 /// The value of a variable, without its quotes. None of the values that are read here has an
 /// escape.
-fn value(text: &str, name: &str) -> Option<String> {
+pub fn os_release_value(text: &str, name: &str) -> Option<String> {
     let mut values = text
         .lines()
         .filter_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));

@@ -21,7 +21,7 @@ mod subpaths;
 pub use agent::{agent, describe as describe_agent, seconds};
 pub use containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
-pub use distribution::{LinuxDistribution, Packages};
+pub use distribution::{LinuxDistribution, Packages, os_release, os_release_value};
 pub use fuse_daemons::fuse_daemons;
 pub use host_root::host_root;
 pub use kernel::kernel;

@@ -40,4 +40,5 @@ mod uninstall;
 mod versions;
 
 pub use self::install::Install;
+pub use self::runtimes::agent::has_agent_unit;
 pub use self::uninstall::Uninstall;

@@ -10,10 +10,12 @@ use std::process::ExitCode;
 
 use bindguard_config::Loaded;
 use bindguard_core::error_chain;
-use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_installer::drift::drift;
-use bindguard_operator::doctor::{self, DoctorReport, LinuxDistribution, Point, PointStatus};
+use bindguard_installer::has_agent_unit;
+use bindguard_operator::doctor::{
+    self, DoctorReport, LinuxDistribution, Point, PointStatus, os_release,
+};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{processes_named, setting, with_open};
 use bindguard_operator::{kubelets_here, survey_node};
@@ -56,7 +58,7 @@ impl Doctor {
         points.push(config(loaded));
         points.push(doctor::agent(
             &agent::state(&loaded.config),
-            agent::is_unit(),
+            has_agent_unit(),
         ));
         points.push(doctor::subpaths(
             &survey_node(policy, places, &pods, |_| true),
@@ -128,23 +130,11 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
                 .flat_map(|volumes| &volumes.mounted)
                 .map(|volume| volume.plugin_folder().to_owned())
                 .collect();
-            doctor::mount_helpers(&in_use, is_there, &distribution())
+            let distribution = LinuxDistribution::from_os_release(&os_release(Path::new("/")));
+            doctor::mount_helpers(&in_use, is_there, &distribution)
         }
         Err(error) => Point::unknown("mount-helpers", format!("{error}: {}", error.source)),
     }
-}
-
-/// os-release(5): the second file is for a node whose `/etc` is empty.
-fn distribution() -> LinuxDistribution {
-    let files = ["/etc/os-release", "/usr/lib/os-release"].map(|path| setting(Path::new(path)));
-    let text = files.into_iter().find_map(|file| {
-        if let Observed::Seen(text) = file {
-            Some(text)
-        } else {
-            None
-        }
-    });
-    LinuxDistribution::from_os_release(&text.unwrap_or_default())
 }
 
 /// Reports changes by other tools since the installation.

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::containerd::unit;
 use crate::change::Change;
 use crate::plan::{InstallOptions, TargetPlan};
 
@@ -28,7 +29,12 @@ pub const RESTART: &str = "systemctl restart bindguard-agent";
 /// The command after which no process runs the agent's program.
 pub const STOP: &str = "systemctl stop bindguard-agent";
 
-/// Plans the link, and the unit unless a package has the unit.
+/// True if systemd knows a unit of the agent.
+pub fn has_agent_unit() -> bool {
+    unit::exists(Path::new("/"), "bindguard-agent")
+}
+
+/// Plans the unit, unless a package has one, and the link.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let packaged = PACKAGED
         .iter()

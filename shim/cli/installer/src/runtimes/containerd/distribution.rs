@@ -3,10 +3,10 @@
 //!
 //! docs/distributions.md has the table for operators.
 
-use std::fs;
 use std::path::Path;
 
 use bindguard_core::program_names::{RUNTIME, SHIM};
+use bindguard_operator::doctor::{os_release, os_release_value};
 
 /// A distribution that keeps containerd's files in its own way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +37,9 @@ impl Distribution {
     /// The distribution of the node, by the file that its containerd reads, and by os-release(5).
     pub fn of(root: &Path, config: &Path) -> Self {
         let text = config.to_string_lossy();
-        let release = OsRelease::read(root);
-        match release.id.as_str() {
+        let release = os_release(root);
+        let value = |name: &str| os_release_value(&release, name).unwrap_or_default();
+        match value("ID").as_str() {
             _ if text.contains("/k3s/agent/etc/containerd/") => Self::K3s,
             _ if text.contains("/rke2/agent/etc/containerd/") => Self::Rke2,
             _ if text.starts_with("/var/snap/microk8s/") => Self::Microk8s,
@@ -47,7 +48,8 @@ impl Distribution {
             "bottlerocket" => Self::Bottlerocket,
             "flatcar" if text.starts_with("/usr/share/") => Self::Flatcar,
             "amzn"
-                if release.version == "2023" && root.join("etc/eks").symlink_metadata().is_ok() =>
+                if value("VERSION_ID") == "2023"
+                    && root.join("etc/eks").symlink_metadata().is_ok() =>
             {
                 Self::EksAl2023
             }
@@ -187,36 +189,11 @@ FRAGMENT
 const COS: &str = r#"# GKE supports no further runtime on these nodes. Use a node pool with Ubuntu nodes (`--image-type UBUNTU_CONTAINERD`).
 "#;
 
-/// Two values of os-release(5).
-struct OsRelease {
-    id: String,
-    version: String,
-}
-
-impl OsRelease {
-    fn read(root: &Path) -> Self {
-        let read = |path: &str| fs::read_to_string(root.join(path)).ok();
-        let text = read("etc/os-release")
-            .or_else(|| read("usr/lib/os-release"))
-            .unwrap_or_default();
-        let value = |key: &str| {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-            line.unwrap_or_default()
-                .trim_matches(['"', '\''])
-                .to_owned()
-        };
-        Self {
-            id: value("ID"),
-            version: value("VERSION_ID"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
 
     use super::*;
 

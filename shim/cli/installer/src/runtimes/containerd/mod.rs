@@ -17,7 +17,7 @@ mod layout;
 mod main_file;
 mod program;
 mod template;
-mod unit;
+pub mod unit;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
