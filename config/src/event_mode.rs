@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use crate::value::Choice;
+
 /// The events that the agent writes to the API server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EventMode {
@@ -18,16 +20,11 @@ impl FromStr for EventMode {
     type Err = InvalidMode;
 
     fn from_str(text: &str) -> Result<Self, InvalidMode> {
-        match text {
-            "off" => Ok(Self::Off),
-            "warnings" => Ok(Self::Warnings),
-            "all" => Ok(Self::All),
-            _ => Err(InvalidMode),
-        }
+        Self::from_word(text).ok_or(InvalidMode)
     }
 }
 
 /// The text is no mode.
 #[derive(Debug, thiserror::Error)]
-#[error("expected \"off\", \"warnings\" or \"all\"")]
+#[error("expected {}", EventMode::words())]
 pub struct InvalidMode;

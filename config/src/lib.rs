@@ -49,8 +49,6 @@ pub const SHIPPED: &str = include_str!("../config.toml");
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     settings: Settings,
-    runtime: PathBuf,
-    journal: Option<PathBuf>,
     policy: Policy,
     agent: AgentConfig,
     places: Places,
@@ -74,12 +72,13 @@ impl Config {
     /// The OCI runtime that creates containers: a path, or a name to look for on `PATH`. `runc`
     /// unless set.
     pub fn runtime(&self) -> &Path {
-        &self.runtime
+        Path::new(&self.settings.runtime.0)
     }
 
     /// The journal of admissions; `None` when it is switched off.
     pub fn journal(&self) -> Option<&Path> {
-        self.journal.as_deref()
+        let path = || Path::new(&self.settings.journal.0);
+        self.settings.journal_enabled.then(path)
     }
 
     /// The checks, and the action for each.
@@ -142,8 +141,6 @@ impl Config {
         runtime_directories.extend(settings.extra_directories.iter().map(value::Absolute::path));
         Self {
             agent: AgentConfig::of(&settings),
-            runtime: PathBuf::from(&settings.runtime.0),
-            journal: settings.journal_enabled.then(|| settings.journal.path()),
             policy: Policy {
                 stale_subpaths: settings.stale_subpaths,
                 host_root: settings.host_root,

@@ -103,20 +103,10 @@ impl Loaded {
             })
             .collect();
         Ok(Self {
-            config: Config::of(settings),
-            problem: None,
             warnings,
             set,
+            ..Self::from(Config::of(settings))
         })
-    }
-
-    fn defaults() -> Self {
-        Self {
-            config: Config::default(),
-            problem: None,
-            warnings: Vec::new(),
-            set: Vec::new(),
-        }
     }
 
     /// All mistakes in the file, a line for each.
@@ -125,6 +115,18 @@ impl Loaded {
         problem
             .chain(self.warnings.iter().map(FileWarning::to_string))
             .collect()
+    }
+}
+
+/// A config that no file sets.
+impl From<Config> for Loaded {
+    fn from(config: Config) -> Self {
+        Self {
+            config,
+            problem: None,
+            warnings: Vec::new(),
+            set: Vec::new(),
+        }
     }
 }
 
@@ -144,7 +146,7 @@ pub fn load_by(read: impl Fn(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
         Err(Error::Read { source, .. })
             if named.is_none() && source.kind() == io::ErrorKind::NotFound =>
         {
-            return Loaded::defaults();
+            return Config::default().into();
         }
         Err(reason) => return instead(reason, None, named.is_none().then_some(&read)),
     };
@@ -180,23 +182,13 @@ fn instead(
 ) -> Loaded {
     let kept = Path::new(KEPT_PATH);
     let last = read.and_then(|read| Loaded::from_text(kept, &read_text(kept, read).ok()?).ok());
-    match last {
-        Some(last) => Loaded {
-            problem: Some(Unused {
-                instead: Instead::Kept,
-                reason,
-            }),
-            ..last
-        },
-        None => Loaded {
-            config: Config::report_only(text),
-            problem: Some(Unused {
-                instead: Instead::ReportOnly,
-                reason,
-            }),
-            warnings: Vec::new(),
-            set: Vec::new(),
-        },
+    let (instead, loaded) = match last {
+        Some(last) => (Instead::Kept, last),
+        None => (Instead::ReportOnly, Config::report_only(text).into()),
+    };
+    Loaded {
+        problem: Some(Unused { instead, reason }),
+        ..loaded
     }
 }
 

@@ -32,16 +32,31 @@ pub(crate) trait Setting: Clone {
 /// A value from a fixed list of words.
 pub(crate) trait Choice: Copy + PartialEq + 'static {
     const WORDS: &'static [(&'static str, Self)];
+
+    fn from_word(word: &str) -> Option<Self> {
+        let mut words = Self::WORDS.iter();
+        words
+            .find(|(name, _)| *name == word)
+            .map(|(_, choice)| *choice)
+    }
+
+    /// `"a", "b" or "c"`
+    fn words() -> String {
+        let quoted: Vec<String> = Self::WORDS
+            .iter()
+            .map(|(word, _)| format!("{word:?}"))
+            .collect();
+        match quoted.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => String::new(),
+        }
+    }
 }
 
 impl<T: Choice> Setting for T {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let word = value.get_ref().as_str();
-        let known = Self::WORDS
-            .iter()
-            .find(|(name, _)| Some(*name) == word)
-            .map(|(_, choice)| *choice);
-        known.or_else(|| mistake(value, mistakes, || one_of(Self::WORDS)))
+        from_text(value, mistakes, &Self::words(), Self::from_word)
     }
 
     fn shown(&self) -> Value {
@@ -50,16 +65,6 @@ impl<T: Choice> Setting for T {
             .find(|(_, choice)| choice == self)
             .map(|(name, _)| *name);
         Value::String(word.unwrap_or_default().to_owned())
-    }
-}
-
-/// `"a", "b" or "c"`
-fn one_of<T>(words: &[(&'static str, T)]) -> String {
-    let quoted: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
-    match quoted.split_last() {
-        Some((last, [])) => last.clone(),
-        Some((last, others)) => format!("{} or {last}", others.join(", ")),
-        None => String::new(),
     }
 }
 
@@ -123,7 +128,7 @@ impl Setting for bool {
         value
             .get_ref()
             .as_bool()
-            .or_else(|| mistake(value, mistakes, || "true or false".to_owned()))
+            .or_else(|| mistake(value, mistakes, "true or false"))
     }
 
     fn shown(&self) -> Value {
@@ -143,7 +148,8 @@ impl<const MIN: u32, const MAX: u32> Setting for Number<MIN, MAX> {
         let number = number
             .filter(|number| (MIN..=MAX).contains(number))
             .map(Self);
-        number.or_else(|| mistake(value, mistakes, || format!("a number from {MIN} to {MAX}")))
+        let expected = || format!("a number from {MIN} to {MAX}");
+        number.or_else(|| mistake(value, mistakes, &expected()))
     }
 
     fn shown(&self) -> Value {
@@ -154,8 +160,9 @@ impl<const MIN: u32, const MAX: u32> Setting for Number<MIN, MAX> {
 /// A text, which may be empty.
 impl Setting for String {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let text = value.get_ref().as_str().map(str::to_owned);
-        text.or_else(|| mistake(value, mistakes, || "a text in quotes".to_owned()))
+        from_text(value, mistakes, "a text in quotes", |text| {
+            Some(text.to_owned())
+        })
     }
 
     fn shown(&self) -> Value {
@@ -169,13 +176,10 @@ pub(crate) struct Program(pub(crate) String);
 
 impl Setting for Program {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let named = value
-            .get_ref()
-            .as_str()
-            .filter(|name| !name.is_empty() && !name.contains('\0'));
-        named
-            .map(|name| Self(name.to_owned()))
-            .or_else(|| mistake(value, mistakes, || "a path, or a program's name".to_owned()))
+        from_text(value, mistakes, "a path, or a program's name", |name| {
+            let is_name = !name.is_empty() && !name.contains('\0');
+            is_name.then(|| Self(name.to_owned()))
+        })
     }
 
     fn shown(&self) -> Value {
@@ -196,9 +200,9 @@ impl Absolute {
 
 impl Setting for Absolute {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let path = value.get_ref().as_str().filter(|path| is_absolute(path));
-        path.map(|path| Self(path.to_owned()))
-            .or_else(|| mistake(value, mistakes, || "an absolute path, \"/...\"".to_owned()))
+        from_text(value, mistakes, "an absolute path, \"/...\"", |path| {
+            is_absolute(path).then(|| Self(path.to_owned()))
+        })
     }
 
     fn shown(&self) -> Value {
@@ -212,15 +216,12 @@ pub(crate) struct OptionalPath(pub(crate) String);
 
 impl Setting for OptionalPath {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let path = value
-            .get_ref()
-            .as_str()
-            .filter(|path| path.is_empty() || is_absolute(path));
-        path.map(|path| Self(path.to_owned())).or_else(|| {
-            mistake(value, mistakes, || {
-                "an absolute path, \"/...\", or \"\"".to_owned()
-            })
-        })
+        from_text(
+            value,
+            mistakes,
+            "an absolute path, \"/...\", or \"\"",
+            |path| (path.is_empty() || is_absolute(path)).then(|| Self(path.to_owned())),
+        )
     }
 
     fn shown(&self) -> Value {
@@ -238,9 +239,7 @@ fn is_absolute(path: &str) -> bool {
 impl Setting for Vec<Absolute> {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
         let Some(elements) = value.get_ref().as_array() else {
-            return mistake(value, mistakes, || {
-                "a list of absolute paths, [\"/...\"]".to_owned()
-            });
+            return mistake(value, mistakes, "a list of absolute paths, [\"/...\"]");
         };
         let read: Self = elements
             .iter()
@@ -256,8 +255,9 @@ impl Setting for Vec<Absolute> {
 
 impl Setting for SocketAddr {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let address = value.get_ref().as_str().and_then(|text| text.parse().ok());
-        address.or_else(|| mistake(value, mistakes, || "an address, \"IP:PORT\"".to_owned()))
+        from_text(value, mistakes, "an address, \"IP:PORT\"", |text| {
+            text.parse().ok()
+        })
     }
 
     fn shown(&self) -> Value {
@@ -268,16 +268,15 @@ impl Setting for SocketAddr {
 /// An address, or "off".
 impl Setting for Option<SocketAddr> {
     fn read(value: &Spanned<DeValue<'_>>, mistakes: &mut Vec<Mistake>) -> Option<Self> {
-        let text = value.get_ref().as_str();
-        if text == Some("off") {
-            return Some(None);
-        }
-        let address = text.and_then(|text| text.parse().ok()).map(Some);
-        address.or_else(|| {
-            mistake(value, mistakes, || {
-                "an address, \"IP:PORT\", or \"off\"".to_owned()
-            })
-        })
+        from_text(
+            value,
+            mistakes,
+            "an address, \"IP:PORT\", or \"off\"",
+            |text| match text {
+                "off" => Some(None),
+                address => address.parse().ok().map(Some),
+            },
+        )
     }
 
     fn shown(&self) -> Value {
@@ -285,14 +284,25 @@ impl Setting for Option<SocketAddr> {
     }
 }
 
+/// Reads a value that is a text.
+fn from_text<T>(
+    value: &Spanned<DeValue<'_>>,
+    mistakes: &mut Vec<Mistake>,
+    expected: &str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Option<T> {
+    let read = value.get_ref().as_str().and_then(read);
+    read.or_else(|| mistake(value, mistakes, expected))
+}
+
 fn mistake<T>(
     value: &Spanned<DeValue<'_>>,
     mistakes: &mut Vec<Mistake>,
-    expected: impl FnOnce() -> String,
+    expected: &str,
 ) -> Option<T> {
     mistakes.push(Mistake {
         place: value.span(),
-        expected: expected(),
+        expected: expected.to_owned(),
     });
     None
 }
