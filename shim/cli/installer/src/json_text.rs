@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
+use bindguard_core::spec::RawObject;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 /// Why a text was not edited.
 #[derive(Debug, thiserror::Error)]
@@ -136,15 +136,15 @@ fn deepest<'p>(text: &str, path: &'p [&'p str]) -> Result<(Object, &'p [&'p str]
 
 impl Object {
     fn read(text: &str, range: Range<usize>) -> serde_json::Result<Self> {
-        let members: Members<'_> = serde_json::from_str(&text[range.clone()])?;
+        let object: RawObject<'_> = serde_json::from_str(&text[range.clone()])?;
         let base = text.as_ptr().addr();
         let mut read: Vec<Member> = Vec::new();
-        for (name, raw) in members.0 {
+        for (name, raw) in object.entries() {
             let start = raw.get().as_ptr().addr() - base;
             let after = read.last().map_or(range.start + 1, |last| last.value.end);
             let key = after + text[after..start].find('"').unwrap_or(0);
             read.push(Member {
-                name,
+                name: name.to_owned(),
                 key,
                 value: start..start + raw.get().len(),
             });
@@ -190,34 +190,6 @@ impl Object {
             .chars()
             .all(char::is_whitespace)
             .then(|| text[line..key].to_owned())
-    }
-}
-
-/// The members of an object as they were written, duplicates included.
-struct Members<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de> serde::Deserialize<'de> for Members<'de> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Members<'de>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(Visitor)
     }
 }
 
