@@ -18,7 +18,7 @@ use super::handler::as_item;
 use super::main_file::MainFile;
 use super::program::Containerd;
 use crate::runtimes::runtime_drop_in::HEADING;
-use crate::toml_text::{Place, parse};
+use crate::toml_text::parse;
 
 /// The name of the drop-in.
 pub const DROP_IN: &str = "50-bindguard.toml";
@@ -43,8 +43,7 @@ pub struct Trial<'a> {
 impl Trial<'_> {
     /// True if the files have this effect as they are.
     pub fn is_done(&self, now: &Effective) -> bool {
-        now.runtime(RUNTIME).as_ref() == Some(&self.meant.handler)
-            && self.before.surprises(now, self.meant).is_empty()
+        self.before.surprises(now, self.meant).is_empty()
     }
 
     /// The planned drop-in, in a folder that the main file imports. `None` if containerd would not
@@ -57,9 +56,7 @@ impl Trial<'_> {
             let after = self
                 .main
                 .effective_with_import(self.containerd, &path, copy)?;
-            if after.runtime(RUNTIME).as_ref() == Some(&self.meant.handler)
-                && self.before.surprises(&after, self.meant).is_empty()
-            {
+            if self.is_done(&after) {
                 return Ok(Some((path, text)));
             }
         }
@@ -72,7 +69,7 @@ impl Trial<'_> {
             .former
             .of(path)?
             .unwrap_or_else(|| format!("{HEADING}version = {}\n", self.main.version));
-        self.with_handler(&text, &self.main.place)
+        self.with_handler(&text)
             .with_context(|| format!("edit {}", path.display()))
     }
 
@@ -120,18 +117,14 @@ impl Trial<'_> {
     }
 
     /// The text with the handler, and with the default if that is meant.
-    pub fn with_handler(&self, text: &str, place: &Place) -> Result<String> {
+    pub fn with_handler(&self, text: &str) -> Result<String> {
+        let place = &self.main.place;
         let mut edited = text.to_owned();
         if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
             edited = place.with_runtime(&edited, RUNTIME, &as_item(&self.meant.handler))?;
         }
-        if let Some(default) = self
-            .meant
-            .default
-            .as_ref()
-            .filter(|default| *default != self.before.default())
-        {
-            edited = place.with_default(&edited, default)?;
+        if self.meant.is_default && self.before.default() != RUNTIME {
+            edited = place.with_default(&edited, RUNTIME)?;
         }
         Ok(edited)
     }
@@ -145,15 +138,16 @@ impl Trial<'_> {
         effective: impl Fn(&str) -> Result<Effective>,
     ) -> Result<Option<String>> {
         let doing = || format!("edit {}", path.display());
-        let place = &self.main.place;
-        let mut edited = self.with_handler(text, place).with_context(doing)?;
+        let mut edited = self.with_handler(text).with_context(doing)?;
         let mut after = effective(&edited)?;
         if after.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
             return Ok(None);
         }
         let lost: Vec<_> = self.before.lost_in(&after).collect();
         for (name, table) in lost {
-            edited = place
+            edited = self
+                .main
+                .place
                 .with_runtime(&edited, name, &as_item(&table))
                 .with_context(doing)?;
             after = effective(&edited)?;

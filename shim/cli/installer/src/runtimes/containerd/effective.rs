@@ -9,8 +9,9 @@
 use bindguard_core::program_names::RUNTIME;
 use toml::{Table, Value};
 
-/// The CRI plugin's ids: up to containerd 1.7, and since 2.0.
-const PLUGINS: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
+/// The CRI plugin's ids: up to containerd 1.7, and since 2.0. Their sections are those of version 2
+/// of the file, and of version 3.
+pub const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
 /// The effective configuration with certain files.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,8 +27,8 @@ pub struct Effective {
 pub struct Meant {
     /// The table of the handler.
     pub handler: Table,
-    /// The default runtime; `None` leaves the default unchanged.
-    pub default: Option<String>,
+    /// The handler becomes the default runtime.
+    pub is_default: bool,
 }
 
 /// Why a dump was not read.
@@ -113,8 +114,8 @@ impl Effective {
         wanted
             .runtimes
             .insert(RUNTIME.to_owned(), Value::Table(meant.handler.clone()));
-        if let Some(default) = &meant.default {
-            wanted.default.clone_from(default);
+        if meant.is_default {
+            RUNTIME.clone_into(&mut wanted.default);
         }
         let mut found = Vec::new();
         compare("", &wanted.rest, &after.rest, &mut found);
@@ -186,10 +187,10 @@ mod tests {
         Effective::from_dump(dump).unwrap()
     }
 
-    fn meant(default: Option<&str>) -> Meant {
+    fn meant(is_default: bool) -> Meant {
         Meant {
             handler: toml::from_str("runtime_type = 'x'").unwrap(),
-            default: default.map(str::to_owned),
+            is_default,
         }
     }
 
@@ -207,11 +208,11 @@ mod tests {
         let before = effective(DUMP);
         let with = |from: &str, to: &str| effective(&format!("{}{ADDED}", DUMP.replace(from, to)));
         assert_eq!(
-            before.surprises(&with("[\"b\", \"a\"]", "[\"a\", \"b\"]"), &meant(None)),
+            before.surprises(&with("[\"b\", \"a\"]", "[\"a\", \"b\"]"), &meant(false)),
             Vec::<String>::new()
         );
         assert_eq!(
-            before.surprises(&with("= 'runc'", "= 'bindguard'"), &meant(Some(RUNTIME))),
+            before.surprises(&with("= 'runc'", "= 'bindguard'"), &meant(true)),
             Vec::<String>::new()
         );
         for (from, to, name) in [
@@ -228,14 +229,14 @@ mod tests {
             ),
             ("runtimes.runc", "runtimes.other", "runtimes.other"),
         ] {
-            let surprises = before.surprises(&with(from, to), &meant(None));
+            let surprises = before.surprises(&with(from, to), &meant(false));
             assert!(
                 surprises.iter().any(|found| found.starts_with(name)),
                 "{name}: {surprises:?}"
             );
         }
         assert_eq!(
-            before.surprises(&before, &meant(None)),
+            before.surprises(&before, &meant(false)),
             ["runtimes.bindguard"]
         );
         let lost = effective(&format!(

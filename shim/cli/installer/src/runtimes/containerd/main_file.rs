@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use toml_edit::{Array, Document, Item};
 
-use super::effective::Effective;
+use super::effective::{Effective, PLUGINS};
 use super::former::{FormerTexts, Import};
 use super::places;
 use super::program::Containerd;
@@ -91,12 +91,7 @@ impl MainFile {
 
     /// The effective configuration with this text as the main file.
     pub fn effective_with(&self, containerd: &Containerd, text: &str) -> Result<Effective> {
-        let read: Vec<PathBuf> = self
-            .imports
-            .iter()
-            .map(|import| import.read.clone())
-            .collect();
-        containerd.effective(&self.path, &with_imports(text, &read)?)
+        self.effective_of(containerd, text, &self.imports)
     }
 
     /// The effective configuration with `copy` in the place of an import, which may be a new file.
@@ -125,8 +120,17 @@ impl MainFile {
                 );
             }
         }
-        let read: Vec<PathBuf> = imports.into_iter().map(|import| import.read).collect();
-        containerd.effective(&self.path, &with_imports(&self.text, &read)?)
+        self.effective_of(containerd, &self.text, &imports)
+    }
+
+    fn effective_of(
+        &self,
+        containerd: &Containerd,
+        text: &str,
+        imports: &[Import],
+    ) -> Result<Effective> {
+        let read: Vec<PathBuf> = imports.iter().map(|import| import.read.clone()).collect();
+        containerd.effective(&self.path, &with_imports(text, &read)?)
     }
 
     fn imports_without_bindguard(
@@ -156,10 +160,10 @@ impl MainFile {
 fn section_of(version: i64) -> Option<(Place, &'static str)> {
     let [v2, v3] = places();
     match version {
-        2 => Some((v2, "io.containerd.grpc.v1.cri")),
+        2 => Some((v2, PLUGINS[0])),
         // version 4, of containerd 2.3 and newer, moves the sections of servers, and not those of
         // the CRI
-        3 | 4 => Some((v3, "io.containerd.cri.v1.runtime")),
+        3 | 4 => Some((v3, PLUGINS[1])),
         _ => None,
     }
 }

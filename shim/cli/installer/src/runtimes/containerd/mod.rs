@@ -29,7 +29,7 @@ use bindguard_operator::terminal::print_text;
 
 use self::distribution::{Distribution, Instruction, node_config};
 use self::edit::{DROP_IN, Edited, Trial};
-use self::effective::{Effective, Meant};
+use self::effective::{Effective, Meant, PLUGINS};
 use self::former::FormerTexts;
 use self::handler::{Handler, HandlerKind, as_item};
 use self::layout::ContainerdLayout;
@@ -81,7 +81,7 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let (base, handler) = wanted(&before, &containerd, options)?;
     let meant = Meant {
         handler: handler.table.clone(),
-        default: options.default.then(|| RUNTIME.to_owned()),
+        is_default: options.default,
     };
     let trial = Trial {
         containerd: &containerd,
@@ -252,9 +252,9 @@ pub fn cleaned(text: &str, original: &str) -> Result<String> {
     Ok(places().iter().try_fold(text.to_owned(), without)?)
 }
 
-/// The tables of runtimes in version 2 and version 3 of the file. Cleaning a text uses both.
+/// The tables of runtimes in the sections of [`PLUGINS`]. Cleaning a text uses both.
 fn places() -> [Place; 2] {
-    ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"].map(|plugin| {
+    PLUGINS.map(|plugin| {
         let at = |key| ["plugins", plugin, "containerd", key];
         Place::new(&at("runtimes"), &at("default_runtime_name"))
     })
@@ -285,8 +285,8 @@ fn instruction_for_eks(trial: &Trial<'_>, options: &InstallOptions) -> Result<In
             .main
             .place
             .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
-    if let Some(default) = &trial.meant.default {
-        fragment = trial.main.place.with_default(&fragment, default)?;
+    if trial.meant.is_default {
+        fragment = trial.main.place.with_default(&fragment, RUNTIME)?;
     }
     Ok(node_config(&fragment, &options.prefix, &trial.main.path))
 }

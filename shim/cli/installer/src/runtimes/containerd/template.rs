@@ -19,7 +19,7 @@ const END: &str = "# end of bindguard's lines\n";
 /// The template of k3s and RKE2, in Go's template language: the edit appends a block. A new
 /// template begins with k3s' own.
 pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
-    if trial.meant.default.is_some() {
+    if trial.meant.is_default {
         bail!(
             "k3s and RKE2 write the default runtime themselves: run this without --default, then put `default-runtime: {RUNTIME}` into config.yaml of /etc/rancher"
         );
@@ -62,7 +62,7 @@ pub fn of_microk8s(trial: &Trial<'_>) -> Result<Edited> {
         .of(&path)?
         .with_context(|| format!("find {}", path.display()))?;
     let edited = trial
-        .with_handler(&text, &trial.main.place)
+        .with_handler(&text)
         .with_context(|| format!("edit {}", path.display()))?;
     Ok((path, edited))
 }
