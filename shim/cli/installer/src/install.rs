@@ -17,6 +17,7 @@ use crate::put::put;
 use crate::record::{Installed, Record};
 use crate::report::{InstallReport, Progress};
 use crate::restart_slot::RestartSlot;
+use crate::running::AGENT_RESTART;
 use crate::settings::NodeConfig;
 use crate::stay::Stay;
 use crate::{lock, restart, root, runtimes, search_path, settings, versions};
@@ -64,7 +65,7 @@ impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
         // before signals are blocked, which a child inherits
-        let slot = self.common.start_slot()?;
+        let mut slot = self.common.start_slot()?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one()?;
         let prefix = self
@@ -84,10 +85,12 @@ impl Install {
             containerd: self.containerd.clone(),
             containerd_config: self.containerd_config.clone(),
         };
-        let install = || self.install(&programs, &options, node_config.as_ref(), slot.as_ref());
+        let mut install = || self.install(&programs, &options, node_config.as_ref(), slot.as_mut());
         let mut reporter = DriftReporter::default();
-        let progress =
-            stay.map_or_else(install, |stay| stay.after(install, || reporter.report()))?;
+        let progress = match stay {
+            Some(stay) => stay.after(install, || reporter.report()),
+            None => install(),
+        }?;
         Ok(progress.exit_code(self.common.dry_run))
     }
 
@@ -96,7 +99,7 @@ impl Install {
         programs: &Programs,
         options: &InstallOptions,
         node_config: Option<&NodeConfig>,
-        slot: Option<&RestartSlot>,
+        slot: Option<&mut RestartSlot>,
     ) -> Result<Progress> {
         programs.check_folder(&options.prefix, self.agent)?;
         programs.check_folder(&versions::store(&options.prefix), self.agent)?;
@@ -123,16 +126,16 @@ impl Install {
         {
             let plan = runtimes::plan(owner, options, &record)?;
             report.take(&plan);
-            done.push((owner, plan.needs_runtime.clone(), plan.notes.clone()));
+            done.push((owner, (plan.notes.clone(), plan.needs_runtime.clone())));
             work.extend(plan.into_steps(owner));
         }
         let planned = done
             .iter()
-            .filter_map(|(owner, runtime, _)| Some((*owner, runtime.as_deref()?)));
+            .filter_map(|(owner, (_, runtime))| Some((*owner, runtime.as_deref()?)));
         let recorded = record
             .installed()
             .iter()
-            .filter(|old| done.iter().all(|(owner, ..)| *owner != old.owner))
+            .filter(|old| done.iter().all(|(owner, _)| *owner != old.owner))
             .filter_map(|old| Some((old.owner, old.needs_runtime.as_deref()?)));
         let runtime = runtime_of_all(planned, recorded)?;
         let runtime = runtime.filter(|runtime| *runtime != Path::new(USUAL_RUNTIME));
@@ -155,7 +158,7 @@ impl Install {
             .any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
         let restarts_agent = with_agent && has_new_programs;
         if restarts_agent {
-            report.command(Some(runtimes::agent::RESTART));
+            report.command(Some(AGENT_RESTART));
         }
         let work: Vec<PlannedChange> = own
             .into_iter()
@@ -166,22 +169,15 @@ impl Install {
             work.iter()
                 .try_for_each(|step| step.change.check_writable())?;
             if restarts_agent {
-                record.owe(Owner::Agent, Some(runtimes::agent::RESTART))?;
+                record.owe(Owner::Agent, Some(AGENT_RESTART))?;
             }
             work.iter().try_for_each(|step| put(&mut record, step))?;
             record.set_removal(None)?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
             record.set_node_config(settings.wanted)?;
-            for (owner, needs_runtime, notes) in done {
-                let inputs = runtimes::inputs_now(owner, options, &record)?.unwrap_or_default();
-                record.verify(Installed {
-                    owner,
-                    options: options.clone(),
-                    inputs,
-                    notes,
-                    needs_runtime,
-                })?;
+            for (owner, planned) in done {
+                record.verify(runtimes::installed(owner, options, planned, &record)?)?;
             }
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common, slot);

@@ -4,7 +4,6 @@
 //! it has their former content, named by SHA-256. The record is written before a file is changed:
 //! uninstall can also undo an install that was killed half-way.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::mem;
@@ -12,7 +11,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bindguard_config::KEPT_PATH;
-use bindguard_core::program_names::CLI;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -21,9 +19,7 @@ use crate::change::{self, Content, NewAttributes};
 use crate::owner::Owner;
 use crate::plan::{InstallOptions, PlannedChange};
 use crate::running::{self, Daemon};
-use crate::runtimes::agent;
 use crate::scratch;
-use crate::versions::CURRENT;
 
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
@@ -184,7 +180,7 @@ impl Record {
             let is_other = owed.daemon == daemon && owed.command != command;
             owed.owner != owner || owner != Owner::Agent && is_other
         });
-        let starts_agent = command == agent::RESTART && running::sees_processes();
+        let starts_agent = command == running::AGENT_RESTART && running::sees_processes();
         if daemon.is_some() || starts_agent {
             self.owed.push(OwedRestart {
                 owner,
@@ -404,15 +400,9 @@ impl Entry {
         Ok(Some(Content::File(bytes)))
     }
 
-    /// The order in which programs are removed: `bindguard` last, because an operator continues a
-    /// killed uninstall with it.
-    pub fn removal_rank(&self) -> u8 {
-        let is_link = self.written.starts_with(LINK);
-        match self.path.file_name().and_then(OsStr::to_str) {
-            Some(CLI) if !is_link => 2,
-            Some(CLI | CURRENT) => 1,
-            _ => 0,
-        }
+    /// True if install made a link.
+    pub fn is_link(&self) -> bool {
+        self.written.starts_with(LINK)
     }
 
     fn has_original_of(&self, other: &Self) -> bool {
@@ -497,36 +487,5 @@ mod tests {
         fs::remove_file(place.path().join("etc/another")).unwrap();
         record.remove_empty_folders();
         assert!(record.folders.is_empty() && place.path().read_dir().unwrap().next().is_none());
-    }
-
-    #[test]
-    fn bindguard_itself_is_removed_last() {
-        let entry = |(path, written): (&str, &str)| -> Entry {
-            let json = serde_json::json!({
-                "owner": "bindguard", "path": path, "original": null, "written": written,
-            });
-            serde_json::from_value(json).unwrap()
-        };
-        let mut programs = [
-            ("/usr/local/lib/bindguard/1/bindguard", "1f"),
-            ("/usr/local/lib/bindguard/1/bindguard-runtime", "2f"),
-            ("/usr/local/lib/bindguard/current", "link to 1"),
-            ("/usr/local/bin/bindguard", "link to x/bindguard"),
-            ("/usr/local/bin/bindguard-runtime", "link to x"),
-            ("/etc/bindguard/config.toml", "3f"),
-        ]
-        .map(entry);
-        programs.sort_by_key(Entry::removal_rank);
-        let ranked = programs
-            .each_ref()
-            .map(|entry| entry.path.to_str().unwrap());
-        assert_eq!(
-            ranked[3..],
-            [
-                "/usr/local/lib/bindguard/current",
-                "/usr/local/bin/bindguard",
-                "/usr/local/lib/bindguard/1/bindguard",
-            ]
-        );
     }
 }

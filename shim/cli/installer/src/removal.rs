@@ -19,7 +19,7 @@ use crate::plan::{InstallOptions, PlannedChange};
 use crate::program_users::{ProgramUser, users_of};
 use crate::programs::beside_this_one;
 use crate::put::put;
-use crate::record::{Entry, Installed, Record, Removal};
+use crate::record::{Entry, Record, Removal};
 use crate::report::InstallReport;
 use crate::running::pods_with_handler;
 use crate::runtimes;
@@ -80,20 +80,14 @@ impl KeptHandler {
         };
         let plan = runtimes::plan(self.owner, &options, record)?;
         report.take(&plan);
-        let (notes, needs_runtime) = (plan.notes.clone(), plan.needs_runtime.clone());
+        let planned = (plan.notes.clone(), plan.needs_runtime.clone());
         let steps: Vec<_> = plan
             .into_steps(self.owner)
             .filter(|step| !step.change.is_none())
             .collect();
         if !common.dry_run {
             steps.iter().try_for_each(|step| put(record, step))?;
-            record.verify(Installed {
-                owner: self.owner,
-                inputs: runtimes::inputs_now(self.owner, &options, record)?.unwrap_or_default(),
-                options,
-                notes,
-                needs_runtime,
-            })?;
+            record.verify(runtimes::installed(self.owner, &options, planned, record)?)?;
         }
         Ok(steps)
     }

@@ -9,7 +9,7 @@ use crate::options::CommonOptions;
 use crate::record::Record;
 use crate::report::InstallReport;
 use crate::restart_slot::RestartSlot;
-use crate::running::wait_until_healthy;
+use crate::running::{AGENT_RESTART, wait_until_healthy};
 use crate::runtimes::agent;
 use crate::search_path;
 
@@ -22,13 +22,13 @@ pub fn restart(
     record: &mut Record,
     report: &mut InstallReport,
     common: &CommonOptions,
-    slot: Option<&RestartSlot>,
+    slot: Option<&mut RestartSlot>,
 ) -> Result<()> {
     record
         .owed()
         .iter()
         .for_each(|owed| report.command(Some(&owed.command)));
-    let restarts_agent = |command: &String| command == agent::RESTART;
+    let restarts_agent = |command: &String| command == AGENT_RESTART;
     if report.commands().iter().any(restarts_agent) {
         report.command_before(agent::RELOAD);
     }
@@ -55,7 +55,7 @@ pub fn restart(
     after_restart(slot, report)
 }
 
-fn after_restart(slot: &RestartSlot, report: &mut InstallReport) -> Result<()> {
+fn after_restart(slot: &mut RestartSlot, report: &mut InstallReport) -> Result<()> {
     wait_until_healthy()?;
     if let Some(reason) = slot.free()? {
         report.unfinished(format!("the slot of this node is not free yet: {reason}"));

@@ -5,7 +5,6 @@
 //! answers a line with a line: `bindguard-agent restart-slot`. A node without an answer does not
 //! restart.
 
-use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -13,10 +12,7 @@ use anyhow::{Context, Result, bail};
 
 /// The running helper.
 #[derive(Debug)]
-pub struct RestartSlot(RefCell<Helper>);
-
-#[derive(Debug)]
-struct Helper {
+pub struct RestartSlot {
     process: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
@@ -36,45 +32,41 @@ impl RestartSlot {
             .with_context(|| format!("start {line}"))?;
         let stdin = process.stdin.take();
         let stdout = process.stdout.take().context("the helper's stdout")?;
-        Ok(Self(RefCell::new(Helper {
+        Ok(Self {
             process,
             stdin,
             stdout: BufReader::new(stdout),
             is_freed: false,
-        })))
+        })
     }
 
     /// Takes a slot. Returns why there is none.
-    pub fn take(&self) -> Result<Option<String>> {
-        let mut helper = self.0.borrow_mut();
-        helper.is_freed = false;
-        let answer = helper.answer("take")?;
+    pub fn take(&mut self) -> Result<Option<String>> {
+        self.is_freed = false;
+        let answer = self.answer("take")?;
         Ok((answer != "granted").then(|| reason(&answer)))
     }
 
     /// Frees the slot. Returns why it is not free.
-    pub fn free(&self) -> Result<Option<String>> {
-        let mut helper = self.0.borrow_mut();
-        if helper.is_freed {
+    pub fn free(&mut self) -> Result<Option<String>> {
+        if self.is_freed {
             return Ok(None);
         }
-        let answer = helper.answer("done")?;
-        helper.is_freed = answer == "ok";
-        Ok((!helper.is_freed).then(|| reason(&answer)))
+        let answer = self.answer("done")?;
+        self.is_freed = answer == "ok";
+        Ok((!self.is_freed).then(|| reason(&answer)))
     }
 
     /// Keeps the slot, and marks it.
-    pub fn fail(&self) -> Result<()> {
-        let answer = self.0.borrow_mut().answer("failed")?;
+    pub fn fail(&mut self) -> Result<()> {
+        let answer = self.answer("failed")?;
         if answer == "ok" {
             Ok(())
         } else {
             bail!("mark the restart slot: {}", reason(&answer))
         }
     }
-}
 
-impl Helper {
     fn answer(&mut self, request: &str) -> Result<String> {
         let stdin = self.stdin.as_mut().context("the helper's stdin")?;
         writeln!(stdin, "{request}").context("write to the helper of --restart-slot")?;
@@ -89,7 +81,7 @@ impl Helper {
     }
 }
 
-impl Drop for Helper {
+impl Drop for RestartSlot {
     fn drop(&mut self) {
         // the helper ends when its stdin ends
         drop(self.stdin.take());

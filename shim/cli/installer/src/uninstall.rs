@@ -4,10 +4,12 @@
 //! bindguard's additions are removed, and the report says so. The programs go last: after the
 //! services that named them were restarted, and when no container needs them.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use bindguard_core::program_names::CLI;
 use clap::Args;
 
 use crate::change::{self, Change, Content, NewAttributes, name};
@@ -21,6 +23,7 @@ use crate::report::{InstallReport, Progress};
 use crate::restart_slot::RestartSlot;
 use crate::running::{daemon_that_names, leave_own_sandbox, sees_processes};
 use crate::stay::Stay;
+use crate::versions::CURRENT;
 use crate::{lock, restart, root, runtimes, scratch};
 
 /// Arguments of `uninstall`.
@@ -44,19 +47,18 @@ pub struct Uninstall {
 impl Uninstall {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
-        let slot = self.common.start_slot()?;
-        let slot = slot.as_ref();
+        let mut slot = self.common.start_slot()?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
-        let progress = stay.map_or_else(
-            || self.uninstall(slot),
-            |stay| stay.after(|| self.uninstall_from_a_pod(slot), || ()),
-        )?;
+        let progress = match stay {
+            Some(stay) => stay.after(|| self.uninstall_from_a_pod(slot.as_mut()), || ()),
+            None => self.uninstall(slot.as_mut()),
+        }?;
         Ok(progress.exit_code(self.common.dry_run || self.pending))
     }
 
     /// A pod that was created while bindguard was the default needs the programs itself.
-    fn uninstall_from_a_pod(&self, slot: Option<&RestartSlot>) -> Result<Progress> {
+    fn uninstall_from_a_pod(&self, slot: Option<&mut RestartSlot>) -> Result<Progress> {
         let progress = self.uninstall(slot)?;
         if progress == Progress::KeptForPods {
             leave_own_sandbox()?;
@@ -64,7 +66,7 @@ impl Uninstall {
         Ok(progress)
     }
 
-    fn uninstall(&self, slot: Option<&RestartSlot>) -> Result<Progress> {
+    fn uninstall(&self, slot: Option<&mut RestartSlot>) -> Result<Progress> {
         let _lock = if self.common.dry_run {
             None
         } else {
@@ -83,7 +85,7 @@ impl Uninstall {
             .filter(|entry| is_meant(&runtimes, entry.owner))
             .cloned()
             .partition(|entry| entry.owner == Owner::Bindguard);
-        programs.sort_by_key(Entry::removal_rank);
+        programs.sort_by_key(removal_rank);
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
         let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
         let files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
@@ -254,6 +256,16 @@ fn take_off(
     Ok(work)
 }
 
+/// The order in which programs are removed: `bindguard` last, because an operator continues a
+/// killed uninstall with it.
+fn removal_rank(entry: &Entry) -> u8 {
+    match entry.path.file_name().and_then(OsStr::to_str) {
+        Some(CLI) if !entry.is_link() => 2,
+        Some(CLI | CURRENT) => 1,
+        _ => 0,
+    }
+}
+
 /// The mode of a restored file whose record has none: an older version wrote the record. A program
 /// must stay executable.
 fn mode_of(entry: &Entry) -> u32 {
@@ -302,4 +314,42 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
         after,
         attributes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn bindguard_itself_is_removed_last() {
+        let entry = |(path, written): (&str, &str)| -> Entry {
+            let json = serde_json::json!({
+                "owner": "bindguard", "path": path, "original": null, "written": written,
+            });
+            serde_json::from_value(json).unwrap()
+        };
+        let mut programs = [
+            ("/usr/local/lib/bindguard/1/bindguard", "1f"),
+            ("/usr/local/lib/bindguard/1/bindguard-runtime", "2f"),
+            ("/usr/local/lib/bindguard/current", "link to 1"),
+            ("/usr/local/bin/bindguard", "link to x/bindguard"),
+            ("/usr/local/bin/bindguard-runtime", "link to x"),
+            ("/etc/bindguard/config.toml", "3f"),
+        ]
+        .map(entry);
+        programs.sort_by_key(removal_rank);
+        let ranked = programs
+            .each_ref()
+            .map(|entry| entry.path.to_str().unwrap());
+        assert_eq!(
+            ranked[3..],
+            [
+                "/usr/local/lib/bindguard/current",
+                "/usr/local/bin/bindguard",
+                "/usr/local/lib/bindguard/1/bindguard",
+            ]
+        );
+    }
 }

@@ -157,6 +157,8 @@ fn active_configs() -> Vec<(&'static str, Result<Value>)> {
         .collect()
 }
 
+/// The command after which the agent runs with its unit and its program of now.
+pub const AGENT_RESTART: &str = "systemctl restart bindguard-agent";
 /// The command with which dockerd reads its file again.
 pub const DOCKER_RELOAD: &str = "systemctl reload docker";
 

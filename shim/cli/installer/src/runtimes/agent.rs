@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::containerd::unit;
 use crate::change::Change;
 use crate::plan::{InstallOptions, TargetPlan};
+use crate::running::AGENT_RESTART;
 
 const UNIT: &str = include_str!("../../../../../config/systemd/bindguard-agent.service");
 const OWN_UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
@@ -24,8 +25,6 @@ const SHIPPED_PREFIX: &str = "/usr/local/bin/";
 
 /// Makes systemd read a new unit.
 pub const RELOAD: &str = "systemctl daemon-reload";
-/// The command after which the agent runs with its unit and its program of now.
-pub const RESTART: &str = "systemctl restart bindguard-agent";
 /// The command after which no process runs the agent's program.
 pub const STOP: &str = "systemctl stop bindguard-agent";
 
@@ -63,7 +62,7 @@ pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     )?);
     Ok(TargetPlan {
         changes,
-        command: Some(RESTART.to_owned()),
+        command: Some(AGENT_RESTART.to_owned()),
         ..TargetPlan::default()
     })
 }

@@ -16,7 +16,7 @@ use self::runtime_drop_in::HEADING;
 use super::change::{self, Change};
 use super::owner::Owner;
 use super::plan::{InstallOptions, PlannedChange, TargetPlan};
-use super::record::Record;
+use super::record::{Installed, Record};
 
 /// Plans the changes for a runtime.
 pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
@@ -40,6 +40,22 @@ pub fn inputs_now(
         Owner::Containerd => containerd::inputs_now(options, record).map(Some),
         Owner::Docker | Owner::Podman | Owner::Crio | Owner::Agent | Owner::Bindguard => Ok(None),
     }
+}
+
+/// The installation that a plan has made.
+pub fn installed(
+    owner: Owner,
+    options: &InstallOptions,
+    (notes, needs_runtime): (Vec<String>, Option<PathBuf>),
+    record: &Record,
+) -> Result<Installed> {
+    Ok(Installed {
+        owner,
+        options: options.clone(),
+        inputs: inputs_now(owner, options, record)?.unwrap_or_default(),
+        notes,
+        needs_runtime,
+    })
 }
 
 /// The removal of entries that are bindguard's by their content, from files of which there is no
