@@ -5,6 +5,7 @@
 //! strace(1) kills the process as it enters the call. Files are written beside their places, so
 //! renames are the changes.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -169,14 +170,17 @@ fn uninstalled(node: &Node, before: &[u8]) -> Result<()> {
             "{left} is left"
         );
     }
-    let beside = Path::new("/etc/containerd")
-        .read_dir()?
-        .flatten()
-        .map(|entry| entry.file_name());
-    let strange: Vec<_> = beside.filter(|name| name != "config.toml").collect();
+    let beside = |folder: &str| -> Result<Vec<OsString>> {
+        let entries = Path::new(folder).read_dir()?.flatten();
+        Ok(entries.map(|entry| entry.file_name()).collect())
+    };
+    let mut strange = beside("/etc/containerd")?;
+    strange.retain(|name| name != "config.toml");
+    let mut scratch = beside("/usr/local/bin")?;
+    scratch.retain(|name| name.to_string_lossy().starts_with(".bindguard-"));
     ensure!(
-        strange.is_empty(),
-        "left beside containerd's file: {strange:?}"
+        strange.is_empty() && scratch.is_empty(),
+        "left: {strange:?} {scratch:?}"
     );
     Ok(())
 }

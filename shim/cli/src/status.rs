@@ -213,7 +213,7 @@ impl NodeStatus {
             lines.headed(
                 "restart",
                 mark(false),
-                "a running daemon has not read its changed file",
+                "a daemon has not read its changed file",
             );
             lines.run(command);
         });

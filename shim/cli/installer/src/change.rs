@@ -109,9 +109,7 @@ impl Change {
     /// Refuses a change in a folder that cannot be written, such as a folder on a read-only file
     /// system.
     pub fn check_writable(&self) -> Result<()> {
-        let is_there = |path: &&Path| path.symlink_metadata().is_ok();
-        let mut folders = self.path.ancestors().skip(1);
-        let folder = folders.find(is_there).unwrap_or(Path::new("/"));
+        let folder = nearest(self.path.parent().unwrap_or(&self.path));
         rustix::fs::access(folder, rustix::fs::Access::WRITE_OK)
             .map_err(std::io::Error::from)
             .with_context(|| {
@@ -178,6 +176,12 @@ impl Change {
                 .with_context(|| format!("remove {}", self.path.display())),
         }
     }
+}
+
+/// The path, or the nearest folder above that exists.
+pub fn nearest(path: &Path) -> &Path {
+    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+    path.ancestors().find(is_there).unwrap_or(Path::new("/"))
 }
 
 /// The content of a path; `None` if there is nothing.

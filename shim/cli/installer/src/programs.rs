@@ -12,7 +12,7 @@ use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
 use rustix::fs::{Access, StatVfsMountFlags};
 
 use crate::attributes::identity;
-use crate::change::Change;
+use crate::change::{Change, nearest};
 use crate::own_program::OwnProgram;
 use crate::search_path::is_searched;
 use crate::versions;
@@ -65,8 +65,7 @@ impl Programs {
     pub fn check_folder(&self, folder: &Path, with_agent: bool) -> Result<()> {
         const ADVICE: &str = "name another folder with --prefix DIR";
         let doing = || format!("install programs in {}", folder.display());
-        let is_there = |path: &&Path| path.symlink_metadata().is_ok();
-        let existing = folder.ancestors().find(is_there).unwrap_or(Path::new("/"));
+        let existing = nearest(folder);
         ensure!(
             fs::metadata(existing).with_context(doing)?.is_dir(),
             "{}: {} is not a folder; {ADVICE}",

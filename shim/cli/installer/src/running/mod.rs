@@ -174,9 +174,12 @@ fn knows_bindguard() -> Result<bool> {
     Ok(runtimes.is_some_and(|runtimes| runtimes.contains_key(RUNTIME)))
 }
 
+fn crio_socket() -> PathBuf {
+    socket_option(CRIO, &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into())
+}
+
 fn crio_config() -> Result<Value> {
-    let socket = socket_option(CRIO, &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
-    let text = unix_http::get(&socket, "/config")?;
+    let text = unix_http::get(&crio_socket(), "/config")?;
     toml::from_str(&text).context("read CRI-O's answer as TOML")
 }
 

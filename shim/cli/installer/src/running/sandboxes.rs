@@ -14,7 +14,7 @@ use bindguard_operator::cri::of_node::query;
 use bindguard_sys::process_files::arguments_of;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{CRIO_SOCKET, Daemon, containerds, cri_status, option, socket_option};
+use super::{CRIO, Daemon, containerds, cri_status, crio_socket, option};
 use crate::owner::Owner;
 use bindguard_operator::terminal::print_remark;
 
@@ -50,9 +50,9 @@ fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
             }
             Ok(found)
         }
-        Owner::Crio if Daemon::named("crio").is_empty() => Ok(Vec::new()),
+        Owner::Crio if Daemon::named(CRIO).is_empty() => Ok(Vec::new()),
         Owner::Crio => {
-            let socket = socket_option("crio", &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into());
+            let socket = crio_socket();
             let listed = query(&socket, async |cri| cri.sandboxes().await)
                 .context("list the pods of CRI-O")?;
             let with_handler = |sandbox: PodSandbox| {
