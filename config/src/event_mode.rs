@@ -16,6 +16,14 @@ pub enum EventMode {
     All,
 }
 
+impl Choice for EventMode {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("off", Self::Off),
+        ("warnings", Self::Warnings),
+        ("all", Self::All),
+    ];
+}
+
 impl FromStr for EventMode {
     type Err = InvalidMode;
 

@@ -10,8 +10,6 @@ use toml::Spanned;
 use toml::Value;
 use toml::de::DeValue;
 
-use crate::event_mode::EventMode;
-
 /// A mistake in a value: its place in the text, and what is expected there.
 #[derive(Debug)]
 pub(crate) struct Mistake {
@@ -112,14 +110,6 @@ impl Choice for RefreshMode {
         ("annotated", Self::Annotated),
         ("all", Self::All),
         ("off", Self::Off),
-    ];
-}
-
-impl Choice for EventMode {
-    const WORDS: &'static [(&'static str, Self)] = &[
-        ("off", Self::Off),
-        ("warnings", Self::Warnings),
-        ("all", Self::All),
     ];
 }
 
