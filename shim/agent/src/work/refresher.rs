@@ -16,7 +16,7 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::refresh::{
     CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, MountRefresh,
-    RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
+    ProcessError, RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
@@ -354,14 +354,19 @@ fn line_about(container: &Container) -> RefreshLine {
 /// The init of a container; `None` if the init ended. The pid may already belong to a new process.
 fn held(container: &Container) -> Result<HeldProcess, Option<String>> {
     hold_init(&container.id, container.pid).map_err(|error| match error {
-        NotInit::Process(_) => None,
-        NotInit::Cgroup { .. } | NotInit::Record { .. } => Some(error.to_string()),
+        NotInit::Process(ProcessError::Ended(_)) => None,
+        NotInit::Process(_) | NotInit::Cgroup { .. } | NotInit::Record { .. } => {
+            Some(error_chain(&error))
+        }
     })
 }
 
 /// True if the init ends. Before its end it has neither namespaces nor, with cgroup v1, a cgroup.
 fn ends(container: &Container) -> bool {
-    HeldProcess::open(container.pid).map_or(true, |process| process.ends_within(END_TIMEOUT))
+    match HeldProcess::open(container.pid) {
+        Ok(process) => process.ends_within(END_TIMEOUT),
+        Err(error) => matches!(error, ProcessError::Ended(_)),
+    }
 }
 
 #[cfg(test)]
