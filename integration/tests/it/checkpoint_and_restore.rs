@@ -45,6 +45,7 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
         "{runtime:?}: {before} before, {after} after"
     );
     wait_for_count(node, "second", after + 1)?;
+    words(&["task", "metrics", "second"]).context("the figures of its cgroup")?;
     ctr.remove("second")?;
     words(&["image", "rm", "saved"]).map(drop)
 }

@@ -119,15 +119,34 @@ impl Task {
         Ok(())
     }
 
-    /// Restores the init; the caller holds its turn.
-    pub(super) async fn restore(&self, from: Restoration) -> Result<Arc<Watched>, TaskError> {
+    /// Restores the init, if it waits for that; the caller holds its turn. After a failure the start
+    /// may be tried again.
+    pub(super) async fn restore(&self) -> Result<Option<Arc<Watched>>, TaskError> {
+        let Some(from) = self.restoration().take() else {
+            return Ok(None);
+        };
+        let restored = match self.run_restore(&from).await {
+            Ok(watched) => self.attach_init(watched, from.prepared_io).map(Some),
+            Err(error) => {
+                *self.restoration() = Some(from);
+                Err(error)
+            }
+        };
+        if restored.is_err() {
+            // A half-restored container is useless.
+            self.runtime.remove_failed_create(&self.id).await;
+        }
+        restored
+    }
+
+    async fn run_restore(&self, from: &Restoration) -> Result<Arc<Watched>, TaskError> {
         let options = self.bundle.read_options()?;
         let work = match options.criu_work_path.as_str() {
             "" => self.bundle.work(),
             path => path.into(),
         };
-        let pending = self.shared.exits.pending_process();
         let settings = guard_settings(&self.bundle.spec()?).await;
+        let pending = self.shared.exits.pending_process();
         let call = RestoreCall {
             images: &from.images,
             parent: &from.parent,
@@ -136,17 +155,12 @@ impl Task {
             prepared_io: &from.prepared_io,
             settings: &settings,
         };
-        if let Err(source) = self.runtime.restore(&self.id, &call).await {
-            // A half-restored container is useless; the start may be tried again.
-            self.runtime.remove_failed_create(&self.id).await;
-            *self.restoration() = Some(from);
-            return Err(TaskError::runtime("restore")(source));
-        }
+        self.runtime
+            .restore(&self.id, &call)
+            .await
+            .map_err(TaskError::runtime("restore"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        let watched = Arc::new(pending.watch(pid)?);
-        self.init
-            .set_running_process(Arc::clone(&watched), from.prepared_io.attach()?);
-        Ok(watched)
+        Ok(Arc::new(pending.watch(pid)?))
     }
 
     pub(super) fn restoration(&self) -> MutexGuard<'_, Option<Restoration>> {

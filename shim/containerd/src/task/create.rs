@@ -173,10 +173,19 @@ impl Task {
             let proof = self.runtime.prove(&self.id, pid, &settings);
             proof.await.map_err(TaskError::runtime("create"))?;
         }
-        let watched = Arc::new(pending.watch(pid)?);
-        // An ended process is in no cgroup any more, and a new process may have the pid.
+        self.attach_init(Arc::new(pending.watch(pid)?), prepared_io)
+    }
+
+    /// Finds the new init's cgroup, and starts the copies of its streams.
+    pub(super) fn attach_init(
+        &self,
+        watched: Arc<Watched>,
+        prepared_io: PreparedIo,
+    ) -> Result<Arc<Watched>, TaskError> {
+        // A process that has ended already is in no cgroup any more, and another process may have
+        // its pid.
         if !watched.has_ended() {
-            self.find_cgroup(pid);
+            self.find_cgroup(watched.pid());
         }
         self.init
             .set_running_process(Arc::clone(&watched), prepared_io.attach()?);

@@ -24,6 +24,10 @@ impl Task {
     }
 
     async fn kill_init(&self, signal: u32, all: bool) -> Result<(), TaskError> {
+        if self.init.state() == ProcessState::Created && self.init.watched().is_none() {
+            // While criu restores the container there is no process to signal yet.
+            drop(self.turn.lock().await);
+        }
         let _signal = self.signals.read().await;
         if self.init.state() == ProcessState::Deleted {
             return Err(finished(&self.init));

@@ -32,17 +32,13 @@ impl Task {
     async fn start_init(self: &Arc<Self>) -> Result<u32, TaskError> {
         let _turn = self.turn.lock().await;
         self.init.state().started()?;
-        let restoration = self.restoration().take();
-        let restored = match restoration {
-            Some(restoration) => Some(self.restore(restoration).await?),
-            None => {
-                self.runtime
-                    .start(&self.id)
-                    .await
-                    .map_err(TaskError::runtime("start"))?;
-                None
-            }
-        };
+        let restored = self.restore().await?;
+        if restored.is_none() {
+            self.runtime
+                .start(&self.id)
+                .await
+                .map_err(TaskError::runtime("start"))?;
+        }
         self.init.advance(ProcessState::started)?;
         let pid = self.init.pid();
         let started = proto::TaskStart {
