@@ -20,6 +20,7 @@ mod agent_with_the_stock_shim;
 mod an_archive_of_the_image;
 mod an_edited_file_reaches_docker_and_podman;
 mod an_exec_that_does_not_start;
+mod an_exit_waits_for_no_other_call;
 mod another_tool_changes_the_installation;
 mod attributes_outlive_an_installation;
 mod bad_input_to_commands;

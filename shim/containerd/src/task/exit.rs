@@ -16,8 +16,8 @@ use crate::exits::{Exit, Watched};
 /// The time limit for which an init's exit waits for the exits of execs. The execs are dead or
 /// dying by then: only an exec that hangs in the kernel can take longer.
 const EXECS_LIMIT: Duration = Duration::from_secs(10);
-/// The time limit for the runtime's answer to a signal to the init. The init has ended, so only a
-/// runtime that hangs takes that long.
+/// The time limit for the runtime's answer to a signal. The init has ended, so only a runtime that
+/// hangs takes that long.
 const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Task {
@@ -117,18 +117,21 @@ impl Task {
 
     /// Without its own pid namespace the container's other processes continue to run.
     async fn kill_remaining_processes(&self) {
-        if let Err(error) = self
-            .runtime
-            .kill(&self.id, SIGKILL.unsigned_abs(), true)
-            .await
-        {
-            tracing::debug!(id = self.id, %error, "kill what the init left");
+        let kill = self.runtime.kill(&self.id, SIGKILL.unsigned_abs(), true);
+        match tokio::time::timeout(SIGNALS_LIMIT, kill).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(id = self.id, %error, "kill what the init left"),
+            Err(_) => tracing::warn!(id = self.id, "the runtime hangs killing what the init left"),
         }
     }
 
     async fn execs_ended(&self) {
         let execs: Vec<Arc<Exec>> = self.execs().values().cloned().collect();
         for exec in execs {
+            // The delete of an ended exec, which drains its output, does not delay the init's exit.
+            if exec.process.exit().is_some() {
+                continue;
+            }
             // After its turn, an exec whose start was in progress has started or has failed.
             drop(exec.turn.lock().await);
             if exec.process.watched().is_some() {
