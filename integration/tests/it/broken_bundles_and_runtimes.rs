@@ -2,6 +2,7 @@
 //! is clear, nothing is left, and the name can be used again.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
@@ -17,6 +18,7 @@ fn story(generation: Generation) {
         spec_is_cut(node)?;
         no_runtime(node)?;
         garbled_log(node)?;
+        name_is_taken(node)?;
         before.are_all(node)?;
         ensure!(
             node.ctr()
@@ -31,6 +33,21 @@ fn story(generation: Generation) {
 }
 
 on_newest_and_older!(story);
+
+/// The runtime has a container of that name, which another program made: it stays.
+fn name_is_taken(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "taken", &["sleep", "1000000"])?;
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    let state = Path::new("/run/containerd/runc")
+        .join(node.name())
+        .join("taken");
+    fs::create_dir_all(&state).context("make the other's state")?;
+    ensure!(code(client.create(&bundle.request()))? == Code::ALREADY_EXISTS);
+    client.shut_down("taken")?;
+    Shim::delete(node, &bundle)?;
+    ensure!(state.try_exists()?, "the other's container is removed");
+    fs::remove_dir(&state).context("remove the other's state")
+}
 
 /// The spec breaks between `start` and `create`, and before a `delete` of a container that runs.
 fn spec_is_cut(node: &Node) -> Result<()> {

@@ -62,14 +62,14 @@ impl Task {
         let bundle = Bundle::at(&request.bundle);
         let spec = bundle.spec()?;
         options.systemd_cgroup = Some(is_systemd(options.systemd_cgroup, spec.has_systemds_path()));
-        bundle.write_options(&options)?;
         let exits = Arc::clone(&shared.exits);
         let runtime = Runtime::new(&options, &shared.namespace, bundle.clone(), exits);
         // Refused here, not by the runtime: a failed create ends with a forced delete, and this
-        // container is not ours.
+        // container is not ours. `delete` removes no container of a bundle without options.
         if runtime.knows(&request.id) {
             return Err(TaskError::AlreadyExists(request.id));
         }
+        bundle.write_options(&options)?;
         let task = Self::prepare(shared, &request, &options, bundle, runtime, &spec);
 
         task.mount_rootfs(&request).await?;
