@@ -2,11 +2,20 @@
 //! to report: the answer has status 0, as with the stock shim, and no TaskExit arrives. The stock
 //! shim's events are not compared: at a shutdown the stock shim drops unsent events.
 
-use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Shim};
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Runtime, Setup, events};
 use containerd_shim_protos::shim::oci::Options;
+
+/// Many times what a delete takes that waits for nothing.
+const FOR_A_DELETE: Duration = Duration::from_millis(700);
 
 #[test]
 fn containerd_2_1() {
@@ -21,6 +30,48 @@ fn containerd_2_1() {
             create_and_delete(node, Runtime::Stock).context("stock")?;
             before.are_all(node)
         });
+}
+
+/// The delete arrives when the program has run and the runtime has not answered the start yet.
+#[test]
+fn during_its_start() {
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            let seen = events::during(node, || start_and_delete(node))?;
+            ensure!(
+                seen == [
+                    "create short",
+                    "start short",
+                    "exit short short 3",
+                    "delete short 3"
+                ],
+                "{seen:?}"
+            );
+            Ok(())
+        });
+}
+
+fn start_and_delete(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "short", &["sh", "-c", "exit 3"])?;
+    let shim = Shim::start(node, &bundle, &Options::default())?;
+    let (client, gate) = (shim.connect()?, Gate::of(&node.programs()));
+    let pid = client.create(&bundle.request())?;
+    gate.close_after("start")?;
+    thread::scope(|scope| {
+        let start = scope.spawn(|| shim.connect()?.start("short", "").context("start"));
+        gate.wait_for_call()?;
+        let init = format!("/proc/{pid}");
+        until("the program ends", || Ok(fs::metadata(&init).is_err()))?;
+        let delete = scope.spawn(|| shim.connect()?.delete("short", "").context("delete"));
+        thread::sleep(FOR_A_DELETE);
+        gate.open()?;
+        let join = |_| anyhow!("the client panicked");
+        start.join().map_err(join)??;
+        ensure!(delete.join().map_err(join)??.exit_status == 3);
+        anyhow::Ok(())
+    })?;
+    Ok(client.shut_down("short")?)
 }
 
 fn create_and_delete(node: &Node, runtime: Runtime) -> Result<()> {

@@ -51,20 +51,14 @@ impl Task {
         if self.init.state() == ProcessState::Deleted {
             return Err(TaskError::NotFound(format!("container {}", self.id)));
         }
+        if self.init.state() == ProcessState::Created {
+            self.delete_unstarted().await?;
+        }
         self.init.state().deleted()?;
         if self.init.state() == ProcessState::Stopped {
             release(&self.init).await;
-        }
-        let is_unstarted = self.init.state() == ProcessState::Created;
-        self.deleted_unstarted
-            .store(is_unstarted, Ordering::Relaxed);
-        if let Err(error) = self.delete_from_runtime().await {
-            self.deleted_unstarted.store(false, Ordering::Relaxed);
-            return Err(error);
-        }
-        // A container that was never restored has no process.
-        self.restoration().take();
-        if self.init.state() == ProcessState::Created && self.init.watched().is_some() {
+            self.delete_from_runtime().await?;
+        } else if self.init.watched().is_some() {
             let ended = Arc::clone(&self.init).wait();
             if tokio::time::timeout(KILLED_LIMIT, ended).await.is_err() {
                 tracing::warn!(
@@ -78,6 +72,22 @@ impl Task {
         self.bundle.settle();
         self.init.advance(ProcessState::deleted)?;
         self.publish_deleted();
+        Ok(())
+    }
+
+    /// A start in progress ends first: it decides whether the init has an exit to report.
+    async fn delete_unstarted(&self) -> Result<(), TaskError> {
+        let _turn = self.turn.lock().await;
+        if self.init.state() != ProcessState::Created {
+            return Ok(());
+        }
+        self.deleted_unstarted.store(true, Ordering::Relaxed);
+        if let Err(error) = self.delete_from_runtime().await {
+            self.deleted_unstarted.store(false, Ordering::Relaxed);
+            return Err(error);
+        }
+        // A container that was never restored has no process.
+        self.restoration().take();
         Ok(())
     }
 
