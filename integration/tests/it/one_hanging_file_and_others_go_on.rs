@@ -1,6 +1,6 @@
-//! Issue 14: a file that a create or an exec has to open does not answer. That call waits; the
-//! shim's other containers answer, start and end. A fifo without a peer hangs like a file on a dead
-//! server.
+//! Issue 14: a file that a create or an exec needs does not answer. That call waits; the other
+//! containers of the same shim answer, start and end. A fifo without a process at its other end
+//! hangs like a file on a dead server.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::shim::{Bundle, Client, Shim};
+use bindguard_integration::shim::{Bundle, Client, Shim, options_any};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::{Generation, Node, Setup, SilentServer, privilege};
 use containerd_shim_protos::api::{ExecProcessRequest, KillRequest, StateRequest};
 use containerd_shim_protos::shim::oci::Options;
 use nix::libc;
@@ -50,6 +50,7 @@ fn others_go_on(node: &Node) -> Result<()> {
         .log_file_of_an_exec()
         .context("the log file of an exec")?;
     scene.options_file().context("the file of the options")?;
+    scene.runtime().context("the runtime")?;
     ensure!(other.end("other")?.exit_status == 137);
     Ok(other.shut_down("other")?)
 }
@@ -112,17 +113,50 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Makes a call that hangs, expects the other containers to go on, removes the cause, and
-    /// expects the call to succeed.
+    fn runtime(&self) -> Result<()> {
+        if !SilentServer::is_possible() {
+            privilege::skipped("no /dev/fuse");
+            return Ok(());
+        }
+        let bundle = Bundle::create(self.node, "served", &["true"])?;
+        let mut server = SilentServer::mounted(&self.node.disk().join("silent"))?;
+        let options = Options {
+            binary_name: server.path().join("runc").display().to_string(),
+            ..Default::default()
+        };
+        let mut request = bundle.request();
+        request.options = Some(options_any(&options)?).into();
+        self.while_it_hangs_in(
+            libc::SYS_statx,
+            |client| {
+                let answer = client.create(&request);
+                ensure!(answer.is_err(), "it was created without a runtime");
+                Ok(())
+            },
+            || server.die(),
+        )
+    }
+
+    /// Makes a call that hangs, expects the others to go on, ends what it hangs on, and expects it
+    /// to succeed then.
     fn while_it_hangs(
         &self,
         call: impl FnOnce(&Client) -> ttrpc::Result<()> + Send,
         end: impl FnOnce(),
     ) -> Result<()> {
+        self.while_it_hangs_in(libc::SYS_openat, |client| Ok(call(client)?), end)
+    }
+
+    fn while_it_hangs_in(
+        &self,
+        syscall: libc::c_long,
+        call: impl FnOnce(&Client) -> Result<()> + Send,
+        end: impl FnOnce(),
+    ) -> Result<()> {
         thread::scope(|scope| {
             let shim = &self.shim;
             let hanging = scope.spawn(move || call(&shim.connect()?).context("the call that hung"));
-            let others = self.others_go_on();
+            let others = self.others_go_on(syscall);
             end();
             hanging
                 .join()
@@ -131,8 +165,8 @@ impl Scene<'_> {
         })
     }
 
-    fn others_go_on(&self) -> Result<()> {
-        until("the shim opens the file", || self.is_opening())?;
+    fn others_go_on(&self, syscall: libc::c_long) -> Result<()> {
+        until("a call hangs", || self.hangs_in(syscall))?;
         let client = self.shim.connect()?;
         let (state, id) = (
             StateRequest {
@@ -156,19 +190,19 @@ impl Scene<'_> {
                 task.kill(context, &kill).await
             })
             .context("Kill")?;
-        ensure!(self.is_opening()?, "nothing hung");
+        ensure!(self.hangs_in(syscall)?, "nothing hung");
         Ok(())
     }
 
-    /// Does a thread wait in openat(2)? See proc_pid_syscall(5).
-    fn is_opening(&self) -> Result<bool> {
+    /// True if a thread of the shim waits in this syscall, see proc_pid_syscall(5).
+    fn hangs_in(&self, syscall: libc::c_long) -> Result<bool> {
         let threads =
             fs::read_dir(format!("/proc/{}/task", self.pid)).context("list the shim's threads")?;
         let mut calls = threads
             .flatten()
             .filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok());
-        let openat = format!("{} ", libc::SYS_openat);
-        Ok(calls.any(|call| call.starts_with(&openat)))
+        let number = format!("{syscall} ");
+        Ok(calls.any(|call| call.starts_with(&number)))
     }
 }
 

@@ -37,6 +37,7 @@ use tokio::net::unix::pipe;
 use super::handover::{parse_answer, read_answer, read_unrepaired};
 use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 use super::{Runtime, is_program, look_up};
+use crate::blocking::run_blocking;
 use crate::io::PreparedIo;
 
 const RETRIES: u32 = 3;
@@ -96,8 +97,8 @@ impl Runtime {
     }
 
     async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
-        self.resolve_binary()?;
-        let Some(guard) = guard_program() else {
+        self.resolve_binary().await?;
+        let Some(guard) = guard_program().await else {
             return self
                 .run_unguarded(call, &format!("{WRAPPER} is not installed"))
                 .await;
@@ -171,7 +172,7 @@ impl Runtime {
         if let Some(output) = call.prepared_io.last_output() {
             tracing::warn!(id = call.id, "the guard's last output: {output}");
         }
-        let program = self.resolve_binary()?;
+        let program = self.resolve_binary().await?;
         let plain = RuntimeCall::new(self, program, call.verb, call.args.clone());
         plain
             .run(RunStreams::Process(call.prepared_io))
@@ -290,8 +291,13 @@ impl Runtime {
     }
 }
 
-/// The shim's own folder first: PATH may have a guard of a different version.
-pub(super) fn guard_program() -> Option<PathBuf> {
+/// The shim's own folder first: the two belong together, and PATH may have another version. Away
+/// from the event loop: see [`Runtime::resolve_binary`].
+pub(super) async fn guard_program() -> Option<PathBuf> {
+    run_blocking(find_guard).await.ok().flatten()
+}
+
+fn find_guard() -> Option<PathBuf> {
     let beside_shim = std::fs::read_link("/proc/self/exe")
         .ok()
         .and_then(|exe| Some(exe.parent()?.join(WRAPPER)));

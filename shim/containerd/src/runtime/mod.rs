@@ -24,6 +24,7 @@ pub(crate) use create::CreateCall;
 pub(crate) use guard::GuardSettings;
 pub(crate) use invoke::RuntimeError;
 
+use crate::blocking::run_blocking;
 use crate::bundle::Bundle;
 use crate::exits::Exits;
 use crate::io::PreparedIo;
@@ -132,7 +133,7 @@ impl Runtime {
     /// The pids of all processes of the container.
     pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
         let args = vec!["--format".into(), "json".into(), id.into()];
-        let json = RuntimeCall::new(self, self.resolve_binary()?, "ps", args)
+        let json = RuntimeCall::new(self, self.resolve_binary().await?, "ps", args)
             .run(RunStreams::CapturedStdout)
             .await?;
         // An empty container is `null` in Go's JSON.
@@ -153,7 +154,7 @@ impl Runtime {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.push(id.into());
-        let call = RuntimeCall::new(self, self.resolve_binary()?, "exec", args);
+        let call = RuntimeCall::new(self, self.resolve_binary().await?, "exec", args);
         call.run(RunStreams::Process(exec.prepared_io))
             .await
             .map(drop)
@@ -173,17 +174,24 @@ impl Runtime {
     ) -> Result<(), RuntimeError> {
         let call = RuntimeCall::new(
             self,
-            self.resolve_binary()?,
+            self.resolve_binary().await?,
             verb,
             args.into_iter().collect(),
         );
         call.run(RunStreams::Captured).await.map(drop)
     }
 
-    fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {
-        look_up(&self.binary).ok_or_else(|| RuntimeError::Missing {
-            binary: self.binary.clone(),
-        })
+    /// Away from the event loop: the path, or a folder of PATH, may be on a server that does not
+    /// answer.
+    async fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {
+        let (binary, program) = (self.binary.clone(), self.binary.clone());
+        run_blocking(move || look_up(&program))
+            .await
+            .map_err(|source| RuntimeError::Spawn {
+                program: binary.clone(),
+                source,
+            })?
+            .ok_or(RuntimeError::Missing { binary })
     }
 }
 

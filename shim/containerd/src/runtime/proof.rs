@@ -63,7 +63,7 @@ impl Runtime {
         pid: u32,
         limit: Duration,
     ) -> Result<Option<String>, String> {
-        let guard = guard_program().ok_or("the guard is not installed")?;
+        let guard = guard_program().await.ok_or("the guard is not installed")?;
         let compared = self.compare_in_full(&guard, id, pid, limit).await;
         compared.inspect_err(|why| self.spawn_unproven_record(&guard, id, pid, why))
     }
