@@ -19,6 +19,7 @@ use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use orphans::{child_pids, reap_on_sigchld};
+use pidfd::kill_child;
 pub(crate) use pidfd::{Exit, WatchError, Watched};
 use statuses::Statuses;
 
@@ -74,14 +75,14 @@ pub(crate) struct PendingProcess {
 
 impl PendingProcess {
     /// Watches the process, after the runtime has reported its pid. This works also after the
-    /// process was reaped.
+    /// process was reaped. If it cannot be watched it is killed: its client gets an error.
     pub(crate) fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
         match Watched::open(pid, &self.exits) {
             Ok(watched) if watched.is_child() => Ok(watched),
             // The process is gone, or a new process has the pid.
             other => match self.exits.inner().statuses.find(self.since, pid) {
                 Some(exit) => Ok(Watched::reaped(pid, exit)),
-                None => other,
+                None => other.inspect_err(|_| kill_child(pid)),
             },
         }
     }

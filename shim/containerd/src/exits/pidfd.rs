@@ -81,9 +81,7 @@ impl Watched {
     /// A child that was just started. If it cannot be watched it is killed, and becomes an orphan.
     pub(crate) fn child(pid: u32, exits: &Arc<Exits>) -> io::Result<Self> {
         Self::known(exits.know(pid)).map_err(|error| {
-            // The child is not reaped yet, so the kernel has not reused the pid.
-            let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            raw.map(|raw| kill_process(raw, Signal::KILL));
+            kill_child(pid);
             error.source
         })
     }
@@ -182,6 +180,16 @@ impl Watched {
     }
 }
 
+/// Kills a process that has no pidfd. A child that is not reaped yet still has its pid; any other
+/// process is left alone.
+pub(super) fn kill_child(pid: u32) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    if let Some(raw) = raw.filter(|raw| waitid(WaitId::Pid(*raw), options).is_ok()) {
+        let _ = kill_process(raw, Signal::KILL);
+    }
+}
+
 /// The exit code, or 128 plus the signal.
 pub(super) fn status_of(status: &WaitIdStatus) -> u32 {
     let code = status.exit_status().map(|code| code.unsigned_abs());
@@ -195,6 +203,9 @@ pub(super) fn status_of(status: &WaitIdStatus) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     /// A child of which only the pid is kept: the test waits for it like the shim.
@@ -218,6 +229,26 @@ mod tests {
         assert_eq!(status_of("exit 7", true).await, 7);
         assert_eq!(status_of("kill -9 $$", true).await, 137);
         assert_eq!(status_of("sleep 0.1; exit 255", false).await, 255);
+    }
+
+    #[tokio::test]
+    async fn only_a_child_is_killed_by_its_pid() {
+        let mut parent = std::process::Command::new("sh")
+            .args(["-c", "sleep 100 & echo $!; read end"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(parent.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let grandchild = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+        kill_child(grandchild.as_raw_pid().unsigned_abs());
+        assert!(rustix::process::test_kill_process(grandchild).is_ok());
+        kill_process(grandchild, Signal::KILL).unwrap();
+        kill_child(parent.id());
+        assert_eq!(parent.wait().unwrap().signal(), Some(9));
     }
 
     #[tokio::test]
