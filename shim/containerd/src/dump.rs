@@ -7,6 +7,7 @@
 use std::fs;
 
 use crate::blockable::read_each;
+use crate::blocking::run_blocking;
 use crate::exits::child_pids;
 use crate::service::Containers;
 
@@ -14,9 +15,9 @@ use crate::service::Containers;
 const MAX_LINE: usize = 2048;
 
 /// Writes the dump.
-pub(crate) fn write(containers: &Containers) {
+pub(crate) async fn write(containers: &Containers) {
     tracing::info!("=== BEGIN state dump ===");
-    let kernel = [threads(), processes(), descriptors()].concat();
+    let kernel = [threads(), children(child_pids()).await, descriptors()].concat();
     containers
         .describe()
         .into_iter()
@@ -39,11 +40,14 @@ fn threads() -> Vec<String> {
     names_in("/proc/self/task").iter().map(line).collect()
 }
 
-fn processes() -> Vec<String> {
-    children(&child_pids())
+/// Away from the event loop, which serves the pod while a child blocks its readers.
+async fn children(pids: Vec<u32>) -> Vec<String> {
+    run_blocking(move || describe(&pids))
+        .await
+        .unwrap_or_else(|error| vec![format!("children: {error}")])
 }
 
-fn children(pids: &[u32]) -> Vec<String> {
+fn describe(pids: &[u32]) -> Vec<String> {
     // A child is the init of a container, which can block the readers of these files.
     let lines = read_each(pids, |pid| {
         let read =
@@ -102,6 +106,8 @@ fn names_in(folder: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use bindguard_testing::held_memory::{Executing, unless_it_hangs};
 
     use super::*;
@@ -118,12 +124,27 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_hangs_in_execve_does_not_delay_the_dump() {
+    fn a_child_that_hangs_in_execve_delays_neither_the_dump_nor_other_calls() {
         let Some(executing) = Executing::start() else {
             return;
         };
         let pid = executing.pid();
-        let line = unless_it_hangs(move || children(&[pid])).expect("the dump hangs");
+        let dump = move || {
+            let event_loop = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            let is_done = Cell::new(false);
+            event_loop.block_on(async {
+                let dump = async {
+                    let lines = children(vec![pid]).await;
+                    is_done.set(true);
+                    lines
+                };
+                tokio::join!(dump, async { is_done.get() })
+            })
+        };
+        let (line, is_late) = unless_it_hangs(dump).expect("the dump hangs");
+        assert!(!is_late, "the event loop waited");
         assert!(
             line[0].starts_with(&format!("child: pid {pid}, ")),
             "{line:?}"

@@ -155,7 +155,7 @@ async fn terminated(containers: &Containers) {
             () = tokio::time::sleep(TERMINATE_POLL), if is_to_end => {}
         }
         if signals.take(SIGUSR1) {
-            dump::write(containers);
+            dump::write(containers).await;
         }
         // Both flags are cleared.
         let is_requested = [SIGTERM, SIGINT]
