@@ -4,41 +4,21 @@
 //! `wchan` waits as long as the process does. A FUSE daemon of a container decides how long. The
 //! wait ends when the shim ends, so a thread in this wait keeps no shim alive.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::Duration;
 
-/// Time limit for a process.
+use tokio::sync::Semaphore;
+
+use crate::blocking::spawn_thread;
+
+/// Time limit for one process.
 const READ_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Limit of threads that wait for a process.
 const MAX_WAITING: usize = 8;
 
-const STACK: usize = 256 * 1024;
-
-/// A slot of a reading thread, freed when the thread ends.
-#[derive(Debug)]
-struct Reader(Arc<AtomicUsize>);
-
-impl Reader {
-    fn one() -> Option<Self> {
-        static READERS: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
-        let readers = READERS.get_or_init(Arc::default);
-        let more = |count: usize| (count < MAX_WAITING).then_some(count + 1);
-        readers
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .ok()
-            .map(|_| Self(Arc::clone(readers)))
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// A slot of a reading thread is free again when the thread ends.
+static READER_SLOTS: Semaphore = Semaphore::const_new(MAX_WAITING);
 
 /// The result of `read` for each process, in the same order. `None` for a process that blocks its
 /// readers, and for the processes that are left when too many threads wait already.
@@ -50,21 +30,16 @@ where
     let mut results = Vec::new();
     while results.len() < processes.len() {
         let left = processes[results.len()..].to_vec();
-        let Some(reader) = Reader::one() else {
+        let Ok(slot) = READER_SLOTS.try_acquire() else {
             break;
         };
         let (send, received) = channel();
         let work = move || {
-            let _counted = reader;
-            // After a time limit there is no receiver, and a new thread reads the remaining
-            // processes.
+            let _slot = slot;
+            // After a time limit there is no receiver, and the others have another thread.
             let _ = left.iter().try_for_each(|process| send.send(read(process)));
         };
-        if thread::Builder::new()
-            .stack_size(STACK)
-            .spawn(work)
-            .is_err()
-        {
+        if spawn_thread(work).is_err() {
             break;
         }
         while results.len() < processes.len() {

@@ -11,20 +11,28 @@ use tokio::sync::oneshot;
 
 use crate::kernel;
 
+/// Enough for a buffer and some calls.
+const STACK: usize = 256 * 1024;
+
+/// Starts a thread that no caller waits for.
+pub(crate) fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new()
+        .stack_size(STACK)
+        .spawn(|| {
+            work();
+            // glibc keeps the stack for the next thread.
+            kernel::release_stack();
+        })
+        .map(drop)
+}
+
 /// Runs `work` on its own thread. An error means that no thread could start, or that the work
 /// panicked.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
     let (send, receive) = oneshot::channel();
-    thread::Builder::new()
-        .stack_size(256 * 1024)
-        .spawn(move || {
-            let done = work();
-            // glibc keeps the stack for the next thread.
-            kernel::release_stack();
-            drop(send.send(done));
-        })?;
+    spawn_thread(move || drop(send.send(work())))?;
     receive.await.map_err(io::Error::other)
 }
 

@@ -8,14 +8,12 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::thread;
 
 use super::progress::{CopyProgress, DrainLimits, DrainResult, Mover, progress};
+use crate::blocking::spawn_thread;
 
 /// The limit of a step; the buffer exists as long as the stream.
 const STEP: usize = 16 * 1024;
-/// Room for the buffer and some calls.
-const STACK: usize = 256 * 1024;
 
 /// A thread that writes.
 #[derive(Debug)]
@@ -27,8 +25,7 @@ impl FileWriter {
     /// Starts to copy from the pipe to the file. The pipe's end must be blocking.
     pub(super) fn start(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
         let (mover, progress) = progress();
-        let write = move || pass_on(&mut pipe.into(), &mut file.into(), &mover);
-        thread::Builder::new().stack_size(STACK).spawn(write)?;
+        spawn_thread(move || pass_on(&mut pipe.into(), &mut file.into(), &mover))?;
         Ok(Self { progress })
     }
 

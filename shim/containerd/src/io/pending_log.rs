@@ -10,13 +10,11 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use super::IoError;
 use super::file_writer::FileWriter;
 use super::pipes::unread;
-
-const STACK: usize = 256 * 1024;
+use crate::blocking::spawn_thread;
 
 /// A pipe to copy into a file.
 pub(super) struct PendingLog {
@@ -54,12 +52,11 @@ impl PendingLog {
             return Ok(());
         }
         let (mut file, path) = (File::from(self.file.try_clone()?), self.path.clone());
-        thread::Builder::new().stack_size(STACK).spawn(move || {
+        spawn_thread(move || {
             if let Err(error) = file.write_all(&text) {
                 tracing::warn!(%error, path = %path.display(), "the runtime's error is not in the log file");
             }
-        })?;
-        Ok(())
+        })
     }
 
     /// Starts to copy: the process exists now.
@@ -144,7 +141,7 @@ mod tests {
                 "{:?}",
                 std::fs::read_to_string(file.path())
             );
-            thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
