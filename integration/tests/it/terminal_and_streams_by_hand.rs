@@ -23,6 +23,7 @@ fn containerd_2_1() {
         resize(node)?;
         terminal_into_a_program(node)?;
         terminal_into_a_file(node)?;
+        files_and_devices(node)?;
         no_other_descriptors(node)?;
         before.are_all(node)
     });
@@ -128,6 +129,40 @@ fn terminal_into_a_file(node: &Node) -> Result<()> {
     let text = fs::read_to_string(&file)?;
     ensure!(text == "one\r\ntwo\r\n", "{text:?}");
     Ok(())
+}
+
+/// stdin and stdout that are no fifos, as the stock shim accepts them.
+fn files_and_devices(node: &Node) -> Result<()> {
+    let (input, out) = (node.disk().join("input"), node.disk().join("copied.log"));
+    fs::write(&input, "from a file\n")?;
+    let bundle = Bundle::create(node, "reading", &["cat"])?;
+    let client = begin(node, &bundle, |request| {
+        request.stdin = input.display().to_string();
+        request.stdout = format!("file://{}", out.display());
+    })?;
+    ensure!(end(&client, "reading")? == 0);
+    ensure!(fs::read_to_string(&out)? == "from a file\n");
+
+    // More than a terminal holds without a reader.
+    let bundle = with_a_terminal(node, "discarded", "head -c 1000000 /dev/zero")?;
+    let client = begin(node, &bundle, |request| {
+        request.terminal = true;
+        request.stdin = "/dev/null".to_owned();
+        request.stdout = "/dev/null".to_owned();
+    })?;
+    ensure!(end(&client, "discarded")? == 0);
+
+    let bundle = with_a_terminal(node, "unread", "true")?;
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    let request = CreateTaskRequest {
+        terminal: true,
+        ..bundle.request()
+    };
+    ensure!(
+        client.create(&request).is_err(),
+        "a terminal without a reader"
+    );
+    Ok(client.shut_down("unread")?)
 }
 
 /// containerd's API has no field for more than three; what the shim and the runtime hold open must

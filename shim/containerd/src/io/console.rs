@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+use super::pipes::nonblocking;
+
 /// A socket's path may have 107 bytes and a bundle's path is longer, so sockets are in a short
 /// directory of our own.
 const DIRECTORY: &str = "/run/containerd/s";
@@ -67,8 +69,7 @@ impl ConsoleSocket {
         let master = master.ok_or_else(|| {
             io::Error::new(io::ErrorKind::UnexpectedEof, "the runtime sent no terminal")
         })?;
-        let flags = rustix::fs::fcntl_getfl(&master)?;
-        rustix::fs::fcntl_setfl(&master, flags | rustix::fs::OFlags::NONBLOCK)?;
+        nonblocking(&master)?;
         Ok(master)
     }
 }

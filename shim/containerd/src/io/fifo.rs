@@ -3,16 +3,20 @@
 //! Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading
 //! *and* writing: this succeeds before its reader comes, and a write after the reader has gone
 //! fills the fifo instead of failing with EPIPE. The same is true of the write end of an input,
-//! which the shim keeps open until `CloseIO`. Files that are no fifo (a regular file, /dev/null)
-//! are passed to the process.
+//! which the shim keeps open until `CloseIO`. Any other file (a regular file, /dev/null) is copied
+//! by a thread as an input, and passed to the process itself as an output: the event loop watches
+//! no such file.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
+
+use super::pipes::nonblocking;
+use crate::blocking::spawn_thread;
 
 /// The file at the path of an output.
 pub(crate) enum Output {
@@ -22,12 +26,12 @@ pub(crate) enum Output {
     File(OwnedFd),
 }
 
-/// An input fifo: the read end, and the write end that keeps it from ending.
+/// An input: the read end, and the write end that keeps a fifo from ending.
 pub(crate) struct Input {
     /// For the copy.
     pub(crate) read: OwnedFd,
     /// Kept open until `CloseIO`.
-    pub(crate) hold: OwnedFd,
+    pub(crate) hold: Option<OwnedFd>,
 }
 
 /// Opens an output.
@@ -61,10 +65,10 @@ pub(crate) fn open_log_file(path: &Path) -> io::Result<OwnedFd> {
 /// Opens an input.
 pub(crate) fn open_input(path: &Path) -> io::Result<Input> {
     if !fs::metadata(path)?.file_type().is_fifo() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "stdin is not a fifo",
-        ));
+        return Ok(Input {
+            read: copied_into_pipe(File::open(path)?)?,
+            hold: None,
+        });
     }
     // The reader first: a non-blocking open of the write end fails (ENXIO) as long as there is no
     // reader.
@@ -78,8 +82,21 @@ pub(crate) fn open_input(path: &Path) -> io::Result<Input> {
         .open(path)?;
     Ok(Input {
         read: read.into(),
-        hold: hold.into(),
+        hold: Some(hold.into()),
     })
+}
+
+/// Starts to copy the file; returns the pipe's read end.
+fn copied_into_pipe(mut file: File) -> io::Result<OwnedFd> {
+    let (read, mut write) = io::pipe()?;
+    let read = OwnedFd::from(read);
+    nonblocking(&read)?;
+    spawn_thread(move || {
+        if let Err(error) = io::copy(&mut file, &mut write) {
+            tracing::debug!(%error, "an input ended early");
+        }
+    })?;
+    Ok(read)
 }
 
 fn nonblock() -> i32 {
@@ -107,9 +124,9 @@ mod tests {
         let Output::Fifo(fd) = open_output(&path).unwrap() else {
             panic!("no fifo")
         };
-        let mut writer = fs::File::from(fd);
+        let mut writer = File::from(fd);
         writer.write_all(b"one").unwrap();
-        let mut reader = fs::File::open(&path).unwrap();
+        let mut reader = File::open(&path).unwrap();
         let mut got = [0; 3];
         reader.read_exact(&mut got).unwrap();
         drop(reader);
@@ -121,7 +138,7 @@ mod tests {
         let (_dir, path) = fifo();
         let input = open_input(&path).unwrap();
         drop(OpenOptions::new().write(true).open(&path).unwrap());
-        let mut read = fs::File::from(input.read);
+        let mut read = File::from(input.read);
         let mut buffer = [0; 8];
         assert_eq!(
             read.read(&mut buffer).unwrap_err().kind(),
@@ -129,6 +146,21 @@ mod tests {
         );
         drop(input.hold);
         assert_eq!(read.read(&mut buffer).unwrap(), 0);
+    }
+
+    #[test]
+    fn an_input_that_is_no_fifo_is_read_to_its_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), [7; 200_000]).unwrap();
+        for (path, length) in [(file.path(), 200_000), (Path::new("/dev/null"), 0)] {
+            let input = open_input(path).unwrap();
+            let flags = rustix::fs::fcntl_getfl(&input.read).unwrap();
+            assert!(flags.contains(OFlags::NONBLOCK));
+            rustix::fs::fcntl_setfl(&input.read, flags - OFlags::NONBLOCK).unwrap();
+            let mut bytes = Vec::new();
+            File::from(input.read).read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes, vec![7; length]);
+        }
     }
 
     #[test]

@@ -42,9 +42,10 @@ pub(super) enum OutputTarget {
 impl OpenedStreams {
     /// Opens them.
     pub(super) async fn open(streams: &Streams) -> Result<Self, IoError> {
-        if [&streams.stdin, &streams.stdout, &streams.stderr]
-            .iter()
-            .all(|name| name.is_empty())
+        if !streams.terminal
+            && [&streams.stdin, &streams.stdout, &streams.stderr]
+                .iter()
+                .all(|name| name.is_empty())
         {
             return Ok(Self::default());
         }
@@ -56,7 +57,19 @@ impl OpenedStreams {
 
     fn open_all(streams: &Streams) -> Result<Self, IoError> {
         let stdin = open_stdin(&streams.stdin)?;
-        let stdout = open_output("stdout", &streams.stdout)?;
+        let stdout = match open_output("stdout", &streams.stdout)? {
+            // Without a reader the process would hang as soon as the terminal is full.
+            OutputTarget::Nowhere if streams.terminal => {
+                return Err(open_failed("stdout", Path::new(""))(
+                    io::ErrorKind::NotFound.into(),
+                ));
+            }
+            // The event loop watches no such file: a thread writes it.
+            OutputTarget::File(file) if streams.terminal => {
+                OutputTarget::LogFile(streams.stdout.clone().into(), file)
+            }
+            stdout => stdout,
+        };
         let stderr = match &stdout {
             _ if streams.terminal => OutputTarget::Nowhere,
             // The program also reads stderr, whatever name stderr has.
@@ -69,17 +82,11 @@ impl OpenedStreams {
                 target => target,
             },
         };
-        match stdout {
-            // The event loop does not support such a file.
-            OutputTarget::File(_) if streams.terminal => {
-                Err(unsupported("stdout", &streams.stdout))
-            }
-            stdout => Ok(Self {
-                stdin,
-                stdout,
-                stderr,
-            }),
-        }
+        Ok(Self {
+            stdin,
+            stdout,
+            stderr,
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Pipes between shim and process, and descriptors for the event loop.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -44,9 +45,8 @@ pub(super) fn owned_pipe(
 
 /// Makes calls on it fail instead of wait. All users of the end share this flag, so never set it on
 /// an end that a process gets.
-pub(super) fn nonblocking(fd: &OwnedFd) -> Result<(), IoError> {
-    let set = || fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
-    set().map_err(|errno| IoError::Watch(errno.into()))
+pub(super) fn nonblocking(fd: &OwnedFd) -> io::Result<()> {
+    Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
 }
 
 /// Reads the current content of a pipe, whether its end blocks or not. A pipe holds a mebibyte at

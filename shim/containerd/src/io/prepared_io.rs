@@ -40,7 +40,7 @@ struct StdinPair {
     from: OwnedFd,
     /// None with a terminal: the master arrives later.
     to: Option<OwnedFd>,
-    hold: OwnedFd,
+    hold: Option<OwnedFd>,
 }
 
 impl PreparedIo {
@@ -83,7 +83,7 @@ impl PreparedIo {
         let mut to = None;
         if !terminal {
             let (read, write) = owned_pipe("stdin", owner)?;
-            nonblocking(&write)?;
+            nonblocking(&write).map_err(IoError::Watch)?;
             self.child[0] = Some(read);
             to = Some(write);
         }
@@ -108,7 +108,7 @@ impl PreparedIo {
             OutputTarget::File(file) => Some(file),
             OutputTarget::Fifo(to) => {
                 let (from, write) = owned_pipe(name, owner)?;
-                nonblocking(&from)?;
+                nonblocking(&from).map_err(IoError::Watch)?;
                 self.pairs.push(Pair { from, to });
                 Some(write)
             }
@@ -179,7 +179,7 @@ impl PreparedIo {
                 stdout
             }
         };
-        nonblocking(&to)?;
+        nonblocking(&to).map_err(IoError::Watch)?;
         self.console_out = Some(to);
         Ok(())
     }
@@ -273,7 +273,7 @@ impl PreparedIo {
             if let Some(target) = target {
                 attached.stdin = Some(StreamCopy::spawn(readable(from)?, target));
             }
-            attached.stdin_hold = Mutex::new(Some(hold));
+            attached.stdin_hold = Mutex::new(hold);
         }
         Ok(attached)
     }
