@@ -13,7 +13,7 @@ use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::report::Unchecked;
 
 use super::Runtime;
-use super::guard::GuardedCall;
+use super::guard::NewContainer;
 use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 
 /// Time limit of the process that writes a line of the journal.
@@ -24,19 +24,18 @@ impl Runtime {
     pub(super) fn spawn_unchecked_record(
         &self,
         guard: &Path,
-        call: &GuardedCall<'_>,
+        container: &NewContainer<'_>,
         attempt: u32,
         how: Unchecked,
         why: &str,
     ) {
-        let id = call.id;
         let mut more: Vec<OsString> =
             vec![attempt.to_string().into(), how.as_str().into(), why.into()];
         // In a retry the create fails with the runtime's own error.
         if attempt == 0 {
-            more.extend(refusal_of_unseen(why, &call.settings.policy).map(OsString::from));
+            more.extend(refusal_of_unseen(why, &container.settings.policy).map(OsString::from));
         }
-        self.spawn_record(guard, UNCHECKED_VERB, id, more);
+        self.spawn_record(guard, UNCHECKED_VERB, container.id, more);
     }
 
     /// Starts to record that no comparison proved the mounts of this new container.

@@ -1,134 +1,67 @@
 //! `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and create
 //! it again from there.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use containerd_shim_protos::shim::oci::CheckpointOptions;
 
 use super::Runtime;
-use super::guard::{Created, GuardSettings, GuardedCall};
+use super::guard::{Created, NewContainer};
 use super::invoke::RuntimeError;
-use crate::io::PreparedIo;
-
-/// The arguments of `checkpoint`.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct CheckpointCall {
-    /// The directory for the images.
-    pub(crate) images: PathBuf,
-    /// The parent images; empty if the images are complete.
-    pub(crate) parent: String,
-    /// The directory in which criu works and logs.
-    pub(crate) work: PathBuf,
-    /// True if the container ends after the checkpoint.
-    pub(crate) exit: bool,
-    /// Connections of the container may be open.
-    pub(crate) open_tcp: bool,
-    /// Unix sockets may be connected to the outside.
-    pub(crate) external_unix_sockets: bool,
-    /// The container may have a terminal.
-    pub(crate) terminal: bool,
-    /// The container may hold locks on files.
-    pub(crate) file_locks: bool,
-    /// Kinds of namespaces that are created again instead of written.
-    pub(crate) empty_namespaces: Vec<String>,
-}
-
-/// The arguments of `restore`.
-pub(crate) struct RestoreCall<'a> {
-    /// The directory of the images.
-    pub(crate) images: &'a str,
-    /// The parent images; empty if the images are complete.
-    pub(crate) parent: &'a str,
-    /// The directory in which criu works and logs.
-    pub(crate) work: PathBuf,
-    /// chroot instead of pivot_root.
-    pub(crate) no_pivot_root: bool,
-    /// The process's streams.
-    pub(crate) prepared_io: &'a PreparedIo,
-    /// The guard's settings.
-    pub(crate) settings: &'a GuardSettings,
-}
-
-impl CheckpointCall {
-    fn args(&self) -> Vec<OsString> {
-        let mut args: Vec<OsString> = vec!["--image-path".into(), self.images.clone().into()];
-        args.extend(["--work-path".into(), self.work.clone().into()]);
-        if !self.parent.is_empty() {
-            args.extend(["--parent-path".into(), self.parent.clone().into()]);
-        }
-        let flags = [
-            (self.open_tcp, "--tcp-established"),
-            (self.external_unix_sockets, "--ext-unix-sk"),
-            (self.terminal, "--shell-job"),
-            (self.file_locks, "--file-locks"),
-            (!self.exit, "--leave-running"),
-        ];
-        args.extend(
-            flags
-                .into_iter()
-                .filter(|(wanted, _)| *wanted)
-                .map(|(_, flag)| flag.into()),
-        );
-        args.extend(
-            self.empty_namespaces
-                .iter()
-                .flat_map(|kind| ["--empty-ns".into(), kind.into()]),
-        );
-        args
-    }
-}
 
 impl Runtime {
-    /// Writes a running or paused container.
+    /// Writes a running or paused container. `parent` is empty if the images are complete.
     pub(crate) async fn checkpoint(
         &self,
         id: &str,
-        call: &CheckpointCall,
+        options: &CheckpointOptions,
+        parent: &str,
     ) -> Result<(), RuntimeError> {
-        self.run("checkpoint", call.args().into_iter().chain([id.into()]))
+        let args = checkpoint_args(options, parent);
+        self.run("checkpoint", args.into_iter().chain([id.into()]))
             .await
     }
 
-    /// Creates and starts a container from a checkpoint, through the guard if a guard is installed.
+    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at
+    /// once. criu works and logs in `work`.
     pub(crate) async fn restore(
         &self,
-        id: &str,
-        call: &RestoreCall<'_>,
+        images: &str,
+        parent: &str,
+        work: &Path,
+        container: &NewContainer<'_>,
     ) -> Result<Created, RuntimeError> {
-        let mut args: Vec<OsString> = vec!["--image-path".into(), call.images.into()];
-        args.extend(["--work-path".into(), call.work.clone().into()]);
-        if !call.parent.is_empty() {
-            args.extend(["--parent-path".into(), call.parent.into()]);
-        }
-        args.extend([
-            "--detach".into(),
-            "--pid-file".into(),
-            self.bundle.init_pid_file().into(),
-        ]);
-        if let Some(socket) = call.prepared_io.console_socket() {
-            args.extend(["--console-socket".into(), socket.into()]);
-        }
-        args.extend(call.no_pivot_root.then(|| "--no-pivot".into()));
+        let mut args = images_args(images, work.as_ref(), parent);
         // The shim is the subreaper: the restored process becomes its child.
-        args.extend([
-            "--no-subreaper".into(),
-            "--bundle".into(),
-            self.bundle.path().into(),
-            id.into(),
-        ]);
-        let RestoreCall {
-            prepared_io,
-            settings,
-            ..
-        } = *call;
-        self.create_or_restore(&GuardedCall {
-            verb: "restore",
-            args,
-            id,
-            prepared_io,
-            settings,
-        })
-        .await
+        args.extend(["--detach".into(), "--no-subreaper".into()]);
+        self.create_or_restore("restore", args, container).await
     }
+}
+
+fn images_args(images: &str, work: &OsStr, parent: &str) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["--image-path".into(), images.into()];
+    args.extend(["--work-path".into(), work.into()]);
+    if !parent.is_empty() {
+        args.extend(["--parent-path".into(), parent.into()]);
+    }
+    args
+}
+
+fn checkpoint_args(options: &CheckpointOptions, parent: &str) -> Vec<OsString> {
+    let mut args = images_args(&options.image_path, options.work_path.as_ref(), parent);
+    let flags = [
+        (options.open_tcp, "--tcp-established"),
+        (options.external_unix_sockets, "--ext-unix-sk"),
+        (options.terminal, "--shell-job"),
+        (options.file_locks, "--file-locks"),
+        (!options.exit, "--leave-running"),
+    ];
+    let wanted = flags.into_iter().filter(|(is_wanted, _)| *is_wanted);
+    args.extend(wanted.map(|(_, flag)| flag.into()));
+    let namespaces = options.empty_namespaces.iter();
+    args.extend(namespaces.flat_map(|kind| ["--empty-ns".into(), kind.into()]));
+    args
 }
 
 #[cfg(test)]
@@ -137,24 +70,23 @@ mod tests {
 
     #[test]
     fn every_option_has_its_flag() {
-        let call = CheckpointCall {
-            images: "/i".into(),
-            work: "/w".into(),
-            ..CheckpointCall::default()
+        let options = CheckpointOptions {
+            image_path: "/i".into(),
+            work_path: "/w".into(),
+            ..CheckpointOptions::default()
         };
         assert_eq!(
-            call.args(),
+            checkpoint_args(&options, ""),
             ["--image-path", "/i", "--work-path", "/w", "--leave-running"]
         );
-        let all = CheckpointCall {
-            parent: "../before".into(),
+        let all = CheckpointOptions {
             exit: true,
             open_tcp: true,
             external_unix_sockets: true,
             terminal: true,
             file_locks: true,
             empty_namespaces: vec!["network".into()],
-            ..call
+            ..options
         };
         let flags = [
             "--parent-path",
@@ -166,6 +98,6 @@ mod tests {
             "--empty-ns",
             "network",
         ];
-        assert_eq!(all.args()[4..], flags);
+        assert_eq!(checkpoint_args(&all, "../before")[4..], flags);
     }
 }

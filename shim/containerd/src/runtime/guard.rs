@@ -44,18 +44,23 @@ const RETRIES: u32 = 3;
 /// The time limit for the end of a killed guard, which may have become the runtime.
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
-/// A call of the runtime that makes a container.
-pub(super) struct GuardedCall<'a> {
-    /// `create` or `restore`.
-    pub(super) verb: &'static str,
-    /// The arguments after the verb.
-    pub(super) args: Vec<OsString>,
+/// The container that `create` or `restore` makes.
+pub(crate) struct NewContainer<'a> {
     /// The container.
-    pub(super) id: &'a str,
+    pub(crate) id: &'a str,
     /// Its streams.
-    pub(super) prepared_io: &'a PreparedIo,
+    pub(crate) prepared_io: &'a PreparedIo,
+    /// chroot instead of pivot_root.
+    pub(crate) no_pivot_root: bool,
     /// The guard's settings.
-    pub(super) settings: &'a GuardSettings,
+    pub(crate) settings: &'a GuardSettings,
+}
+
+/// A call of the runtime that makes a container.
+struct GuardedCall<'a> {
+    verb: &'static str,
+    args: Vec<OsString>,
+    container: &'a NewContainer<'a>,
 }
 
 /// The settings of the guard, and the policy for a container that it could not check.
@@ -86,14 +91,28 @@ enum GuardResult {
 }
 
 impl Runtime {
-    /// Makes the container, through the guard if a guard is installed.
+    /// Makes the container, admitted by the guard if there is one. `args` are the verb's own.
     pub(super) async fn create_or_restore(
         &self,
-        call: &GuardedCall<'_>,
+        verb: &'static str,
+        mut args: Vec<OsString>,
+        container: &NewContainer<'_>,
     ) -> Result<Created, RuntimeError> {
-        self.run_through_guard(call)
+        args.extend(["--bundle".into(), self.bundle.path().into()]);
+        args.extend(["--pid-file".into(), self.bundle.init_pid_file().into()]);
+        if let Some(socket) = container.prepared_io.console_socket() {
+            args.extend(["--console-socket".into(), socket.into()]);
+        }
+        args.extend(container.no_pivot_root.then(|| "--no-pivot".into()));
+        args.push(container.id.into());
+        let call = GuardedCall {
+            verb,
+            args,
+            container,
+        };
+        self.run_through_guard(&call)
             .await
-            .map_err(|error| error.into_final(call.prepared_io))
+            .map_err(|error| error.into_final(container.prepared_io))
     }
 
     async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
@@ -126,12 +145,12 @@ impl Runtime {
     ) -> Result<Created, RuntimeError> {
         let mut failure = first;
         for attempt in 1..=RETRIES {
-            self.remove_failed_create(call.id).await;
-            call.prepared_io.withhold_output();
+            self.remove_failed_create(call.container.id).await;
+            call.container.prepared_io.withhold_output();
             match self.run_guard(guard, call, attempt).await? {
                 GuardResult::Created(created) => {
                     tracing::info!(
-                        id = call.id,
+                        id = call.container.id,
                         attempt,
                         "created after a mount was repaired; before: {failure}"
                     );
@@ -144,7 +163,7 @@ impl Runtime {
                 }
                 GuardResult::NoGuard(why) => {
                     tracing::warn!(
-                        id = call.id,
+                        id = call.container.id,
                         attempt,
                         "no second check of the mounts: {why}"
                     );
@@ -160,22 +179,22 @@ impl Runtime {
         call: &GuardedCall<'_>,
         why: &str,
     ) -> Result<Created, RuntimeError> {
-        if let Some(reason) = refusal_of_unseen(why, &call.settings.policy) {
+        if let Some(reason) = refusal_of_unseen(why, &call.container.settings.policy) {
             return Err(RuntimeError::Refused { reason });
         }
         tracing::warn!(
-            id = call.id,
+            id = call.container.id,
             "{why}: the container is created without a check of its mounts"
         );
         // A guard that broke, or was killed when it had become the runtime, may have written to the
         // container's stderr.
-        if let Some(output) = call.prepared_io.last_output() {
-            tracing::warn!(id = call.id, "the guard's last output: {output}");
+        if let Some(output) = call.container.prepared_io.last_output() {
+            tracing::warn!(id = call.container.id, "the guard's last output: {output}");
         }
         let program = self.resolve_binary().await?;
         let plain = RuntimeCall::new(self, program, call.verb, call.args.clone());
         plain
-            .run(RunStreams::Process(call.prepared_io))
+            .run(RunStreams::Process(call.container.prepared_io))
             .await
             .map(|_| Created::default())
     }
@@ -192,16 +211,16 @@ impl Runtime {
         };
         let mut received = Vec::new();
         if tokio::time::timeout(
-            call.settings.deadline,
+            call.container.settings.deadline,
             read_answer(&mut answers, &mut received),
         )
         .await
         .is_err()
         {
-            self.kill_late_guard(running, &mut answers, &mut received, call.id)
+            self.kill_late_guard(running, &mut answers, &mut received, call.container.id)
                 .await;
-            let why = format!("no answer within {:?}", call.settings.deadline);
-            self.spawn_unchecked_record(guard, call, attempt, Unchecked::Late, &why);
+            let why = format!("no answer within {:?}", call.container.settings.deadline);
+            self.spawn_unchecked_record(guard, call.container, attempt, Unchecked::Late, &why);
             return Ok(GuardResult::NoGuard(why));
         }
         match parse_answer(&received) {
@@ -221,7 +240,13 @@ impl Runtime {
                     _ => {
                         let received = String::from_utf8_lossy(&received);
                         let why = format!("unexpected answer {received:?}");
-                        self.spawn_unchecked_record(guard, call, attempt, Unchecked::Died, &why);
+                        self.spawn_unchecked_record(
+                            guard,
+                            call.container,
+                            attempt,
+                            Unchecked::Died,
+                            &why,
+                        );
                         GuardResult::NoGuard(why)
                     }
                 })
@@ -246,7 +271,7 @@ impl Runtime {
         request.lead_group();
         request.inherit(write);
         let running = request
-            .spawn(RunStreams::Process(call.prepared_io))
+            .spawn(RunStreams::Process(call.container.prepared_io))
             .map_err(io::Error::other)?;
         Ok((running, answers))
     }

@@ -6,7 +6,6 @@
 
 mod besides;
 mod checkpoint;
-mod create;
 mod guard;
 mod handover;
 mod invoke;
@@ -19,9 +18,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub(crate) use checkpoint::{CheckpointCall, RestoreCall};
-pub(crate) use create::CreateCall;
-pub(crate) use guard::GuardSettings;
+pub(crate) use guard::{GuardSettings, NewContainer};
 pub(crate) use invoke::RuntimeError;
 
 use crate::blocking::run_blocking;
@@ -29,6 +26,7 @@ use crate::bundle::Bundle;
 use crate::exits::Exits;
 use crate::io::PreparedIo;
 use crate::options::Options;
+use guard::Created;
 use invoke::{RunStreams, RuntimeCall};
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every
@@ -83,6 +81,17 @@ impl Runtime {
     /// The directory of the runtime's state of a container.
     pub(crate) fn state_of(&self, id: &str) -> PathBuf {
         self.root.join(id)
+    }
+
+    /// Creates the container, admitted by the guard if there is one.
+    pub(crate) async fn create(
+        &self,
+        no_new_keyring: bool,
+        container: &NewContainer<'_>,
+    ) -> Result<Created, RuntimeError> {
+        let args = no_new_keyring.then(|| "--no-new-keyring".into());
+        self.create_or_restore("create", args.into_iter().collect(), container)
+            .await
     }
 
     /// Runs the program of a created container.

@@ -24,7 +24,7 @@ use crate::bundle::Bundle;
 use crate::exits::Watched;
 use crate::io::PreparedIo;
 use crate::options::{Options, OptionsError};
-use crate::runtime::{CheckpointCall, RestoreCall};
+use crate::runtime::NewContainer;
 
 const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
 /// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the
@@ -52,8 +52,9 @@ impl std::fmt::Debug for Restoration {
 impl Task {
     /// Writes the container into a directory, with criu.
     pub(crate) async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
-        let options = decode(request.options.as_ref())?;
+        let mut options = decode(request.options.as_ref())?;
         let parent = parent_path(&options);
+        options.image_path = images_directory(options.image_path, request.path);
         let _turn = self.turn.lock().await;
         self.init.state().admits_checkpoint()?;
         // A directory that the client names stays for the client to inspect.
@@ -61,22 +62,14 @@ impl Task {
             .work_path
             .is_empty()
             .then(|| self.bundle.work().join("criu-work"));
-        let call = CheckpointCall {
-            images: images_directory(options.image_path, request.path).into(),
-            parent,
-            work: own.clone().unwrap_or_else(|| options.work_path.into()),
-            exit: options.exit,
-            open_tcp: options.open_tcp,
-            external_unix_sockets: options.external_unix_sockets,
-            terminal: options.terminal,
-            file_locks: options.file_locks,
-            empty_namespaces: options.empty_namespaces,
-        };
-        let done = match self.runtime.checkpoint(&self.id, &call).await {
+        if let Some(own) = &own {
+            options.work_path = own.display().to_string();
+        }
+        let done = match self.runtime.checkpoint(&self.id, &options, &parent).await {
             Ok(()) => Ok(()),
             Err(source) => Err(TaskError::Checkpoint {
                 source,
-                log: self.keep_log(&call.work).await,
+                log: self.keep_log(Path::new(&options.work_path)).await,
             }),
         };
         if let Some(own) = own {
@@ -147,16 +140,14 @@ impl Task {
         };
         let settings = guard_settings(&self.bundle.spec()?).await;
         let pending = self.shared.exits.pending_process();
-        let call = RestoreCall {
-            images: &from.images,
-            parent: &from.parent,
-            work,
-            no_pivot_root: from.no_pivot_root,
+        let container = NewContainer {
+            id: &self.id,
             prepared_io: &from.prepared_io,
+            no_pivot_root: from.no_pivot_root,
             settings: &settings,
         };
         self.runtime
-            .restore(&self.id, &call)
+            .restore(&from.images, &from.parent, &work, &container)
             .await
             .map_err(TaskError::runtime("restore"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;

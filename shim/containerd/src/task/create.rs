@@ -22,7 +22,7 @@ use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::options::Options;
 use crate::rootfs;
-use crate::runtime::{CreateCall, Runtime};
+use crate::runtime::{NewContainer, Runtime};
 
 /// The clean-up that `delete` and a failed create share.
 pub(crate) struct Rollback<'a> {
@@ -156,16 +156,15 @@ impl Task {
         .await?;
         let pending = self.shared.exits.pending_process();
         let settings = guard_settings(spec).await;
-        let call = CreateCall {
+        let container = NewContainer {
             id: &self.id,
             prepared_io: &prepared_io,
             no_pivot_root: options.no_pivot_root,
-            no_new_keyring: options.no_new_keyring,
             settings: &settings,
         };
         let created = self
             .runtime
-            .create(&call)
+            .create(options.no_new_keyring, &container)
             .await
             .map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
