@@ -11,43 +11,19 @@ mod queue;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use containerd_shim_protos::events::task as proto;
-use containerd_shim_protos::topics;
 use protobuf::well_known_types::timestamp::Timestamp;
 use protobuf::{Message, MessageField};
 use tokio::sync::oneshot;
 
 use queue::{Item, Queue};
 
-/// An event of a task.
-#[derive(Debug, Clone)]
-pub(crate) enum TaskEvent {
-    /// The container exists.
-    Created(proto::TaskCreate),
-    /// Its program runs.
-    Started(proto::TaskStart),
-    /// An exec is added.
-    ExecAdded(proto::TaskExecAdded),
-    /// An exec runs.
-    ExecStarted(proto::TaskExecStarted),
-    /// The kernel killed a process for lack of memory.
-    OutOfMemory(proto::TaskOOM),
-    /// An init or an exec has ended.
-    Exited(proto::TaskExit),
-    /// The container is gone.
-    Deleted(proto::TaskDelete),
-    /// The container is frozen.
-    Paused(proto::TaskPaused),
-    /// The container is thawed.
-    Resumed(proto::TaskResumed),
-}
-
 /// A queued event.
 #[derive(Debug)]
 struct Queued {
     at: SystemTime,
     topic: &'static str,
-    type_url: &'static str,
+    /// The message's name in `containerd.events`.
+    name: &'static str,
     value: Vec<u8>,
 }
 
@@ -66,17 +42,9 @@ impl TaskEvents {
     }
 
     /// Puts an event in the queue.
-    pub(crate) fn send(&self, event: &TaskEvent) {
-        let (topic, type_url, value) = event.encode();
-        match value {
-            Ok(value) => {
-                self.queue.add(Item::Event(Queued {
-                    at: SystemTime::now(),
-                    topic,
-                    type_url,
-                    value,
-                }));
-            }
+    pub(crate) fn send<M: Message>(&self, topic: &'static str, event: &M) {
+        match encode(topic, event) {
+            Ok(event) => self.queue.add(Item::Event(event)),
             Err(error) => tracing::error!(topic, %error, "cannot encode an event"),
         }
     }
@@ -96,57 +64,13 @@ impl TaskEvents {
     }
 }
 
-impl TaskEvent {
-    /// Topic, type name in Go's registry, and bytes.
-    fn encode(&self) -> (&'static str, &'static str, protobuf::Result<Vec<u8>>) {
-        match self {
-            Self::Created(e) => (
-                topics::TASK_CREATE_EVENT_TOPIC,
-                "containerd.events.TaskCreate",
-                e.write_to_bytes(),
-            ),
-            Self::Started(e) => (
-                topics::TASK_START_EVENT_TOPIC,
-                "containerd.events.TaskStart",
-                e.write_to_bytes(),
-            ),
-            Self::ExecAdded(e) => (
-                topics::TASK_EXEC_ADDED_EVENT_TOPIC,
-                "containerd.events.TaskExecAdded",
-                e.write_to_bytes(),
-            ),
-            Self::ExecStarted(e) => (
-                topics::TASK_EXEC_STARTED_EVENT_TOPIC,
-                "containerd.events.TaskExecStarted",
-                e.write_to_bytes(),
-            ),
-            Self::OutOfMemory(e) => (
-                topics::TASK_OOM_EVENT_TOPIC,
-                "containerd.events.TaskOOM",
-                e.write_to_bytes(),
-            ),
-            Self::Exited(e) => (
-                topics::TASK_EXIT_EVENT_TOPIC,
-                "containerd.events.TaskExit",
-                e.write_to_bytes(),
-            ),
-            Self::Deleted(e) => (
-                topics::TASK_DELETE_EVENT_TOPIC,
-                "containerd.events.TaskDelete",
-                e.write_to_bytes(),
-            ),
-            Self::Paused(e) => (
-                topics::TASK_PAUSED_EVENT_TOPIC,
-                "containerd.events.TaskPaused",
-                e.write_to_bytes(),
-            ),
-            Self::Resumed(e) => (
-                topics::TASK_RESUMED_EVENT_TOPIC,
-                "containerd.events.TaskResumed",
-                e.write_to_bytes(),
-            ),
-        }
-    }
+fn encode<M: Message>(topic: &'static str, event: &M) -> protobuf::Result<Queued> {
+    Ok(Queued {
+        at: SystemTime::now(),
+        topic,
+        name: M::NAME,
+        value: event.write_to_bytes()?,
+    })
 }
 
 /// A point in time in protobuf's form.
@@ -156,25 +80,22 @@ pub(crate) fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use containerd_shim_protos::events::task::TaskExit;
+    use containerd_shim_protos::topics::TASK_EXIT_EVENT_TOPIC;
+
     use super::*;
 
     #[test]
     fn an_exit_matches_containerds_expectation() {
-        let exit = proto::TaskExit {
+        let exit = TaskExit {
             container_id: "c".into(),
             id: "c".into(),
             pid: 7,
             exit_status: 137,
             ..Default::default()
         };
-        let (topic, type_url, value) = TaskEvent::Exited(exit.clone()).encode();
-        assert_eq!(
-            (topic, type_url),
-            ("/tasks/exit", "containerd.events.TaskExit")
-        );
-        assert_eq!(
-            proto::TaskExit::parse_from_bytes(&value.unwrap()).unwrap(),
-            exit
-        );
+        let queued = encode(TASK_EXIT_EVENT_TOPIC, &exit).unwrap();
+        assert_eq!((queued.topic, queued.name), ("/tasks/exit", "TaskExit"));
+        assert_eq!(TaskExit::parse_from_bytes(&queued.value).unwrap(), exit);
     }
 }

@@ -122,7 +122,8 @@ impl Publisher {
 
     fn request(&self, event: &Queued) -> ForwardRequest {
         let any = Any {
-            type_url: event.type_url.to_owned(),
+            // Go's registry has the full name alone.
+            type_url: format!("containerd.events.{}", event.name),
             value: event.value.clone(),
             ..Default::default()
         };

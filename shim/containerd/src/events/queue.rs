@@ -122,7 +122,7 @@ mod tests {
         Item::Event(Queued {
             at: SystemTime::now(),
             topic,
-            type_url: "",
+            name: "",
             value,
         })
     }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use bindguard_core::error_chain;
 use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as proto;
+use containerd_shim_protos::topics;
 use protobuf::MessageField;
 
 use super::checkpoint::images_of;
@@ -17,7 +18,6 @@ use super::guard_settings::guard_settings;
 use super::{SharedState, Task, TaskError, TaskProcess};
 use crate::bundle::{Bundle, ShimSpec};
 use crate::cgroup::{Cgroup, is_systemd, remove_leftover_cgroup};
-use crate::events::TaskEvent;
 use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::options::Options;
@@ -214,9 +214,9 @@ impl Task {
             terminal: request.terminal,
             ..Default::default()
         };
-        self.shared
-            .events
-            .send(&TaskEvent::Created(proto::TaskCreate {
+        self.shared.events.send(
+            topics::TASK_CREATE_EVENT_TOPIC,
+            &proto::TaskCreate {
                 container_id: self.id.clone(),
                 bundle: request.bundle,
                 rootfs: request.rootfs,
@@ -224,6 +224,7 @@ impl Task {
                 checkpoint: request.checkpoint,
                 pid: self.init.pid(),
                 ..Default::default()
-            }));
+            },
+        );
     }
 }

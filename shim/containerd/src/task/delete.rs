@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use containerd_shim_protos::events::task as proto;
+use containerd_shim_protos::topics;
 
 use super::exec::Exec;
 use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
-use crate::events::{TaskEvent, timestamp};
+use crate::events::timestamp;
 use crate::exits::Exit;
 use crate::rootfs;
 
@@ -107,15 +108,16 @@ impl Task {
 
     fn publish_deleted(&self) {
         let exit = self.init.exit().filter(|_| !self.is_deleted_unstarted());
-        self.shared
-            .events
-            .send(&TaskEvent::Deleted(proto::TaskDelete {
+        self.shared.events.send(
+            topics::TASK_DELETE_EVENT_TOPIC,
+            &proto::TaskDelete {
                 container_id: self.id.clone(),
                 pid: self.init.pid(),
                 exit_status: exit.map_or(0, |exit| exit.status),
                 exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
                 ..Default::default()
-            }));
+            },
+        );
     }
 }
 

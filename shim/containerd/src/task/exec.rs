@@ -10,9 +10,9 @@ use std::sync::Arc;
 use bindguard_core::spec::RawObject;
 use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::events::task as proto;
+use containerd_shim_protos::topics;
 
 use super::{Task, TaskError, TaskProcess};
-use crate::events::TaskEvent;
 use crate::io::Streams;
 
 /// An added process.
@@ -59,7 +59,9 @@ impl Task {
             exec_id,
             ..Default::default()
         };
-        self.shared.events.send(&TaskEvent::ExecAdded(added));
+        self.shared
+            .events
+            .send(topics::TASK_EXEC_ADDED_EVENT_TOPIC, &added);
         Ok(())
     }
 }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::events::task as proto;
+use containerd_shim_protos::topics;
 use nix::libc::SIGKILL;
 
 use super::exec::Exec;
 use super::{Task, TaskProcess};
 use crate::cgroup::OomWatch;
-use crate::events::{TaskEvent, timestamp};
+use crate::events::timestamp;
 use crate::exits::{Exit, Watched};
 
 /// The time limit for which an init's exit waits for the exits of execs. The execs are dead or
@@ -91,7 +92,9 @@ impl Task {
             container_id: self.id.clone(),
             ..Default::default()
         };
-        self.shared.events.send(&TaskEvent::OutOfMemory(killed));
+        self.shared
+            .events
+            .send(topics::TASK_OOM_EVENT_TOPIC, &killed);
     }
 
     /// Waits for an exec in a task of its own.
@@ -105,14 +108,17 @@ impl Task {
 
     fn publish_exit(&self, process: &TaskProcess, exit: Exit) {
         process.ended(exit);
-        self.shared.events.send(&TaskEvent::Exited(proto::TaskExit {
-            container_id: self.id.clone(),
-            id: process.id().to_owned(),
-            pid: process.pid(),
-            exit_status: exit.status,
-            exited_at: timestamp(exit.at),
-            ..Default::default()
-        }));
+        self.shared.events.send(
+            topics::TASK_EXIT_EVENT_TOPIC,
+            &proto::TaskExit {
+                container_id: self.id.clone(),
+                id: process.id().to_owned(),
+                pid: process.pid(),
+                exit_status: exit.status,
+                exited_at: timestamp(exit.at),
+                ..Default::default()
+            },
+        );
     }
 
     /// Without its own pid namespace the container's other processes continue to run.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use containerd_shim_protos::events::task as proto;
+use containerd_shim_protos::topics;
 use nix::libc::SIGKILL;
 
 use super::exec::Exec;
 use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
 use crate::bundle::Bundle;
-use crate::events::TaskEvent;
 use crate::exits::{Exit, Watched};
 use crate::io::PreparedIo;
 use crate::runtime::{ExecCall, RuntimeError};
@@ -46,7 +46,9 @@ impl Task {
             pid,
             ..Default::default()
         };
-        self.shared.events.send(&TaskEvent::Started(started));
+        self.shared
+            .events
+            .send(topics::TASK_START_EVENT_TOPIC, &started);
         if let Some(watched) = restored {
             self.await_init(watched);
         }
@@ -69,14 +71,15 @@ impl Task {
         };
         exec.process.advance(ProcessState::started)?;
         let pid = watched.pid();
-        self.shared
-            .events
-            .send(&TaskEvent::ExecStarted(proto::TaskExecStarted {
+        self.shared.events.send(
+            topics::TASK_EXEC_STARTED_EVENT_TOPIC,
+            &proto::TaskExecStarted {
                 container_id: self.id.clone(),
                 exec_id: exec.process.id().to_owned(),
                 pid,
                 ..Default::default()
-            }));
+            },
+        );
         // Its end is waited for only now: however early it comes, it is reported after the start.
         self.await_exec(Arc::clone(&exec.process), watched);
         Ok(pid)
@@ -138,7 +141,9 @@ impl Task {
             container_id: self.id.clone(),
             ..Default::default()
         };
-        self.shared.events.send(&TaskEvent::Paused(paused));
+        self.shared
+            .events
+            .send(topics::TASK_PAUSED_EVENT_TOPIC, &paused);
         Ok(())
     }
 
@@ -155,7 +160,9 @@ impl Task {
             container_id: self.id.clone(),
             ..Default::default()
         };
-        self.shared.events.send(&TaskEvent::Resumed(resumed));
+        self.shared
+            .events
+            .send(topics::TASK_RESUMED_EVENT_TOPIC, &resumed);
         Ok(())
     }
 
