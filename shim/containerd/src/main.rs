@@ -24,6 +24,7 @@ mod runtime;
 mod serve;
 mod service;
 mod signals;
+mod step;
 mod task;
 
 use std::error::Error;

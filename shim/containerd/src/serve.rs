@@ -22,6 +22,7 @@ use crate::events::TaskEvents;
 use crate::exits::{Exits, reap_on_sigchld};
 use crate::service::{self, Containers};
 use crate::signals::Signals;
+use crate::step::{StepError, failed};
 use crate::task::SharedState;
 use crate::{dump, kernel, logging, memory};
 
@@ -34,28 +35,8 @@ const EVENTS_AT_ONCE: usize = 128;
 /// The interval at which a shim that got SIGTERM checks whether it may end.
 const TERMINATE_POLL: Duration = Duration::from_millis(500);
 
-/// A failure of the server.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ServeError {
-    /// A step of becoming a server.
-    #[error("{step}")]
-    Step {
-        /// Which.
-        step: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// ttrpc.
-    #[error("serve the task service")]
-    Ttrpc(#[from] ttrpc::Error),
-}
-
-fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
-    move |source| ServeError::Step { step, source }
-}
-
 /// Serves until containerd no longer needs this shim.
-pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
+pub(crate) fn serve(args: &Args) -> Result<(), StepError> {
     memory::remove_settings();
     let listener = match args.socket.as_str() {
         "" => take_over_socket().map_err(failed("take over the socket from `start`"))?,
@@ -68,7 +49,7 @@ pub(crate) fn serve(args: &Args) -> Result<(), ServeError> {
     kernel::ignore_stray_signals();
     let this = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(this))
-        .map_err(|errno| failed("become the subreaper of containers")(errno.into()))?;
+        .map_err(failed("become the subreaper of containers"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_io_events_per_tick(EVENTS_AT_ONCE)
@@ -101,7 +82,7 @@ fn bind_socket(path: &str) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
+async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
     let exits = Arc::new(Exits::default());
     tokio::spawn(reap_on_sigchld(Arc::clone(&exits)));
     tokio::spawn(memory::trim_when_quiet());
@@ -121,7 +102,10 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), ServeError> {
     let mut server = Server::new()
         .add_listener(listener)
         .register_service(services);
-    server.start().await?;
+    server
+        .start()
+        .await
+        .map_err(failed("serve the task service"))?;
     tracing::debug!(id = args.id, "serving");
     tokio::select! {
         () = containers.shutdown_requested() => {}

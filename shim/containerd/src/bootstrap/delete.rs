@@ -29,34 +29,14 @@ use crate::logging;
 use crate::options::Options;
 use crate::runtime::Runtime;
 use crate::service::is_alive;
+use crate::step::{StepError, failed};
 use crate::task::Rollback;
 
 /// The limit of tries: a killed server hangs up, and a new server may have started and been killed.
 const DYING_SERVERS: u32 = 5;
 
-/// An answer that could not be given. The clean-up itself continues as far as possible, and logs
-/// what remains.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DeleteError {
-    /// Before or after the work.
-    #[error("{step}")]
-    Step {
-        /// Which.
-        step: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// The answer.
-    #[error("encode the answer")]
-    Encode(#[from] protobuf::Error),
-}
-
-fn failed(step: &'static str) -> impl Fn(io::Error) -> DeleteError {
-    move |source| DeleteError::Step { step, source }
-}
-
 /// Cleans up after a dead server and answers on stdout.
-pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
+pub(crate) fn delete(args: &Args) -> Result<(), StepError> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
@@ -82,9 +62,10 @@ pub(crate) fn delete(args: &Args) -> Result<(), DeleteError> {
         exited_at: timestamp(SystemTime::now()),
         ..Default::default()
     };
-    io::stdout()
-        .write_all(&answer.write_to_bytes()?)
-        .map_err(failed("answer"))
+    let answer = answer
+        .write_to_bytes()
+        .map_err(failed("encode the answer"))?;
+    io::stdout().write_all(&answer).map_err(failed("answer"))
 }
 
 async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {

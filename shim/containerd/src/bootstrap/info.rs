@@ -1,5 +1,6 @@
 //! `-info` and `-v`: the features and the version of this shim.
 
+use std::error::Error;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,8 +10,9 @@ use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message, MessageField};
 
-use super::stdin::{self, InputError};
+use super::stdin;
 use crate::runtime::look_up;
+use crate::step::failed;
 
 /// The revision of the sources; the Makefile sets it.
 const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");
@@ -18,26 +20,9 @@ const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");
 /// The name under which Go's containerd registers the runtime spec's features.
 const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
 
-/// An answer that could not be given.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum InfoError {
-    /// containerd's input.
-    #[error(transparent)]
-    Input(#[from] InputError),
-    /// The runtime, whose features the answer has.
-    #[error("find the runtime {0:?}: no such program")]
-    Runtime(String),
-    /// The answer.
-    #[error("encode the answer")]
-    Encode(#[from] protobuf::Error),
-    /// Writing the answer.
-    #[error("answer on stdout")]
-    Stdout(#[from] io::Error),
-}
-
 /// Answers with a RuntimeInfo. containerd 2.x requests it above all to learn whether the runtime
 /// can id-map mounts.
-pub(crate) fn info() -> Result<(), InfoError> {
+pub(crate) fn info() -> Result<(), Box<dyn Error>> {
     let (options, any) = stdin::read_options()?;
     let revision = REVISION.unwrap_or_default().to_owned();
     let version = RuntimeVersion {
@@ -52,14 +37,20 @@ pub(crate) fn info() -> Result<(), InfoError> {
         options: MessageField::from_option(any),
         ..Default::default()
     };
-    Ok(io::stdout().write_all(&info.write_to_bytes()?)?)
+    let answer = info.write_to_bytes().map_err(failed("encode the answer"))?;
+    Ok(io::stdout()
+        .write_all(&answer)
+        .map_err(failed("answer on stdout"))?)
 }
 
 /// The output of `runc features`, if it is JSON. Older runtimes have no such verb: then the answer
 /// has no features.
-fn features(binary: &str) -> Result<Option<Any>, InfoError> {
+fn features(binary: &str) -> io::Result<Option<Any>> {
     let binary = if binary.is_empty() { "runc" } else { binary };
-    let program = look_up(binary).ok_or_else(|| InfoError::Runtime(binary.to_owned()))?;
+    let program = look_up(binary).ok_or_else(|| {
+        let why = format!("find the runtime {binary:?}: no such program");
+        io::Error::new(io::ErrorKind::NotFound, why)
+    })?;
     Ok(output_of_features(&program).map(|json| Any {
         type_url: FEATURES.to_owned(),
         value: json,

@@ -1,5 +1,6 @@
 //! `start`: the address of the server that takes the container.
 
+use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -12,42 +13,17 @@ use bindguard_core::handover::VERSION_FILE;
 
 use super::claim::{Claim, claim};
 use super::group::group_of;
-use super::stdin::{InputError, StartInput};
+use super::stdin::StartInput;
 use super::{address, answer, placement};
 use crate::args::Args;
 use crate::bundle::Bundle;
 use crate::service::{ServerAnswer, expect};
+use crate::step::{StepError, failed};
 use crate::{logging, memory};
-
-/// A server that could not be found or started.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum StartError {
-    /// containerd's input.
-    #[error(transparent)]
-    Input(#[from] InputError),
-    /// Reading the spec, which names the group.
-    #[error(transparent)]
-    Bundle(#[from] crate::bundle::BundleFileError),
-    /// The answer.
-    #[error("encode the answer")]
-    Encode(#[from] protobuf::Error),
-    /// A step of the start.
-    #[error("{step}")]
-    Step {
-        /// Which.
-        step: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-}
-
-fn failed(step: &'static str) -> impl Fn(io::Error) -> StartError {
-    move |source| StartError::Step { step, source }
-}
 
 /// Answers with the address of the group's server, and starts a server if there is none. Runs in
 /// the bundle's directory.
-pub(crate) fn start(args: &Args) -> Result<(), StartError> {
+pub(crate) fn start(args: &Args) -> Result<(), Box<dyn Error>> {
     // Without the fifo the log of `start` is lost; that is no reason to fail.
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
     let sent = StartInput::read(args)?;
@@ -75,8 +51,9 @@ pub(crate) fn start(args: &Args) -> Result<(), StartError> {
     // Every bundle gets the address, also if the container joins a server: containerd 1.x reads the
     // file after a restart.
     address::write(&address).map_err(failed("write the address into the bundle"))?;
-    let answer = answer::encode(&address, sent.bootstrap.as_ref())?;
-    write_out(&answer).map_err(failed("answer with the address"))
+    let answer =
+        answer::encode(&address, sent.bootstrap.as_ref()).map_err(failed("encode the answer"))?;
+    Ok(write_out(&answer).map_err(failed("answer with the address"))?)
 }
 
 /// True if the server waits for this container from now on. A server that is about to end does not.
@@ -87,7 +64,7 @@ fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
     Ok(event_loop.block_on(expect(server, id)) == ServerAnswer::Waits)
 }
 
-fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<(), StartError> {
+fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<(), StepError> {
     placement::join_core_scheduling_group();
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
