@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use spec::ShimSpec;
 
 use crate::options::Options;
+use crate::step::{StepError, failed};
 
 /// The OCI spec.
 const CONFIG: &str = "config.json";
@@ -22,35 +23,6 @@ const CONFIG: &str = "config.json";
 const OPTIONS: &str = "options.json";
 /// The runtime's name alone; shims older than `options.json` read it.
 const RUNTIME: &str = "runtime";
-
-/// A bundle file that could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BundleFileError {
-    /// Reading failed.
-    #[error("read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// Writing failed.
-    #[error("write {path}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The file exists, but its content is invalid.
-    #[error("parse {path}: {why}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The parser's error.
-        why: String,
-    },
-}
 
 /// A bundle's directory.
 #[derive(Debug, Clone)]
@@ -96,37 +68,26 @@ impl Bundle {
     }
 
     /// Reads the fields of `config.json` that the shim needs.
-    pub(crate) fn spec(&self) -> Result<ShimSpec, BundleFileError> {
+    pub(crate) fn spec(&self) -> Result<ShimSpec, StepError> {
         let path = self.path.join(CONFIG);
-        let bytes = fs::read(&path).map_err(|source| BundleFileError::Read {
-            path: path.clone(),
-            source,
-        })?;
-        ShimSpec::parse(&bytes).map_err(|error| BundleFileError::Parse {
-            path,
-            why: error.to_string(),
-        })
+        let bytes = fs::read(&path).map_err(failed(format!("read {}", path.display())))?;
+        ShimSpec::parse(&bytes).map_err(failed(parse(&path)))
     }
 
     /// Saves the options of this container's runtime for `delete`.
-    pub(crate) fn write_options(&self, options: &Options) -> Result<(), BundleFileError> {
+    pub(crate) fn write_options(&self, options: &Options) -> Result<(), StepError> {
         let path = self.path.join(OPTIONS);
-        let json = serde_json::to_vec(options).map_err(|error| BundleFileError::Parse {
-            path: path.clone(),
-            why: error.to_string(),
-        })?;
-        write(path, &json)?;
-        write(self.path.join(RUNTIME), options.binary_name.as_bytes())
+        let json = serde_json::to_vec(options).map_err(failed(parse(&path)))?;
+        write(&path, &json)?;
+        write(&self.path.join(RUNTIME), options.binary_name.as_bytes())
     }
 
     /// The options that a shim saved here; defaults if there are none.
-    pub(crate) fn read_options(&self) -> Result<Options, BundleFileError> {
-        let mut options: Options = match read_if_there(&self.path.join(OPTIONS))? {
+    pub(crate) fn read_options(&self) -> Result<Options, StepError> {
+        let path = self.path.join(OPTIONS);
+        let mut options: Options = match read_if_there(&path)? {
             Some(json) if !json.trim().is_empty() => {
-                serde_json::from_str(&json).map_err(|error| BundleFileError::Parse {
-                    path: self.path.join(OPTIONS),
-                    why: error.to_string(),
-                })?
+                serde_json::from_str(&json).map_err(failed(parse(&path)))?
             }
             _ => Options::default(),
         };
@@ -160,23 +121,21 @@ impl Bundle {
     }
 
     /// The pid in a pid-file.
-    pub(crate) fn read_pid(path: &Path) -> Result<u32, BundleFileError> {
-        let text = fs::read_to_string(path).map_err(|source| BundleFileError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+    pub(crate) fn read_pid(path: &Path) -> Result<u32, StepError> {
+        let text = fs::read_to_string(path).map_err(failed(format!("read {}", path.display())))?;
         match text.trim().parse() {
             Ok(pid) if pid > 0 => Ok(pid),
-            _ => Err(BundleFileError::Parse {
-                path: path.to_owned(),
-                why: format!("{text:?} is no pid"),
-            }),
+            _ => Err(failed(parse(path))(format!("{text:?} is no pid"))),
         }
     }
 }
 
-fn write(path: PathBuf, bytes: &[u8]) -> Result<(), BundleFileError> {
-    write_beside(&path, bytes).map_err(|source| BundleFileError::Write { path, source })
+fn parse(path: &Path) -> String {
+    format!("parse {}", path.display())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), StepError> {
+    write_beside(path, bytes).map_err(failed(format!("write {}", path.display())))
 }
 
 /// Writes a file whole or not at all: readers never see a partial file.
@@ -188,14 +147,11 @@ pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&beside, path)
 }
 
-fn read_if_there(path: &Path) -> Result<Option<String>, BundleFileError> {
+fn read_if_there(path: &Path) -> Result<Option<String>, StepError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(BundleFileError::Read {
-            path: path.to_owned(),
-            source,
-        }),
+        Err(source) => Err(failed(format!("read {}", path.display()))(source)),
     }
 }
 
@@ -245,9 +201,7 @@ mod tests {
         fs::write(&file, "4711\n").unwrap();
         assert_eq!(Bundle::read_pid(&file).unwrap(), 4711);
         fs::write(&file, "").unwrap();
-        assert!(matches!(
-            Bundle::read_pid(&file),
-            Err(BundleFileError::Parse { .. })
-        ));
+        let error = Bundle::read_pid(&file).unwrap_err();
+        assert_eq!(error.to_string(), parse(&file));
     }
 }

@@ -22,55 +22,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::libc::{SIGKILL, SIGTERM};
-use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
+use super::IoError;
 use super::stream::LogProgram;
 use crate::blocking::run_blocking;
-use crate::exits::{Exits, WatchError, Watched};
+use crate::exits::{Exits, Watched};
 use crate::kernel;
+use crate::step::failed;
 
 /// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
-const READY_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const READY_LIMIT: Duration = Duration::from_secs(60);
 /// The time limit for reading after the last writer is gone.
 const READ_ON_LIMIT: Duration = Duration::from_secs(2);
 /// The time limit for its end after SIGTERM.
 const TERM_LIMIT: Duration = Duration::from_secs(10);
-
-/// A logging program that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LoggerError {
-    /// It could not be run.
-    #[error("start the logging program {program}")]
-    Start {
-        /// The executable.
-        program: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// Its end cannot be waited for.
-    #[error("watch the logging program {program}")]
-    Watch {
-        /// The executable.
-        program: PathBuf,
-        /// Why not.
-        source: WatchError,
-    },
-    /// It ended, or closed the pipe, without output; with `binary-v2` only.
-    #[error("the logging program {program} did not say that it is ready: it may have ended")]
-    NotReady {
-        /// The executable.
-        program: PathBuf,
-    },
-    /// It writes nothing and does not close the pipe.
-    #[error("the logging program {program} is not ready after {READY_LIMIT:?}")]
-    Late {
-        /// The executable.
-        program: PathBuf,
-    },
-}
 
 /// The process whose output a program reads.
 #[derive(Debug, Clone, Copy)]
@@ -97,24 +65,20 @@ impl Logger {
         program: LogProgram,
         process: LoggedProcess<'_>,
         [stdout, stderr]: [OwnedFd; 2],
-    ) -> Result<Self, LoggerError> {
-        let path = program.path.clone();
-        let failed = |source| LoggerError::Start {
-            program: path.clone(),
-            source,
-        };
-        let (ready, ready_writer) =
-            pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
-        let mut ready = pipe::Receiver::from_owned_fd(ready).map_err(failed)?;
-        let logger = Self::spawn(&program, process, vec![stdout, stderr, ready_writer]).await?;
+    ) -> Result<Self, IoError> {
+        let step = start(&program);
+        let (ready, ready_writer) = io::pipe().map_err(failed(&step))?;
+        let mut ready = pipe::Receiver::from_owned_fd(ready.into()).map_err(failed(&step))?;
+        let logger =
+            Self::spawn(&program, process, vec![stdout, stderr, ready_writer.into()]).await?;
         let mut word = [0];
         match tokio::time::timeout(READY_LIMIT, ready.read(&mut word)).await {
-            Ok(Ok(0)) if program.must_signal_ready => Err(LoggerError::NotReady {
+            Ok(Ok(0)) if program.must_signal_ready => Err(IoError::NotReady {
                 program: program.path,
             }),
             Ok(Ok(_)) => Ok(logger),
-            Ok(Err(error)) => Err(failed(error)),
-            Err(_) => Err(LoggerError::Late {
+            Ok(Err(error)) => Err(failed(step)(error).into()),
+            Err(_) => Err(IoError::Late {
                 program: program.path,
             }),
         }
@@ -126,11 +90,8 @@ impl Logger {
         program: &LogProgram,
         process: LoggedProcess<'_>,
         fds: Vec<OwnedFd>,
-    ) -> Result<Self, LoggerError> {
-        let failed = |source| LoggerError::Start {
-            program: program.path.clone(),
-            source,
-        };
+    ) -> Result<Self, IoError> {
+        let step = start(program);
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).env_clear();
         command
@@ -140,19 +101,19 @@ impl Logger {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        kernel::inherit_from_three(&mut command, fds).map_err(failed)?;
+        kernel::inherit_from_three(&mut command, fds).map_err(failed(&step))?;
         kernel::with_default_signals(&mut command);
         let exits = Arc::clone(process.exits);
         // Known before the thread ends: while the thread lives, the child is no orphan.
-        let start = move || command.spawn().map(|child| exits.know(child.id()));
-        let known = run_blocking(start)
+        let spawn = move || command.spawn().map(|child| exits.know(child.id()));
+        let known = run_blocking(spawn)
             .await
             .and_then(|started| started)
-            .map_err(failed)?;
-        let watched = Watched::known(known).map_err(|source| LoggerError::Watch {
-            program: program.path.clone(),
-            source,
-        })?;
+            .map_err(failed(step))?;
+        let watched = Watched::known(known).map_err(failed(format!(
+            "watch the logging program {}",
+            program.path.display()
+        )))?;
         let watched = Arc::new(watched);
         let (end, ended) = watch::channel(false);
         let dying = Arc::clone(&watched);
@@ -194,6 +155,10 @@ impl Logger {
     }
 }
 
+fn start(program: &LogProgram) -> String {
+    format!("start the logging program {}", program.path.display())
+}
+
 impl Drop for Logger {
     fn drop(&mut self) {
         if !*self.ended.borrow() {
@@ -206,9 +171,8 @@ impl Drop for Logger {
 mod tests {
     use super::*;
 
-    /// Starts a shell with `script` as the logging program; the container's stdout and stderr have
-    /// no writer.
-    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, LoggerError> {
+    /// A program that runs this script; its stdout and stderr have no writer.
+    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, IoError> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();
         let program = LogProgram {
@@ -216,10 +180,7 @@ mod tests {
             arguments,
             must_signal_ready,
         };
-        let pipes = [
-            pipe_with(PipeFlags::CLOEXEC).unwrap().0,
-            pipe_with(PipeFlags::CLOEXEC).unwrap().0,
-        ];
+        let pipes = [io::pipe().unwrap().0.into(), io::pipe().unwrap().0.into()];
         Logger::start(
             program,
             LoggedProcess {
@@ -237,7 +198,7 @@ mod tests {
         assert!(started("exit 0", false).await.is_ok());
         assert!(matches!(
             started("exit 0", true).await,
-            Err(LoggerError::NotReady { .. })
+            Err(IoError::NotReady { .. })
         ));
         assert!(started("echo >&5", true).await.is_ok());
     }

@@ -12,6 +12,7 @@ use super::fifo::{self, Input, Output};
 use super::stream::{LogProgram, Stream};
 use super::{IoError, Streams};
 use crate::blocking::run_blocking;
+use crate::step::failed;
 
 /// The files behind the three names.
 #[derive(Default)]
@@ -52,7 +53,7 @@ impl OpenedStreams {
         let streams = streams.clone();
         run_blocking(move || Self::open_all(&streams))
             .await
-            .map_err(IoError::Thread)?
+            .map_err(failed("open the process's streams in a thread"))?
     }
 
     fn open_all(streams: &Streams) -> Result<Self, IoError> {
@@ -60,9 +61,8 @@ impl OpenedStreams {
         let stdout = match open_output("stdout", &streams.stdout)? {
             // Without a reader the process would hang as soon as the terminal is full.
             OutputTarget::Nowhere if streams.terminal => {
-                return Err(open_failed("stdout", Path::new(""))(
-                    io::ErrorKind::NotFound.into(),
-                ));
+                let missing = io::Error::from(io::ErrorKind::NotFound);
+                return Err(failed(open("stdout", Path::new("")))(missing).into());
             }
             // The event loop watches no such file: a thread writes it.
             OutputTarget::File(file) if streams.terminal => {
@@ -94,9 +94,10 @@ fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
     const STREAM: &str = "stdin";
     match parse(STREAM, name)? {
         Stream::Nowhere => Ok(None),
-        Stream::Path(path) => fifo::open_input(&path)
-            .map(Some)
-            .map_err(open_failed(STREAM, &path)),
+        Stream::Path(path) => {
+            let input = fifo::open_input(&path).map_err(failed(open(STREAM, &path)))?;
+            Ok(Some(input))
+        }
         Stream::File(_) | Stream::Logger(_) => Err(unsupported(STREAM, name)),
     }
 }
@@ -104,12 +105,14 @@ fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
 fn open_output(stream: &'static str, name: &str) -> Result<OutputTarget, IoError> {
     Ok(match parse(stream, name)? {
         Stream::Nowhere => OutputTarget::Nowhere,
-        Stream::Path(path) => match fifo::open_output(&path).map_err(open_failed(stream, &path))? {
-            Output::Fifo(fifo) => OutputTarget::Fifo(fifo),
-            Output::File(file) => OutputTarget::File(file),
-        },
+        Stream::Path(path) => {
+            match fifo::open_output(&path).map_err(failed(open(stream, &path)))? {
+                Output::Fifo(fifo) => OutputTarget::Fifo(fifo),
+                Output::File(file) => OutputTarget::File(file),
+            }
+        }
         Stream::File(path) => {
-            let file = fifo::open_log_file(&path).map_err(open_failed(stream, &path))?;
+            let file = fifo::open_log_file(&path).map_err(failed(open(stream, &path)))?;
             OutputTarget::LogFile(path, file)
         }
         Stream::Logger(program) => OutputTarget::Logger(program),
@@ -127,10 +130,6 @@ fn unsupported(stream: &'static str, name: &str) -> IoError {
     }
 }
 
-fn open_failed(stream: &'static str, path: &Path) -> impl FnOnce(io::Error) -> IoError {
-    move |source| IoError::Open {
-        stream,
-        path: path.display().to_string(),
-        source,
-    }
+fn open(stream: &'static str, path: &Path) -> String {
+    format!("open {stream} {:?}", path.display().to_string())
 }

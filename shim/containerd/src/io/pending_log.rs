@@ -15,6 +15,7 @@ use super::IoError;
 use super::file_writer::FileWriter;
 use super::pipes::unread;
 use crate::blocking::spawn_thread;
+use crate::step::failed;
 
 /// A pipe to copy into a file.
 pub(super) struct PendingLog {
@@ -64,7 +65,8 @@ impl PendingLog {
         let Self {
             pipe, file, path, ..
         } = self;
-        FileWriter::start(pipe, file).map_err(|source| IoError::Writer { path, source })
+        let step = format!("start writing the log file {}", path.display());
+        Ok(FileWriter::start(pipe, file).map_err(failed(step))?)
     }
 
     fn failure(&self) -> MutexGuard<'_, Vec<u8>> {

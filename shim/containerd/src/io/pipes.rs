@@ -6,11 +6,16 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::IoError;
+use crate::step::failed;
+
+/// The step of a descriptor that the event loop rejects.
+pub(super) const WATCH: &str = "watch the process's streams";
 
 /// The owner of the pipes: the container's user, so that the container can reopen /dev/stdout.
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,10 +42,7 @@ pub(super) fn owned_pipe(
         }
         Ok((read, write))
     };
-    make().map_err(|source: rustix::io::Errno| IoError::Pipe {
-        stream,
-        source: source.into(),
-    })
+    Ok(make().map_err(failed::<Errno>(format!("make the pipe for {stream}")))?)
 }
 
 /// Makes calls on it fail instead of wait. All users of the end share this flag, so never set it on
@@ -70,19 +72,8 @@ fn has_bytes(pipe: &OwnedFd) -> bool {
         && fds[0].revents().contains(PollFlags::IN)
 }
 
-/// Registers a descriptor in the event loop, for reading.
-pub(super) fn readable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
-    watched(fd, Interest::READABLE)
-}
-
-/// Registers a descriptor in the event loop, for writing.
-pub(super) fn writable(fd: OwnedFd) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
-    watched(fd, Interest::WRITABLE)
-}
-
 /// Registers a descriptor in the event loop.
 pub(super) fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
-    crate::kernel::watch(fd, interest)
-        .map(Arc::new)
-        .map_err(IoError::Watch)
+    let watched = crate::kernel::watch(fd, interest).map_err(failed(WATCH))?;
+    Ok(Arc::new(watched))
 }

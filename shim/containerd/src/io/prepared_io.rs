@@ -11,9 +11,10 @@ use super::fifo::Input;
 use super::logger::Logger;
 use super::open::{OpenedStreams, OutputTarget};
 use super::pending_log::PendingLog;
-use super::pipes::{StreamOwner, nonblocking, owned_pipe, readable, unread, watched, writable};
+use super::pipes::{StreamOwner, WATCH, nonblocking, owned_pipe, unread, watched};
 use super::stream::LogProgram;
 use super::{IoError, LoggedProcess, RunningIo, Sink, StreamCopy, Streams};
+use crate::step::failed;
 
 /// The number of bytes of a failed try's output that an error quotes.
 const LAST_OUTPUT: usize = 2048;
@@ -56,7 +57,8 @@ impl PreparedIo {
             prepared_io.take_stdin(input, streams.terminal, owner)?;
         }
         if streams.terminal {
-            prepared_io.console = Some(ConsoleSocket::bind().map_err(IoError::Console)?);
+            prepared_io.console =
+                Some(ConsoleSocket::bind().map_err(failed("set up the terminal"))?);
             prepared_io
                 .take_console_output(opened.stdout, process)
                 .await?;
@@ -83,7 +85,7 @@ impl PreparedIo {
         let mut to = None;
         if !terminal {
             let (read, write) = owned_pipe("stdin", owner)?;
-            nonblocking(&write).map_err(IoError::Watch)?;
+            nonblocking(&write).map_err(failed(WATCH))?;
             self.child[0] = Some(read);
             to = Some(write);
         }
@@ -108,7 +110,7 @@ impl PreparedIo {
             OutputTarget::File(file) => Some(file),
             OutputTarget::Fifo(to) => {
                 let (from, write) = owned_pipe(name, owner)?;
-                nonblocking(&from).map_err(IoError::Watch)?;
+                nonblocking(&from).map_err(failed(WATCH))?;
                 self.pairs.push(Pair { from, to });
                 Some(write)
             }
@@ -117,10 +119,7 @@ impl PreparedIo {
             }
             OutputTarget::SameLogFile => {
                 let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
-                stdout.map_err(|source| IoError::Pipe {
-                    stream: name,
-                    source,
-                })?
+                stdout.map_err(failed(format!("make the pipe for {name}")))?
             }
         };
         Ok(())
@@ -179,7 +178,7 @@ impl PreparedIo {
                 stdout
             }
         };
-        nonblocking(&to).map_err(IoError::Watch)?;
+        nonblocking(&to).map_err(failed(WATCH))?;
         self.console_out = Some(to);
         Ok(())
     }
@@ -250,28 +249,35 @@ impl PreparedIo {
         }
         let mut stdin_target = None;
         for pair in self.pairs {
-            attached
-                .outputs
-                .push(StreamCopy::spawn(readable(pair.from)?, writable(pair.to)?));
+            attached.outputs.push(StreamCopy::spawn(
+                watched(pair.from, Interest::READABLE)?,
+                watched(pair.to, Interest::WRITABLE)?,
+            ));
         }
         if let Some(console) = self.console {
-            let master = console.take_master().map_err(IoError::Console)?;
+            let master = console
+                .take_master()
+                .map_err(failed("set up the terminal"))?;
             let master = watched(master, Interest::READABLE | Interest::WRITABLE)?;
             if let Some(out) = self.console_out {
-                attached
-                    .outputs
-                    .push(StreamCopy::spawn(Arc::clone(&master), writable(out)?));
+                attached.outputs.push(StreamCopy::spawn(
+                    Arc::clone(&master),
+                    watched(out, Interest::WRITABLE)?,
+                ));
             }
             stdin_target = Some(Arc::clone(&master));
             attached.console = Some(master);
         }
         if let Some(StdinPair { from, to, hold }) = self.stdin {
             let target = match to {
-                Some(to) => Some(writable(to)?),
+                Some(to) => Some(watched(to, Interest::WRITABLE)?),
                 None => stdin_target,
             };
             if let Some(target) = target {
-                attached.stdin = Some(StreamCopy::spawn(readable(from)?, target));
+                attached.stdin = Some(StreamCopy::spawn(
+                    watched(from, Interest::READABLE)?,
+                    target,
+                ));
             }
             attached.stdin_hold = Mutex::new(hold);
         }

@@ -2,6 +2,7 @@
 //! right to mount they are reported as skipped.
 
 use std::env;
+use std::error::Error;
 use std::fs::{self, create_dir};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +15,8 @@ use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use super::{RootfsError, call, mount_all, unmount_all, unmount_and_remove};
+use super::{call, mount_all, unmount_all, unmount_and_remove};
+use crate::step::StepError;
 
 /// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports
 /// id-mapped mounts.
@@ -82,25 +84,21 @@ fn owner(path: &Path) -> (u32, u32) {
 }
 
 /// False, with a message, if this kernel or this filesystem has no id-mapped mounts.
-fn can_map_ids(result: Result<(), RootfsError>) -> bool {
-    match result {
-        Err(RootfsError::Mount {
-            step: "map the ids of" | "mount",
-            source,
-            ..
-        }) if matches!(
-            source.kind(),
-            io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
-        ) =>
-        {
-            skipped(&format!("no id-mapped mounts: {source}"));
-            false
-        }
-        result => {
-            result.unwrap();
-            true
-        }
-    }
+fn can_map_ids(result: Result<(), StepError>) -> bool {
+    let Err(error) = result else {
+        return true;
+    };
+    let source = error.source().and_then(|source| source.downcast_ref());
+    let kind = source.map(io::Error::kind);
+    assert!(
+        matches!(
+            kind,
+            Some(io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
+        ),
+        "{error:?}"
+    );
+    skipped(&format!("no id-mapped mounts: {error}"));
+    false
 }
 
 const MAP: &str = "uidmap=0:100000:65536,gidmap=0:200000:65536";

@@ -26,10 +26,11 @@ use nix::mount::MsFlags;
 use rustix::fs::StatVfsMountFlags;
 
 use crate::blocking::run_blocking;
+use crate::step::{StepError, failed};
 use fuse::Fuse;
 use id_map::MappedNamespace;
 use loop_device::LoopDevice;
-use mount_options::{MountOptions, UnsupportedOption};
+use mount_options::MountOptions;
 use overlay::OverlayMount;
 use unmount::{unmount_all, unmount_and_remove};
 
@@ -42,78 +43,27 @@ const OVERLAY: &str = "overlay";
 /// Beside the root filesystem, and only during the mount.
 const MAPPED_LAYERS: &str = "mapped-layers";
 
-/// A root filesystem that could not be mounted or unmounted.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RootfsError {
-    /// The directory to mount on.
-    #[error("make the mount point {path}")]
-    MountPoint {
-        /// The target.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// An unsupported option.
-    #[error("mount {source_path}")]
-    Option {
-        /// The mount's source.
-        source_path: String,
-        /// The option.
-        source: UnsupportedOption,
-    },
-    /// A mount that failed.
-    #[error("failed to mount rootfs component: {step} {kind} {source_path} on {target}")]
-    Mount {
-        /// The failed action.
-        step: &'static str,
-        /// The filesystem's type.
-        kind: String,
-        /// The mount.
-        source_path: String,
-        /// The target, below the root filesystem.
-        target: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// umount(2) failed.
-    #[error("unmount {target}")]
-    Unmount {
-        /// The mount.
-        target: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// No thread could run the work.
-    #[error("work on {target} in a thread")]
-    Thread {
-        /// The mount.
-        target: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-}
-
 /// Mounts all in order; unmounts them again after a failure.
-pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), RootfsError> {
+pub(crate) async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), StepError> {
     if mounts.is_empty() {
         return Ok(());
     }
-    let target = rootfs.clone();
+    let step = format!("work on {} in a thread", rootfs.display());
     run_blocking(move || mount_all(&mounts, &rootfs))
         .await
-        .map_err(|source| RootfsError::Thread { target, source })?
+        .map_err(failed(step))?
 }
 
 /// Unmounts everything on the mount point and removes the directory. A directory without a mount is
 /// no error.
-pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), RootfsError> {
-    let target = rootfs.clone();
+pub(crate) async fn unmount(rootfs: PathBuf) -> Result<(), StepError> {
+    let step = format!("work on {} in a thread", rootfs.display());
     run_blocking(move || unmount_and_remove(&rootfs))
         .await
-        .map_err(|source| RootfsError::Thread { target, source })?
+        .map_err(failed(step))?
 }
 
-fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
+fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), StepError> {
     make_directory(rootfs)?;
     for mount in mounts {
         if let Err(error) = mount_one(mount, rootfs) {
@@ -129,55 +79,53 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), RootfsError> {
     Ok(())
 }
 
-fn make_directory(path: &Path) -> Result<(), RootfsError> {
+fn make_directory(path: &Path) -> Result<(), StepError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o711)
         .create(path)
-        .map_err(|source| RootfsError::MountPoint {
-            path: path.to_owned(),
-            source,
-        })
+        .map_err(failed(format!("make the mount point {}", path.display())))
 }
 
-fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), RootfsError> {
-    let failed = |step| {
-        move |source: io::Error| RootfsError::Mount {
-            step,
-            kind: mount.type_.clone(),
-            source_path: mount.source.clone(),
-            target: rootfs.join(mount.target.trim_start_matches('/')),
-            source,
+fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), StepError> {
+    let mount_failed = |step: &'static str| {
+        move |source: io::Error| {
+            failed(format!(
+                "failed to mount rootfs component: {step} {} {} on {}",
+                mount.type_,
+                mount.source,
+                rootfs.join(mount.target.trim_start_matches('/')).display()
+            ))(source)
         }
     };
-    let target = target::resolve(rootfs, &mount.target).map_err(failed("resolve the target of"))?;
+    let target =
+        target::resolve(rootfs, &mount.target).map_err(mount_failed("resolve the target of"))?;
     if let Some(fuse) = Fuse::of_type(&mount.type_) {
-        return fuse.mount(mount, &target).map_err(failed("mount"));
+        return fuse.mount(mount, &target).map_err(mount_failed("mount"));
     }
-    let options = MountOptions::parse(&mount.options).map_err(|source| RootfsError::Option {
-        source_path: mount.source.clone(),
-        source,
-    })?;
+    let options =
+        MountOptions::parse(&mount.options).map_err(failed(format!("mount {}", mount.source)))?;
     let id_map = options
         .id_map
         .as_ref()
         .map(|(users, groups)| MappedNamespace::new(users, groups));
-    let id_map = id_map.transpose().map_err(failed("map the ids of"))?;
+    let id_map = id_map.transpose().map_err(mount_failed("map the ids of"))?;
 
     if !options.is_remount_only() {
-        mount_itself(mount, rootfs, &target, &options, id_map.as_ref()).map_err(failed("mount"))?;
+        mount_itself(mount, rootfs, &target, &options, id_map.as_ref())
+            .map_err(mount_failed("mount"))?;
     }
     if !options.propagation.is_empty() {
         call(None, &target, None, options.propagation, None)
-            .map_err(failed("change the propagation of"))?;
+            .map_err(mount_failed("change the propagation of"))?;
     }
     // For a new bind the kernel ignores all further flags: read-only needs a second call.
     let read_only_bind = MsFlags::MS_BIND | MsFlags::MS_RDONLY;
     if options.flags.contains(read_only_bind) {
-        remount(&target, options.flags).map_err(failed("make read-only"))?;
+        remount(&target, options.flags).map_err(mount_failed("make read-only"))?;
     }
     match id_map.filter(|_| mount.type_ != OVERLAY) {
-        Some(map) => map.apply(&target).map_err(failed("map the ids of")),
+        Some(map) => map.apply(&target).map_err(mount_failed("map the ids of")),
         None => Ok(()),
     }
 }

@@ -8,16 +8,15 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-use super::RootfsError;
+use crate::step::{StepError, failed};
 
 /// The number of attempts to unmount a busy root filesystem before it is only detached.
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Unmounts, and removes the mount point. If a bundle still has `rootfs`, containerd 2 reads the
-/// node's whole mount table before removing the bundle, see `UnmountRecursive` in its `mount`
-/// package.
-pub(super) fn unmount_and_remove(rootfs: &Path) -> Result<(), RootfsError> {
+/// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's
+/// whole mount table before it removes the bundle, see `UnmountRecursive` in its `mount` package.
+pub(super) fn unmount_and_remove(rootfs: &Path) -> Result<(), StepError> {
     unmount_all(rootfs)?;
     // A directory with files in it is not only a mount point, and stays.
     let _ = fs::remove_dir(rootfs);
@@ -25,7 +24,7 @@ pub(super) fn unmount_and_remove(rootfs: &Path) -> Result<(), RootfsError> {
 }
 
 /// Unmounts until nothing is mounted there; a filesystem that stays busy is only detached.
-pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
+pub(super) fn unmount_all(rootfs: &Path) -> Result<(), StepError> {
     let mut busy = 0;
     loop {
         let lazy = if busy > BUSY_TRIES {
@@ -42,12 +41,7 @@ pub(super) fn unmount_all(rootfs: &Path) -> Result<(), RootfsError> {
                 busy += 1;
                 thread::sleep(BUSY_PAUSE);
             }
-            Err(errno) => {
-                return Err(RootfsError::Unmount {
-                    target: rootfs.to_owned(),
-                    source: errno.into(),
-                });
-            }
+            Err(errno) => return Err(failed(format!("unmount {}", rootfs.display()))(errno)),
         }
     }
 }

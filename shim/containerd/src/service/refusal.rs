@@ -68,12 +68,10 @@ fn code(error: &TaskError) -> Code {
         TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
         TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
         // Go's shim has no code for these either; containerd adds ": unknown" to the text.
-        TaskError::Bundle(_)
-        | TaskError::Rootfs(_)
-        | TaskError::Io(_)
+        TaskError::Io(_)
         | TaskError::Watch(_)
         | TaskError::Cgroup(_)
-        | TaskError::Os { .. }
+        | TaskError::Step(_)
         | TaskError::Checkpoint { .. }
         | TaskError::Runtime { .. } => Code::UNKNOWN,
     }

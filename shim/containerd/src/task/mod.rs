@@ -29,14 +29,14 @@ pub(crate) use create::Rollback;
 pub(crate) use process::TaskProcess;
 pub(crate) use state::IllegalMove;
 
-use crate::bundle::{Bundle, BundleFileError};
+use crate::bundle::Bundle;
 use crate::cgroup::{Cgroup, CgroupError};
 use crate::events::TaskEvents;
 use crate::exits::{Exits, WatchError};
 use crate::io::{IoError, LoggedProcess, StreamOwner};
 use crate::options::OptionsError;
-use crate::rootfs::RootfsError;
 use crate::runtime::{Runtime, RuntimeError};
+use crate::step::StepError;
 use checkpoint::Restoration;
 use exec::Exec;
 
@@ -92,12 +92,6 @@ pub(crate) enum TaskError {
     /// The options.
     #[error(transparent)]
     Options(#[from] OptionsError),
-    /// The bundle.
-    #[error(transparent)]
-    Bundle(#[from] BundleFileError),
-    /// The root filesystem.
-    #[error(transparent)]
-    Rootfs(#[from] RootfsError),
     /// The streams.
     #[error(transparent)]
     Io(#[from] IoError),
@@ -107,14 +101,9 @@ pub(crate) enum TaskError {
     /// The cgroup's figures.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// A request to the system.
-    #[error("{what}")]
-    Os {
-        /// The action and its object.
-        what: String,
-        /// Why it failed.
-        source: std::io::Error,
-    },
+    /// A request to the system, a file of the bundle, the root filesystem.
+    #[error(transparent)]
+    Step(#[from] StepError),
     /// The runtime, at a checkpoint; criu's own log has the details.
     #[error("OCI runtime checkpoint failed: {source} path= {log}", log = log.display())]
     Checkpoint {

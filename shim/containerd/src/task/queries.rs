@@ -13,6 +13,7 @@ use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
 use crate::cgroup::CgroupError;
 use crate::events::timestamp;
+use crate::step::failed;
 
 impl Task {
     /// The state of a process.
@@ -151,12 +152,9 @@ impl Task {
         let Some(attached) = self.process(exec_id)?.attached() else {
             return Ok(());
         };
-        attached
+        Ok(attached
             .resize(columns, rows)
-            .map_err(|source| TaskError::Os {
-                what: "set the terminal's size".to_owned(),
-                source,
-            })
+            .map_err(failed("set the terminal's size"))?)
     }
 
     /// Waits for a process: the init if the exec id is empty.

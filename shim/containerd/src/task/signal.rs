@@ -8,6 +8,7 @@ use nix::libc::ESRCH;
 
 use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
+use crate::step::failed;
 
 impl Task {
     /// Sends the signal.
@@ -63,10 +64,7 @@ fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
         i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;
     match watched.signal(number) {
         Err(error) if error.raw_os_error() == Some(ESRCH) => Err(finished(process)),
-        result => result.map_err(|source| TaskError::Os {
-            what: format!("signal process {}", watched.pid()),
-            source,
-        }),
+        result => Ok(result.map_err(failed(format!("signal process {}", watched.pid())))?),
     }
 }
 

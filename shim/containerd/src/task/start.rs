@@ -15,6 +15,7 @@ use crate::bundle::Bundle;
 use crate::exits::{Exit, Watched};
 use crate::io::PreparedIo;
 use crate::runtime::{ExecCall, RuntimeError};
+use crate::step::failed;
 
 /// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not
 /// see success.
@@ -96,10 +97,8 @@ impl Task {
         .await?;
         let spec_file = self.bundle.exec_spec_file(process.id());
         let pid_file = self.bundle.exec_pid_file(process.id());
-        fs::write(&spec_file, &exec.spec).map_err(|source| TaskError::Os {
-            what: format!("write {}", spec_file.display()),
-            source,
-        })?;
+        fs::write(&spec_file, &exec.spec)
+            .map_err(failed(format!("write {}", spec_file.display())))?;
 
         let pending = self.shared.exits.pending_process();
         let call = ExecCall {
@@ -170,10 +169,7 @@ impl Task {
     pub(crate) async fn update(&self, resources: &[u8]) -> Result<(), TaskError> {
         let file = self.bundle.path().join("update-resources.json");
         let _turn = self.turn.lock().await;
-        fs::write(&file, resources).map_err(|source| TaskError::Os {
-            what: format!("write {}", file.display()),
-            source,
-        })?;
+        fs::write(&file, resources).map_err(failed(format!("write {}", file.display())))?;
         let updated: Result<(), RuntimeError> = self.runtime.update(&self.id, &file).await;
         let _ = fs::remove_file(&file);
         updated.map_err(TaskError::runtime("update"))
