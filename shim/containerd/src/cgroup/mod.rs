@@ -25,6 +25,7 @@ mod leftover;
 mod live;
 mod mounts;
 mod oom;
+mod processes;
 mod scope;
 mod text;
 mod v1;

@@ -5,7 +5,6 @@
 //! with this name fails. Only an empty scope is stopped.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use std::time::Duration;
 use bindguard_core::error_chain;
 
 use super::hierarchies::hierarchies;
+use super::processes::processes_within;
 use crate::blocking::run_blocking;
 use crate::kernel;
 
@@ -65,24 +65,21 @@ impl SystemdScope {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        let occupied = cgroups
+        let unit = self.unit;
+        match cgroups
             .iter()
-            .map(|cgroup| is_empty(cgroup))
-            .find(|empty| !matches!(empty, Ok(true)));
-        if let Some(Err(error)) = &occupied {
-            tracing::warn!(
-                unit = self.unit,
-                error = error_chain(error),
-                "a scope stays"
-            );
-        }
-        if occupied.is_none() {
-            tracing::debug!(
-                unit = self.unit,
-                "stopping the scope that a killed runtime left"
-            );
-            if let Err(error) = run_blocking(move || stop(&self.unit)).await {
-                tracing::warn!(%error, "an empty scope stays: run systemctl");
+            .flat_map(|cgroup| processes_within(cgroup))
+            .next()
+        {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                tracing::warn!(unit, error = error_chain(&error), "a scope stays");
+            }
+            None => {
+                tracing::debug!(unit, "stopping the scope that a killed runtime left");
+                if let Err(error) = run_blocking(move || stop(&unit)).await {
+                    tracing::warn!(%error, "an empty scope stays: run systemctl");
+                }
             }
         }
     }
@@ -105,53 +102,6 @@ fn path_of_slice(slice: &str) -> Option<PathBuf> {
         path.push(format!("{parent}.slice"));
     }
     Some(path)
-}
-
-/// A cgroup whose processes are not known.
-#[derive(Debug, thiserror::Error)]
-#[error("read {}", path.display())]
-struct UnreadCgroup {
-    path: PathBuf,
-    source: io::Error,
-}
-
-/// True if the cgroup and its descendants have no process, or are gone. A cgroup that cannot be
-/// read may have processes.
-fn is_empty(cgroup: &Path) -> Result<bool, UnreadCgroup> {
-    let unread = |path: &Path, source| {
-        Err(UnreadCgroup {
-            path: path.to_owned(),
-            source,
-        })
-    };
-    let processes = cgroup.join("cgroup.procs");
-    match fs::read_to_string(&processes) {
-        Ok(pids) if !pids.is_empty() => return Ok(false),
-        Ok(_) => {}
-        Err(error) if is_gone(&error) => return Ok(true),
-        Err(error) => return unread(&processes, error),
-    }
-    let below = match fs::read_dir(cgroup) {
-        Ok(below) => below,
-        Err(error) if is_gone(&error) => return Ok(true),
-        Err(error) => return unread(cgroup, error),
-    };
-    for entry in below {
-        let entry = match entry {
-            Ok(entry) => entry,
-            Err(error) => return unread(cgroup, error),
-        };
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_folder && !is_empty(&entry.path())? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// A cgroup that is removed while its file is open answers ENODEV.
-fn is_gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ENODEV)
 }
 
 fn stop(unit: &str) {
@@ -215,26 +165,5 @@ mod tests {
         ] {
             assert_eq!(SystemdScope::of(slice), None, "{slice}");
         }
-    }
-
-    #[test]
-    fn a_process_in_it_or_below_keeps_a_scope() {
-        let dir = tempfile::tempdir().unwrap();
-        let below = dir.path().join("app");
-        fs::create_dir(&below).unwrap();
-        fs::write(dir.path().join("cgroup.procs"), "").unwrap();
-        fs::write(below.join("cgroup.procs"), "").unwrap();
-        assert!(is_empty(dir.path()).unwrap() && is_empty(Path::new("/no/such/cgroup")).unwrap());
-        fs::write(below.join("cgroup.procs"), "7\n").unwrap();
-        assert!(!is_empty(dir.path()).unwrap());
-    }
-
-    /// EOPNOTSUPP of a threaded cgroup, EIO of a failing read: the file is there, and its content
-    /// is not known.
-    #[test]
-    fn an_unreadable_cgroup_is_not_an_empty_one() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("cgroup.procs")).unwrap();
-        assert!(is_empty(dir.path()).is_err());
     }
 }
