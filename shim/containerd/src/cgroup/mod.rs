@@ -2,7 +2,7 @@
 //! (`TaskOOM`).
 //!
 //! ```text
-//!   init's pid ──find──► Cgroup ──metrics()──► CgroupMetrics ──to_any()──► StatsResponse.stats
+//!   init's pid ──find──► Cgroup ──metrics()──► StatsResponse.stats
 //!                            └────watch_oom()──► OomWatch ──next(), take_unreported()──► TaskOOM
 //! ```
 //! Create the [`Cgroup`] after `create` has succeeded, while the init waits for its start. Its
@@ -35,8 +35,6 @@ mod waiting_init;
 use std::io;
 use std::path::PathBuf;
 
-use containerd_shim_protos::cgroups::metrics::Metrics as MetricsV1;
-use containerd_shim_protos::cgroups_v2::metrics::Metrics as MetricsV2;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
 
@@ -44,6 +42,10 @@ pub(crate) use driver::is_systemd;
 pub(crate) use hierarchies::hierarchies_with_controllers;
 pub(crate) use leftover::remove_leftover_cgroup;
 pub(crate) use oom::{OomError, OomWatch};
+
+/// The messages' names in Go's typeurl: the full name alone, without `type.googleapis.com/`.
+const V1_NAME: &str = "io.containerd.cgroups.v1.Metrics";
+const V2_NAME: &str = "io.containerd.cgroups.v2.Metrics";
 
 /// A container's cgroup: its directories in the hierarchies.
 #[derive(Debug, Clone)]
@@ -72,9 +74,6 @@ pub(crate) enum CgroupError {
         /// The process.
         pid: u32,
     },
-    /// The cgroup has been removed, so nothing can be read.
-    #[error("read the figures of a cgroup: it is gone")]
-    Gone,
 }
 
 impl Cgroup {
@@ -86,18 +85,11 @@ impl Cgroup {
     /// All current figures, from about twenty small files that the kernel generates: no read waits
     /// for a disk.
     ///
-    /// Returns [`CgroupError::Gone`] after the container's end; containerd gets `NotFound` for it.
-    pub(crate) fn metrics(&self) -> Result<CgroupMetrics, CgroupError> {
-        let metrics = match &self.0 {
-            CgroupHierarchy::V1(controllers) => {
-                CgroupMetrics::V1(Box::new(v1::metrics(controllers)))
-            }
-            CgroupHierarchy::V2(directory) => CgroupMetrics::V2(Box::new(v2::metrics(directory))),
-        };
-        if metrics.is_empty() {
-            Err(CgroupError::Gone)
-        } else {
-            Ok(metrics)
+    /// `None` after the container's end, when the cgroup has been removed.
+    pub(crate) fn metrics(&self) -> protobuf::Result<Option<Any>> {
+        match &self.0 {
+            CgroupHierarchy::V1(controllers) => any(V1_NAME, &v1::metrics(controllers)),
+            CgroupHierarchy::V2(directory) => any(V2_NAME, &v2::metrics(directory)),
         }
     }
 
@@ -117,42 +109,16 @@ impl Cgroup {
     }
 }
 
-/// The message that containerd expects for the hierarchy's version.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum CgroupMetrics {
-    /// A hierarchy per controller.
-    V1(Box<MetricsV1>),
-    /// The unified hierarchy.
-    V2(Box<MetricsV2>),
-}
-
-impl CgroupMetrics {
-    fn is_empty(&self) -> bool {
-        match self {
-            Self::V1(message) => **message == MetricsV1::default(),
-            Self::V2(message) => **message == MetricsV2::default(),
-        }
+/// `None` for a message without any figure.
+fn any<M: Message>(name: &str, message: &M) -> protobuf::Result<Option<Any>> {
+    if *message == M::new() {
+        return Ok(None);
     }
-
-    /// The message under its name in Go's typeurl: the full name alone, without
-    /// `type.googleapis.com/`.
-    pub(crate) fn to_any(&self) -> protobuf::Result<Any> {
-        let (name, value) = match self {
-            Self::V1(message) => (
-                "io.containerd.cgroups.v1.Metrics",
-                message.write_to_bytes()?,
-            ),
-            Self::V2(message) => (
-                "io.containerd.cgroups.v2.Metrics",
-                message.write_to_bytes()?,
-            ),
-        };
-        Ok(Any {
-            type_url: name.to_owned(),
-            value,
-            ..Default::default()
-        })
-    }
+    Ok(Some(Any {
+        type_url: name.to_owned(),
+        value: message.write_to_bytes()?,
+        ..Default::default()
+    }))
 }
 
 #[cfg(test)]
@@ -161,19 +127,17 @@ mod tests {
 
     #[test]
     fn the_names_are_those_of_the_messages() {
+        use containerd_shim_protos::{cgroups, cgroups_v2};
         use protobuf::MessageFull;
-        let v1 = CgroupMetrics::V1(Box::default()).to_any().unwrap();
-        assert_eq!(v1.type_url, MetricsV1::descriptor().full_name());
-        let v2 = CgroupMetrics::V2(Box::default()).to_any().unwrap();
-        assert_eq!(v2.type_url, MetricsV2::descriptor().full_name());
+        let v1 = cgroups::metrics::Metrics::descriptor();
+        let v2 = cgroups_v2::metrics::Metrics::descriptor();
+        assert_eq!((v1.full_name(), v2.full_name()), (V1_NAME, V2_NAME));
     }
 
     #[test]
     fn a_cgroup_without_a_file_is_gone() {
         let directory = directory::Directory::at("/nowhere/at/all");
-        assert!(matches!(
-            Cgroup(CgroupHierarchy::V2(directory)).metrics(),
-            Err(CgroupError::Gone)
-        ));
+        let cgroup = Cgroup(CgroupHierarchy::V2(directory));
+        assert_eq!(cgroup.metrics().unwrap(), None);
     }
 }

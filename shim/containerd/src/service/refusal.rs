@@ -70,7 +70,6 @@ fn code(error: &TaskError) -> Code {
         // Go's shim has no code for these either; containerd adds ": unknown" to the text.
         TaskError::Io(_)
         | TaskError::Watch(_)
-        | TaskError::Cgroup(_)
         | TaskError::Step(_)
         | TaskError::Checkpoint { .. }
         | TaskError::Runtime { .. } => Code::UNKNOWN,

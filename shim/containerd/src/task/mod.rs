@@ -30,7 +30,7 @@ pub(crate) use process::TaskProcess;
 pub(crate) use state::IllegalMove;
 
 use crate::bundle::Bundle;
-use crate::cgroup::{Cgroup, CgroupError};
+use crate::cgroup::Cgroup;
 use crate::events::TaskEvents;
 use crate::exits::{Exits, WatchError};
 use crate::io::{IoError, LoggedProcess, StreamOwner};
@@ -98,9 +98,6 @@ pub(crate) enum TaskError {
     /// The new process.
     #[error(transparent)]
     Watch(#[from] WatchError),
-    /// The cgroup's figures.
-    #[error(transparent)]
-    Cgroup(#[from] CgroupError),
     /// A request to the system, a file of the bundle, the root filesystem.
     #[error(transparent)]
     Step(#[from] StepError),

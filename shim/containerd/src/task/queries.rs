@@ -11,7 +11,6 @@ use protobuf::{EnumOrUnknown, Message, MessageField};
 
 use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
-use crate::cgroup::CgroupError;
 use crate::events::timestamp;
 use crate::step::failed;
 
@@ -128,13 +127,10 @@ impl Task {
     /// removed.
     pub(crate) fn stats(&self) -> Result<Any, TaskError> {
         let gone = || TaskError::NotFound(format!("cgroup of container {}", self.id));
-        match self.cgroup.get().ok_or_else(gone)?.metrics() {
-            Ok(metrics) => metrics
-                .to_any()
-                .map_err(|error| TaskError::Invalid(error.to_string())),
-            Err(CgroupError::Gone) => Err(gone()),
-            Err(error) => Err(error.into()),
-        }
+        let metrics = self.cgroup.get().ok_or_else(gone)?.metrics();
+        metrics
+            .map_err(|error| TaskError::Invalid(error.to_string()))?
+            .ok_or_else(gone)
     }
 
     /// Closes a process's stdin.
