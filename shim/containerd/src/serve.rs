@@ -98,7 +98,8 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
         .ok()
         .and_then(|address| address.as_pathname().map(Path::to_owned));
     let listener = Listener::try_from(listener).map_err(failed("watch the socket"))?;
-    let (listener, services) = service::answering_unknown(listener, service::services(&containers));
+    let services = service::services(&containers);
+    let listener = service::answering_unknown(listener, services.keys());
     let mut server = Server::new()
         .add_listener(listener)
         .register_service(services);

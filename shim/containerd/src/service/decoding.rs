@@ -53,7 +53,8 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         let listener = Listener::try_from(listener).unwrap();
-        let (listener, services) = answering_unknown(listener, services(&Arc::new(containers())));
+        let services = services(&Arc::new(containers()));
+        let listener = answering_unknown(listener, services.keys());
         let mut server = Server::new()
             .add_listener(listener)
             .register_service(services);

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use containerd_shim_protos::api::ConnectRequest;
 use protobuf::Message;
 use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
-use ttrpc::{Code, Request, Response, get_status};
+use ttrpc::{Code, Request, Response};
 
 use super::Containers;
 use super::client::{call_server, has_hung_up};
@@ -64,15 +64,11 @@ struct Expect {
 #[async_trait]
 impl MethodHandler for Expect {
     async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let message = ConnectRequest::parse_from_bytes(&request.payload).map_err(|error| {
-            ttrpc::Error::RpcStatus(get_status(Code::INVALID_ARGUMENT, error.to_string()))
-        })?;
-        let expected = self.containers.expect(&message.id);
-        // ttrpc 0.10 converts a raw handler's error to UNKNOWN, whatever its code is.
-        Ok(expected.map_or_else(
-            |refusal| ttrpc::Error::from(refusal).into(),
-            |()| Response::new(),
-        ))
+        let message = ConnectRequest::parse_from_bytes(&request.payload)
+            .map_err(|error| ttrpc::Error::Others(error.to_string()))?;
+        // `decoded` keeps the code of a refusal.
+        self.containers.expect(&message.id)?;
+        Ok(Response::new())
     }
 }
 
@@ -90,6 +86,7 @@ mod tests {
 
     use super::*;
     use crate::service::containers::tests::containers;
+    use crate::service::decoding::decoded;
     use crate::service::is_alive;
 
     /// The refusal passes through ttrpc with its code, on which `start` depends.
@@ -104,7 +101,7 @@ mod tests {
             let path = folder.path().join(format!("{answer:?}"));
             let listener = UnixListener::bind(&path).unwrap();
             listener.set_nonblocking(true).unwrap();
-            let methods = HashMap::from([(SERVICE.to_owned(), service(&containers))]);
+            let methods = HashMap::from([(SERVICE.to_owned(), decoded(service(&containers)))]);
             let mut server = Server::new()
                 .add_listener(Listener::try_from(listener).unwrap())
                 .register_service(methods);

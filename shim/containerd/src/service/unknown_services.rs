@@ -1,60 +1,37 @@
 //! The answer to a request for a service that the shim does not have.
 //!
-//! Go's ttrpc answers UNIMPLEMENTED, the only code at which containerd falls back. Rust's ttrpc
-//! answers INVALID_ARGUMENT and has no hook to change the code. So this module reads the bytes of a
-//! connection first, frame by frame: a request for an unknown service becomes a request for the
-//! service [`UNKNOWN`], with the unknown name as its payload. All other bytes pass unchanged.
+//! Go's ttrpc answers UNIMPLEMENTED, and containerd tries something else at this code alone. The
+//! Rust one answers INVALID_ARGUMENT and has no hook for that, but it answers UNIMPLEMENTED for an
+//! unknown method. So the bytes of a connection are read here first, frame by frame: a request for
+//! an unknown service becomes one for an unknown method of the task service. All other bytes pass
+//! unchanged.
 //!
 //! A frame is a header of ten bytes and a payload: ttrpc's PROTOCOL.md.
 
-use std::collections::HashMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use async_trait::async_trait;
 use futures_core::Stream;
 use protobuf::Message;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use ttrpc::asynchronous::transport::{Listener, Socket};
-use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
 use ttrpc::proto::{MESSAGE_HEADER_LENGTH, MESSAGE_LENGTH_MAX, MESSAGE_TYPE_REQUEST};
-use ttrpc::{Code, Error, MessageHeader, Request, Response, get_status};
+use ttrpc::{MessageHeader, Request};
 
-/// The service and its only method.
-const UNKNOWN: &str = "bindguard.unknown";
-const ANSWER: &str = "Answer";
+use super::V3;
 
 /// The tag of the field `service`, the first field of a request.
 const SERVICE_TAG: u8 = 10;
 
-/// Adds the service to these, and wraps the connections of a listener.
-pub(crate) fn answering_unknown(
+/// Wraps the connections of a listener of these services.
+pub(crate) fn answering_unknown<'a>(
     listener: Listener,
-    mut services: HashMap<String, Service>,
-) -> (Listener, HashMap<String, Service>) {
-    let answer: Box<dyn MethodHandler + Send + Sync> = Box::new(Answer);
-    services.insert(
-        UNKNOWN.to_owned(),
-        Service {
-            methods: HashMap::from([(ANSWER.to_owned(), answer)]),
-            streams: HashMap::new(),
-        },
-    );
-    let known = services.keys().cloned().collect();
-    (Listener::new(Connections { listener, known }), services)
-}
-
-struct Answer;
-
-#[async_trait]
-impl MethodHandler for Answer {
-    async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let service = String::from_utf8_lossy(&request.payload);
-        let status = get_status(Code::UNIMPLEMENTED, format!("service {service}"));
-        Ok(Error::RpcStatus(status).into())
-    }
+    services: impl Iterator<Item = &'a String>,
+) -> Listener {
+    let known = services.cloned().collect();
+    Listener::new(Connections { listener, known })
 }
 
 struct Connections {
@@ -144,9 +121,9 @@ impl<S: AsyncRead + Unpin> Connection<S> {
             return None;
         }
         let request = Request {
-            service: UNKNOWN.to_owned(),
-            method: ANSWER.to_owned(),
-            payload: request.service.into_bytes(),
+            // No method has a name with a slash.
+            service: V3.to_owned(),
+            method: format!("{}/{}", request.service, request.method),
             timeout_nano: request.timeout_nano,
             ..Default::default()
         };
@@ -280,7 +257,7 @@ mod tests {
             ("[a-j.]{0,150}", any::<u32>(), bytes()).prop_map(|(service, stream, payload)| {
                 (
                     frame(1, stream, &request(&service, "Method", &payload)),
-                    frame(1, stream, &request(UNKNOWN, ANSWER, service.as_bytes())),
+                    frame(1, stream, &request(V3, &format!("{service}/Method"), b"")),
                 )
             }),
         ]
@@ -312,7 +289,7 @@ mod tests {
         let input = [frame(1, 1, &long), frame(1, 3, &request("other", "M", b""))].concat();
         let expected = [
             frame(1, 1, &long),
-            frame(1, 3, &request(UNKNOWN, ANSWER, b"other")),
+            frame(1, 3, &request(V3, "other/M", b"")),
         ]
         .concat();
         assert!(read(&input, 4096) == expected);
