@@ -20,7 +20,7 @@ use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use super::overlay::common_parent;
+use super::overlay::{common_parent, lower_directories, with_lower};
 use crate::kernel::child_in_user_namespace;
 
 /// A mapping as a user namespace, the only form that the kernel accepts.
@@ -57,12 +57,7 @@ impl MappedNamespace {
         directory: PathBuf,
     ) -> io::Result<(MappedLayers, Vec<String>)> {
         let unusable = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
-        let lower = words.iter().find_map(|word| word.strip_prefix("lowerdir="));
-        let lower: Vec<&Path> = lower
-            .ok_or_else(|| unusable("no lowerdir to map"))?
-            .split(':')
-            .map(Path::new)
-            .collect();
+        let lower = lower_directories(words).ok_or_else(|| unusable("no lowerdir to map"))?;
         let parent = common_parent(&lower)
             .ok_or_else(|| unusable("the lower directories have no common parent"))?;
         let mapped = self.clone_of(&parent, true)?;
@@ -74,15 +69,7 @@ impl MappedNamespace {
             .filter_map(|path| path.strip_prefix(&parent).ok())
             .map(|path| layers.name(path))
             .collect();
-        let lower = format!("lowerdir={}", names.join(":"));
-        let replace = |word: &String| {
-            if word.starts_with("lowerdir=") {
-                lower.clone()
-            } else {
-                word.clone()
-            }
-        };
-        Ok((layers, words.iter().map(replace).collect()))
+        Ok((layers, with_lower(words, &names.join(":"))))
     }
 
     fn clone_of(&self, path: &Path, read_only: bool) -> io::Result<OwnedFd> {

@@ -31,7 +31,6 @@ use fuse::Fuse;
 use id_map::MappedNamespace;
 use loop_device::LoopDevice;
 use mount_options::MountOptions;
-use overlay::OverlayMount;
 use unmount::{unmount_all, unmount_and_remove};
 
 /// The flags for access times.
@@ -144,24 +143,15 @@ fn mount_itself(
         .map(|mode| LoopDevice::attach(source, mode))
         .transpose()?;
     let source = device.as_ref().map_or(source, |device| &device.path);
-    let overlay_mount = OverlayMount {
-        kind: &mount.type_,
-        source,
-        flags: options.flags,
-        data: &options.data,
+    let mount_with = |data: &[String]| {
+        overlay::mount_with_long_options(&mount.type_, source, options.flags, data, target)
     };
     match id_map.filter(|_| mount.type_ == OVERLAY) {
-        None => overlay::mount_with_long_options(&overlay_mount, target),
+        None => mount_with(&options.data),
         Some(map) => {
             let (_until_it_is_mounted, data) =
                 map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
-            overlay::mount_with_long_options(
-                &OverlayMount {
-                    data: &data,
-                    ..overlay_mount
-                },
-                target,
-            )
+            mount_with(&data)
         }
     }
 }

@@ -15,25 +15,20 @@ use super::call;
 
 /// A page, less the final NUL. mount(2) silently cuts a longer string.
 const MAX_OPTIONS: usize = 4096 - 1;
-
-/// The mount to make.
-pub(super) struct OverlayMount<'a> {
-    /// The filesystem's type.
-    pub(super) kind: &'a str,
-    /// A directory, a device or a name.
-    pub(super) source: &'a Path,
-    /// For the mount.
-    pub(super) flags: MsFlags,
-    /// For the filesystem.
-    pub(super) data: &'a [String],
-}
+const LOWER: &str = "lowerdir=";
 
 /// mount(2), with shortened options if they are too long.
-pub(super) fn mount_with_long_options(overlay: &OverlayMount<'_>, target: &Path) -> io::Result<()> {
-    let mut data = overlay.data.join(",");
-    if overlay.kind == "overlay"
+pub(super) fn mount_with_long_options(
+    kind: &str,
+    source: &Path,
+    flags: MsFlags,
+    options: &[String],
+    target: &Path,
+) -> io::Result<()> {
+    let mut data = options.join(",");
+    if kind == "overlay"
         && data.len() > MAX_OPTIONS
-        && let Some((directory, short)) = shorten(overlay.data)
+        && let Some((directory, short)) = shorten(options)
     {
         unshare(CloneFlags::CLONE_FS)?;
         std::env::set_current_dir(directory)?;
@@ -45,35 +40,34 @@ pub(super) fn mount_with_long_options(overlay: &OverlayMount<'_>, target: &Path)
             "more options than mount(2) takes",
         ));
     }
-    call(
-        Some(overlay.source),
-        target,
-        Some(overlay.kind),
-        overlay.flags,
-        Some(&data),
-    )
+    call(Some(source), target, Some(kind), flags, Some(&data))
 }
 
 /// The lower directories' common parent, and the options with names relative to it.
-fn shorten(data: &[String]) -> Option<(PathBuf, Vec<String>)> {
-    let lower = data
-        .iter()
-        .find_map(|word| word.strip_prefix("lowerdir="))?;
-    let layers: Vec<&Path> = lower.split(':').map(Path::new).collect();
+fn shorten(options: &[String]) -> Option<(PathBuf, Vec<String>)> {
+    let layers = lower_directories(options)?;
     let parent = common_parent(&layers)?;
     let relative: Option<Vec<&str>> = layers
         .iter()
         .map(|layer| layer.strip_prefix(&parent).ok()?.to_str())
         .collect();
-    let lower = format!("lowerdir={}", relative?.join(":"));
-    let replace = |word: &String| {
-        if word.starts_with("lowerdir=") {
-            lower.clone()
-        } else {
-            word.clone()
-        }
+    let short = with_lower(options, &relative?.join(":"));
+    Some((parent, short))
+}
+
+/// The lower directories in an overlay's options.
+pub(super) fn lower_directories(options: &[String]) -> Option<Vec<&Path>> {
+    let lower = options.iter().find_map(|word| word.strip_prefix(LOWER))?;
+    Some(lower.split(':').map(Path::new).collect())
+}
+
+/// The options with other lower directories.
+pub(super) fn with_lower(options: &[String], lower: &str) -> Vec<String> {
+    let replace = |word: &String| match word.starts_with(LOWER) {
+        true => format!("{LOWER}{lower}"),
+        false => word.clone(),
     };
-    Some((parent, data.iter().map(replace).collect()))
+    options.iter().map(replace).collect()
 }
 
 /// The lowest directory above all paths; `None` for `/`.
@@ -156,13 +150,7 @@ mod tests {
             format!("lowerdir={}", lower.join(":")),
         ];
         let source = Path::new("overlay");
-        let overlay = OverlayMount {
-            kind: "overlay",
-            source,
-            flags: MsFlags::empty(),
-            data: &words,
-        };
-        mount_with_long_options(&overlay, &merged)?;
+        mount_with_long_options("overlay", source, MsFlags::empty(), &words, &merged)?;
         fs::metadata(merged.join("from-0"))
             .and(fs::metadata(merged.join("from-99")))
             .map(drop)
