@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use nix::errno::Errno;
 use nix::libc;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::getpid;
@@ -90,11 +91,7 @@ pub(crate) fn inherit_from_three(command: &mut Command, fds: Vec<OwnedFd>) -> io
 }
 
 fn done(result: libc::c_int) -> io::Result<()> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    Ok(Errno::result(result).map(drop)?)
 }
 
 #[cfg(test)]

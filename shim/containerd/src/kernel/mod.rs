@@ -9,6 +9,7 @@ mod signals;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::libc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -34,11 +35,7 @@ pub(crate) fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
             0,
         )
     };
-    if sent == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    Ok(Errno::result(sent).map(drop)?)
 }
 
 /// Registers a descriptor in the event loop.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
+use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
 use nix::unistd::pause;
@@ -139,11 +140,7 @@ fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32
     // SAFETY: private to this file. The argument is a number, or the address of a struct in the
     // kernel's layout that outlives the call and that none of these requests writes to.
     let answer = unsafe { libc::ioctl(device.as_raw_fd(), request, argument) };
-    if answer < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(answer)
-    }
+    Ok(Errno::result(answer)?)
 }
 
 #[cfg(test)]
