@@ -134,34 +134,29 @@ impl Args {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (flag, None),
         };
-        match name {
-            "debug" => self.debug = boolean(name, value)?,
+        let mut ignored = String::new();
+        let field = match name {
+            "debug" => {
+                self.debug = boolean(name, value)?;
+                return Ok(None);
+            }
             "v" | "version" => return Ok(boolean(name, value)?.then_some(ShimVerb::Version)),
             "info" => return Ok(boolean(name, value)?.then_some(ShimVerb::Info)),
             "h" | "help" => return Ok(Some(ShimVerb::Help)),
-            "namespace" | "id" | "address" | "bundle" | "socket" | "publish-binary"
-            | "debug-socket" => {
-                let value = value
-                    .or_else(|| rest.next())
-                    .ok_or_else(|| ArgsError::NoValue(name.to_owned()))?;
-                self.set(name, value);
-            }
-            _ => return Err(ArgsError::UnknownFlag(name.to_owned())),
-        }
-        Ok(None)
-    }
-
-    fn set(&mut self, name: &str, value: String) {
-        match name {
-            "namespace" => self.namespace = value,
-            "id" => self.id = value,
-            "address" => self.address = value,
-            "bundle" => self.bundle = value,
-            "socket" => self.socket = value,
+            "namespace" => &mut self.namespace,
+            "id" => &mut self.id,
+            "address" => &mut self.address,
+            "bundle" => &mut self.bundle,
+            "socket" => &mut self.socket,
             // The binary that published events before ttrpc existed, and the socket of Go's
             // profiler.
-            _ => {}
-        }
+            "publish-binary" | "debug-socket" => &mut ignored,
+            _ => return Err(ArgsError::UnknownFlag(name.to_owned())),
+        };
+        *field = value
+            .or_else(|| rest.next())
+            .ok_or_else(|| ArgsError::NoValue(name.to_owned()))?;
+        Ok(None)
     }
 }
 

@@ -6,13 +6,11 @@
 //! | 2.0 to 2.2 | an `Any` or nothing | the plain address, JSON | with the address, version 2: the same |
 //! | 2.3 and later | `BootstrapParams` | also a `BootstrapResult` | with version 3: `start` and `delete` for the sandbox alone |
 
+use containerd_shim_protos::TASK_API_VERSION;
 use containerd_shim_protos::bootstrap_api::BootstrapResult;
 use protobuf::Message;
 
 use super::stdin::Bootstrap;
-
-/// The version of the task API: `containerd.task.v3.Task`.
-const VERSION: i32 = 3;
 
 /// The bytes for stdout.
 pub(super) fn encode(address: &str, bootstrap: Option<&Bootstrap>) -> protobuf::Result<Vec<u8>> {
@@ -21,7 +19,7 @@ pub(super) fn encode(address: &str, bootstrap: Option<&Bootstrap>) -> protobuf::
         Some(_) => {
             let (address, protocol) = (address.to_owned(), "ttrpc".to_owned());
             BootstrapResult {
-                version: VERSION,
+                version: TASK_API_VERSION,
                 address,
                 protocol,
                 ..Default::default()

@@ -10,14 +10,11 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
-
 use super::directory::Directory;
+use super::hierarchies::{self, ROOT};
 use super::mounts::CgroupMount;
 use super::v1::Controllers;
 use super::{CgroupError, CgroupHierarchy};
-
-const USUAL: &str = "/sys/fs/cgroup";
 
 /// Finds the directories of a living process's cgroup.
 pub(super) fn find(pid: u32) -> Result<CgroupHierarchy, CgroupError> {
@@ -27,7 +24,7 @@ pub(super) fn find(pid: u32) -> Result<CgroupHierarchy, CgroupError> {
         pid,
         mounts: OnceCell::new(),
     };
-    let version = if is_unified(shows_unified(Path::new(USUAL)), &memberships) {
+    let version = if is_unified(hierarchies::is_unified(Path::new(ROOT)), &memberships) {
         search.v2(&memberships)
     } else {
         search.v1(&memberships)
@@ -64,10 +61,6 @@ fn is_unified(at_the_usual_place: bool, memberships: &[Membership<'_>]) -> bool 
     let is_read =
         |membership: &Membership<'_>| Controllers::NAMES.iter().any(|name| membership.has(name));
     at_the_usual_place || !memberships.iter().any(is_read)
-}
-
-fn shows_unified(directory: &Path) -> bool {
-    statfs(directory).is_ok_and(|filesystem| filesystem.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
 struct Search {
@@ -108,7 +101,7 @@ impl Search {
         path: &str,
     ) -> Result<Option<Directory>, CgroupError> {
         // Controllers that share a hierarchy have a link each: /sys/fs/cgroup/cpu is cpu,cpuacct.
-        let usual = Path::new(USUAL)
+        let usual = Path::new(ROOT)
             .join(controller.unwrap_or(""))
             .join(path.trim_start_matches('/'));
         if self.is_in(&usual) {

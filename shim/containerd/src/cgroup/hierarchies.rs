@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder with a folder for each v1 hierarchy, or the mount point of v2.
-const ROOT: &str = "/sys/fs/cgroup";
+/// The folder with one folder for each v1 hierarchy, or the mount point of v2 itself.
+pub(super) const ROOT: &str = "/sys/fs/cgroup";
 
 /// The hierarchies of this node.
 pub(crate) fn hierarchies() -> Vec<PathBuf> {
@@ -26,7 +26,8 @@ fn with_controllers(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-fn is_unified(hierarchy: &Path) -> bool {
+/// True for a mount of cgroup v2.
+pub(super) fn is_unified(hierarchy: &Path) -> bool {
     fs::metadata(hierarchy.join("cgroup.controllers")).is_ok()
 }
 
