@@ -75,7 +75,13 @@ impl Watched {
             .ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         let fd = pidfd_open(raw, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?;
         let pidfd = crate::kernel::watch(fd, Interest::READABLE).map_err(failed)?;
-        Ok(Self::present(pid, pidfd, known))
+        Ok(Self {
+            pid,
+            process: WatchedState::Present {
+                pidfd,
+                known: Mutex::new(Some(known)),
+            },
+        })
     }
 
     /// A child that was just started. If it cannot be watched it is killed, and becomes an orphan.
@@ -91,16 +97,6 @@ impl Watched {
         Self {
             pid,
             process: WatchedState::Reaped(exit),
-        }
-    }
-
-    fn present(pid: u32, pidfd: AsyncFd<OwnedFd>, known: KnownPid) -> Self {
-        Self {
-            pid,
-            process: WatchedState::Present {
-                pidfd,
-                known: Mutex::new(Some(known)),
-            },
         }
     }
 

@@ -72,7 +72,7 @@ impl Task {
         bundle.write_options(&options)?;
         let task = Self::prepare(shared, &request, &options, bundle, runtime, &spec);
 
-        task.mount_rootfs(&request).await?;
+        rootfs::mount(request.rootfs.clone(), task.bundle.rootfs()).await?;
         let made = match images_of(&request, &options).is_empty() {
             true => task.create_init(&options, &spec).await.map(Some),
             false => task
@@ -137,10 +137,6 @@ impl Task {
             deleted_unstarted: AtomicBool::new(false),
             shared: shared.clone(),
         }
-    }
-
-    async fn mount_rootfs(&self, request: &CreateTaskRequest) -> Result<(), TaskError> {
-        Ok(rootfs::mount(request.rootfs.clone(), self.bundle.rootfs()).await?)
     }
 
     async fn create_init(

@@ -9,6 +9,7 @@ use containerd_shim_protos::topics;
 use nix::libc::SIGKILL;
 
 use super::exec::Exec;
+use super::state::ProcessState;
 use super::{Task, TaskProcess};
 use crate::cgroup::OomWatch;
 use crate::events::timestamp;
@@ -48,7 +49,7 @@ impl Task {
                 );
             }
             if task.is_deleted_unstarted() {
-                task.init.ended(exit);
+                task.init.finish(ProcessState::exited, exit);
             } else {
                 task.publish_exit(&task.init, exit);
             }
@@ -63,7 +64,7 @@ impl Task {
         let exit = loop {
             tokio::select! {
                 exit = watched.exit() => break exit,
-                Some(_) = ooms.next() => self.publish_oom(),
+                true = ooms.next() => self.publish_oom(),
             }
         };
         if ooms.take_unreported() {
@@ -107,7 +108,7 @@ impl Task {
     }
 
     fn publish_exit(&self, process: &TaskProcess, exit: Exit) {
-        process.ended(exit);
+        process.finish(ProcessState::exited, exit);
         self.shared.events.send(
             topics::TASK_EXIT_EVENT_TOPIC,
             &proto::TaskExit {

@@ -80,17 +80,8 @@ impl TaskProcess {
         Ok(())
     }
 
-    /// Records the end and wakes all waiters.
-    pub(super) fn ended(&self, exit: Exit) {
-        self.finish(ProcessState::exited, exit);
-    }
-
-    /// Records that the start failed and wakes all waiters.
-    pub(super) fn did_not_start(&self, exit: Exit) {
-        self.finish(ProcessState::failed_to_start, exit);
-    }
-
-    fn finish(
+    /// Records the end, or that the start failed, and wakes all waiters.
+    pub(super) fn finish(
         &self,
         event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>,
         exit: Exit,
@@ -153,7 +144,7 @@ mod tests {
             status: 3,
             at: SystemTime::now(),
         };
-        process.ended(exit);
+        process.finish(ProcessState::exited, exit);
         assert_eq!(early.await.unwrap(), Some(exit));
         assert_eq!(Arc::clone(&process).wait().await, Some(exit));
         assert_eq!(process.state(), ProcessState::Stopped);

@@ -47,28 +47,24 @@ impl Task {
                 process.pid()
             )
         };
-        let is_busy = if self.turn.try_lock().is_err() {
-            ", a call changes it"
-        } else {
-            ""
+        let is_busy = |turn: &tokio::sync::Mutex<()>| match turn.try_lock() {
+            Ok(_) => "",
+            Err(_) => ", a call changes it",
         };
         let mut lines = vec![format!(
-            "container {}: {}{is_busy}",
+            "container {}: {}{}",
             self.id,
-            line(&self.init)
+            line(&self.init),
+            is_busy(&self.turn)
         )];
         let execs = self.execs();
         lines.extend(execs.values().map(|exec| {
-            let is_busy = if exec.turn.try_lock().is_err() {
-                ", a call changes it"
-            } else {
-                ""
-            };
             format!(
-                "exec {} of {}: {}{is_busy}",
+                "exec {} of {}: {}{}",
                 exec.process.id(),
                 self.id,
-                line(&exec.process)
+                line(&exec.process),
+                is_busy(&exec.turn)
             )
         }));
         lines

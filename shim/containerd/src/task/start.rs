@@ -63,10 +63,11 @@ impl Task {
             Ok(watched) => watched,
             Err(error) => {
                 // All waiters get an end, but containerd gets no event: no process was started.
-                exec.process.did_not_start(Exit {
+                let exit = Exit {
                     status: NOT_STARTED,
                     at: SystemTime::now(),
-                });
+                };
+                exec.process.finish(ProcessState::failed_to_start, exit);
                 return Err(error);
             }
         };

@@ -7,7 +7,7 @@
 //! let exit = loop {
 //!     tokio::select! {
 //!         exit = init.exit() => break exit,
-//!         Some(_) = ooms.next() => send(TaskOOM),
+//!         true = ooms.next() => send(TaskOOM),
 //!     }
 //! };
 //! if ooms.take_unreported() { send(TaskOOM) }      // at once, and again just before TaskExit if something was awaited
@@ -30,10 +30,6 @@ use std::io;
 use std::path::PathBuf;
 
 use super::CgroupHierarchy;
-
-/// The kernel killed one or more processes in the container for lack of memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Killed;
 
 /// A watch that failed.
 #[derive(Debug, thiserror::Error)]
@@ -80,9 +76,9 @@ impl OomWatch {
         }
     }
 
-    /// Waits for the next kill. Returns none from the moment that the cgroup is gone, or empty for
+    /// Waits for the next kill. Returns false from the moment that the cgroup is gone, or empty for
     /// good. The future may be dropped at any time and created again: no kill is lost.
-    pub(crate) async fn next(&mut self) -> Option<Killed> {
+    pub(crate) async fn next(&mut self) -> bool {
         match self {
             Self::V1(watch) => watch.next().await,
             Self::V2(watch) => watch.next().await,

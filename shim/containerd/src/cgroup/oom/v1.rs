@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::{KillCount, Killed, OomError};
+use super::{KillCount, OomError};
 use crate::cgroup::directory::{Directory, is_absent};
 use crate::cgroup::text::FlatKeyed;
 
@@ -60,13 +60,13 @@ impl Watch {
         })
     }
 
-    pub(super) async fn next(&mut self) -> Option<Killed> {
+    pub(super) async fn next(&mut self) -> bool {
         loop {
             if self.take_unreported() {
-                return Some(Killed);
+                return true;
             }
             if self.has_ended {
-                return None;
+                return false;
             }
             match self.checks_left {
                 0 => self.wait_for_alarm().await,

@@ -5,7 +5,7 @@ use crate::cgroup::directory::{Directory, is_absent};
 use crate::cgroup::text::FlatKeyed;
 
 use super::polled_file::PolledFile;
-use super::{KillCount, Killed, OomError};
+use super::{KillCount, OomError};
 
 /// A cgroup of the unified hierarchy under watch.
 #[derive(Debug)]
@@ -35,17 +35,17 @@ impl Watch {
         })
     }
 
-    pub(super) async fn next(&mut self) -> Option<Killed> {
+    pub(super) async fn next(&mut self) -> bool {
         loop {
             // The population is read first: a kill that emptied the cgroup has been counted by
             // then.
             self.has_ended |= !self.is_populated();
             if self.take_unreported() {
-                return Some(Killed);
+                return true;
             }
             if self.has_ended || self.changed().await.is_err() {
                 self.has_ended = true;
-                return None;
+                return false;
             }
         }
     }
@@ -117,8 +117,8 @@ mod tests {
                 .is_err()
         );
         let end = tokio::join!(timeout(LONG, watch.next()), async { cgroup.remove() }).0;
-        assert_eq!(end.unwrap(), None);
-        assert_eq!(timeout(LONG, watch.next()).await.unwrap(), None);
+        assert!(!end.unwrap());
+        assert!(!timeout(LONG, watch.next()).await.unwrap());
         assert!(!watch.take_unreported());
     }
 
