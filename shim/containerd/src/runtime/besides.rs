@@ -56,14 +56,7 @@ impl Runtime {
             Err(error) => return tracing::warn!(id, %error, "cannot run {verb} of the guard"),
         };
         tokio::spawn(async move {
-            if tokio::time::timeout(RECORD_TIMEOUT, running.ended())
-                .await
-                .is_err()
-            {
-                running.kill_group();
-                running.ended().await;
-            }
-            running.forward_log();
+            let _ = running.finish_within(RECORD_TIMEOUT).await;
         });
     }
 

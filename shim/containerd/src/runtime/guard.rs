@@ -122,7 +122,7 @@ impl Runtime {
                 .run_unguarded(call, &format!("{WRAPPER} is not installed"))
                 .await;
         };
-        match self.run_guard(&guard, call, 0).await? {
+        match self.run_guard(&guard, call, 0).await {
             GuardResult::Created(created) => Ok(created),
             GuardResult::Refused(reason) => Err(RuntimeError::Refused { reason }),
             GuardResult::RuntimeFailed(failure) => self.retry(&guard, call, failure).await,
@@ -147,7 +147,7 @@ impl Runtime {
         for attempt in 1..=RETRIES {
             self.remove_failed_create(call.container.id).await;
             call.container.prepared_io.withhold_output();
-            match self.run_guard(guard, call, attempt).await? {
+            match self.run_guard(guard, call, attempt).await {
                 GuardResult::Created(created) => {
                     tracing::info!(
                         id = call.container.id,
@@ -199,15 +199,10 @@ impl Runtime {
             .map(|_| Created::default())
     }
 
-    async fn run_guard(
-        &self,
-        guard: &Path,
-        call: &GuardedCall<'_>,
-        attempt: u32,
-    ) -> Result<GuardResult, RuntimeError> {
+    async fn run_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> GuardResult {
         let (running, mut answers) = match self.spawn_guard(guard, call, attempt) {
             Ok(spawned) => spawned,
-            Err(error) => return Ok(GuardResult::NoGuard(error.to_string())),
+            Err(error) => return GuardResult::NoGuard(error.to_string()),
         };
         let mut received = Vec::new();
         if tokio::time::timeout(
@@ -221,18 +216,18 @@ impl Runtime {
                 .await;
             let why = format!("no answer within {:?}", call.container.settings.deadline);
             self.spawn_unchecked_record(guard, call.container, attempt, Unchecked::Late, &why);
-            return Ok(GuardResult::NoGuard(why));
+            return GuardResult::NoGuard(why);
         }
         match parse_answer(&received) {
-            Some(GuardAnswer::Handover { prove }) => Ok(match running.finish().await {
+            Some(GuardAnswer::Handover { prove }) => match running.finish().await {
                 Ok(_) => GuardResult::Created(Created { is_provable: prove }),
                 Err(error) => GuardResult::RuntimeFailed(
                     error.with_unrepaired(read_unrepaired(&mut answers, &mut received).await),
                 ),
-            }),
+            },
             other => {
-                self.finish_guard(running, KILL_GRACE).await;
-                Ok(match other {
+                let _ = running.finish_within(KILL_GRACE).await;
+                match other {
                     Some(GuardAnswer::Refused(reason)) => GuardResult::Refused(reason),
                     Some(GuardAnswer::Unchanged) => {
                         GuardResult::Unchanged(read_unrepaired(&mut answers, &mut received).await)
@@ -249,7 +244,7 @@ impl Runtime {
                         );
                         GuardResult::NoGuard(why)
                     }
-                })
+                }
             }
         }
     }
@@ -286,25 +281,14 @@ impl Runtime {
         id: &str,
     ) {
         running.kill_group();
-        self.finish_guard(running, KILL_GRACE).await;
+        let _ = running.finish_within(KILL_GRACE).await;
         let _ = answers.try_read_buf(received);
         if matches!(parse_answer(received), Some(GuardAnswer::Handover { .. })) || self.knows(id) {
             self.remove_failed_create(id).await;
         }
     }
 
-    /// Lets a guard that has finished end. If it hangs in the kernel it cannot even be killed: it
-    /// is left to a separate task and never waited for here.
-    async fn finish_guard(&self, running: Running, grace: Duration) {
-        let ended = tokio::time::timeout(grace, running.ended()).await.is_ok();
-        running.forward_log();
-        if !ended {
-            running.kill_group();
-            tokio::spawn(async move { running.ended().await });
-        }
-    }
-
-    /// Removes the remains of a failed create, so that the next create finds the name free.
+    /// Removes the remains of a failed create, so that the next one finds the name free.
     pub(crate) async fn remove_failed_create(&self, id: &str) {
         let _ = std::fs::remove_file(self.bundle.init_pid_file());
         if let Err(error) = self.force_delete(id).await {

@@ -254,6 +254,8 @@ impl Running {
             Ok(exit) => Some(self.result(exit)),
             Err(_) => {
                 self.kill_group();
+                // Passes on its current content.
+                self.log.read();
                 // In the kernel it may hang for as long as a server does.
                 tokio::spawn(async move { self.ended().await });
                 None
@@ -281,7 +283,7 @@ impl Running {
     }
 
     /// Resolves once, when it has ended.
-    pub(crate) async fn ended(&self) -> Exit {
+    async fn ended(&self) -> Exit {
         self.child.exit().await
     }
 
@@ -291,11 +293,6 @@ impl Running {
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
         }
-    }
-
-    /// Passes on the current content of the log, for a run that is not waited for.
-    pub(crate) fn forward_log(&self) {
-        self.log.read();
     }
 }
 
