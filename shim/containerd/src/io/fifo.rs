@@ -11,19 +11,29 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
 use super::pipes::nonblocking;
+use super::stream::LogProgram;
 use crate::blocking::spawn_thread;
 
-/// The file at the path of an output.
-pub(crate) enum Output {
+/// The destination of an output.
+#[derive(Default)]
+pub(super) enum OutputTarget {
+    #[default]
+    Nowhere,
     /// A fifo, open for both; the shim copies into it.
     Fifo(OwnedFd),
-    /// A regular file or a device, which the process may write directly.
+    /// An existing file that is no fifo; the process writes directly.
     File(OwnedFd),
+    /// A log file that the shim writes.
+    LogFile(PathBuf, OwnedFd),
+    /// The log file of stdout, for stderr.
+    SameLogFile,
+    /// A program that is not started yet.
+    Logger(LogProgram),
 }
 
 /// An input: the read end, and the write end that keeps a fifo from ending.
@@ -35,16 +45,16 @@ pub(crate) struct Input {
 }
 
 /// Opens an output.
-pub(crate) fn open_output(path: &Path) -> io::Result<Output> {
+pub(crate) fn open_output(path: &Path) -> io::Result<OutputTarget> {
     if fs::metadata(path)?.file_type().is_fifo() {
         let fifo = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(nonblock())
             .open(path)?;
-        return Ok(Output::Fifo(fifo.into()));
+        return Ok(OutputTarget::Fifo(fifo.into()));
     }
-    Ok(Output::File(
+    Ok(OutputTarget::File(
         OpenOptions::new().append(true).open(path)?.into(),
     ))
 }
@@ -111,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    fn fifo() -> (tempfile::TempDir, std::path::PathBuf) {
+    fn fifo() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("fifo");
         mknodat(CWD, &path, FileType::Fifo, Mode::from(0o600), 0).unwrap();
@@ -121,7 +131,7 @@ mod tests {
     #[test]
     fn an_output_opens_before_its_reader_and_survives_it() {
         let (_dir, path) = fifo();
-        let Output::Fifo(fd) = open_output(&path).unwrap() else {
+        let OutputTarget::Fifo(fd) = open_output(&path).unwrap() else {
             panic!("no fifo")
         };
         let mut writer = File::from(fd);
@@ -166,7 +176,10 @@ mod tests {
     #[test]
     fn a_regular_file_is_appended_to_by_the_process_itself() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(matches!(open_output(file.path()).unwrap(), Output::File(_)));
+        assert!(matches!(
+            open_output(file.path()).unwrap(),
+            OutputTarget::File(_)
+        ));
         assert!(open_output(Path::new("/nonexistent/x")).is_err());
     }
 }

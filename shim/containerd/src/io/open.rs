@@ -5,11 +5,10 @@
 //! shim. The pod's other containers do not wait.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::fifo::{self, Input, Output};
-use super::stream::{LogProgram, Stream};
+use super::fifo::{self, Input, OutputTarget};
+use super::stream::Stream;
 use super::{IoError, Streams};
 use crate::blocking::run_blocking;
 use crate::step::failed;
@@ -21,23 +20,6 @@ pub(super) struct OpenedStreams {
     pub(super) stdout: OutputTarget,
     /// Nowhere with a terminal, or if a logging program reads both.
     pub(super) stderr: OutputTarget,
-}
-
-/// The destination of an output.
-#[derive(Default)]
-pub(super) enum OutputTarget {
-    #[default]
-    Nowhere,
-    /// A fifo; the shim copies into it.
-    Fifo(OwnedFd),
-    /// An existing file that is no fifo; the process writes directly.
-    File(OwnedFd),
-    /// A log file that the shim writes.
-    LogFile(PathBuf, OwnedFd),
-    /// The log file of stdout, for stderr.
-    SameLogFile,
-    /// A program that is not started yet.
-    Logger(LogProgram),
 }
 
 impl OpenedStreams {
@@ -105,12 +87,7 @@ fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
 fn open_output(stream: &'static str, name: &str) -> Result<OutputTarget, IoError> {
     Ok(match parse(stream, name)? {
         Stream::Nowhere => OutputTarget::Nowhere,
-        Stream::Path(path) => {
-            match fifo::open_output(&path).map_err(failed(open(stream, &path)))? {
-                Output::Fifo(fifo) => OutputTarget::Fifo(fifo),
-                Output::File(file) => OutputTarget::File(file),
-            }
-        }
+        Stream::Path(path) => fifo::open_output(&path).map_err(failed(open(stream, &path)))?,
         Stream::File(path) => {
             let file = fifo::open_log_file(&path).map_err(failed(open(stream, &path)))?;
             OutputTarget::LogFile(path, file)

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::Interest;
 
 use super::console::ConsoleSocket;
-use super::fifo::Input;
+use super::fifo::{Input, OutputTarget};
 use super::logger::Logger;
-use super::open::{OpenedStreams, OutputTarget};
+use super::open::OpenedStreams;
 use super::pending_log::PendingLog;
 use super::pipes::{StreamOwner, WATCH, nonblocking, owned_pipe, unread, watched};
 use super::stream::LogProgram;
@@ -24,7 +24,9 @@ const LAST_OUTPUT: usize = 2048;
 pub(crate) struct PreparedIo {
     child: [Option<OwnedFd>; 3],
     pairs: Vec<Pair>,
-    stdin: Option<StdinPair>,
+    stdin: Option<Input>,
+    /// None with a terminal: the master arrives later.
+    stdin_pipe: Option<OwnedFd>,
     console: Option<ConsoleSocket>,
     console_out: Option<OwnedFd>,
     logs: Vec<PendingLog>,
@@ -35,13 +37,6 @@ pub(crate) struct PreparedIo {
 struct Pair {
     from: OwnedFd,
     to: OwnedFd,
-}
-
-struct StdinPair {
-    from: OwnedFd,
-    /// None with a terminal: the master arrives later.
-    to: Option<OwnedFd>,
-    hold: Option<OwnedFd>,
 }
 
 impl PreparedIo {
@@ -82,18 +77,13 @@ impl PreparedIo {
         terminal: bool,
         owner: StreamOwner,
     ) -> Result<(), IoError> {
-        let mut to = None;
         if !terminal {
             let (read, write) = owned_pipe("stdin", owner)?;
             nonblocking(&write).map_err(failed(WATCH))?;
             self.child[0] = Some(read);
-            to = Some(write);
+            self.stdin_pipe = Some(write);
         }
-        self.stdin = Some(StdinPair {
-            from: input.read,
-            to,
-            hold: input.hold,
-        });
+        self.stdin = Some(input);
         Ok(())
     }
 
@@ -268,14 +258,14 @@ impl PreparedIo {
             stdin_target = Some(Arc::clone(&master));
             attached.console = Some(master);
         }
-        if let Some(StdinPair { from, to, hold }) = self.stdin {
-            let target = match to {
+        if let Some(Input { read, hold }) = self.stdin {
+            let target = match self.stdin_pipe {
                 Some(to) => Some(watched(to, Interest::WRITABLE)?),
                 None => stdin_target,
             };
             if let Some(target) = target {
                 attached.stdin = Some(StreamCopy::spawn(
-                    watched(from, Interest::READABLE)?,
+                    watched(read, Interest::READABLE)?,
                     target,
                 ));
             }

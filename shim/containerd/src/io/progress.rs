@@ -32,53 +32,46 @@ pub(super) enum DrainResult {
     Moving,
 }
 
+#[derive(Debug, Default)]
+struct Counts {
+    moved: AtomicU64,
+    holding: AtomicBool,
+}
+
 /// The side that moves the bytes. The stream has ended when it is dropped.
 #[derive(Debug)]
 pub(super) struct Mover {
-    moved: Arc<AtomicU64>,
-    holding: Arc<AtomicBool>,
+    counts: Arc<Counts>,
     _open: watch::Sender<()>,
 }
 
 /// The side that waits.
 #[derive(Debug)]
 pub(super) struct CopyProgress {
-    moved: Arc<AtomicU64>,
-    holding: Arc<AtomicBool>,
+    counts: Arc<Counts>,
     open: watch::Receiver<()>,
 }
 
 /// Both sides of a stream that has not begun.
 pub(super) fn progress() -> (Mover, CopyProgress) {
-    let (moved, holding) = (
-        Arc::new(AtomicU64::new(0)),
-        Arc::new(AtomicBool::new(false)),
-    );
+    let counts = Arc::<Counts>::default();
     let (_open, open) = watch::channel(());
     let mover = Mover {
-        moved: Arc::clone(&moved),
-        holding: Arc::clone(&holding),
+        counts: Arc::clone(&counts),
         _open,
     };
-    (
-        mover,
-        CopyProgress {
-            moved,
-            holding,
-            open,
-        },
-    )
+    (mover, CopyProgress { counts, open })
 }
 
 impl Mover {
     /// Records that `bytes` bytes have reached the destination.
     pub(super) fn moved(&self, bytes: usize) {
-        self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.counts.moved.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Records whether bytes wait that the destination does not accept yet.
     pub(super) fn set_holding(&self, some: bool) {
-        self.holding.store(some, Ordering::Relaxed);
+        self.counts.holding.store(some, Ordering::Relaxed);
     }
 }
 
@@ -87,15 +80,15 @@ impl CopyProgress {
     pub(super) async fn drain(&self, limits: DrainLimits) -> DrainResult {
         let mut open = self.open.clone();
         let end = Instant::now() + limits.total;
-        let mut before = self.moved.load(Ordering::Relaxed);
+        let mut before = self.counts.moved.load(Ordering::Relaxed);
         // `changed` fails when the mover is gone.
         while tokio::time::timeout(limits.idle, open.changed())
             .await
             .is_err()
         {
-            let now = self.moved.load(Ordering::Relaxed);
+            let now = self.counts.moved.load(Ordering::Relaxed);
             match (now == before, Instant::now() >= end) {
-                (true, late) if late || !self.holding.load(Ordering::Relaxed) => {
+                (true, late) if late || !self.counts.holding.load(Ordering::Relaxed) => {
                     return DrainResult::Stalled;
                 }
                 (false, true) => return DrainResult::Moving,
