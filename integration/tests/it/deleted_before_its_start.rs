@@ -3,6 +3,7 @@
 //! shim's events are not compared: at a shutdown the stock shim drops unsent events.
 
 use std::fs;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -11,8 +12,10 @@ use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Shim};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Runtime, Setup, events};
+use bindguard_integration::{Generation, Node, Runtime, Setup, events, privilege};
 use containerd_shim_protos::shim::oci::Options;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// Many times what a delete takes that waits for nothing.
 const FOR_A_DELETE: Duration = Duration::from_millis(700);
@@ -50,6 +53,44 @@ fn during_its_start() {
             );
             Ok(())
         });
+}
+
+/// The delete that is repeated after a failed unmount does not find an exit either.
+#[test]
+fn again_after_a_failed_unmount() {
+    Setup::on(Generation::V2_1)
+        .not_with_youki("youki does not wait for the killed init, whose cgroup is then in use")
+        .story(|node| {
+            if !privilege::has_program("strace") {
+                privilege::skipped("no strace");
+                return Ok(());
+            }
+            delete_twice(node)
+        });
+}
+
+fn delete_twice(node: &Node) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    let client = Shim::start(node, &bundle, &Options::default())?.connect()?;
+    client.create(&bundle.request())?;
+    let shim = fs::read_to_string(bundle.path().join("shim.pid"))?;
+    let mut strace = Command::new("strace")
+        .args(["-f", "-qq", "-o", "/dev/null"])
+        .args(["-e", "inject=umount2:error=EPERM", "-p", shim.trim()])
+        .spawn()
+        .context("start strace")?;
+    let status = format!("/proc/{}/status", shim.trim());
+    until("the shim is traced", || {
+        Ok(!fs::read_to_string(&status)?.contains("TracerPid:\t0\n"))
+    })?;
+    let refused = client.delete("web", "");
+    kill(Pid::from_raw(i32::try_from(strace.id())?), Signal::SIGTERM).context("end strace")?;
+    strace.wait().context("wait for strace")?;
+    let error = refused.err().context("it was deleted")?.to_string();
+    ensure!(error.contains("unmount "), "{error}");
+    let deleted = client.delete("web", "")?;
+    ensure!(deleted.exit_status == 0, "{deleted:?}");
+    Ok(client.shut_down("web")?)
 }
 
 fn start_and_delete(node: &Node) -> Result<()> {

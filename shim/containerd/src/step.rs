@@ -1,4 +1,4 @@
-//! The error of an action whose failure no caller tells apart from others.
+//! The error of a failed action, for callers that do not distinguish failures.
 
 use std::error::Error;
 
