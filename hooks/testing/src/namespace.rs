@@ -4,8 +4,11 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
 
-use nix::mount::{MsFlags, mount};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
 /// Moves this thread into a namespace of its own whose `/` is shared or private. `false`, with a
@@ -43,6 +46,18 @@ pub fn bind(from: &Path, to: &Path) {
 pub fn mount_tmpfs(place: &Path) {
     let (kind, none) = (Some("tmpfs"), MsFlags::empty());
     mount(kind, place, kind, none, None::<&str>).unwrap();
+}
+
+/// `umount`. A process that another test forks has copies of this test's descriptors for a moment:
+/// the mount is busy then.
+pub fn unmount(place: &Path) {
+    for _ in 0..1000 {
+        match umount2(place, MntFlags::empty()) {
+            Err(Errno::EBUSY) => sleep(Duration::from_millis(10)),
+            ended => return ended.unwrap(),
+        }
+    }
+    panic!("{} stays busy", place.display());
 }
 
 /// The mount table of this thread, line by line.

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use bindguard_testing::fuse;
 use bindguard_testing::live::{Container, Inside};
+use bindguard_testing::{fuse, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::can_attach_beneath;
@@ -88,7 +88,7 @@ fn a_refresh_does_not_wait_for_the_end_of_the_old_mount() {
     }
     let scene = Scene::new();
     let data = [Inside::of(scene.volume(), "data")];
-    umount2(&scene.volume(), MntFlags::empty()).unwrap();
+    unmount(&scene.volume());
     let Some(mut disk) = Disk::mounted(&scene.root().join("disk"), &scene.volume()) else {
         return;
     };
@@ -114,7 +114,7 @@ fn a_detach_without_an_answer_has_the_result_of_the_mount_table() {
         return;
     }
     let scene = HostRootScene::new();
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     let image = scene.bundle().join("image");
     let Some(mut disk) = Disk::mounted(&image, &scene.disk()) else {
         return;

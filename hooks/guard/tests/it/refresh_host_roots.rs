@@ -10,7 +10,7 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{AttachMethod, RefreshAct};
 use bindguard_testing::live::{self, Container};
-use bindguard_testing::{mount_tmpfs, mounts_of_host, rounds};
+use bindguard_testing::{mount_tmpfs, mounts_of_host, rounds, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -25,7 +25,7 @@ fn a_private_bind_releases_what_the_host_unmounted() {
     }
     let scene = Scene::new();
     let container = scene.start();
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     mount_tmpfs(&scene.host.path().join("later"));
     fs::write(scene.host.path().join("later/file"), "later").unwrap();
     assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
@@ -43,7 +43,7 @@ fn a_private_bind_releases_what_the_host_unmounted() {
     assert!(container.mounts_at("/host/disk").is_empty());
     assert_eq!(container.read("host/later/file").as_deref(), Some("later"));
     // From now on the host's mounts and umounts arrive.
-    umount2(&scene.host.path().join("later"), MntFlags::empty()).unwrap();
+    unmount(&scene.host.path().join("later"));
     assert!(container.mounts_at("/host/later").is_empty());
     mount_tmpfs(&scene.disk());
     assert_eq!(container.mounts_at("/host/disk").len(), 1);
@@ -86,7 +86,7 @@ fn the_new_mounts_are_as_restricted_as_the_old_ones() {
         assert_eq!(mounts[0].1, options, "{place}");
         assert_eq!(container.propagation_at(place), ["master"], "{place}");
     }
-    umount2(&nested, MntFlags::empty()).unwrap();
+    unmount(&nested);
     assert!(container.mounts_at("/host/disk/nested").is_empty());
 }
 
@@ -118,7 +118,7 @@ fn a_copy_stays_if_the_container_may_have_mounted_it() {
     let scene = Scene::new();
     scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
     let container = scene.start();
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     scene.is_refused(&container, RefusedReason::NestedMount);
     assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
 }
@@ -267,7 +267,7 @@ fn a_refresh_that_was_interrupted_is_finished() {
     }
     let scene = Scene::new();
     let container = scene.start();
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE;
     let new = open_tree(rustix::fs::CWD, scene.host.path(), flags).unwrap();
     let namespace = container.namespace();
@@ -301,7 +301,7 @@ fn a_privileged_container_is_refreshed_by_its_record() {
     }
     let (mut scene, container) = Scene::recorded(|| {});
     scene.policy.host_root = Mode::Repair;
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     assert_eq!(scene.refresh(&container).replaced(), 1);
     assert!(container.mounts_at("/host/disk").is_empty());
     let (mut scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));

@@ -16,9 +16,8 @@ use bindguard_guard::refresh::{
     RefreshAct, Refreshed, Release, ReleaseOutcome, TuckRecords, refresh_container, release_copies,
 };
 use bindguard_testing::live::{self, Container};
-use bindguard_testing::mounts_of_host;
+use bindguard_testing::{mounts_of_host, unmount};
 use nix::libc;
-use nix::mount::{MntFlags, umount2};
 
 use crate::refresh_files::{self, NO_OTHERS, PLACE, spec};
 use crate::refresh_scene::host_root::{self, can_record};
@@ -100,7 +99,7 @@ fn a_release_that_is_killed_before_each_call_is_finished_by_the_next_one() {
     let mut was_killed_before_umount = 0;
     for calls in 0..MAX_CALLS {
         let (scene, container) = host_root::Scene::recorded(|| {});
-        umount2(&scene.disk(), MntFlags::empty()).unwrap();
+        unmount(&scene.disk());
         let (mounts, host) = (container.mounts(), mounts_of_host());
         let release = work("refresh_killed::releases", scene.host.path(), &container);
         let has_ended = work_killed_after(calls, &release);
@@ -265,7 +264,7 @@ fn a_proof_that_is_killed_before_each_call_leaves_a_whole_record() {
         let (mounts, files) = (container.mounts(), list());
         let prove = work("refresh_killed::proves", scene.host.path(), &container);
         let has_ended = work_killed_after(calls, &prove);
-        umount2(&scene.disk(), MntFlags::empty()).unwrap();
+        unmount(&scene.disk());
         let looked = scene.release(&container, Release::Look);
         without_record += match &looked[..] {
             [only] => u32::from(matches!(

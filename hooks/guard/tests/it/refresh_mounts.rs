@@ -9,7 +9,7 @@ use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::refresh::{CurrentFiles, NotReplaced, RefreshAct};
 use bindguard_sys::MountinfoError;
 use bindguard_testing::live::{self, Container};
-use bindguard_testing::{Fuse, bind, mount_tmpfs, mounts_of_host};
+use bindguard_testing::{Fuse, bind, mount_tmpfs, mounts_of_host, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::host_root::can_record;
@@ -80,7 +80,7 @@ fn a_recursive_bind_gets_the_mounts_below_the_volume() {
     assert_eq!(scene.refresh(&container).replaced(), 1);
     assert_eq!(container.read("data/nested/file").as_deref(), Some("below"));
     assert!(container.propagation_at("/data/nested").is_empty());
-    umount2(&nested, MntFlags::empty()).unwrap();
+    unmount(&nested);
     assert_eq!(container.read("data/nested/file").as_deref(), Some("below"));
 }
 

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use bindguard_guard::refresh::{NotReleased, Release, ReleaseOutcome, Released};
 use bindguard_sys::enter::EnterError;
-use bindguard_testing::live;
 use bindguard_testing::mount_tmpfs;
-use nix::mount::{MntFlags, MsFlags, umount2};
+use bindguard_testing::{live, unmount};
+use nix::mount::MsFlags;
 
 use crate::refresh_scene::can_attach_beneath;
 use crate::refresh_scene::host_root::{Scene, can_record};
@@ -26,7 +26,7 @@ fn recorded_copies_are_released_and_no_other_mount() {
         return;
     }
     let (scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     let looked = scene.release(&container, Release::Look);
     for (place, outcome) in outcomes(&looked) {
         match outcome {
@@ -64,7 +64,7 @@ fn no_copy_is_left_out() {
     }
     let container = scene.start_recorded();
     for place in &places {
-        umount2(place, MntFlags::empty()).unwrap();
+        unmount(place);
     }
     let looked = scene.release(&container, Release::Look);
     assert_eq!(looked.len(), COPIES);
@@ -93,7 +93,7 @@ fn a_release_waits_for_a_refresh() {
         return;
     }
     let (scene, container) = Scene::recorded(|| {});
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     let other = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
     other.lock().unwrap();
     let refresh = std::thread::spawn(move || {
@@ -138,7 +138,7 @@ fn a_copy_with_a_mount_of_the_container_on_it_is_busy() {
         fs::create_dir("/host/disk/own").unwrap();
         mount_tmpfs(Path::new("/host/disk/own"));
     });
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     for extent in [Release::Unmount, Release::Detach] {
         let released = scene.release(&container, extent);
         let busy = |it: &&Released| {
@@ -163,7 +163,7 @@ fn a_copy_in_use_is_busy_unless_it_is_detached() {
         "/proc/{}/root/host/disk/file",
         container.process.pid()
     ));
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     let released = scene.release(&container, Release::Unmount);
     assert!(
         matches!(
@@ -192,7 +192,7 @@ fn a_copy_on_a_shared_mount_stays() {
     }
     let (scene, container) =
         Scene::recorded(|| live::change(Path::new("/host"), MsFlags::MS_SHARED));
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     let released = scene.release(&container, Release::Unmount);
     assert!(
         matches!(
@@ -215,7 +215,7 @@ fn without_a_record_nothing_is_released() {
     }
     let scene = Scene::new();
     let container = scene.start();
-    umount2(&scene.disk(), MntFlags::empty()).unwrap();
+    unmount(&scene.disk());
     let released = scene.release(&container, Release::Unmount);
     assert!(
         matches!(

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use bindguard_sys::enter::mounts_in;
 use bindguard_sys::next_mount_id;
-use bindguard_testing::{Folder, namespace};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use bindguard_testing::{Folder, namespace, unmount};
+use nix::mount::{MsFlags, mount};
 
 /// The unique id of a new mount at this place; `None` before Linux 6.11.
 fn mounted(place: &Path) -> Option<u64> {
@@ -32,6 +32,6 @@ fn the_next_id_separates_earlier_mounts_from_later_ones() {
     let later = mounted(&folder.path().join("later")).unwrap();
     assert!(earlier < next && next <= later, "{earlier} {next} {later}");
     for name in ["earlier", "later"] {
-        umount2(&folder.path().join(name), MntFlags::empty()).unwrap();
+        unmount(&folder.path().join(name));
     }
 }

@@ -14,8 +14,7 @@ use bindguard_guard::refresh::{
 };
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, helper, mount_tmpfs, mounts_of_host};
-use nix::mount::{MntFlags, umount2};
+use bindguard_testing::{Folder, helper, mount_tmpfs, mounts_of_host, unmount};
 use serde_json::json;
 
 use super::{can_attach_beneath, refusal};
@@ -119,7 +118,7 @@ impl Scene {
 
     /// A namespace of another user may copy the mounts below only as a whole.
     pub fn plain_bind(&self) -> Inside {
-        umount2(&self.disk(), MntFlags::empty()).unwrap();
+        unmount(&self.disk());
         Inside::of(self.host.path().to_owned(), "host")
     }
 
