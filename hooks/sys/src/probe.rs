@@ -19,10 +19,9 @@ use rustix::io::Errno;
 use crate::handle::{Handle, HandleError};
 use crate::hanging_probes::{self, filesystem_of};
 use crate::mounts::Mounts;
-use crate::separate_process::{SeparateProcess, answers, write_answer};
+use crate::separate_process::{End, SeparateProcess, answers, read_until, write_answer};
 
 pub use crate::separate_process::Patience;
-pub(crate) use crate::separate_process::{End, read_until};
 
 /// The result of a probe.
 #[derive(Debug)]

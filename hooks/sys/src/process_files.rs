@@ -16,7 +16,7 @@
 //! the process whose file is read is not to blame.
 
 use std::fs;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::probe::{End, Patience, read_until};
-use crate::separate_process::SeparateProcess;
+use crate::separate_process::{End, Patience, SeparateProcess, answers, read_until, write_answer};
 
 /// Time limit for a file, as a number of intervals: the separate process waits for a lock in each
 /// interval.
@@ -217,45 +216,6 @@ fn read_at_most(limit: u64, path: &Path) -> io::Result<Vec<u8>> {
         return Err(Errno::FBIG.into());
     }
     Ok(bytes)
-}
-
-/// An answer on the pipe: error number, length, bytes.
-fn write_answer(pipe: &mut fs::File, answer: io::Result<Vec<u8>>) {
-    let number = |error: io::Error| {
-        error
-            .raw_os_error()
-            .unwrap_or_else(|| Errno::IO.raw_os_error())
-    };
-    let (number, bytes) =
-        answer.map_or_else(|error| (number(error), Vec::new()), |bytes| (0, bytes));
-    let record = [
-        &number.to_ne_bytes()[..],
-        &(bytes.len() as u32).to_ne_bytes(),
-        &bytes,
-    ]
-    .concat();
-    // If the reader is gone, the answer is not needed.
-    let _ = pipe.write_all(&record);
-}
-
-/// The answers that arrived completely.
-fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
-    let mut answers = Vec::new();
-    while let Some((number, rest)) = received.split_first_chunk() {
-        let Some((length, rest)) = rest.split_first_chunk() else {
-            break;
-        };
-        let Some((bytes, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize)
-        else {
-            break;
-        };
-        answers.push(match i32::from_ne_bytes(*number) {
-            0 => Ok(bytes.to_vec()),
-            number => Err(io::Error::from_raw_os_error(number)),
-        });
-        received = rest;
-    }
-    answers
 }
 
 fn arguments(bytes: &[u8]) -> Vec<String> {
