@@ -5,16 +5,17 @@ use serde::{Deserialize, Serialize};
 use crate::spec::SpecView;
 
 /// The annotation in which CRI-O and Podman name themselves.
-const MANAGER: &str = "io.container.manager";
+pub const MANAGER: &str = "io.container.manager";
 
-/// The annotations of the container's name, and of the pod's uid, namespace and name.
-const OF_CONTAINERD: [&str; 4] = [
+/// containerd's annotations of the container's name, and of the pod's uid, namespace and name.
+pub const OF_CONTAINERD: [&str; 4] = [
     "io.kubernetes.cri.container-name",
     "io.kubernetes.cri.sandbox-uid",
     "io.kubernetes.cri.sandbox-namespace",
     "io.kubernetes.cri.sandbox-name",
 ];
-const OF_KUBELET: [&str; 4] = [
+/// The kubelet's labels of the same names, which CRI-O writes as annotations.
+pub const OF_KUBELET: [&str; 4] = [
     "io.kubernetes.container.name",
     "io.kubernetes.pod.uid",
     "io.kubernetes.pod.namespace",

@@ -14,6 +14,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::identity::MANAGER;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{RunningContainer, RunningContainers, RunningError};
 use bindguard_guard::{bundle_and_pid, read_bundle_and_pid};
@@ -30,9 +31,6 @@ const MOBY: [&str; 3] = [
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
     "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
 ];
-
-/// The annotation with which Podman and CRI-O mark their containers.
-const MANAGER: &str = "io.container.manager";
 
 /// A container engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_config::Config;
+use bindguard_core::identity::{MANAGER, OF_CONTAINERD, OF_KUBELET};
 use bindguard_guard::{Admission, admit_spec};
 use bindguard_sys::read_mount_table;
 use serde_json::json;
@@ -96,15 +97,15 @@ fn admitted(
 fn spec(pod: &PodSandbox, container: &NriContainer) -> serde_json::Value {
     let mut annotations = pod.annotations.clone();
     // The names are the runtime's, whatever the pod's annotations claim.
-    annotations.extend(
-        [
-            ("io.kubernetes.cri.container-name", &container.name),
-            ("io.kubernetes.cri.sandbox-name", &pod.name),
-            ("io.kubernetes.cri.sandbox-namespace", &pod.namespace),
-            ("io.kubernetes.cri.sandbox-uid", &pod.uid),
-        ]
-        .map(|(key, value)| (key.to_owned(), value.clone())),
-    );
+    annotations.remove(MANAGER);
+    let names = [&container.name, &pod.uid, &pod.namespace, &pod.name];
+    for keys in [OF_CONTAINERD, OF_KUBELET] {
+        annotations.extend(
+            keys.map(str::to_owned)
+                .into_iter()
+                .zip(names.map(Clone::clone)),
+        );
+    }
     let mount = |mount: &NriMount| {
         let NriMount {
             destination,
@@ -116,4 +117,27 @@ fn spec(pod: &PodSandbox, container: &NriContainer) -> serde_json::Value {
     };
     let mounts: Vec<_> = container.mounts.iter().map(mount).collect();
     json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts})
+}
+
+#[cfg(test)]
+mod tests {
+    use bindguard_core::identity::Identity;
+    use bindguard_core::spec::SpecView;
+
+    use super::*;
+
+    #[test]
+    fn a_pods_annotations_choose_no_names() {
+        let forged = [OF_CONTAINERD[1], OF_KUBELET[1], MANAGER];
+        let forged = forged.map(|key| (key.to_owned(), "libpod".to_owned()));
+        let pod = PodSandbox {
+            uid: "u-1".to_owned(),
+            annotations: forged.into(),
+            ..PodSandbox::default()
+        };
+        let bytes = spec(&pod, &NriContainer::default()).to_string();
+        let view = SpecView::from_bytes(bytes.as_bytes()).expect("a spec");
+        let names = Identity::from_spec(&view).pod;
+        assert_eq!(names.uid.as_deref(), Some("u-1"));
+    }
 }
