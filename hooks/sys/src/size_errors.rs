@@ -6,32 +6,33 @@
 //! write, and a runtime or a child would inherit it by exec. So the thread blocks the signal for
 //! the time of the write.
 
+use std::io;
+
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 
 /// Runs `work`, in which a write of the calling thread beyond the limit is an error.
-pub fn with_size_errors<T>(work: impl FnOnce() -> T) -> T {
+///
+/// # Errors
+/// Those of the work.
+pub fn with_size_errors<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let signal = SigSet::from(Signal::SIGXFSZ);
-    let _blocked = Blocked {
-        signal,
-        former: signal.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok(),
-    };
-    work()
+    let former = signal
+        .thread_swap_mask(SigmaskHow::SIG_BLOCK)
+        .map(FormerMask);
+    let result = work();
+    // A thread has the same signal pending only once. The second signal makes sure that there is one
+    // to take, so the wait ends at once.
+    if result.is_err() && former.is_ok() && raise(Signal::SIGXFSZ).is_ok() {
+        let _ = signal.wait();
+    }
+    result
 }
 
-/// The blocked signal, and the former mask of the thread.
-struct Blocked {
-    signal: SigSet,
-    former: Option<SigSet>,
-}
+/// The former signal mask of the thread.
+struct FormerMask(SigSet);
 
-impl Drop for Blocked {
+impl Drop for FormerMask {
     fn drop(&mut self) {
-        let Some(former) = &self.former else { return };
-        // A thread has the same signal pending only once. The second one makes sure that there is
-        // one to take, so the wait ends at once.
-        if raise(Signal::SIGXFSZ).is_ok() {
-            let _ = self.signal.wait();
-        }
-        let _ = former.thread_set_mask();
+        let _ = self.0.thread_set_mask();
     }
 }
