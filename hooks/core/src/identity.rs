@@ -74,7 +74,7 @@ impl Identity {
     /// kubelet's labels on (`pkg/kubelet/types/labels.go` of Kubernetes).
     ///
     /// A pod's author may add the annotations of the other runtime, with another pod's names: names
-    /// that contradict each other are no names. Podman takes annotations from the image and runs no
+    /// that contradict each other are ignored. Podman takes annotations from the image and runs no
     /// pods of a kubelet.
     pub fn from_spec(spec: &SpecView<'_>) -> Self {
         if spec.annotation(MANAGER) == Some("libpod") {

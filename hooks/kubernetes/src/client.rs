@@ -112,7 +112,7 @@ pub struct StatusCause {
     pub reason: String,
 }
 
-/// A client that connects when it is used.
+/// A client that connects at its first request.
 #[derive(Debug)]
 pub struct ApiClient {
     access: Arc<Access>,

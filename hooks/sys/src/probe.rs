@@ -147,7 +147,7 @@ fn write_probe(pipe: &mut File, path: &Path) {
 fn probe_path(path: &Path) -> io::Result<PathBuf> {
     match walk(path) {
         // The client trusts a name for up to a minute. A statx(2) of the path itself makes the
-        // kernel walk again and query the server for each name: by now another file may have it.
+        // kernel walk again and query the server for each name: by now the name may belong to a new file.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::STALE) => {
             rustix::fs::statx(
                 CWD,

@@ -37,7 +37,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest file that is read. A process decides how long its `cmdline` and its `maps` are.
 const MAX_CONTENT: u64 = 16 << 20;
 
-/// The longest `cmdline` that is read: the programs whose arguments matter have short ones.
+/// The longest `cmdline` that is read: runtimes and supervisors have short arguments.
 const MAX_ARGUMENTS: u64 = 64 << 10;
 
 /// The size of all answers of a call, after which no further file is read.

@@ -292,7 +292,7 @@ mod tests {
         open[0]
     }
 
-    /// Its pid is another process's once it ended.
+    /// The kernel may give the pid of an ended process to a new process.
     #[test]
     fn no_other_process_with_its_pid_is_ended() {
         let mut other = Command::new("sleep").arg("1000").spawn().unwrap();

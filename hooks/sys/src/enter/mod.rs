@@ -156,7 +156,7 @@ impl Entered {
         Ok(entered)
     }
 
-    /// Does this with one of the replacements.
+    /// Does this with the replacement at this index.
     ///
     /// # Errors
     /// If the kernel refuses, or the child gives no answer.
@@ -174,7 +174,7 @@ impl Entered {
         done
     }
 
-    /// The same with several replacements, one result for each; not for [`Action::Tuck`]. Sends
+    /// Does this with several replacements and returns a result for each; not for [`Action::Tuck`]. Sends
     /// requests ahead of their replies: the child and the caller need not take turns on a busy
     /// processor.
     pub fn call_all(&self, action: Action, indices: &[usize]) -> Vec<Result<(), EnterError>> {

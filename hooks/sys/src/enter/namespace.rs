@@ -195,7 +195,7 @@ impl ContainerNamespace {
     /// The cgroup of its container's pod; that of the container outside of a pod.
     pub(super) fn pod(&self) -> String {
         let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", self.namespace.process));
-        // A process that ended has none.
+        // An ended process has no namespaces.
         let cgroup = cgroup.unwrap_or_default();
         pod_of(&cgroup).unwrap_or(&cgroup).to_owned()
     }

@@ -73,7 +73,7 @@ pub struct OptedIn {
 /// The pods that requested refreshes of binds other than subPaths, by uid.
 pub type PodsWithBinds = HashMap<String, RequestedBinds>;
 
-/// Finds pods, from any thread and any task. Its clones share what they know.
+/// Finds pods, from any thread and any task. All clones share the known pods and names.
 #[derive(Debug, Clone)]
 pub struct PodLookup(Arc<Shared>);
 

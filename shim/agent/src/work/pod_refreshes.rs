@@ -195,7 +195,7 @@ impl<'a> PodRefreshes<'a> {
                     let again = Instant::now() + RETRY_INTERVAL;
                     self.queue().add_later(planned, again);
                 }
-                // One warning for the node, not one for each pod.
+                // A single warning for the node instead of a warning for each pod.
                 return self.refresher.warn(OF_NODE, vec![error_chain(&error)]);
             }
         };

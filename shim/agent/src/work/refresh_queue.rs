@@ -52,7 +52,7 @@ pub struct Planned {
     pub at: Instant,
     /// Its turn.
     pub turn: Turn,
-    /// The moment before which it is not begun: the CRI did not answer.
+    /// The plan waits until this moment, because the CRI did not answer.
     pub not_before: Option<Instant>,
 }
 

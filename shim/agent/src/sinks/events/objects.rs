@@ -63,7 +63,7 @@ pub struct Event {
 #[derive(Debug)]
 pub struct EventObjects {
     objects: LruCache<EventKey, Object>,
-    /// Makes names differ that have the same nanosecond.
+    /// Distinguishes names of the same nanosecond.
     named: u64,
 }
 

@@ -35,7 +35,7 @@ const BUCKETS: [f64; 10] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
 ];
 
-/// A counter for each value of one label.
+/// A counter for each value of a label.
 type Counters<V> = Family<[(&'static str, V); 1], Counter>;
 
 /// All figures of the agent. Shared by all threads that count.

@@ -74,7 +74,7 @@ impl NriPlugin {
             let ended = self.serve_once();
             self.calls.metrics.nri.connected.set(0);
             let lasted = start.elapsed();
-            // A connection that lasted was a good one: a runtime that restarts is back soon.
+            // After a long connection the pause is short: a restarted runtime is back soon.
             if lasted > MAX_PAUSE {
                 warned = None;
             }

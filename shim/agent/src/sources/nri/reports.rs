@@ -18,13 +18,13 @@ pub enum NriReport {
     Proof(String, u32, Report),
 }
 
-/// Writes reports until none can come any more.
+/// Writes reports until the sender is gone.
 pub fn write_reports(received: &Receiver<NriReport>, journal: &JournalWriter) {
     for report in received {
         match report {
             NriReport::Create(id, report) => {
                 log_binds(&id, &report);
-                // The shim journals every create that it makes. A healthy one is not repeated.
+                // The shim journals its own creates. A healthy create is not journaled again.
                 let has_finding = report
                     .binds
                     .iter()
