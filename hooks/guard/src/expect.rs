@@ -40,12 +40,32 @@ pub(crate) fn record_expected_binds(
 
 /// The sources of the binds of an admitted spec, for a container that has no bundle yet.
 #[derive(Debug, Default)]
-pub struct ExpectedSources(Vec<(PathBuf, ExpectedBind)>);
+pub struct ExpectedSources {
+    sources: Vec<(PathBuf, ExpectedBind)>,
+    refreshed: Vec<PathBuf>,
+}
 
 impl ExpectedSources {
     /// The number of binds whose source is known.
     pub fn binds(&self) -> usize {
-        self.0.len()
+        self.sources.len()
+    }
+
+    /// Leaves out the binds at these places: a refresh has replaced their mounts since, and has
+    /// verified the new mounts. The host's subpath may still show the old file.
+    #[must_use]
+    pub fn without_refreshed(self, places: Vec<PathBuf>) -> Self {
+        Self {
+            refreshed: places,
+            ..self
+        }
+    }
+
+    /// True if a refresh has replaced the mount of this bind.
+    pub(crate) fn is_refreshed(&self, bind: &Bind<'_>) -> bool {
+        self.refreshed
+            .iter()
+            .any(|place| place == bind.destination())
     }
 
     /// The sources of a spec that has these edits. None if policy wants no proof.
@@ -61,24 +81,30 @@ impl ExpectedSources {
             let (_, source, _) = wanted.iter().find(is_its)?;
             Some((source.to_path_buf(), expected))
         });
-        Self(with_source.collect())
+        Self {
+            sources: with_source.collect(),
+            refreshed: Vec::new(),
+        }
     }
 
     /// The expectations for a bundle, whose spec other plugins may have changed: for the binds that
     /// still have the same source and destination.
     pub(crate) fn in_bundle(&self, bundle: &OpenBundle<'_>) -> ExpectedBinds {
-        let binds = bundle.spec.binds().iter().filter_map(|bind| {
-            let is_same = |(source, expected): &&(PathBuf, ExpectedBind)| {
-                source == bind.source() && expected.destination == bind.destination()
-            };
-            let (_, expected) = self.0.iter().find(is_same)?;
-            Some(ExpectedBind {
-                bind: bind.index(),
-                denied: bind.denied(),
-                propagation: propagation(bundle, bind, &[], false),
-                ..expected.clone()
-            })
-        });
+        let binds = bundle.spec.binds().iter();
+        let binds = binds
+            .filter(|bind| !self.is_refreshed(bind))
+            .filter_map(|bind| {
+                let is_same = |(source, expected): &&(PathBuf, ExpectedBind)| {
+                    source == bind.source() && expected.destination == bind.destination()
+                };
+                let (_, expected) = self.sources.iter().find(is_same)?;
+                Some(ExpectedBind {
+                    bind: bind.index(),
+                    denied: bind.denied(),
+                    propagation: propagation(bundle, bind, &[], false),
+                    ..expected.clone()
+                })
+            });
         ExpectedBinds {
             binds: binds.collect(),
             ..ExpectedBinds::default()

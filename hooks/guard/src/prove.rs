@@ -133,17 +133,18 @@ impl Proved {
         if bundle.policy.proof == Alarm::Off {
             return Ok(());
         }
-        let binds = bundle.spec.binds().len();
+        let binds = bundle.spec.binds();
         let Some(sources) = sources else {
             self.report.container = Identity::from_spec(&bundle.spec);
-            self.report.unproven = binds;
+            self.report.unproven = binds.len();
             return Err(ProveError::CreateNotChecked);
         };
         let expected = sources.in_bundle(&bundle);
         if !expected.binds.is_empty() {
             self.compare_mounts(&bundle, &expected, pid, places)?;
         }
-        self.report.unproven += binds - expected.binds.len();
+        let compared = binds.iter().filter(|bind| !sources.is_refreshed(bind));
+        self.report.unproven += compared.count() - expected.binds.len();
         Ok(())
     }
 

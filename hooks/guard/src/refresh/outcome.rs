@@ -271,9 +271,12 @@ impl Refreshed {
 
     /// The number of mounts that were replaced.
     pub fn replaced(&self) -> usize {
-        self.mounts
-            .iter()
-            .filter(|mount| mount.is_replaced())
-            .count()
+        self.replaced_places().count()
+    }
+
+    /// The places in the container of the mounts that were replaced.
+    pub fn replaced_places(&self) -> impl Iterator<Item = &Path> {
+        let replaced = self.mounts.iter().filter(|mount| mount.is_replaced());
+        replaced.map(|mount| mount.destination.as_path())
     }
 }

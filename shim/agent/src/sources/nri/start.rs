@@ -80,11 +80,12 @@ impl Calls {
     /// # Errors
     /// If policy refuses the container.
     pub fn check(&self, container: NriContainer) -> Result<(), CreateRefused> {
-        self.refresh(container.clone());
-        self.prove(container)
+        let refreshed = self.refresh(container.clone());
+        self.prove(container, refreshed)
     }
 
-    fn refresh(&self, container: NriContainer) {
+    /// Returns the places of the replaced mounts.
+    fn refresh(&self, container: NriContainer) -> Vec<PathBuf> {
         let helper = self.helper.clone();
         let (id, config, start) = (
             container.id.clone(),
@@ -93,9 +94,11 @@ impl Calls {
         );
         let until = start + REFRESH_TIMEOUT;
         let work = move || refreshed(helper.as_deref(), &container, &config, until);
+        let mut places = Vec::new();
         let answer = match self.starting.within(START_TIMEOUT, work) {
             Ok(Ok(None)) => StartAnswer::current,
             Ok(Ok(Some((names, refreshed)))) => {
+                places.extend(refreshed.replaced_places().map(Path::to_owned));
                 self.report_refresh(&id, names, refreshed, start.elapsed())
             }
             Ok(Err(error)) => {
@@ -114,11 +117,13 @@ impl Calls {
             }
         };
         self.metrics.nri.started(answer);
+        places
     }
 
-    /// Compares the binds of a container whose shim calls no guard.
-    fn prove(&self, container: NriContainer) -> Result<(), CreateRefused> {
+    /// Compares the binds of a container whose shim calls no guard, without the refreshed mounts.
+    fn prove(&self, container: NriContainer, refreshed: Vec<PathBuf>) -> Result<(), CreateRefused> {
         let sources = self.expected.take(&container.id);
+        let sources = sources.map(|sources| sources.without_refreshed(refreshed));
         if self.config.policy().proof == Alarm::Off {
             return Ok(());
         }
@@ -339,7 +344,7 @@ mod tests {
             id: "gone".to_owned(),
             ..NriContainer::default()
         };
-        calls.prove(container).unwrap();
+        calls.prove(container, Vec::new()).unwrap();
         let figures = metrics.text().unwrap();
         let counted = "bindguard_unproven_binds_total 2\n";
         assert!(figures.contains(counted), "{figures}");
@@ -366,6 +371,12 @@ mod tests {
         fs::write(task.join("init.pid"), running.process.pid().to_string()).unwrap();
         let config = format!("kubelet.roots = [{:?}]", pod.places().kubelet_roots[0]);
         let config = Config::from_toml(&config).unwrap();
+        let admitted = || {
+            let (spec, limit) = (fs::read(pod.config()).unwrap(), Duration::from_secs(60));
+            let (policy, places) = (config.policy(), config.places());
+            admit_spec(&spec, policy, places, limit, |_, edits| edits.to_vec()).expected
+        };
+        let [expected, without_refresh] = [admitted(), admitted()];
         pod.update_keeping_old(1);
         let container = NriContainer {
             id,
@@ -381,6 +392,18 @@ mod tests {
             .unwrap();
         assert_eq!(done.replaced(), 1, "{done:?}");
         assert_eq!(running.read("etc/app/0").as_deref(), Some("1"));
+        // The host's subpath still shows the old file.
+        let places: Vec<_> = done.replaced_places().map(Path::to_owned).collect();
+        for (sources, wrong) in [
+            (without_refresh, 1),
+            (expected.without_refreshed(places), 0),
+        ] {
+            let (_, proved) = proved(&container, Some(&sources), &config)
+                .unwrap()
+                .unwrap();
+            let found = (proved.report.binds.len(), proved.report.unproven);
+            assert_eq!(found, (wrong, 0), "{proved:?}");
+        }
         drop(running);
     }
 }
