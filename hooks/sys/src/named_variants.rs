@@ -14,7 +14,7 @@ macro_rules! named_variants {
         }
 
         impl $type {
-            /// All of them.
+            /// All variants.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             $(#[$about_text])*

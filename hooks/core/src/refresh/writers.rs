@@ -10,8 +10,8 @@ use std::path::Path;
 use crate::evidence::FilePlace;
 use crate::mount_table::{MountEntry, MountIndex, MountTable};
 
-/// Limit of mounts of a container that are judged for one file. A mount table of 65,536 mounts costs
-/// some milliseconds for each judged mount.
+/// Limit of judged mounts of a container for a file. Each costs milliseconds if the mount table has
+/// 65,536 mounts.
 const MAX_JUDGED_MOUNTS: usize = 64;
 
 /// True if a container with these mounts may write the folder, and has no access to the file.
