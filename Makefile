@@ -186,6 +186,7 @@ lint: setup
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
 	@if cargo clippy --version >/dev/null 2>&1; then $(CARGO_STATIC) clippy --locked --target $(TARGET) --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
 	$(CARGO_STATIC) run --quiet --locked --target $(TARGET) -p bindguard-integration --bin language
+	@if grep -rn 'uses:' .github | grep -vE '@[0-9a-f]{40} # v'; then echo "lint: name each action by its commit, with the version as a comment" >&2; exit 1; fi
 
 # Run side by side: a linker or a mirror leaves processor time unused. The output of each target stays together.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
