@@ -2,7 +2,7 @@
 #
 #   make demo     the faults and their repairs, on a private containerd
 #   make test     all tests, set-up included; OLDER=1 runs every story on every containerd
-#   make lint     formatting, clippy and plain language; CI runs lint and test
+#   make lint     formatting, clippy, plain language and the packages' licences; CI runs lint and test
 #   make story    one story of the tests, such as NAME=live_refresh::
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
@@ -55,7 +55,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build programs demo pictures test stories story fuzz lint setup matrix engines helm deb test-deb package-files release image image-check \
+.PHONY: all build programs demo pictures test stories story fuzz lint deny setup matrix engines helm deb test-deb package-files release image image-check \
   image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
@@ -181,8 +181,20 @@ image-folder: build
 demo:
 	sh integration/demo.sh $(DEV)/demo
 
-## formatting and lints, where the toolchain has the components, and plain language
-lint: setup
+DENY := 0.20.2
+
+## licences, duplicate versions and advisories of the packages, by deny.toml
+deny:
+	@export PATH="$(TOOLS)/bin:$$PATH"; \
+	  if ! cargo deny --version >/dev/null 2>&1 && \
+	    ! cargo install --quiet --locked --debug --root $(TOOLS) --version $(DENY) cargo-deny; then \
+	    echo "SKIPPED: no cargo-deny here, and none can be installed"; exit 0; fi; \
+	  cargo deny --log-level error --locked check licenses bans sources || exit 1; \
+	  if cargo deny fetch db >/dev/null 2>&1; then cargo deny --log-level error --locked check advisories; \
+	  else echo "SKIPPED: the advisories: their database cannot be fetched"; fi
+
+## formatting and lints, where the toolchain has the components, plain language, and deny
+lint: setup deny
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
 	@if cargo clippy --version >/dev/null 2>&1; then $(CARGO_STATIC) clippy --locked --target $(TARGET) --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
 	$(CARGO_STATIC) run --quiet --locked --target $(TARGET) -p bindguard-integration --bin language
