@@ -95,12 +95,73 @@ fn values_become_words_of_the_command() {
         container(&remove, "bindguard")["readinessProbe"]["exec"]["command"][4],
         "--dry-run"
     );
-    assert!(
-        remove
-            .iter()
-            .all(|document| document["kind"] != "RuntimeClass"),
-        "a class without a handler"
-    );
+}
+
+/// The kubelet looks a pod's class up at every sync. Without the class, a running pod of the class
+/// never starts a container again.
+mod the_class_outlives_the_installation {
+    use super::*;
+
+    /// `helm rollback` fails at an object that the cluster has and the present revision has not: "no
+    /// RuntimeClass with the name \"bindguard\" found". So each mode has the class, unchanged.
+    #[test]
+    fn in_every_mode() {
+        let Some(helm) = helm() else { return };
+        let class = |mode: &str, more: &[&str]| {
+            let mode = format!("mode={mode}");
+            let rendered = render(&helm, &[&[mode.as_str()][..], more].concat());
+            object(&rendered, "RuntimeClass", "bindguard").cloned()
+        };
+        for more in [
+            &[][..],
+            &["nodeSelector.bindguard=canary"],
+            &[
+                "removal.enabled=true",
+                "restart=true",
+                "removal.kubectlImage=r.example.com/k:1",
+            ],
+        ] {
+            let installed = class("install", more).unwrap();
+            for mode in ["remove", "none"] {
+                assert_eq!(
+                    class(mode, more).as_ref(),
+                    Some(&installed),
+                    "mode={mode} deletes or changes the class"
+                );
+            }
+        }
+        assert_eq!(
+            class("remove", &["runtimeClass.create=false"]),
+            None,
+            "a class that another owner makes"
+        );
+    }
+
+    /// `helm uninstall` deletes every object that does not say otherwise, before the removal's hook
+    /// runs.
+    #[test]
+    fn after_the_release() {
+        let Some(helm) = helm() else { return };
+        for mode in ["install", "remove", "none"] {
+            let rendered = render(&helm, &[&format!("mode={mode}")]);
+            let class = object(&rendered, "RuntimeClass", "bindguard");
+            let class = class.unwrap_or_else(|| panic!("mode={mode} has no class"));
+            assert_eq!(
+                class["metadata"]["annotations"]["helm.sh/resource-policy"], "keep",
+                "mode={mode}"
+            );
+        }
+    }
+
+    /// The person who removes bindguard has to delete the class, at last.
+    #[test]
+    fn the_notes_say_how_the_class_goes() {
+        let notes = include_str!("../../chart/templates/NOTES.txt");
+        assert!(
+            notes.contains("delete runtimeclass"),
+            "no command that deletes the class: {notes}"
+        );
+    }
 }
 
 /// A misspelt value is refused in each table of the values.

@@ -111,6 +111,10 @@ fn served(request: &Request, objects: &mut Objects) -> (u16, Value) {
             }
             None => (404, failure(404, "NotFound")),
         },
+        "DELETE" => match objects.remove(path) {
+            Some(object) => (200, object),
+            None => (404, failure(404, "NotFound")),
+        },
         _ => (405, failure(405, "MethodNotAllowed")),
     }
 }

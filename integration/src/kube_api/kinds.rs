@@ -90,7 +90,7 @@ fn group(group_version: &str) -> Value {
 
 fn resources(path: &str) -> Value {
     let of = KINDS.iter().filter(|(version, ..)| path == root(version));
-    let resource = |(_, kind, plural, namespaced): &(&str, &str, &str, bool)| json!({"name": plural, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": ["get", "create", "patch"]});
+    let resource = |(_, kind, plural, namespaced): &(&str, &str, &str, bool)| json!({"name": plural, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": ["get", "create", "patch", "delete"]});
     let group_version = path
         .trim_start_matches("/apis/")
         .trim_start_matches("/api/");

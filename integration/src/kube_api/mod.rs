@@ -1,5 +1,5 @@
 //! As much of a Kubernetes API as `kubectl apply` and the node agent need: list the kinds, get,
-//! create and change an object. The server can also be slow, refuse, fail, or be down.
+//! create, change and delete an object. The server can also be slow, refuse, fail, or be down.
 //!
 //! A real API server also checks the fields of an object: see `config/tests/it/manifests.rs`. This
 //! server shows that the clients accept the answers.

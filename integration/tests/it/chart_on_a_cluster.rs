@@ -94,8 +94,9 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     fleet.is_ready(RELEASE)?;
     is_clean(node, &before)?;
     fleet.nothing_runs_of("bindguard-agent")?;
+    fleet.class_is_there("after mode=remove")?;
 
-    fleet.helm(&["upgrade", RELEASE, &Helm::chart()])?;
+    fleet.helm(&["rollback", RELEASE])?;
     fleet.is_ready(RELEASE)?;
     ensure!(Path::new(PROGRAM).exists(), "it was not installed again");
     fleet.pods_outlive_the_removal(&before)?;
@@ -105,7 +106,11 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     is_clean(node, &before)?;
     [RELEASE, "bindguard-agent", "bindguard-removal"]
         .into_iter()
-        .try_for_each(|name| fleet.nothing_runs_of(name))
+        .try_for_each(|name| fleet.nothing_runs_of(name))?;
+    fleet.class_is_there("after helm uninstall")?;
+    // the object that stays is the release's own again
+    fleet.helm(&["install", RELEASE, &Helm::chart()])?;
+    fleet.is_ready(RELEASE)
 }
 
 fn is_clean(node: &Node, before: &[u8]) -> Result<()> {
@@ -208,11 +213,20 @@ impl<'n> Fleet<'n> {
         self.runs_after(pod, 1)
     }
 
+    /// The kubelet looks a pod's class up at every sync.
+    fn class_is_there(&self, when: &str) -> Result<()> {
+        let found = self
+            .cluster
+            .kubectl(&["get", "runtimeclass", "bindguard"], "")?;
+        ensure!(found.status.success(), "no class {when}: {found:?}");
+        Ok(())
+    }
+
     /// Runs helm to its end.
     fn helm(&self, words: &[&str]) -> Result<()> {
         let values: Vec<&str> = VALUES.iter().flat_map(|value| ["--set", value]).collect();
         let mut helm = match words[0] {
-            "uninstall" => self.helm.start(words)?,
+            "uninstall" | "rollback" => self.helm.start(words)?,
             _ => self.helm.apply_chart(&[words, &values].concat())?,
         };
         let mut ended = None;

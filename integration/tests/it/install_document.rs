@@ -52,6 +52,7 @@ fn as_it_says() {
         let api = KubeApi::start()?;
         api.write_config(KUBECONFIG.as_ref())?;
         lay_out_leases(&api);
+        lay_out_class(&api);
         let config = repository().join("config/config.toml");
         // the build is what made the programs that every story runs
         let folder = format!(
@@ -80,7 +81,15 @@ fn as_it_says() {
             .systemd("daemon-reload", || Ok(()))
             .systemd("restart bindguard-agent", || Ok(()))
             .with("IMAGE", &image.display().to_string());
-        rehearsal.play("docs/fleet.md")?;
+        let fleet = rehearsal.play("docs/fleet.md")?;
+        ensure!(
+            fleet
+                .iter()
+                .any(|done| done.stdout == "default/of-the-class\n"),
+            "no command lists the pods of the class alone: {fleet:?}"
+        );
+        let class = "RuntimeClass bindguard".to_owned();
+        ensure!(!api.taken().contains(&class), "the class is not deleted");
         let said = rehearsal.play("docs/install.md")?;
         drop(rehearsal);
         ensure!(
@@ -145,6 +154,35 @@ fn lay_out_leases(api: &KubeApi) {
         "items": [lease]
     });
     api.insert(path, list);
+}
+
+/// The class, a pod that names the class, and another pod.
+fn lay_out_class(api: &KubeApi) {
+    let class = json!({
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": "bindguard"},
+        "handler": "bindguard"
+    });
+    api.insert("/apis/node.k8s.io/v1/runtimeclasses/bindguard", class);
+    let pod = |name: &str, spec| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"namespace": "default", "name": name},
+            "spec": spec
+        })
+    };
+    let pods = json!({
+        "apiVersion": "v1",
+        "kind": "PodList",
+        "metadata": {},
+        "items": [
+            pod("of-the-class", json!({"runtimeClassName": "bindguard"})),
+            pod("of-no-class", json!({}))
+        ]
+    });
+    api.insert("/api/v1/pods", pods);
 }
 
 fn needs_no_libraries(program: &Path) -> Result<bool> {
