@@ -155,6 +155,7 @@ impl Config {
                     set_mode: settings.annotation_mode,
                     set_propagation: settings.annotation_propagation,
                 },
+                words_recurse: false,
             },
             places: Places {
                 kubelet_roots: settings

@@ -18,6 +18,8 @@ pub struct Mount {
     pub propagation: Vec<String>,
     /// The filesystem's type.
     pub filesystem: String,
+    /// True if this mount refuses to write.
+    pub is_read_only: bool,
 }
 
 impl Mount {
@@ -72,6 +74,7 @@ fn parse(line: &str) -> Option<Mount> {
             .map(|field| (*field).to_owned())
             .collect(),
         filesystem: after.split(' ').next()?.to_owned(),
+        is_read_only: fields.get(5)?.split(',').any(|option| option == "ro"),
     })
 }
 

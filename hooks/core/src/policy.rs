@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::mount_table::MountAttributes;
+use crate::spec::Bind;
 
 /// The action for a kind of finding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,9 +139,17 @@ pub struct Policy {
     pub proof: Alarm,
     /// The annotations that pods may use.
     pub pods_may: PodsMay,
+    /// True if the runtime is crun, which makes a bind recursive for every propagation word with an
+    /// r: `["bind", "rprivate"]` includes the mounts below the source.
+    pub words_recurse: bool,
 }
 
 impl Policy {
+    /// True if the bind includes the mounts below its source.
+    pub fn is_recursive(&self, bind: &Bind<'_>) -> bool {
+        bind.is_recursive() || self.words_recurse && bind.has_recursive_word()
+    }
+
     /// The reason for which a host-root bind stays unchanged, by the permissions that the spec denies
     /// on the bind and on the mounts below. An `rro` bind always stays: Kubernetes requires
     /// propagation None for `rro`.

@@ -191,7 +191,11 @@ fn propagation(
         false => bind.propagation(),
     };
     match requested {
-        RequestedPropagation::RecursiveSlave if is_host_root => ExpectedPropagation::Slave,
+        RequestedPropagation::RecursiveSlave
+            if is_host_root && bundle.policy.is_recursive(bind) =>
+        {
+            ExpectedPropagation::Slave
+        }
         requested => ExpectedPropagation::of_request(requested, bundle.spec.rootfs_propagation()),
     }
 }

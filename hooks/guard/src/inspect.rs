@@ -192,8 +192,9 @@ impl Choice<'_> {
     fn is_worth_probing(&self, bind: &Bind<'_>, source: &Path) -> bool {
         let checks_host_root = self.policy.host_root != Mode::Off;
         let wanted = checks_host_root || self.policy.dead_sources != Alarm::Off;
-        let may_take_mounts_along =
-            || checks_host_root && bind.is_recursive() && self.may_take_mounts_along(source);
+        let may_take_mounts_along = || {
+            checks_host_root && self.policy.is_recursive(bind) && self.may_take_mounts_along(source)
+        };
         wanted && (!self.places.is_local_by_construction(source) || may_take_mounts_along())
     }
 }
@@ -224,7 +225,7 @@ impl Look<'_> {
                 && (scope == Scope::AnySubmounts || !held.is_some_and(is_file))
         };
         let takes_mounts_along = || {
-            bind.is_recursive()
+            self.choice.policy.is_recursive(bind)
                 && may_hold_mounts()
                 && self.mounts.any_below(resolved).is_ok_and(|any| any)
         };
@@ -249,6 +250,7 @@ impl Look<'_> {
         let kept = policy.keeps(bind.denied(), bind.denied_below());
         judge_host_root(
             bind.propagation(),
+            policy.is_recursive(bind),
             kept,
             self.spec.rootfs_propagation(),
             any_shared,

@@ -2,19 +2,25 @@
 //! (containerd#3667).
 //!
 //! With whatever propagation it requests, an unmount on the host reaches it, with runc and with
-//! crun; a bind that requested rshared stays shared. On a host whose `/` is private nothing can
+//! crun; a bind that requested rshared stays shared. The container shows no mount that the runtime
+//! alone would not have made at its create. On a host whose `/` is private nothing can
 //! reach it: bindguard says so, and the container starts.
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::image;
 use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::node::HostRoot;
+use bindguard_integration::programs::GUARD;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
     Bind, Generation, Node, Oci, Runtime, Setup, mounts, on_every_generation,
 };
+use serde_json::json;
 
 const PROPAGATIONS: [Option<&str>; 5] = [
     Some("rprivate"),
@@ -230,6 +236,219 @@ fn umount_reaches_the_container(
         "the container still holds the host's volume"
     );
     ctr.remove("monitor")
+}
+
+/// Makes a test for each runc and crun of the matrix, beside the containerd of its time.
+macro_rules! on_every_runtime {
+    ($story:ident, $($name:ident: $generation:expr, $oci:expr;)+) => {
+        mod $story {
+            use super::*;
+
+            $(#[test]
+            fn $name() {
+                Setup::on($generation)
+                    .oci($oci)
+                    .story(|node| super::$story(node, $oci));
+            })+
+        }
+    };
+}
+
+on_every_runtime! {
+    mounts_are_those_of_the_stock_runtime,
+    runc_1_6: Generation::V1_6, Oci::Runc(Generation::V1_6);
+    runc_1_7: Generation::V1_7, Oci::Runc(Generation::V1_7);
+    runc_2_1: Generation::V2_1, Oci::Runc(Generation::V2_1);
+    next_runc: Generation::V2_1, Oci::NextRunc;
+    crun_1_6: Generation::V1_6, Oci::Crun(Generation::V1_6);
+    crun_1_7: Generation::V1_7, Oci::Crun(Generation::V1_7);
+    crun_2_1: Generation::V2_1, Oci::Crun(Generation::V2_1);
+}
+
+/// The mounts of the host that a container shows are those that the runtime alone would make: crun
+/// binds recursively for every propagation word that begins with an r. A bind without the host's
+/// mounts also stays without the mounts that the host makes later.
+fn mounts_are_those_of_the_stock_runtime(node: &Node, oci: Oci) -> Result<()> {
+    let scene = HostRootBundle::lay_out(node)?;
+    let mut wrong = Vec::new();
+    for options in combinations() {
+        let stock = scene.mounts_made_by("runc", &options)?;
+        let ours = scene.mounts_made_by(GUARD, &options)?;
+        // The type `bind` alone is no bind for a runtime: its mount(2) fails.
+        let is_bind = options.iter().any(|it| ["bind", "rbind"].contains(it));
+        let (Some(stock), Some(ours)) = (&stock, &ours) else {
+            ensure!(
+                stock.is_none() && ours.is_none() && !is_bind,
+                "{options:?}: stock {stock:?}, bindguard {ours:?}: {}",
+                scene.log()?
+            );
+            continue;
+        };
+        let takes_words = matches!(oci, Oci::Crun(_)) && options.iter().any(|it| is_recursive(it));
+        let is_single = options.contains(&"bind") && !takes_words;
+        ensure!(
+            is_single == (stock.at_create.len() == 1),
+            "{options:?}: stock made {stock:?}"
+        );
+        if stock.at_create != ours.at_create {
+            let differ = stock.at_create.symmetric_difference(&ours.at_create);
+            let differ: Vec<_> = differ.take(3).collect();
+            wrong.push(format!(
+                "{options:?}: {} mounts become {}, such as {differ:?}",
+                stock.at_create.len(),
+                ours.at_create.len()
+            ));
+        } else if is_single && stock.has_later != ours.has_later {
+            wrong.push(format!("{options:?}: a later mount of the host arrives"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{oci}: {}", wrong.join("\n"));
+    // The same under the shim, which also proves the mounts.
+    let ctr = node.ctr();
+    ctr.container("monitor")
+        .mount(Bind::new("/", "/host").options(&["bind", "private", "ro"]))
+        .start()?
+        .success()?;
+    let mut table = mounts::table_of(ctr.pid("monitor")?)?;
+    table.retain(|mount| mount.target.starts_with("/host"));
+    ensure!(
+        table.len() == 1 && table[0].is_read_only,
+        "under the shim: {table:?}"
+    );
+    ctr.remove("monitor")?;
+    scene.delete()
+}
+
+/// Every form of a bind, with every propagation word before and after the form, writable and
+/// read-only.
+fn combinations() -> Vec<Vec<&'static str>> {
+    const WORDS: [&str; 8] = [
+        "private",
+        "rprivate",
+        "slave",
+        "rslave",
+        "shared",
+        "rshared",
+        "unbindable",
+        "runbindable",
+    ];
+    let mut all = Vec::new();
+    for form in [None, Some("bind"), Some("rbind")] {
+        let form: Vec<&str> = form.into_iter().collect();
+        let mut orders = vec![form.clone()];
+        for word in WORDS {
+            orders.push([&[word], &form[..]].concat());
+            if !form.is_empty() {
+                orders.push([&form[..], &[word]].concat());
+            }
+        }
+        for options in orders {
+            all.push([&options[..], &["ro"]].concat());
+            all.push(options);
+        }
+    }
+    all
+}
+
+fn is_recursive(word: &str) -> bool {
+    word.starts_with('r') && word != "ro"
+}
+
+/// A bundle with the host's `/` at `/host`, and a tmpfs of the host that root alone may read.
+struct HostRootBundle<'n> {
+    node: &'n Node,
+    path: PathBuf,
+    secret: PathBuf,
+}
+
+/// A container's mounts at and below `/host`.
+#[derive(Debug)]
+struct HostMounts {
+    /// The places, and if they are read-only.
+    at_create: BTreeSet<(PathBuf, bool)>,
+    /// True if a mount that the host made after the create arrived.
+    has_later: bool,
+}
+
+impl<'n> HostRootBundle<'n> {
+    fn lay_out(node: &'n Node) -> Result<Self> {
+        // Not on the host's `/`: runc makes the mount private that a root filesystem lies on.
+        let path = node.disk().join("containerd/host-root");
+        let secret = node.disk().join("secret");
+        image::lay_out(&path.join("rootfs"))?;
+        fs::create_dir(&secret).context("create a folder")?;
+        tmpfs(&secret, "mode=700,size=1m")?;
+        Ok(Self { node, path, secret })
+    }
+
+    /// The mounts of a container that a program of the node created; `None` if it could not.
+    fn mounts_made_by(&self, program: &str, options: &[&str]) -> Result<Option<HostMounts>> {
+        let folder = match program {
+            GUARD => self.node.under_test(),
+            _ => &self.node.programs(),
+        };
+        let spec = json!({
+            "ociVersion": "1.0.2",
+            "process": {"args": ["sleep", "60"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}},
+            "root": {"path": "rootfs"},
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+                {"destination": "/host", "type": "bind", "source": "/", "options": options},
+            ],
+            "linux": {
+                "cgroupsPath": self.node.cgroups_path("host-root"),
+                "namespaces": [{"type": "pid"}, {"type": "mount"}],
+            },
+        });
+        fs::write(self.path.join("config.json"), spec.to_string()).context("write the spec")?;
+        let call = |words: &[&str]| -> Result<bool> {
+            let mut command = self.node.command(folder.join(program))?;
+            command.arg("--root").arg(self.path.join("state"));
+            command.args(words).current_dir(&self.path);
+            let log = File::create(self.path.join("log")).context("create a log")?;
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            let status = command.stderr(log).status();
+            Ok(status.with_context(|| format!("run {program}"))?.success())
+        };
+        if !call(&["create", "--bundle", ".", "--pid-file", "pid", "c1"])? {
+            return Ok(None);
+        }
+        let pid = fs::read_to_string(self.path.join("pid")).context("read the pid file")?;
+        let table = || -> Result<Vec<mounts::Mount>> {
+            let mut table = mounts::table_of(pid.trim().parse()?)?;
+            table.retain(|mount| mount.target.starts_with("/host"));
+            Ok(table)
+        };
+        let at_create = table()?;
+        let later = HostVolume::mount_below(self.node.disk(), self.node)?;
+        let has_later = table()?.len() > at_create.len();
+        later.unmount()?;
+        ensure!(call(&["delete", "--force", "c1"])?, "delete the container");
+        let places = at_create.into_iter();
+        let made = HostMounts {
+            at_create: places
+                .map(|mount| (mount.target, mount.is_read_only))
+                .collect(),
+            has_later,
+        };
+        let in_container = Path::new("/host").join(self.secret.strip_prefix("/")?);
+        let shows_secret = made.at_create.iter().any(|(at, _)| *at == in_container);
+        ensure!(
+            shows_secret == (made.at_create.len() > 1),
+            "{options:?}: the secret is shown: {shows_secret}"
+        );
+        Ok(Some(made))
+    }
+
+    /// The words of the last failure.
+    fn log(&self) -> Result<String> {
+        fs::read_to_string(self.path.join("log")).context("read the log")
+    }
+
+    fn delete(self) -> Result<()> {
+        unmount(&self.secret)
+    }
 }
 
 /// A tmpfs that the host mounts somewhere below a source, and wants back.

@@ -48,17 +48,13 @@ pub fn exec(args: &[OsString], configured: &Path, messages: &Messages) -> ExitCo
     ExitCode::from(CANNOT_RUN)
 }
 
-/// True if the real runtime is youki, by the name of its file, such as `youki` or `youki-0.7.0`.
-///
-/// youki 0.7 makes every bind a slave of the host's mount, whatever the spec requests. It creates
-/// no container whose spec sets `linux.rootfsPropagation` to rslave (`libcontainer::rootfs`), the
-/// value that a host-root bind needs with crun.
-pub fn is_youki(configured: &Path) -> bool {
+/// The name of the real runtime's file, such as `runc` or `youki-0.7.0`; empty if there is none.
+pub fn file_name(configured: &Path) -> OsString {
     let file = find(configured)
         .ok()
         .and_then(|runtime| path_without_links(&runtime).ok());
     let name = file.as_deref().and_then(Path::file_name);
-    name.is_some_and(|name| name.as_bytes().starts_with(b"youki"))
+    name.unwrap_or_default().to_owned()
 }
 
 fn path_without_links(path: &Path) -> io::Result<PathBuf> {
@@ -173,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn youki_is_recognized_through_a_link_and_by_a_name_with_a_version() {
+    fn the_name_of_a_runtime_is_that_behind_its_link() {
         let folder = tempfile::tempdir().unwrap();
         let [youki, crun, runc] =
             ["youki-0.7.0", "crun", "runc"].map(|name| folder.path().join(name));
@@ -182,7 +178,7 @@ mod tests {
             fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
         }
         symlink(&youki, &runc).unwrap();
-        let found = [&youki, &crun, &runc].map(|program| is_youki(program));
-        assert_eq!(found, [true, false, true]);
+        let found = [&crun, &runc].map(|program| file_name(program));
+        assert_eq!(found, ["crun", "youki-0.7.0"]);
     }
 }

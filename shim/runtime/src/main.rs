@@ -17,6 +17,7 @@ mod unchecked;
 
 use std::env;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 
@@ -154,7 +155,12 @@ fn admit_and_record(
     if !invocation.is_create {
         policy.proof = Alarm::Off;
     }
-    if exec_runtime::is_youki(config.runtime()) {
+    let runtime = exec_runtime::file_name(config.runtime());
+    policy.words_recurse = runtime.as_bytes().starts_with(b"crun");
+    // youki 0.7 makes every bind a slave of the host's mount, whatever the spec requests. youki
+    // creates no container whose spec sets `linux.rootfsPropagation` to rslave
+    // (`libcontainer::rootfs`), the value that a host-root bind needs with crun.
+    if runtime.as_bytes().starts_with(b"youki") {
         policy.host_root = Mode::Off;
     }
     let mut admission = admit(&invocation.bundle, &policy, config.places(), which);

@@ -1,5 +1,8 @@
 //! Detects a host-root bind that pins the host's mounts.
 //!
+//! A bind that is not recursive includes no mount below its source, so nothing is to be repaired:
+//! rslave would only let in the mounts that the host makes later, and crun would make it recursive.
+//!
 //! With rprivate (the default of the kubelet and of runc) the container has a copy of every mount
 //! below the source. No umount on the host reaches these copies. The effects: `device or resource
 //! busy`, loop and dm devices that stay, network namespaces that never go. rslave lets umounts in
@@ -16,16 +19,17 @@ use crate::spec::{RequestedPropagation, RootfsPropagation};
 
 use super::verdict::{Pinning, Verdict};
 
-/// Judges a host-root bind. `kept`: why it must not be made rslave. `any_shared`: some bind of the
+/// Judges a host-root bind. `is_recursive`: the runtime includes the mounts below the source. `kept`: why it must not be made rslave. `any_shared`: some bind of the
 /// same spec requests shared propagation.
 pub fn judge_host_root(
     requested: RequestedPropagation,
+    is_recursive: bool,
     kept: Option<Kept>,
     rootfs: &RootfsPropagation,
     any_shared: bool,
     host: &Observed<HostMount>,
 ) -> Verdict {
-    if requested == RequestedPropagation::Shared {
+    if requested == RequestedPropagation::Shared || !is_recursive {
         return Verdict::Current;
     }
     // A root made `shared` for a shared bind stays: rslave there would also lower that bind.

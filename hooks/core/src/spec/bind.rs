@@ -24,6 +24,7 @@ pub struct Bind<'a> {
     denied: MountAttributes,
     denied_below: MountAttributes,
     is_recursive: bool,
+    has_recursive_word: bool,
     written: Written<'a>,
 }
 
@@ -62,6 +63,9 @@ impl<'a> Bind<'a> {
                 denied: MountAttributes::denied_by_spec(options()),
                 denied_below: MountAttributes::denied_below_by_spec(options()),
                 is_recursive,
+                has_recursive_word: options().any(|option| {
+                    option.starts_with('r') && RequestedPropagation::from_option(option).is_some()
+                }),
                 written: Written {
                     source: source.get(),
                     options: entry.options.map(RawValue::get),
@@ -101,9 +105,14 @@ impl<'a> Bind<'a> {
         self.denied_below
     }
 
-    /// True if the bind includes the mounts below its source.
+    /// True if the bind includes the mounts below its source with every runtime.
     pub fn is_recursive(&self) -> bool {
         self.is_recursive
+    }
+
+    /// True if a propagation word begins with an r, such as `rprivate`.
+    pub(crate) fn has_recursive_word(&self) -> bool {
+        self.has_recursive_word
     }
 
     pub(super) fn written(&self) -> Written<'a> {

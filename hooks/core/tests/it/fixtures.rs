@@ -313,6 +313,7 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
             kind: SourceKind::HostRoot,
             verdict: judge_host_root(
                 bind.propagation(),
+                bind.is_recursive(),
                 None,
                 view.rootfs_propagation(),
                 false,

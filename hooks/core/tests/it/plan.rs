@@ -202,7 +202,7 @@ fn a_shared_bind_is_never_lowered() {
         passes_umounts_on: true,
     });
     let judge = |requested, rootfs: &RootfsPropagation| {
-        judge_host_root(requested, None, rootfs, true, &host)
+        judge_host_root(requested, true, None, rootfs, true, &host)
     };
     assert_eq!(
         judge(RequestedPropagation::Shared, &RootfsPropagation::Unset),
@@ -221,6 +221,32 @@ fn a_shared_bind_is_never_lowered() {
 }
 
 #[test]
+fn a_bind_without_the_mounts_below_keeps_none_alive() {
+    let host = Observed::Seen(HostMount {
+        mount_point: "/".into(),
+        passes_umounts_on: true,
+    });
+    for requested in [
+        RequestedPropagation::Nothing,
+        RequestedPropagation::Private,
+        RequestedPropagation::RecursiveSlave,
+    ] {
+        let judge = |is_recursive| {
+            judge_host_root(
+                requested,
+                is_recursive,
+                None,
+                &RootfsPropagation::Unset,
+                false,
+                &host,
+            )
+        };
+        assert_eq!(judge(false), Verdict::Current);
+        assert!(matches!(judge(true), Verdict::Pinning(_)));
+    }
+}
+
+#[test]
 fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
     let host = Observed::Seen(HostMount {
         mount_point: "/".into(),
@@ -228,6 +254,7 @@ fn a_host_root_that_is_only_to_be_reported_is_not_edited() {
     });
     let mut finding = finding(judge_host_root(
         RequestedPropagation::Private,
+        true,
         None,
         &RootfsPropagation::Unset,
         false,
@@ -438,6 +465,7 @@ fn an_rslave_host_root_bind_of_a_private_mount_is_still_reported() {
     });
     let verdict = judge_host_root(
         RequestedPropagation::RecursiveSlave,
+        true,
         None,
         &RootfsPropagation::Set("rslave".into()),
         false,

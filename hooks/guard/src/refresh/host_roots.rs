@@ -180,13 +180,11 @@ impl HostRoots {
 }
 
 impl RootBind {
-    /// A bind without the mounts below its source keeps none of them alive.
     fn of(bind: &Bind<'_>, finding: Finding) -> Option<Self> {
         let Verdict::Pinning(pinning) = finding.verdict else {
             return None;
         };
-        let is_host_root = finding.kind == SourceKind::HostRoot && bind.is_recursive();
-        is_host_root.then(|| Self {
+        (finding.kind == SourceKind::HostRoot).then(|| Self {
             source: bind.source().to_owned(),
             destination: bind.destination().to_owned(),
             pinning,

@@ -4,11 +4,12 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Duration;
 
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Policy, ReadOnlyBinds, Scope};
 use bindguard_core::report::{BindReport, Outcome};
-use bindguard_guard::{Admission, Attempt, admit, check_bundle};
+use bindguard_guard::{Admission, Attempt, admit, admit_spec, check_bundle};
 use bindguard_testing::{Folder, Pod, mount_of, own_namespace};
 use nix::mount::{MsFlags, mount};
 use serde_json::json;
@@ -172,13 +173,13 @@ fn only_a_bind_that_requests_shared_is_not_made_rslave() {
     fs::create_dir_all("/var/lib").unwrap();
     for source in ["/", "//", "/.", "/var/lib/../lib", "/proc/thread-self/root"] {
         for options in [
-            &[][..],
+            &["rbind"][..],
             &["rbind", "RSLAVE"],
-            &["slave"],
-            &["rslave", "rprivate"],
-            &["rprivate", "rslave"],
-            &["private", "private"],
-            &["unbindable"],
+            &["slave", "rbind", "bind"],
+            &["rbind", "rslave", "rprivate"],
+            &["rbind", "rprivate", "rslave"],
+            &["private", "rbind", "private"],
+            &["rbind", "unbindable"],
             &["ro", "runbindable", "rbind"],
         ] {
             assert_eq!(
@@ -188,12 +189,74 @@ fn only_a_bind_that_requests_shared_is_not_made_rslave() {
             );
         }
         for options in [
-            &["rslave", "rslave"][..],
-            &["rshared"],
-            &["rprivate", "shared"],
+            &["rbind", "rslave", "rslave"][..],
+            &["rbind", "rshared"],
+            &["rbind", "rprivate", "shared"],
         ] {
             assert_eq!(outcome(options, source), None, "{options:?} {source}");
         }
+    }
+}
+
+/// crun would make such a bind recursive because of the r of rslave, and every runtime would let in
+/// the mounts that the host makes later.
+#[test]
+fn a_bind_that_is_not_recursive_is_left_as_it_is() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(0);
+    let is_edited = |options: &[&str], words_recurse| {
+        let spec = json!({
+            "ociVersion": "1.0.2",
+            "process": {"user": {"uid": 0, "gid": 0}, "args": ["/bin/sleep", "60"], "cwd": "/"},
+            "root": {"path": "rootfs"},
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/host", "type": "bind", "source": "/", "options": options},
+            ],
+            "linux": {"namespaces": [{"type": "pid"}, {"type": "mount"}]},
+        });
+        let spec = spec.to_string();
+        fs::write(pod.config(), &spec).unwrap();
+        let policy = Policy {
+            words_recurse,
+            ..pod.policy()
+        };
+        let report = admit(&pod.bundle(), &policy, &pod.places(), Attempt::First).report;
+        let is_made = report.binds[0].outcome == Some(Outcome::MadeRslave);
+        // The same answer as an NRI plugin, before there is a bundle.
+        let deadline = Duration::from_secs(10);
+        admit_spec(
+            spec.as_bytes(),
+            &policy,
+            &pod.places(),
+            deadline,
+            |_, edits| {
+                assert_eq!(!edits.is_empty(), is_made, "{edits:?}");
+                Vec::new()
+            },
+        );
+        let written = fs::read_to_string(pod.config()).unwrap();
+        assert_eq!(is_made, written != spec, "{options:?}");
+        is_made
+    };
+    for options in [
+        &[][..],
+        &["bind", "ro"],
+        // Podman's `bind-nonrecursive`
+        &["bind", "private", "rw"],
+        &["bind", "ro", "slave"],
+        &["unbindable", "bind"],
+    ] {
+        for words_recurse in [false, true] {
+            assert!(!is_edited(options, words_recurse), "{options:?}");
+        }
+    }
+    // Docker's `bind-nonrecursive`, which crun binds recursively.
+    for options in [&["bind", "rprivate"][..], &["runbindable", "bind", "ro"]] {
+        assert!(!is_edited(options, false), "{options:?}");
+        assert!(is_edited(options, true), "{options:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use bindguard_core::policy::{Mode, Policy, ReadOnlyBinds};
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{AttachMethod, RefreshAct};
-use bindguard_testing::live::{self, Container};
+use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{mount_tmpfs, mounts_of_host, rounds, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -50,6 +50,25 @@ fn a_private_bind_releases_what_the_host_unmounted() {
     let (mounts, host) = (container.mounts(), mounts_of_host());
     assert!(scene.refresh(&container).mounts.is_empty(), "a second time");
     assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
+}
+
+/// Such a bind keeps no mount of the host alive, and the mounts below are not its container's.
+#[test]
+fn a_bind_that_is_not_recursive_is_not_refreshed() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let scene = Scene::new();
+    scene.write_spec(&["private"], &[]);
+    let config = scene.bundle().join("config.json");
+    let spec = fs::read_to_string(&config).unwrap();
+    fs::write(&config, spec.replace("rbind", "bind")).unwrap();
+    let bind = Inside::of(scene.host.path().to_owned(), "host");
+    let container = Container::start_with(scene.root.path(), &[bind], || {});
+    let mounts = container.mounts();
+    assert!(scene.refresh(&container).mounts.is_empty());
+    assert_eq!(container.mounts(), mounts);
+    assert!(container.mounts_at("/host/disk").is_empty());
 }
 
 /// The top mount keeps what the old mount and the spec deny; so does each mount below.
