@@ -5,6 +5,8 @@
 //! | `bindguard.io/mode` | `repair`, `report`, `off` | the node's choice for stale subpaths and host-root binds; `report` and `off` refuse nothing |
 //! | `bindguard.io/propagation` | `rslave`, `keep`, `keep-read-only` | host-root binds: `rslave` makes all rslave, `keep` leaves all unchanged, `keep-read-only` leaves the read-only binds unchanged; unchanged binds are reported |
 //!
+//! An unknown value repairs nothing of what its annotation sets: the person may have meant `report`.
+//!
 //! The runtime passes annotations on only if it is configured to: containerd's `pod_annotations =
 //! ["bindguard.io/*"]`.
 
@@ -22,7 +24,7 @@ pub const PROPAGATION: &str = "bindguard.io/propagation";
 const QUOTED: usize = 64;
 
 /// The policy for a pod: the node's policy, with the changes of the pod's annotations. The second
-/// part names the invalid or forbidden annotations, which change nothing.
+/// part names the invalid annotations, and the forbidden annotations, which change nothing.
 pub fn policy_of_pod<'a, 'p>(
     node: &'p Policy,
     annotation: impl Fn(&str) -> Option<&'a str>,
@@ -39,7 +41,7 @@ pub fn policy_of_pod<'a, 'p>(
         } else if !change(policy.to_mut(), value) {
             let value = cut(value, QUOTED);
             problems.push(format!(
-                "annotation {name} is not followed: {value:?} is not one of its values"
+                "annotation {name} is not followed, and repairs nothing: {value:?} is not one of its values"
             ));
         }
     };
@@ -53,7 +55,11 @@ fn set_mode(policy: &mut Policy, value: &str) -> bool {
         "repair" => Mode::Repair,
         "report" => Mode::Report,
         "off" => Mode::Off,
-        _ => return false,
+        _ => {
+            policy.stale_subpaths = policy.stale_subpaths.without_repair();
+            policy.host_root = policy.host_root.without_repair();
+            return false;
+        }
     };
     (policy.stale_subpaths, policy.host_root) = (mode, mode);
     if mode != Mode::Repair {
@@ -74,9 +80,11 @@ fn set_propagation(policy: &mut Policy, value: &str) -> bool {
     (policy.host_root, policy.read_only_binds) = match value {
         "rslave" => (Mode::Repair, ReadOnlyBinds::MakeRslave),
         "keep-read-only" => (Mode::Repair, ReadOnlyBinds::Keep),
-        "keep" if policy.host_root == Mode::Off => (Mode::Off, policy.read_only_binds),
-        "keep" => (Mode::Report, policy.read_only_binds),
-        _ => return false,
+        "keep" => (policy.host_root.without_repair(), policy.read_only_binds),
+        _ => {
+            policy.host_root = policy.host_root.without_repair();
+            return false;
+        }
     };
     true
 }
@@ -139,23 +147,44 @@ mod tests {
         );
     }
 
+    /// A person may have meant "report" or "off".
     #[test]
-    fn an_invalid_value_changes_nothing_and_is_reported() {
+    fn an_invalid_value_repairs_nothing_and_is_reported() {
         let open = Policy {
+            unmounted_volumes: Alarm::Refuse,
             pods_may: PodsMay {
                 set_mode: true,
                 set_propagation: true,
             },
             ..Policy::default()
         };
-        for (name, value) in [(MODE, "Repair\n"), (MODE, ""), (PROPAGATION, "rshared")] {
+        let no_host_root = Policy {
+            host_root: Mode::Report,
+            ..open
+        };
+        let no_repair = Policy {
+            stale_subpaths: Mode::Report,
+            ..no_host_root
+        };
+        for (name, value, expected) in [
+            (MODE, "Report", no_repair),
+            (MODE, "Repair\n", no_repair),
+            (MODE, "", no_repair),
+            (PROPAGATION, "rshared", no_host_root),
+        ] {
             let (policy, problems) = policy_with(&open, name, value);
-            assert_eq!(policy, open);
+            assert_eq!(policy, expected, "{name} {value}");
             assert!(
                 problems[0].contains(name) && problems[0].contains(&format!("{value:?}")),
                 "{problems:?}"
             );
         }
+        let off = Policy {
+            stale_subpaths: Mode::Off,
+            host_root: Mode::Off,
+            ..open
+        };
+        assert_eq!(policy_with(&off, MODE, "Off").0, off);
         let (_, problems) = policy_with(&open, MODE, &"x".repeat(100_000));
         assert!(problems[0].len() < 200, "{} bytes", problems[0].len());
     }

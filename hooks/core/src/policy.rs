@@ -20,6 +20,17 @@ pub enum Mode {
     Off,
 }
 
+impl Mode {
+    /// The mode if the operator may have meant less than a repair.
+    #[must_use]
+    pub fn without_repair(self) -> Self {
+        match self {
+            Self::Repair | Self::Report => Self::Report,
+            Self::Off => Self::Off,
+        }
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
