@@ -3,7 +3,8 @@
 //!
 //! No content of the file keeps a container from starting, except a policy that says refuse and a
 //! runtime that is not there. A mistake changes only the key that has it, and every mistake is
-//! returned for the logs.
+//! returned for the logs. A mistake that may be about any check, such as an unknown key, keeps all
+//! checks from a repair.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -34,6 +35,7 @@ pub use load::{
     FileWarning, Instead, Loaded, Unused, keep_valid, load, load_by, load_without_file,
 };
 pub use parse::{InvalidToml, Warning};
+pub use settings::CHANGING_KEYS;
 
 /// The environment variable that names the config file.
 pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";
@@ -132,7 +134,10 @@ impl Config {
     /// Reports, repairs nothing, and calls the runtime that a text names, which is not TOML as a
     /// whole.
     fn report_only(text: Option<&str>) -> Self {
-        Self::of(text.map_or_else(Settings::report_only, parse::salvaged_runtime))
+        Self::of(match text {
+            Some(text) => parse::salvaged_runtime(text),
+            None => Settings::default().only_report(),
+        })
     }
 
     fn of(settings: Settings) -> Self {

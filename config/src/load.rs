@@ -3,8 +3,10 @@
 //! ```text
 //! the file ──► not there: defaults
 //!          ──► not TOML, or unreadable ──► the last valid file, which the installer and the agent keep
-//!                                      ──► report only, with the runtime that the file names
+//!                                      ──► defaults, with the runtime that the file names
 //! ```
+//!
+//! Without the file's own text nothing is repaired: the text may say "report".
 
 use std::env;
 use std::fmt;
@@ -31,8 +33,12 @@ pub struct Loaded {
     pub problem: Option<Unused>,
     /// The parts of the active file that are not used.
     pub warnings: Vec<FileWarning>,
+    /// The text of the active file; empty without a file.
+    pub text: String,
     /// The keys that the active file sets.
     pub set: Vec<&'static str>,
+    /// A mistake keeps every check from a repair, and containers from a refresh.
+    pub only_reports: bool,
 }
 
 /// A file that is not used.
@@ -58,7 +64,7 @@ pub enum Instead {
 impl fmt::Display for Instead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Kept => write!(f, "the last valid one ({KEPT_PATH})"),
+            Self::Kept => write!(f, "the last valid one ({KEPT_PATH}) without repairs"),
             Self::ReportOnly => f.write_str("report-only settings"),
         }
     }
@@ -94,6 +100,7 @@ impl Loaded {
             settings,
             warnings,
             set,
+            only_reports,
         } = parse(text)?;
         let warnings = warnings
             .into_iter()
@@ -104,7 +111,9 @@ impl Loaded {
             .collect();
         Ok(Self {
             warnings,
+            text: text.to_owned(),
             set,
+            only_reports,
             ..Self::from(Config::of(settings))
         })
     }
@@ -125,7 +134,9 @@ impl From<Config> for Loaded {
             config,
             problem: None,
             warnings: Vec::new(),
+            text: String::new(),
             set: Vec::new(),
+            only_reports: false,
         }
     }
 }
@@ -183,11 +194,15 @@ fn instead(
     let kept = Path::new(KEPT_PATH);
     let last = read.and_then(|read| Loaded::from_text(kept, &read_text(kept, read).ok()?).ok());
     let (instead, loaded) = match last {
-        Some(last) => (Instead::Kept, last),
+        Some(last) => {
+            let config = Config::of(last.config.settings.only_report());
+            (Instead::Kept, Loaded { config, ..last })
+        }
         None => (Instead::ReportOnly, Config::report_only(text).into()),
     };
     Loaded {
         problem: Some(Unused { instead, reason }),
+        only_reports: true,
         ..loaded
     }
 }

@@ -1,8 +1,10 @@
 //! Reads the text of a config file, key by key: a mistake in one key changes no other key.
 //!
-//! Unknown keys are skipped: a newer version may know them. An invalid value is replaced by a safe
-//! value. Both cause a warning with the line number. Only a text that is not TOML is an error,
-//! because it has no keys.
+//! An invalid value is replaced by a safe value. An unknown key may be a misspelt or misplaced key,
+//! about any check: while a text has one, no check repairs. Exempt are values that no check has,
+//! such as numbers: after a rollback, an older version meets keys of a newer version. Both mistakes
+//! cause a warning with the line number. Only a text that is not TOML is an error, because it has no
+//! keys.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,6 +21,9 @@ const MAX_WARNINGS: usize = 16;
 /// The quoted length of a key or value, in bytes.
 const MAX_QUOTED: usize = 64;
 
+/// The effect of a key that may mean a check.
+const ONLY_REPORTS: &str = "; until it is corrected no check repairs, and nothing is refreshed";
+
 /// The settings of a text, and its mistakes.
 #[derive(Debug)]
 pub(crate) struct ParsedSettings {
@@ -26,6 +31,8 @@ pub(crate) struct ParsedSettings {
     pub(crate) warnings: Vec<Warning>,
     /// The keys that the text sets.
     pub(crate) set: Vec<&'static str>,
+    /// An unknown key keeps every check from a repair.
+    pub(crate) only_reports: bool,
 }
 
 /// A part of a config file that is not used.
@@ -64,7 +71,7 @@ pub(crate) fn salvaged_runtime(text: &str) -> Settings {
     let (table, _) = DeTable::parse_recoverable(text);
     Settings {
         runtime: Reader::read(text, table.get_ref()).settings.runtime,
-        ..Settings::report_only()
+        ..Settings::default().only_report()
     }
 }
 
@@ -88,6 +95,7 @@ struct Reader<'t> {
     table: &'t DeTable<'t>,
     known: Vec<&'static str>,
     set: Vec<&'static str>,
+    only_reports: bool,
     /// Warnings with their places, the key of their order.
     warnings: Vec<(Range<usize>, String)>,
 }
@@ -107,16 +115,21 @@ impl<'t> Reader<'t> {
             table,
             known: Vec::new(),
             set: Vec::new(),
+            only_reports: false,
             warnings: Vec::new(),
         };
         let mut settings = Settings::default();
         settings.visit(&mut reader);
         reader.find_unknown_keys(table, "");
+        if reader.only_reports {
+            settings = settings.only_report();
+        }
         let warnings = reader.sorted_warnings();
         ParsedSettings {
             settings,
             warnings,
             set: reader.set,
+            only_reports: reader.only_reports,
         }
     }
 
@@ -144,24 +157,53 @@ impl<'t> Reader<'t> {
             } else {
                 format!("{path}.{}", key.get_ref())
             };
+            // "checks.proof" in quotes is one key, and not the key of the table [checks]
+            let is_one_word = !key.get_ref().contains('.');
             let is_table = |known: &&str| {
-                known
-                    .strip_prefix(name.as_str())
-                    .is_some_and(|rest| rest.starts_with('.'))
+                is_one_word
+                    && known
+                        .strip_prefix(name.as_str())
+                        .is_some_and(|rest| rest.starts_with('.'))
             };
             match value.get_ref() {
-                _ if self.known.contains(&name.as_str()) => {}
+                _ if is_one_word && self.known.contains(&name.as_str()) => {}
                 DeValue::Table(inner) if self.known.iter().any(is_table) => {
                     self.find_unknown_keys(inner, &name)
                 }
                 // `key` has reported a table's name whose value is not a table
                 _ if self.known.iter().any(is_table) => {}
-                _ => self.warn(
-                    key.span(),
-                    format!("unknown key `{}` is skipped", shortened(&name)),
-                ),
+                value => {
+                    let mut message = format!("unknown key `{}`", shortened(&name));
+                    message.push_str(&self.tables_of(key.get_ref()));
+                    if may_mean_a_check(value) {
+                        self.only_reports = true;
+                        message.push_str(ONLY_REPORTS);
+                    } else {
+                        message.push_str(" is skipped");
+                    }
+                    self.warn(key.span(), message);
+                }
             }
         }
+    }
+
+    /// The tables that have a key of this name.
+    fn tables_of(&self, key: &str) -> String {
+        let mut tables = String::new();
+        for known in &self.known {
+            let Some((table, name)) = known.rsplit_once('.') else {
+                continue;
+            };
+            if name == key {
+                let before = if tables.is_empty() {
+                    ", a key of"
+                } else {
+                    " and"
+                };
+                tables.push_str(&format!("{before} [{table}]"));
+            }
+        }
+        tables
     }
 
     fn warn(&mut self, place: Range<usize>, message: String) {
@@ -196,17 +238,28 @@ impl Visitor for Reader<'_> {
             Found::Absent => return,
             Found::NoTable(place, table) => {
                 *value = if_unreadable;
-                let expected =
-                    format!("`{table}` is no table, and so every key of it is unreadable");
-                self.warn(place.span(), expected);
+                let mut message = format!("`{table}` is no table{}", self.tables_of(table));
+                if may_mean_a_check(place.get_ref()) {
+                    self.only_reports = true;
+                    message.push_str(ONLY_REPORTS);
+                }
+                self.warn(place.span(), message);
             }
             Found::Value(found) => {
                 let mut mistakes = Vec::new();
                 let read = T::read(found, &mut mistakes);
-                let using = match read {
+                let mut using = match read {
                     Some(_) => ", left out".to_owned(),
                     None => format!(", using {}", if_unreadable.shown()),
                 };
+                // `mode = "report"` is no value of [annotations], and a mode of the checks
+                if read.is_none()
+                    && name.starts_with("annotations.")
+                    && may_mean_a_check(found.get_ref())
+                {
+                    self.only_reports = true;
+                    using.push_str(ONLY_REPORTS);
+                }
                 *value = read.unwrap_or(if_unreadable);
                 for Mistake { place, expected } in mistakes {
                     let written = quoted(self.text, &place);
@@ -218,6 +271,18 @@ impl Visitor for Reader<'_> {
             }
         }
         self.set.push(name);
+    }
+}
+
+/// True if a person may have meant the mode of a check. No check has a number, a date or a path, and
+/// an empty table sets nothing.
+fn may_mean_a_check(value: &DeValue<'_>) -> bool {
+    match value {
+        DeValue::String(text) => !text.starts_with('/'),
+        DeValue::Boolean(_) => true,
+        DeValue::Integer(_) | DeValue::Float(_) | DeValue::Datetime(_) => false,
+        DeValue::Array(values) => values.iter().any(|value| may_mean_a_check(value.get_ref())),
+        DeValue::Table(keys) => keys.values().any(|value| may_mean_a_check(value.get_ref())),
     }
 }
 

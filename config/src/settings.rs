@@ -94,14 +94,19 @@ impl Default for Settings {
     }
 }
 
+/// The keys by which bindguard changes a node or a container. A mistake that may be about any of them
+/// makes the first two "report" and the last "off".
+pub const CHANGING_KEYS: [&str; 3] = ["checks.stale-subpaths", "checks.host-root", "refresh.mode"];
+
 impl Settings {
-    /// The settings that change nothing on the node: every check reports, and nothing is refreshed.
-    pub(crate) fn report_only() -> Self {
+    /// The same settings without a change of the node: no check repairs, and nothing is refreshed.
+    #[must_use]
+    pub(crate) fn only_report(self) -> Self {
         Self {
-            stale_subpaths: Mode::Report,
-            host_root: Mode::Report,
+            stale_subpaths: self.stale_subpaths.without_repair(),
+            host_root: self.host_root.without_repair(),
             refresh: RefreshMode::Off,
-            ..Self::default()
+            ..self
         }
     }
 

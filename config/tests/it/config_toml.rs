@@ -11,9 +11,7 @@ use bindguard_core::policy::{Alarm, Mode, ReadOnlyBinds};
 /// The file that a node gets, with every key uncommented.
 fn shipped_with_every_key() -> String {
     let uncommented = |line: &str| match line.strip_prefix("# ") {
-        Some(key) if key.contains(" = ") || key.starts_with('[') && key.ends_with(']') => {
-            key.to_owned()
-        }
+        Some(key) if key.contains(" = ") => key.to_owned(),
         _ => line.to_owned(),
     };
     include_str!("../../config.toml")
@@ -58,26 +56,88 @@ fn the_shipped_file_says_what_is_in_force_without_it() {
     );
 }
 
-/// An operator appends a snippet of the docs to the file that `install` writes.
+/// Each of the words that changes less than the default has its effect where only its line is
+/// uncommented.
 #[test]
-fn every_snippet_of_the_docs_can_be_appended_to_the_shipped_file() {
+fn a_line_of_the_shipped_file_that_is_uncommented_belongs_to_its_table() {
+    let shipped = include_str!("../../config.toml");
+    let mut keys = 0;
+    for line in shipped.lines() {
+        let Some(key) = line.strip_prefix("# ").filter(|key| key.contains(" = ")) else {
+            continue;
+        };
+        let changed = key.replace("\"repair\"", "\"report\"");
+        let text = shipped.replace(&format!("\n{line}\n"), &format!("\n{changed}\n"));
+        let (config, warnings) = Config::parse(&text).unwrap();
+        assert!(warnings.is_empty(), "{key}: {warnings:?}");
+        assert_eq!(config == Config::default(), changed == key, "{key}");
+        keys += 1;
+    }
+    assert_eq!(keys, Config::default().active_keys().len());
+}
+
+fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let pages = fs::read_dir(root.join("docs"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let mut pages = vec![root.join("README.md")];
+    for folder in ["docs", "docs/decisions"] {
+        for entry in fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages
+}
+
+/// A key without its table has no effect where a reader puts it.
+#[test]
+fn a_key_in_the_text_of_a_page_has_its_table() {
+    let default = Config::default().active_keys();
+    let mut keys = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        for code in text.split('`').skip(1).step_by(2) {
+            let Some((key, _)) = code.rsplit_once(" = ") else {
+                continue;
+            };
+            let key = key.rsplit(' ').next().unwrap();
+            let is_known = |known: &str| known.rsplit('.').next() == Some(key);
+            if code.contains('\n') || !default.iter().any(|known| is_known(known.name)) {
+                continue;
+            }
+            let (_, warnings) = Config::parse(&code.replace("] ", "]\n")).unwrap();
+            assert!(
+                warnings.is_empty(),
+                "{}: {code}: {warnings:?}",
+                page.display()
+            );
+            keys += 1;
+        }
+    }
+    assert!(keys >= 10, "{keys} keys");
+}
+
+/// An operator puts the keys of a snippet of the docs below the header that the shipped file has.
+#[test]
+fn every_snippet_of_the_docs_has_a_place_in_the_shipped_file() {
     let mut snippets = 0;
-    for page in pages.chain([root.join("README.md")]) {
+    for page in pages() {
         for snippet in fs::read_to_string(&page)
             .unwrap()
             .split("```toml\n")
             .skip(1)
         {
             let snippet = snippet.split("```").next().unwrap();
-            let config =
-                Config::parse(&format!("{}\n{snippet}", include_str!("../../config.toml")));
-            let (config, warnings) =
-                config.unwrap_or_else(|error| panic!("{}: {snippet}{error}", page.display()));
+            let mut file = include_str!("../../config.toml").to_owned();
+            for table in snippet.split("\n\n") {
+                let (header, keys) = table.split_once('\n').unwrap();
+                let header = format!("\n{header}\n");
+                assert!(file.contains(&header), "{}: {snippet}", page.display());
+                file = file.replace(&header, &format!("{header}{keys}\n"));
+            }
+            let (config, warnings) = Config::parse(&file)
+                .unwrap_or_else(|error| panic!("{}: {snippet}{error}", page.display()));
             assert!(
                 warnings.is_empty(),
                 "{}: {snippet}{warnings:?}",

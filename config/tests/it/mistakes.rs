@@ -1,8 +1,12 @@
-//! A mistake in `config.toml` changes the key that has it, and no other key.
+//! A mistake in `config.toml` changes the key that has it, and no other key. What was typed about
+//! `report`, `refuse` or `off` never ends in `repair`.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 
-use bindguard_config::Config;
+use bindguard_config::{Config, KEPT_PATH, load_by};
+use bindguard_core::policy::Mode;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
@@ -106,6 +110,123 @@ fn any_value() -> impl Strategy<Value = String> {
     ]
 }
 
+/// The config of a node whose file has this text. Its last valid file, if there is one, repairs.
+fn node_config(text: &str, is_kept: bool) -> Config {
+    let kept =
+        "checks = { stale-subpaths = 'repair', host-root = 'repair' }\nrefresh.mode = 'all'\n";
+    let loaded = load_by(|path, _| match path == Path::new(KEPT_PATH) {
+        true if is_kept => Ok(kept.into()),
+        true => Err(io::ErrorKind::NotFound.into()),
+        false => Ok(text.into()),
+    });
+    loaded.config
+}
+
+/// The value of a key that would change the node, while the file may say something else.
+fn reported(key: &str) -> Option<&'static str> {
+    match key {
+        "checks.stale-subpaths" | "checks.host-root" => Some("\"report\""),
+        "refresh.mode" => Some("\"off\""),
+        _ => None,
+    }
+}
+
+/// The text with one or two typing mistakes.
+fn misspelt(text: &'static str) -> impl Strategy<Value = String> {
+    let edit = (any::<prop::sample::Index>(), "[a-z_-]?", 0..2usize);
+    proptest::collection::vec(edit, 1..3).prop_map(move |edits| {
+        let mut text = text.to_owned();
+        for (at, new, old) in edits {
+            let at = at.index(text.len());
+            text.replace_range(at..(at + old).min(text.len()), &new);
+            if text.is_empty() {
+                text.push('x');
+            }
+        }
+        text
+    })
+}
+
+fn table_header() -> impl Strategy<Value = String> {
+    let known = VALUES.map(|(name, _)| name.rsplit_once('.').unwrap().0);
+    prop_oneof![
+        Just(String::new()),
+        Just("[checks]\n".to_owned()),
+        select(known.to_vec()).prop_map(|table| format!("[{table}]\n")),
+        misspelt("checks").prop_map(|table| format!("[{table}]\n")),
+        select(
+            &[
+                "[Checks]\n",
+                "[CHECKS]\n",
+                "[\"checks \"]\n",
+                "[agent.checks]\n",
+                "[[checks]]\n",
+                "[checks\n"
+            ][..]
+        )
+        .prop_map(str::to_owned),
+    ]
+}
+
+fn key_name(key: &'static str) -> impl Strategy<Value = String> {
+    prop_oneof![
+        Just(key.to_owned()),
+        misspelt(key),
+        Just(key.to_uppercase()),
+        Just(key.replace('-', "_")),
+        Just(key.replace('-', " ")),
+        Just(format!("checks.{key}")),
+        Just(format!("\"checks.{key}\"")),
+        Just(format!("\"{key}\"")),
+        Just(format!("{key}.mode")),
+    ]
+}
+
+fn typed_word() -> impl Strategy<Value = String> {
+    let word = select(&["report", "refuse", "off"][..]).prop_flat_map(|word| {
+        prop_oneof![
+            Just(word.to_owned()),
+            Just(word.to_uppercase()),
+            misspelt(word)
+        ]
+    });
+    let quotes = [
+        "\"W\"",
+        "'W'",
+        "W",
+        "\"W",
+        "W\"",
+        "“W”",
+        "\"'W'\"",
+        "['W']",
+        "{ mode = 'W' }",
+        "\"\"\"W\"\"\"",
+        "false",
+    ];
+    (word, select(quotes.to_vec())).prop_map(|(word, quotes)| quotes.replace('W', &word))
+}
+
+/// The comment above the key of [annotations] has the words of a mode.
+#[test]
+fn a_mode_in_the_table_of_annotations_never_ends_in_repair() {
+    for text in [
+        "[annotations]\nmode = \"report\"\n",
+        "annotations = \"off\"\n",
+    ] {
+        let config = Config::from_toml(text).unwrap();
+        assert_eq!(config.policy().stale_subpaths, Mode::Report, "{text}");
+    }
+}
+
+/// After a rollback an older version reads the keys of a newer one.
+#[test]
+fn a_key_that_means_no_check_stops_no_repair() {
+    let newer = "[audit]\nrates = [1, 2.5]\nsocket = '/run/audit.sock'\n[audit.off]\n[guard]\nretries = 3\n";
+    let (config, warnings) = Config::parse(newer).unwrap();
+    assert_eq!(config, Config::default());
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
 #[test]
 fn every_key_is_tried() {
     let names: Vec<_> = Config::default()
@@ -128,7 +249,8 @@ proptest! {
         let (config, _) = Config::parse(&text(&changed)).unwrap();
         let name = format!("{table}.{key}");
         for (other, value) in values(&config) {
-            prop_assert!(other == name || before[other] == value, "{other} became {value} by a change of {name}");
+            let is_reported = table == "annotations" && reported(other) == Some(&value);
+            prop_assert!(other == name || before[other] == value || is_reported, "{other} became {value} by a change of {name}");
         }
     }
 
@@ -148,8 +270,29 @@ proptest! {
         let name = format!("{table}.{key}");
         let defaults = values(&Config::default());
         for (other, value) in values(&config) {
-            prop_assert_eq!(&value, if other == name { &defaults[other] } else { &before[other] }, "{}", other);
+            let unchanged = if other == name { &defaults[other] } else { &before[other] };
+            prop_assert!(value == *unchanged || reported(other) == Some(&value), "{} is {}", other, value);
         }
+    }
+
+    /// The table, the key and the value are each typed rightly or wrongly, and the key may be there
+    /// a second time.
+    #[test]
+    fn a_typed_word_never_ends_in_repair(
+        (key, table, name, value) in select(&["stale-subpaths", "host-root"][..])
+            .prop_flat_map(|key| (Just(key), table_header(), key_name(key), typed_word())),
+        double in select(&["", "[checks]\nKEY = \"repair\"\n", "checks.KEY = 'repair'\n", "checks = { KEY = 'repair' }\n"][..]),
+        is_first in any::<bool>(),
+        is_kept in any::<bool>(),
+    ) {
+        let (typed, double) = (format!("{table}{name} = {value}\n"), double.replace("KEY", key));
+        let text = if is_first { typed + &double } else { double + &typed };
+        let config = node_config(&text, is_kept);
+        let mode = match key {
+            "host-root" => config.policy().host_root,
+            _ => config.policy().stale_subpaths,
+        };
+        prop_assert_ne!(mode, Mode::Repair, "{}", text);
     }
 
     /// Every key has its own line. Any text replaces a line.

@@ -79,7 +79,7 @@ fn describe(bind: &NodeBind, policy: &Policy) -> String {
     let why = match bind.guarded {
         _ if !bind.would_be_repaired() => "",
         _ if policy.stale_subpaths != Mode::Repair => {
-            ", and stale-subpaths in config.toml keeps the guard from repairing it"
+            ", and [checks] stale-subpaths in config.toml keeps the guard from repairing it"
         }
         Some(false) => ", and its pod runs under another shim: no guard repairs it",
         Some(true) | None => "",

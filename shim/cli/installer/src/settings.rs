@@ -77,7 +77,8 @@ pub fn plan(
     }
 }
 
-/// The config of the fleet. A file that was edited on this node is replaced only on request.
+/// The config of the fleet. A file that was edited on this node is replaced only on request, and none
+/// is replaced by a text with a mistake.
 fn of_the_fleet(
     config: &NodeConfig,
     present: Option<Vec<u8>>,
@@ -88,12 +89,33 @@ fn of_the_fleet(
     let names_another = runtime.filter(|runtime| parsed.runtime() != *runtime);
     let text = with_runtime(&config.text, names_another)
         .context("the config of the fleet names another runtime than creates containers now")?;
+    let hash = record::hash(text.as_bytes());
+    let mistakes: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    // After a rollback: the newer version knew every key.
+    let was_valid = record.node_config() == Some(&*hash);
+    if !mistakes.is_empty() && !was_valid {
+        let mut plan = match (present, runtime) {
+            // The defaults would repair. With a mistake the text repairs nothing.
+            (None, _) => SettingsPlan {
+                change: Some(written(text)?),
+                ..SettingsPlan::default()
+            },
+            (Some(present), Some(runtime)) => of_the_node(present, Some(runtime))?,
+            (Some(_), None) => SettingsPlan::default(),
+        };
+        plan.wanted = record.node_config().map(str::to_owned);
+        plan.kept = Some(format!(
+            "the config of the fleet has a mistake, and this node keeps its {DEFAULT_PATH}: {}; correct the config, or install a version that knows the key",
+            mistakes.join("; ")
+        ));
+        return Ok(plan);
+    }
     let mut plan = SettingsPlan {
-        mistakes: warnings
+        mistakes: mistakes
             .iter()
-            .map(|warning| format!("the config of the fleet, {warning}"))
+            .map(|mistake| format!("the config of the fleet, {mistake}"))
             .collect(),
-        wanted: Some(record::hash(text.as_bytes())),
+        wanted: Some(hash),
         ..SettingsPlan::default()
     };
     let is_own = |present: &Vec<u8>| {
@@ -172,10 +194,12 @@ fn with_runtime(text: &str, runtime: Option<&Path>) -> Result<String> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn a_table_can_be_appended_to_a_file_with_the_runtime() {
+    fn a_file_with_the_runtime_takes_another_key() {
         for text in [
             SHIPPED,
             "",
@@ -186,11 +210,15 @@ mod tests {
             "# a",
         ] {
             let with = with_runtime(text, Some(Path::new("/usr/bin/crun"))).unwrap();
-            let appended = format!("{with}\n[journal]\nenabled = false\n");
-            let config = Config::from_toml(&appended).unwrap();
+            let set = if text == SHIPPED {
+                with.replace("\n# enabled = true\n", "\nenabled = false\n")
+            } else {
+                format!("{with}\n[journal]\nenabled = false\n")
+            };
+            let config = Config::from_toml(&set).unwrap();
             assert!(
                 config.runtime() == Path::new("/usr/bin/crun") && config.journal().is_none(),
-                "{appended}"
+                "{set}"
             );
             assert!(
                 text.lines()
@@ -198,6 +226,43 @@ mod tests {
                 "{with}"
             );
         }
+    }
+
+    /// The defaults would repair, and an older file may.
+    #[test]
+    fn a_mistake_in_the_config_of_the_fleet_keeps_the_nodes_config() {
+        let mistaken = "[checks]\nstale-subpath = \"report\"\n";
+        let config = NodeConfig {
+            text: mistaken.to_owned(),
+            is_forced: true,
+        };
+        let plan = |present: Option<&str>, record: serde_json::Value| {
+            let record = serde_json::from_value(record).unwrap();
+            of_the_fleet(&config, present.map(Into::into), None, &record).unwrap()
+        };
+        let installed =
+            json!({ "version": 1, "files": [], "node_config": "hash of the old config" });
+        let kept = plan(Some(SHIPPED), installed.clone());
+        assert!(kept.change.is_none() && kept.wanted.as_deref() == Some("hash of the old config"));
+        let sentence = kept.kept.unwrap();
+        assert!(
+            sentence.contains("line 2: unknown key `checks.stale-subpath`"),
+            "{sentence}"
+        );
+
+        let first = plan(None, json!({ "version": 1, "files": [] }));
+        let written = first.change.unwrap().after;
+        assert_eq!(written, Some(Content::File(mistaken.into())));
+        assert!(first.kept.is_some() && first.wanted.is_none());
+        assert!(plan(Some(mistaken), installed).kept.is_some());
+
+        // a newer version knew the key, and was rolled back
+        let hash = record::hash(mistaken.as_bytes());
+        let back = plan(
+            Some(mistaken),
+            json!({ "version": 1, "files": [], "node_config": hash }),
+        );
+        assert!(back.kept.is_none() && back.change.is_none() && !back.mistakes.is_empty());
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
         };
         print_text(&keys.iter().map(line).collect::<String>())?;
     }
-    Ok(if loaded.problem.is_some() {
+    Ok(if loaded.only_reports {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bindguard_config::{ActiveKey, Instead, KEPT_PATH, Loaded};
+use bindguard_config::{ActiveKey, CHANGING_KEYS, Instead, KEPT_PATH, Loaded};
 use serde::Serialize;
 use toml::Value;
 
@@ -13,7 +13,8 @@ pub struct ShownKey {
     pub key: &'static str,
     /// Its value.
     pub value: Value,
-    /// The file that sets the value; `default` if none does.
+    /// The file that sets the value; `default` if none does; `report-only` if a mistake keeps the key
+    /// from its own value.
     pub origin: String,
 }
 
@@ -25,7 +26,9 @@ pub fn shown(loaded: &Loaded, path: &Path) -> Vec<ShownKey> {
         Some(Instead::ReportOnly) => (String::new(), "report-only"),
     };
     let origin = |name: &str| {
-        if loaded.set.contains(&name) {
+        if loaded.only_reports && CHANGING_KEYS.contains(&name) {
+            "report-only".to_owned()
+        } else if loaded.set.contains(&name) {
             file.clone()
         } else {
             unset.to_owned()
@@ -54,7 +57,9 @@ mod tests {
             config,
             problem: None,
             warnings: Vec::new(),
+            text: String::new(),
             set: vec!["guard.deadline-ms"],
+            only_reports: false,
         };
         let mut keys = shown(&loaded, Path::new("/etc/bindguard/config.toml"));
         // the document shows two of them
