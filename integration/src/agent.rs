@@ -130,8 +130,9 @@ impl Agent {
             child: command.spawn().context("start the agent")?,
             socket,
         };
-        until("the agent is ready", || {
-            Ok(agent.get("/readyz").starts_with("HTTP/1.1 200"))
+        until("the agent has surveyed the node", || {
+            let answer = agent.get("/readyz");
+            Ok(!answer.is_empty() && !answer.contains("the first survey is not done"))
         })?;
         Ok(agent)
     }

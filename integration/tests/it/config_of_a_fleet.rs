@@ -5,13 +5,14 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::agent::{Agent, Form};
 use bindguard_integration::process::Finished;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::Signal;
 
 const CONFIG: &str = "/etc/bindguard/config.toml";
 const REPORT: &str = "[checks]\nstale-subpaths = \"report\"\n";
-const REPAIR: &str = "[checks]\nstale-subpaths = \"repair\"\n";
+const REPAIR: &str = "[agent]\nmetrics = \"off\"\nsocket = \"/run/bindguard-agent.sock\"\n[checks]\nstale-subpaths = \"repair\"\n";
 
 #[test]
 fn story() {
@@ -35,8 +36,7 @@ fn story() {
             "{broken:?}"
         );
         is(REPAIR)?;
-        let typo = fleet.install(&format!("{REPAIR}hots-root = \"off\"\n"), &["--dry-run"])?;
-        ensure!(typo.stdout.contains("hots-root"), "no warning: {typo:?}");
+        the_fleet_makes_a_typing_mistake(&fleet)?;
 
         let edited = format!("# mine\n{REPAIR}");
         fs::write(CONFIG, &edited)?;
@@ -67,21 +67,50 @@ fn story() {
     });
 }
 
-/// A file that is older than bindguard is an operator's, too.
+/// A file that is older than bindguard is an operator's, too. Its key of another version keeps
+/// bindguard neither from coming nor from going.
 #[test]
 fn a_file_from_before_the_installation_stays() {
     Setup::on(Generation::V2_1).cri().bare().story(|node| {
         fs::create_dir_all(Path::new(CONFIG).parent().context("a folder")?)?;
-        fs::write(CONFIG, "# mine\n")?;
+        let mine = "# mine\n[checks]\nof-a-newer-version = \"report\"\n";
+        fs::write(CONFIG, mine)?;
         let kept = Fleet(node).install(REPORT, &[])?;
         ensure!(kept.code() == 1, "{kept:?}");
-        is("# mine\n")?;
+        is(mine)?;
         ensure!(
             fs::read_to_string(node.containerd_config())?.contains("runtimes.bindguard"),
             "the runtime waits for the config"
         );
-        Ok(())
+        node.restart_containerd(Signal::SIGTERM)?;
+        node.bindguard(["uninstall"])?;
+        node.restart_containerd(Signal::SIGTERM)?;
+        node.bindguard(["uninstall"])?.success()?;
+        is(mine)
     });
+}
+
+/// Neither the node nor its agent follows a text with an unknown key, and both are unready.
+fn the_fleet_makes_a_typing_mistake(fleet: &Fleet<'_>) -> Result<()> {
+    let mistaken = "[checks]\nstale-subpath = \"report\"\n";
+    let said = "line 2: unknown key `checks.stale-subpath`";
+    for options in [&["--dry-run"][..], &[], &["--force-node-config"]] {
+        let kept = fleet.install(mistaken, options)?;
+        ensure!(
+            kept.code() == 1 && kept.stdout.contains(said),
+            "{options:?}: {kept:?}"
+        );
+        is(REPAIR)?;
+    }
+    // the text for the agent has the node's kubelet before it
+    let agent = Agent::start_as(fleet.0, mistaken, Form::Pod)?;
+    let (ready, status) = (agent.get("/readyz"), agent.get("/v1/status"));
+    ensure!(
+        ready.starts_with("HTTP/1.1 503") && ready.contains("unknown key `checks.stale-subpath`"),
+        "{ready}"
+    );
+    ensure!(status.contains("\"stale_subpaths\":\"repair\""), "{status}");
+    Ok(())
 }
 
 struct Fleet<'n>(&'n Node);

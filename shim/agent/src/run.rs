@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bindguard_config::{Config, Loaded, RefreshMode, keep_valid, load};
+use bindguard_config::{Config, DEFAULT_PATH, FileWarning, Loaded, RefreshMode, keep_valid, load};
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::HelperProcess;
 use tokio::signal::unix::{SignalKind, signal};
@@ -54,7 +54,18 @@ pub fn run(args: &Args) -> Result<()> {
         host::enter(args.cri.as_deref(), root)?;
         entered = Some(RuntimeNamespace::default());
     }
-    let config = reported(named.unwrap_or_else(load));
+    let mut ignored_config = None;
+    let loaded = match named {
+        None => load(),
+        Some(named) if args.host.is_some() => {
+            let node = Loaded::from_file(Path::new(DEFAULT_PATH)).ok();
+            let (loaded, ignored) = config_in_a_pod(named, node);
+            ignored_config = ignored;
+            loaded
+        }
+        Some(named) => named,
+    };
+    let config = reported(loaded);
     let settings = args.over(config.agent());
     let config = config.with_agent(settings);
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"))
@@ -70,7 +81,14 @@ pub fn run(args: &Args) -> Result<()> {
         .enable_all()
         .build()
         .context("start tokio")?;
-    let ended = runtime.block_on(serve(config, service_account, &cri, entered, helper));
+    let ended = runtime.block_on(serve(
+        config,
+        ignored_config,
+        service_account,
+        &cri,
+        entered,
+        helper,
+    ));
     // The process ends. A destructor would wait for a task that waits for a server.
     std::mem::forget(runtime);
     ended
@@ -82,8 +100,31 @@ fn reported(loaded: Loaded) -> Config {
     loaded.config
 }
 
+/// The config of an agent in a pod, and why the pod is not ready. `named`: the config of the fleet.
+/// With a mistake in it, the node's installer keeps the node's own file, and so does the agent. Both
+/// are the same after a rollback, where a newer version knew every key.
+fn config_in_a_pod(named: Loaded, node: Option<Loaded>) -> (Loaded, Option<String>) {
+    let mistakes: Vec<String> = named.warnings.iter().map(FileWarning::to_string).collect();
+    if mistakes.is_empty() {
+        return (named, None);
+    }
+    let reason = format!(
+        "the config of the fleet has a mistake: {}; correct the config, or run a version that knows the key",
+        mistakes.join("; ")
+    );
+    match node {
+        None => (named, Some(reason)),
+        Some(node) if node.text == named.text => (named, None),
+        Some(node) => {
+            warn!("{reason}; using {DEFAULT_PATH} of the node");
+            (node, Some(reason))
+        }
+    }
+}
+
 async fn serve(
     config: Config,
+    ignored_config: Option<String>,
     account: Option<Result<ServiceAccount, AccessError>>,
     cri: &Path,
     entered: Option<RuntimeNamespace>,
@@ -137,6 +178,7 @@ async fn serve(
         surveyor,
         status,
         kubediag,
+        ignored_config,
         ready,
     });
     let settings = config.agent().clone();

@@ -61,6 +61,8 @@ pub struct Served {
     pub status: StatusSource,
     /// kubediag's processors.
     pub kubediag: Arc<Kubediag>,
+    /// A mistake in the config of the fleet, which makes the agent's pod unready: the rollout stops.
+    pub ignored_config: Option<String>,
     /// True once every kubelet root that answers is watched.
     pub ready: AtomicBool,
 }
@@ -191,9 +193,10 @@ async fn answer(
     match (request.uri().path(), scope) {
         ("/healthz", _) => response(StatusCode::OK, TEXT, "OK\n"),
         (_, Audience::Kubediag) => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
-        ("/readyz", _) if served.ready.load(Ordering::Relaxed) => {
-            response(StatusCode::OK, TEXT, "OK\n")
-        }
+        ("/readyz", _) if served.ready.load(Ordering::Relaxed) => match &served.ignored_config {
+            None => response(StatusCode::OK, TEXT, "OK\n"),
+            Some(reason) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{reason}\n")),
+        },
         ("/readyz", _) => response(
             StatusCode::SERVICE_UNAVAILABLE,
             TEXT,
