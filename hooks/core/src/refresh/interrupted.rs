@@ -38,8 +38,8 @@ pub fn left_shared(
     );
     let mut left: Vec<MountEntry> = Vec::new();
     for subpath in subpaths {
-        let mut formers = before.stack_at(&subpath.mount.mount_point).iter().copied();
-        let former = formers.find(|former| former.device == subpath.mount.device);
+        // A volume that was mounted anew has another device than the recorded mount.
+        let former = before.stack_at(&subpath.mount.mount_point).first().copied();
         let around = around(subpath, &index);
         let former_around = around.and_then(|around| {
             before
@@ -152,6 +152,12 @@ mod tests {
         // The id of the new mount differs.
         let new = "1 0 0:9 / / rw - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, new), [(5, false)]);
+        let anew = new.replace("8:1 /v/new/f", "0:7 /");
+        assert_eq!(
+            left(PRIVATE, &anew),
+            [(5, false)],
+            "the volume was mounted anew"
+        );
         let peer = new.replace(
             "5 1 8:1",
             "4 1 8:1 /v/new/g /etc/g ro shared:8 - ext4 /dev/sda1 rw\n5 1 8:1",
@@ -187,7 +193,7 @@ mod tests {
         assert_eq!(left(PRIVATE, peer), [], "the container shares it");
         let other = "1 0 0:8 / / rw shared:7 - tmpfs o rw\n2 1 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, other), [], "another mount got its id");
-        let another = "1 0 0:9 / / rw - overlay o rw\n5 1 8:2 /v/new/f /etc/f ro shared:8 - ext4 /dev/sdb1 rw\n";
-        assert_eq!(left(PRIVATE, another), [], "a mount of another volume");
+        let elsewhere = "1 0 0:9 / / rw - overlay o rw\n5 1 8:1 /v/new/f /etc/g ro shared:8 - ext4 /dev/sda1 rw\n";
+        assert_eq!(left(PRIVATE, elsewhere), [], "a mount at another place");
     }
 }

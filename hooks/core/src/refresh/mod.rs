@@ -30,7 +30,7 @@ pub use host_roots::{HostRootBind, host_roots_in_container};
 pub use interrupted::{changed_by_tuck, left_shared};
 pub use kept_mounts::{GoneMount, KeptMounts, MountsBelow, Restriction};
 pub use missing_binds::{SpecBind, missing_binds};
-pub use mounts::{BoundMount, mounts_in_container};
+pub use mounts::{BoundMount, REFRESHED_FILE, RefreshedBind, RefreshedMounts, mounts_in_container};
 pub use nested_binds::{InnerBind, MountsInVolume, NestedBind, mounts_in_volume};
 pub use refused::{Refused, RefusedReason};
 pub use volumes::{PodVolume, subpaths_in_container};

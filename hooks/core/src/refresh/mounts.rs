@@ -2,12 +2,16 @@
 //!
 //! A driver that was restarted mounts its volume anew, and the container keeps the dead mount. A
 //! mount of the container belongs to a bind if it is at the bind's literal destination and shows
-//! what the guard recorded at the create or at an earlier refresh. Without a record, the destination
-//! must have exactly one mount. So a mount that the container made is never replaced, unless the
-//! container first unmounted the only mount there. If the host mounted the source anew, and only
-//! such mounts are at the destination, the topmost mount has the verdict [`Verdict::Foreign`].
+//! what the guard recorded at the create or at an earlier refresh. Without a record of the create,
+//! the destination must have exactly one mount at the first refresh. Later refreshes know the mounts
+//! that refreshes made ([`RefreshedMounts`]). So a mount that the container made is never replaced,
+//! unless the container first unmounted the only mount there. If the host mounted the source anew,
+//! and only mounts of the container are at the destination, the topmost mount has the verdict
+//! [`Verdict::Foreign`].
 
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::nested_binds::index_at;
 use super::{InnerBind, SubpathInContainer, judged};
@@ -16,8 +20,80 @@ use crate::judge::{
     Expected, ExpectedTarget, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict,
 };
 use crate::kubelet::{VolumeLayout, Writer};
-use crate::mount_table::{MountEntry, MountTable};
+use crate::mount_table::{MountEntry, MountId, MountTable};
 use crate::paths::lies_below;
+
+/// The file of a bundle with the [`RefreshedMounts`].
+pub const REFRESHED_FILE: &str = "bindguard-refreshed.json";
+
+/// Limit of mounts that are kept for a bind.
+const MAX_REFRESHED: usize = 8;
+
+/// The mounts that refreshes replaced or made in a container whose create left no record. Who made
+/// the other mounts of the container stays unknown.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefreshedMounts {
+    /// The unique id of the container's root mount. A container that was started again from the
+    /// same bundle has another root mount. `None` before Linux 6.11.
+    root: Option<u64>,
+    binds: Vec<RefreshedBind>,
+}
+
+/// The mounts that refreshes replaced or made for a bind. The newest mounts are last.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefreshedBind {
+    /// The bind's position in the spec's `mounts`.
+    bind: usize,
+    /// The unique ids of the mounts.
+    ids: Vec<u64>,
+    /// The places that the mounts show.
+    places: Vec<FilePlace>,
+}
+
+impl RefreshedMounts {
+    /// This record, if it is about the container with this table; otherwise an empty record.
+    #[must_use]
+    pub fn of_container(self, table: &MountTable) -> Self {
+        let mut mounts = table.entries().iter();
+        if !self.binds.is_empty() && mounts.any(|mount| mount.unique_id == self.root) {
+            return self;
+        }
+        let root = table.stack_at(Path::new("/")).next();
+        Self {
+            root: root.and_then(|root| root.unique_id),
+            binds: Vec::new(),
+        }
+    }
+
+    /// The record of a bind, `None` before its first refresh.
+    pub fn bind(&self, bind: usize) -> Option<&RefreshedBind> {
+        self.binds.iter().find(|known| known.bind == bind)
+    }
+
+    /// Adds a mount of a bind.
+    pub fn add(&mut self, bind: usize, id: Option<u64>, place: FilePlace) {
+        let position = self.binds.iter().position(|known| known.bind == bind);
+        let position = position.unwrap_or_else(|| {
+            self.binds.push(RefreshedBind {
+                bind,
+                ..RefreshedBind::default()
+            });
+            self.binds.len() - 1
+        });
+        let known = &mut self.binds[position];
+        if let Some(id) = id {
+            add_newest(&mut known.ids, id);
+        }
+        add_newest(&mut known.places, place);
+    }
+}
+
+fn add_newest<T: PartialEq>(list: &mut Vec<T>, newest: T) {
+    list.retain(|known| *known != newest);
+    list.push(newest);
+    let excess = list.len().saturating_sub(MAX_REFRESHED);
+    list.drain(..excess);
+}
 
 /// A bind of a spec whose source is a mount point of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +105,8 @@ pub struct BoundMount {
     /// The places that the container's mount showed at the create and after each refresh. Empty without a
     /// record.
     pub recorded: Vec<FilePlace>,
+    /// The mounts of earlier refreshes, if the create left no record.
+    pub refreshed: Option<RefreshedBind>,
     /// The place that the host's mount shows now.
     pub current: FilePlace,
     /// True if the mounts below the source are bound, too.
@@ -86,6 +164,8 @@ struct BindInTable<'t> {
     /// The current place has the root by which this table names the current mount.
     bind: BoundMount,
     here: Vec<&'t MountEntry>,
+    /// The parents of the mounts here that refreshes replaced or made.
+    beneath_refreshed: Vec<MountId>,
 }
 
 impl<'t> BindInTable<'t> {
@@ -101,23 +181,54 @@ impl<'t> BindInTable<'t> {
         if let Some(mount) = here.iter().find(is_current) {
             bind.current.path.clone_from(&mount.root.path);
         }
-        Self { bind, here }
+        let ids = bind.refreshed.iter().flat_map(|refreshed| &refreshed.ids);
+        let ids: Vec<u64> = ids.copied().collect();
+        let is_refreshed =
+            |mount: &&&MountEntry| mount.unique_id.is_some_and(|id| ids.contains(&id));
+        let refreshed = here.iter().filter(is_refreshed);
+        Self {
+            beneath_refreshed: refreshed.map(|mount| mount.parent).collect(),
+            bind,
+            here,
+        }
     }
 
     fn has_made(&self, mount: &MountEntry) -> bool {
         let bind = &self.bind;
-        let is_known = || match bind.recorded.is_empty() {
-            true => self.here.len() == 1,
-            false => bind.recorded.iter().any(|place| place.is_root_of(mount)),
+        mount.mount_point == bind.destination
+            && (bind.current.is_root_of(mount) || self.is_recorded(mount))
+    }
+
+    fn is_recorded(&self, mount: &MountEntry) -> bool {
+        let bind = &self.bind;
+        if !bind.recorded.is_empty() {
+            return bind.recorded.iter().any(|place| place.is_root_of(mount));
+        }
+        let is_lone = self.here.len() == 1;
+        let Some(refreshed) = &bind.refreshed else {
+            return is_lone;
         };
-        mount.mount_point == bind.destination && (bind.current.is_root_of(mount) || is_known())
+        let shows_refreshed = || refreshed.places.iter().any(|place| place.is_root_of(mount));
+        match mount.unique_id {
+            // A mount that arrived by propagation has an id that no refresh knew before. A refresh
+            // that was killed then left the mount beneath the old mount.
+            Some(id) => {
+                refreshed.ids.contains(&id)
+                    || self.beneath_refreshed.contains(&mount.id) && shows_refreshed()
+            }
+            None => is_lone || shows_refreshed(),
+        }
     }
 
     /// The container's own mount in place of the bind, if the host has mounted the source anew since
     /// the bind was made or refreshed. Until then the container does not lack anything.
     fn replaced_in(&self, table: &MountTable) -> Option<SubpathInContainer> {
         let top = *self.here.last()?;
-        let is_replaced = !self.bind.recorded.contains(&self.bind.current)
+        let refreshed = self.bind.refreshed.iter();
+        let mut known = refreshed
+            .flat_map(|refreshed| &refreshed.places)
+            .chain(&self.bind.recorded);
+        let is_replaced = !known.any(|place| *place == self.bind.current)
             && !self.here.iter().any(|mount| self.has_made(mount));
         is_replaced.then(|| SubpathInContainer {
             mount: top.clone(),
@@ -192,6 +303,7 @@ mod tests {
             source: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount".into(),
             destination: "/data".into(),
             recorded: recorded.to_vec(),
+            refreshed: None,
             current: place(7, "/"),
             is_recursive,
         };
@@ -274,6 +386,38 @@ mod tests {
         assert_eq!(states(&[], &[dead, above]), [(8, "kept")]);
     }
 
+    /// A table that was read as text has no unique ids.
+    #[test]
+    fn without_ids_the_places_of_earlier_refreshes_are_known() {
+        let mut refreshed = RefreshedMounts::default();
+        refreshed.add(3, None, place(5, "/"));
+        refreshed.add(3, None, place(6, "/"));
+        let bind = BoundMount {
+            source: "/mnt".into(),
+            destination: "/data".into(),
+            recorded: Vec::new(),
+            refreshed: refreshed.bind(3).cloned(),
+            current: place(7, "/"),
+            is_recursive: false,
+        };
+        let (old, new) = (
+            "5 6 0:5 / /data rw - fuse.d d rw\n",
+            "6 1 0:6 / /data rw - fuse.d d rw\n",
+        );
+        let own = "8 6 0:8 / /data rw - tmpfs t rw\n";
+        for (mounts, due) in [
+            (format!("{old}{new}"), Some(5)),
+            (new.to_owned(), Some(6)),
+            (format!("{new}{own}"), None),
+        ] {
+            let text = format!("1 0 0:9 / / rw - overlay o rw\n{mounts}");
+            let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+            let found = mounts_in_container(&table, std::slice::from_ref(&bind), &[]);
+            let found = found.iter().find(|it| it.is_due());
+            assert_eq!(found.map(|it| it.mount.id.0), due, "{mounts}");
+        }
+    }
+
     /// statmount(2) reports `/` for every NFS mount; the host's own table has the path of the
     /// export.
     #[test]
@@ -282,6 +426,7 @@ mod tests {
             source: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/pv".into(),
             destination: "/data".into(),
             recorded: Vec::new(),
+            refreshed: None,
             current: place(7, "/share"),
             is_recursive: false,
         };

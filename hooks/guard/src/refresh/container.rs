@@ -154,6 +154,11 @@ pub fn refresh_container_within(
         subpaths = refresh.find()?;
     }
     let ended = repeat(until, || {
+        // A killed tuck leaves mounts shared, and shared mounts are refused. The end of this
+        // refresh repeats a restore that fails here.
+        if refresh.restore_propagation(false).unwrap_or(false) {
+            subpaths = refresh.find()?;
+        }
         let due = refresh.due(&subpaths);
         if due.is_empty() || refresh.abandoned.is_some() {
             return Ok::<_, RefreshError>(ControlFlow::Break(()));
@@ -171,7 +176,7 @@ pub fn refresh_container_within(
         Err(error) => refresh.interrupt(&mut subpaths, error)?,
     }
     if refresh.abandoned.is_none()
-        && let Err(error) = refresh.restore_propagation()
+        && let Err(error) = refresh.restore_propagation(true)
     {
         refresh.note_left_shared(error)?;
     }
@@ -453,7 +458,6 @@ impl ContainerRefresh<'_> {
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
         let settings = self.volumes.clone_settings(subpath);
-        self.volumes.note_replacement(subpath, &file)?;
         let users = users.as_ref().map(Users::file);
         let top = match clone_like(&file, &subpath.mount, users, settings) {
             Ok(top) => top,
@@ -472,6 +476,7 @@ impl ContainerRefresh<'_> {
             STEP_TIMEOUT,
             self.until,
         )?;
+        self.volumes.note_replacement(subpath, &file, &new)?;
         Ok(Some((new, kind)))
     }
 }

@@ -4,7 +4,7 @@
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::refresh::{KeptMounts, NestedBind, SpecBind, SubpathInContainer};
 use bindguard_sys::Handle;
-use bindguard_sys::replace::CloneSettings;
+use bindguard_sys::replace::{CloneSettings, NewMount};
 
 use super::outcome::NotReplaced;
 
@@ -36,7 +36,7 @@ pub trait CurrentFiles {
     /// takes time.
     fn probe_sources(&self, _stale: &[&SubpathInContainer]) {}
 
-    /// Called before a mount of this file replaces the stale mount.
+    /// Called before the new mount of this file is attached beneath the stale mount.
     ///
     /// # Errors
     /// If the stale mount must stay, because a later refresh would not know the new mount.
@@ -44,6 +44,20 @@ pub trait CurrentFiles {
         &self,
         _stale: &SubpathInContainer,
         _file: &Handle,
+        _new: &NewMount,
+    ) -> Result<(), NotReplaced> {
+        Ok(())
+    }
+
+    /// Called before the stale mount is detached, if the mount beneath is not the mount of
+    /// [`Self::note_replacement`]: propagation attaches a copy.
+    ///
+    /// # Errors
+    /// As there.
+    fn note_arrived(
+        &self,
+        _stale: &SubpathInContainer,
+        _beneath: &MountEntry,
     ) -> Result<(), NotReplaced> {
         Ok(())
     }
@@ -122,9 +136,19 @@ impl CurrentFiles for FileKinds<'_> {
         &self,
         stale: &SubpathInContainer,
         file: &Handle,
+        new: &NewMount,
     ) -> Result<(), NotReplaced> {
         self.of(stale)
-            .map_or(Ok(()), |kind| kind.note_replacement(stale, file))
+            .map_or(Ok(()), |kind| kind.note_replacement(stale, file, new))
+    }
+
+    fn note_arrived(
+        &self,
+        stale: &SubpathInContainer,
+        beneath: &MountEntry,
+    ) -> Result<(), NotReplaced> {
+        self.of(stale)
+            .map_or(Ok(()), |kind| kind.note_arrived(stale, beneath))
     }
 
     fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {

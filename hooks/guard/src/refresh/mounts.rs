@@ -3,8 +3,9 @@
 //!
 //! In a pod, only sources in the pod's folder are volumes: the kubelet made the way to these
 //! sources, for root alone. [`super::engine_mounts`] checks the way to sources of containers
-//! without a pod. No symlink is followed. The record beside the bundle has the places that the
-//! container's mounts showed before. A refresh writes the record before it replaces a mount.
+//! without a pod. No symlink is followed. The record of the create has the places that the
+//! container's mounts showed before; without that record, refreshes keep a record of their own
+//! mounts. A refresh writes the record before it replaces a mount.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,12 +17,12 @@ use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::lies_in;
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
-    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, Refused,
-    RefusedReason, SubpathInContainer, mounts_in_container, mounts_in_volume,
+    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, RefreshedMounts,
+    Refused, RefusedReason, SubpathInContainer, mounts_in_container, mounts_in_volume,
 };
 use bindguard_core::spec::{Bind, MountMakers, SpecView};
 use bindguard_sys::bundle::{read_spec, record};
-use bindguard_sys::replace::CloneSettings;
+use bindguard_sys::replace::{CloneSettings, NewMount};
 use bindguard_sys::{Handle, Mounts};
 
 use super::current_files::{CurrentFiles, OpenedNested};
@@ -41,6 +42,8 @@ pub struct BoundMounts<'a> {
     /// None if a part of the spec was not understood.
     makers: Option<MountMakers>,
     record: Mutex<ExpectedBinds>,
+    /// The mounts of refreshes, for binds that the record of the create lacks.
+    refreshed: Mutex<RefreshedMounts>,
     /// The last answers of sources that were probed together, by source.
     probed: Mutex<HashMap<PathBuf, Reach>>,
     /// The running containers, which may be able to write a folder on the way to a source. `None` for
@@ -71,6 +74,7 @@ impl<'a> BoundMounts<'a> {
             binds: binds.collect(),
             makers: MountMakers::from_spec(spec.bytes()).ok(),
             record: Mutex::new(record),
+            refreshed: Mutex::default(),
             probed: Mutex::default(),
             others,
         })
@@ -80,11 +84,17 @@ impl<'a> BoundMounts<'a> {
         self.record.lock().unwrap_or_else(|it| it.into_inner())
     }
 
-    /// Reads the record again: the agent and the command line may refresh the same container.
-    fn read_record(&self) {
+    fn refreshed(&self) -> MutexGuard<'_, RefreshedMounts> {
+        self.refreshed.lock().unwrap_or_else(|it| it.into_inner())
+    }
+
+    /// Reads the records again: the agent and the command line may refresh the same container.
+    fn read_records(&self, table: &MountTable) {
         if let Ok(now) = record::read(&self.bundle) {
             *self.record() = now;
         }
+        let refreshed = record::read_refreshed(&self.bundle).unwrap_or_default();
+        *self.refreshed() = refreshed.of_container(table);
     }
 
     fn bind_of(&self, stale: &SubpathInContainer) -> Option<&SpecifiedBind> {
@@ -209,16 +219,36 @@ impl<'a> BoundMounts<'a> {
             false => Ok(()),
         }
     }
+
+    /// Records mounts of a bind that the record of the create lacks.
+    ///
+    /// # Errors
+    /// As for [`Self::add_place`].
+    fn add_mounts(
+        &self,
+        bind: &SpecifiedBind,
+        mounts: &[(Option<u64>, FilePlace)],
+    ) -> Result<(), NotReplaced> {
+        if !self.recorded(bind).is_empty() {
+            return Ok(());
+        }
+        let mut refreshed = self.refreshed();
+        for (id, place) in mounts {
+            refreshed.add(bind.index, *id, place.clone());
+        }
+        record::replace_refreshed(&self.bundle, &refreshed).map_err(NotReplaced::PlaceNotRecorded)
+    }
 }
 
 impl CurrentFiles for BoundMounts<'_> {
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        self.read_record();
+        self.read_records(table);
         let bound = self.volumes().filter_map(|bind| {
             Some(BoundMount {
                 source: bind.source.clone(),
                 destination: bind.destination.clone(),
                 recorded: self.recorded(bind),
+                refreshed: self.refreshed().bind(bind.index).cloned(),
                 current: bind.open_mount_point()?.1,
                 is_recursive: bind.settings.is_recursive(),
             })
@@ -270,13 +300,28 @@ impl CurrentFiles for BoundMounts<'_> {
         &self,
         stale: &SubpathInContainer,
         file: &Handle,
+        new: &NewMount,
     ) -> Result<(), NotReplaced> {
-        let bind = self.bind_of(stale);
-        let place = bind.and_then(|bind| bind.place_of(file, &Mounts::default()));
-        match bind.zip(place) {
-            Some((bind, place)) => self.add_place(bind, Some(&stale.mount), &place),
-            None => Ok(()),
-        }
+        let Some(bind) = self.bind_of(stale) else {
+            return Ok(());
+        };
+        let place = bind.place_of(file, &Mounts::default());
+        let place = place.ok_or(NotReplaced::Changed)?;
+        self.add_place(bind, Some(&stale.mount), &place)?;
+        let old = (stale.mount.unique_id, FilePlace::root_of(&stale.mount));
+        self.add_mounts(bind, &[old, (new.unique_id(), place)])
+    }
+
+    fn note_arrived(
+        &self,
+        stale: &SubpathInContainer,
+        beneath: &MountEntry,
+    ) -> Result<(), NotReplaced> {
+        let Some(bind) = self.bind_of(stale) else {
+            return Ok(());
+        };
+        let arrived = (beneath.unique_id, FilePlace::root_of(beneath));
+        self.add_mounts(bind, &[arrived])
     }
 
     /// Records the copies of the host's mounts below the new mount. The next refresh must know that

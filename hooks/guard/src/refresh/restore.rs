@@ -8,15 +8,16 @@ use super::progress::{ContainerRefresh, STEP_TIMEOUT};
 use super::records::TuckRecordError;
 
 impl ContainerRefresh<'_> {
-    /// Sets every mount that a tuck left shared to its former propagation, and removes the record.
-    /// What could not be restored is left to the next refresh, with the record.
-    pub(super) fn restore_propagation(&mut self) -> Result<(), RefreshError> {
+    /// Sets every mount that a tuck left shared to its former propagation. At the end of a refresh
+    /// the record is removed: until then a mount beneath a stale mount may be shared. What could not
+    /// be restored is left to the next refresh, with the record. Returns true if a mount was changed.
+    pub(super) fn restore_propagation(&mut self, is_end: bool) -> Result<bool, RefreshError> {
         let before = match self.records.load(self.process, self.namespace) {
             Ok(Some(before)) => before,
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok(false),
             Err(TuckRecordError::Process(error)) => return Err(error.into()),
             // The record stays.
-            Err(TuckRecordError::Read { .. } | TuckRecordError::Write { .. }) => return Ok(()),
+            Err(TuckRecordError::Read { .. } | TuckRecordError::Write { .. }) => return Ok(false),
         };
         let now = self.namespace.mounts()?;
         let left = left_shared(&before, &now, &self.volumes.shown_in(&now));
@@ -25,10 +26,11 @@ impl ContainerRefresh<'_> {
             parent: None,
             new: None,
         });
-        if left.is_empty() || self.restored(mounts.collect()) {
+        let is_restored = left.is_empty() || self.restored(mounts.collect());
+        if is_end && is_restored {
             self.records.forget(self.process);
         }
-        Ok(())
+        Ok(!left.is_empty())
     }
 
     fn restored(&mut self, mounts: Vec<Replacement<'_>>) -> bool {

@@ -96,10 +96,13 @@ impl Round<'_, '_, '_> {
         let (finished, new): (Vec<usize>, Vec<usize>) = indices
             .iter()
             .partition(|index| self.subpaths[**index].covers_its_equal);
-        let mut attached: Vec<_> = finished
-            .into_iter()
-            .map(|index| (index, AttachMethod::Finished))
-            .collect();
+        let mut attached = Vec::new();
+        for index in finished {
+            let beneath = self.subpaths[index].parent.as_ref();
+            if self.is_noted(index, beneath) {
+                attached.push((index, AttachMethod::Finished));
+            }
+        }
         let mut impossible = Vec::new();
         for (index, result) in self.attach_beneath(&new) {
             match result {
@@ -152,16 +155,15 @@ impl Round<'_, '_, '_> {
                 .for_each(|index| self.fail(*index, NotReplaced::NotRecorded(Arc::clone(&error))));
             return Ok(Vec::new());
         }
-        let mut attached = Vec::new();
+        let mut tucked = Vec::new();
         for index in indices.iter().copied() {
             match self.entered.call(Action::Tuck, index) {
-                Ok(()) => attached.push((index, AttachMethod::Tucked)),
+                Ok(()) => tucked.push(index),
                 Err(error) if error.is_target_gone() => {}
                 Err(error) => self.fail(index, error.into()),
             }
         }
-        self.remove_lost(&mut attached)?;
-        Ok(attached)
+        self.arrived(tucked)
     }
 
     /// Refuses the new mounts that include mounts below, or that are slaves of the host's:
@@ -193,21 +195,40 @@ impl Round<'_, '_, '_> {
     }
 
     /// Success of a tuck does not mean that the mount arrived.
-    fn remove_lost(&mut self, tucked: &mut Vec<(usize, AttachMethod)>) -> Result<(), RefreshError> {
+    fn arrived(&mut self, tucked: Vec<usize>) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
         let table = self.refresh.namespace.mounts()?;
-        let arrived = |subpath: &SubpathInContainer| {
+        let mut arrived = Vec::with_capacity(tucked.len());
+        for index in tucked {
+            let subpath = self.subpaths[index];
             let stale = table.mount(subpath.mount.id);
-            let parent = stale.and_then(|stale| table.mount(stale.parent));
+            let beneath = stale.and_then(|stale| table.mount(stale.parent));
+            let beneath = beneath.filter(|it| it.mount_point == subpath.mount.mount_point);
             // A stale mount that is gone was detached by the kernel: the file beneath was removed.
-            stale.is_none()
-                || parent.is_some_and(|parent| parent.mount_point == subpath.mount.mount_point)
+            if stale.is_some() && beneath.is_none() {
+                self.fail(index, NotReplaced::DidNotArrive);
+            } else if self.is_noted(index, beneath) {
+                arrived.push((index, AttachMethod::Tucked));
+            }
+        }
+        Ok(arrived)
+    }
+
+    /// True if the next refresh will know the mount beneath a stale mount.
+    fn is_noted(&mut self, index: usize, beneath: Option<&MountEntry>) -> bool {
+        let Some(beneath) = beneath else {
+            return true;
         };
-        let lost: Vec<_> = tucked
-            .extract_if(.., |(index, _)| !arrived(self.subpaths[*index]))
-            .collect();
-        lost.into_iter()
-            .for_each(|(index, _)| self.fail(index, NotReplaced::DidNotArrive));
-        Ok(())
+        let noted = self
+            .refresh
+            .volumes
+            .note_arrived(self.subpaths[index], beneath);
+        match noted {
+            Ok(()) => true,
+            Err(why) => {
+                self.fail(index, why);
+                false
+            }
+        }
     }
 
     fn detach(&mut self, attached: &[(usize, AttachMethod)]) {

@@ -47,6 +47,7 @@ mod refresh_nfs;
 mod refresh_scene;
 mod refresh_selinux;
 mod refresh_slow;
+mod refresh_without_record;
 mod release_copies;
 mod repairers_at_once;
 mod silent_sources;

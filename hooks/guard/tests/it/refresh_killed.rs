@@ -285,3 +285,49 @@ fn a_proof_that_is_killed_before_each_call_leaves_a_whole_record() {
     }
     panic!("the proof makes new calls without an end");
 }
+
+#[test]
+#[ignore = "other tests run this program"]
+fn refreshes_a_host_root() {
+    let Some((folder, init)) = program() else {
+        return;
+    };
+    let (bundle, _, places) = settings(&folder);
+    let process = HeldProcess::open(init).unwrap();
+    let roots = HostRoots::open(&bundle, &Policy::default(), &places).unwrap();
+    let records = TuckRecords::at(&folder.join("tucks"));
+    begin(&MOUNT_CALLS);
+    let helper = HelperProcess::start().unwrap();
+    let (spec, act) = (live::spec_of(None), RefreshAct::Replace(Notify::None));
+    refresh_container(&helper, &process, Some(&spec), &roots, act, &records).unwrap();
+}
+
+/// No record says which of two mounts of the host's root a refresh made.
+#[test]
+fn a_refresh_of_a_host_root_that_is_killed_before_each_call_is_finished_by_the_next_one() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let mut was_killed_between = 0;
+    for calls in 0..MAX_CALLS {
+        let scene = host_root::Scene::new();
+        let container = scene.start();
+        let (mounts, host) = (container.mounts(), mounts_of_host());
+        let test = "refresh_killed::refreshes_a_host_root";
+        let refresh = work(test, scene.host.path(), &container);
+        let has_ended = work_killed_after(calls, &refresh);
+        was_killed_between += u32::from(container.mounts_at("/host").len() > 1);
+        let next = scene.refresh(&container);
+        assert!(next.is_current(), "after {calls} calls: {next:?}");
+        let at = container.mounts_at("/host");
+        assert_eq!(at.len(), 1, "after {calls} calls: {at:?}");
+        assert_eq!(container.propagation_at("/host"), ["master"]);
+        let now = (container.mounts(), mounts_of_host());
+        assert_eq!(now, (mounts, host), "after {calls} calls");
+        if has_ended {
+            assert!(was_killed_between > 0);
+            return;
+        }
+    }
+    panic!("the refresh makes new calls without an end");
+}

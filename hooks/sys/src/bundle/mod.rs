@@ -1,5 +1,5 @@
 //! The files of a bundle that the guard reads and writes: config.json, read whole and replaced
-//! whole, and the [record](record) of the binds that the new container must show.
+//! whole, and the [records](record) of the container's mounts.
 
 pub mod record;
 
@@ -91,14 +91,15 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
 /// beside it.
 pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
     let path = bundle.join("config.json");
-    let replaced = replace(bundle, &path, spec);
+    let mode = fs::metadata(&path).map(|spec| spec.permissions().mode());
+    let replaced = mode.and_then(|mode| replace(bundle, &path, mode, spec));
     replaced.map_err(|source| BundleError::Replace { path, source })
 }
 
-fn replace(bundle: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn replace(bundle: &Path, path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
     clear_leavings(bundle);
-    let replaced = write_like(path, &beside, bytes).and_then(|()| {
+    let replaced = write_new(&beside, mode, bytes).and_then(|()| {
         fault::reach(FaultPoint::SpecWritten);
         fs::rename(&beside, path)
     });
@@ -134,8 +135,7 @@ fn is_abandoned(id: &str) -> bool {
     })
 }
 
-fn write_like(old: &Path, new: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mode = fs::metadata(old)?.permissions().mode();
+fn write_new(new: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)

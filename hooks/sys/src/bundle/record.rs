@@ -1,4 +1,5 @@
-//! The record of a bundle: [`ExpectedBinds`], in [`EXPECTED_FILE`].
+//! The records of a bundle: [`ExpectedBinds`] of the create, in [`EXPECTED_FILE`], and
+//! [`RefreshedMounts`] of a container whose create left no record, in [`REFRESHED_FILE`].
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -6,10 +7,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds};
+use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
 
 use super::{BundleError, MAX_SPEC};
 use crate::mount_ids::next_mount_id;
 use crate::size_errors::with_size_errors;
+
+/// The mode of a record.
+const MODE: u32 = 0o600;
 
 /// Writes the record. Follows no link.
 ///
@@ -21,7 +26,7 @@ pub fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
-        .mode(0o600)
+        .mode(MODE)
         .open(&path)?;
     with_size_errors(|| file.write_all(&json)).inspect_err(|_| {
         // Best effort: a part of a record is no JSON, and so counts as no record.
@@ -36,7 +41,16 @@ pub fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
 /// If the new record cannot be written or renamed. Then the old record is unchanged.
 pub fn replace(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
     let json = serde_json::to_vec(expected)?;
-    super::replace(bundle, &bundle.join(EXPECTED_FILE), &json)
+    super::replace(bundle, &bundle.join(EXPECTED_FILE), MODE, &json)
+}
+
+/// As [`replace()`], for the record of refreshes.
+///
+/// # Errors
+/// As there.
+pub fn replace_refreshed(bundle: &Path, refreshed: &RefreshedMounts) -> io::Result<()> {
+    let json = serde_json::to_vec(refreshed)?;
+    super::replace(bundle, &bundle.join(REFRESHED_FILE), MODE, &json)
 }
 
 /// Adds the unique id that the next mount of the node will have: all mounts of the create have
@@ -54,9 +68,10 @@ pub fn add_mounts_before(bundle: &Path, mut expected: ExpectedBinds) {
     }
 }
 
-/// Removes the record of an earlier create, if any.
+/// Removes the records of an earlier create, if any.
 pub fn remove(bundle: &Path) {
     let _ = fs::remove_file(bundle.join(EXPECTED_FILE));
+    let _ = fs::remove_file(bundle.join(REFRESHED_FILE));
 }
 
 /// Reads the record.
@@ -65,14 +80,28 @@ pub fn remove(bundle: &Path) {
 /// If the record is missing, cannot be read, or cannot be parsed.
 pub fn read(bundle: &Path) -> Result<ExpectedBinds, BundleError> {
     let path = bundle.join(EXPECTED_FILE);
+    let json = read_json(&path)?;
+    serde_json::from_slice(&json).map_err(|source| BundleError::Parse { path, source })
+}
+
+/// As [`read`], for the record of refreshes.
+///
+/// # Errors
+/// As there.
+pub fn read_refreshed(bundle: &Path) -> Result<RefreshedMounts, BundleError> {
+    let path = bundle.join(REFRESHED_FILE);
+    let json = read_json(&path)?;
+    serde_json::from_slice(&json).map_err(|source| BundleError::Parse { path, source })
+}
+
+fn read_json(path: &Path) -> Result<Vec<u8>, BundleError> {
     let read = || {
         let mut json = Vec::new();
-        File::open(&path)?.take(MAX_SPEC).read_to_end(&mut json)?;
+        File::open(path)?.take(MAX_SPEC).read_to_end(&mut json)?;
         Ok(json)
     };
-    let json = read().map_err(|source| BundleError::Read {
-        path: path.clone(),
+    read().map_err(|source| BundleError::Read {
+        path: path.to_owned(),
         source,
-    })?;
-    serde_json::from_slice(&json).map_err(|source| BundleError::Parse { path, source })
+    })
 }

@@ -313,6 +313,13 @@ fn openat2(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd,
     )
 }
 
+/// The id of the mount that a file is on, as statmount(2) takes it. `None` before Linux 6.8.
+pub(crate) fn unique_mount_id(file: impl AsFd) -> Option<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(file, c"", flags, UNIQUE_MOUNT_ID).ok()?;
+    has(&stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id)
+}
+
 fn has(stat: &Statx, field: StatxFlags) -> bool {
     StatxFlags::from_bits_retain(stat.stx_mask).contains(field)
 }

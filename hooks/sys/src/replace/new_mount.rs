@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
 use crate::fault::{self, FaultPoint};
-use crate::handle::Handle;
+use crate::handle::{Handle, unique_mount_id};
 use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full, share};
 use crate::mounts::Mounts;
 
@@ -207,6 +207,11 @@ fn peer_group(target: &Handle) -> Option<u32> {
 }
 
 impl NewMount {
+    /// The id that the kernel never reuses. `None` before Linux 6.8.
+    pub fn unique_id(&self) -> Option<u64> {
+        unique_mount_id(&self.mount)
+    }
+
     /// A mount that lacks nothing.
     pub(crate) fn complete(mount: OwnedFd) -> Self {
         Self { mount, lacks: None }
