@@ -23,7 +23,7 @@ printf '\nTime of each step:\n%s' "$steps"
 cat <<'END'
 
 Next:
-  is a node of yours affected?   grep 'volume-subpaths.*//deleted' /proc/1/mountinfo
+  is a node of yours affected?   grep '//deleted .*/volume-subpaths/' /proc/1/mountinfo
   one node first                 docs/install.md
   all tests, on this machine     make test
 END

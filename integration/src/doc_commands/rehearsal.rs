@@ -21,6 +21,7 @@ pub struct Rehearsal<'n> {
     names: Vec<(String, String)>,
     instead: Vec<(String, String)>,
     may_be_incomplete: Vec<String>,
+    prints: Vec<(String, Vec<String>)>,
     environment: Vec<(String, String)>,
     systemd: Vec<(String, Done<'n>)>,
     folder: PathBuf,
@@ -29,13 +30,14 @@ pub struct Rehearsal<'n> {
 impl<'n> Rehearsal<'n> {
     /// Commands run in the node's own folder, with its environment.
     pub fn on(node: &'n Node) -> Self {
-        let (names, instead, may_be_incomplete, environment, systemd) = Default::default();
+        let (names, instead, may_be_incomplete, prints, environment, systemd) = Default::default();
         let folder = node.disk().to_path_buf();
         Self {
             node,
             names,
             instead,
             may_be_incomplete,
+            prints,
             environment,
             systemd,
             folder,
@@ -52,6 +54,15 @@ impl<'n> Rehearsal<'n> {
     /// path, say.
     pub fn instead_of(mut self, beginning: &str, words: &str) -> Self {
         self.instead.push((beginning.to_owned(), words.to_owned()));
+        self
+    }
+
+    /// The decisive part of the output of the command with this first line, for each time that the document shows it; the
+    /// last part is that of all later times. Each command that reads or repairs needs one: exit
+    /// status 0 and no output would also come from a command that cannot find anything.
+    pub fn prints(mut self, command: &str, parts: &[&str]) -> Self {
+        let parts = parts.iter().map(|part| (*part).to_owned()).collect();
+        self.prints.push((command.to_owned(), parts));
         self
     }
 
@@ -90,11 +101,45 @@ impl<'n> Rehearsal<'n> {
     pub fn play(&self, document: &str) -> Result<Vec<Finished>> {
         let commands = commands_of(document)?;
         ensure!(!commands.is_empty(), "{document} shows no commands");
-        let run = |shown: &DocCommand| {
-            self.run(document, shown)
-                .with_context(|| format!("{document}, line {}: {}", shown.line, shown.text))
+        let mut done = Vec::new();
+        for (at, shown) in commands.iter().enumerate() {
+            let earlier = &commands[..at];
+            let times = earlier.iter().filter(|it| it.text == shown.text).count();
+            let finished = self
+                .run(document, shown)
+                .and_then(|finished| self.check_output(shown, times, finished))
+                .with_context(|| format!("{document}, line {}: {}", shown.line, shown.text))?;
+            done.push(finished);
+        }
+        for (command, _) in &self.prints {
+            let is_shown = commands.iter().any(|shown| first_line(shown) == command);
+            ensure!(is_shown, "{document} does not show {command}");
+        }
+        Ok(done)
+    }
+
+    /// `times`: how often the document has shown the command before.
+    fn check_output(&self, shown: &DocCommand, times: usize, done: Finished) -> Result<Finished> {
+        let command = first_line(shown);
+        let known = self.prints.iter().find(|(known, _)| known == command);
+        let Some((_, parts)) = known else {
+            let is_not_run = NOT_RUN.iter().any(|it| command.starts_with(it.command));
+            ensure!(
+                is_not_run || !is_for_output(command),
+                "the story does not say what it prints: {}{}",
+                done.stdout,
+                done.stderr
+            );
+            return Ok(done);
         };
-        commands.iter().map(run).collect()
+        let part = &parts[times.min(parts.len() - 1)];
+        ensure!(
+            done.stdout.contains(part.as_str()),
+            "it does not print {part:?}: {}{}",
+            done.stdout,
+            done.stderr
+        );
+        Ok(done)
     }
 
     fn run(&self, document: &str, shown: &DocCommand) -> Result<Finished> {
@@ -173,6 +218,22 @@ impl fmt::Debug for Rehearsal<'_> {
             .field("folder", &self.folder)
             .finish_non_exhaustive()
     }
+}
+
+/// True for a command whose purpose is its output, or that reports what it changes.
+fn is_for_output(command: &str) -> bool {
+    let program = command.split_whitespace().next().unwrap_or_default();
+    match program.rsplit('/').next().unwrap_or_default() {
+        "bindguard" | "grep" | "cat" | "kubectl" | "helm" => true,
+        _ => false,
+    }
+}
+
+/// The first line of a command, without a comment.
+fn first_line(shown: &DocCommand) -> &str {
+    let line = shown.text.lines().next().unwrap_or_default();
+    let line = line.split_once(" #").map_or(line, |(line, _)| line);
+    line.trim_end_matches([' ', '\\'])
 }
 
 fn replace_word(text: &str, word: &str, value: &str) -> String {

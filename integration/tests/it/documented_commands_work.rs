@@ -3,19 +3,20 @@
 use std::fs;
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::bundle::Bundle;
-use bindguard_integration::cri::mount;
+use bindguard_integration::cri::{Sandbox, mount};
 use bindguard_integration::doc_commands::{
     NOT_RUN, NotRun, Rehearsal, all_documents, commands_of, commands_outside_of_sh,
     documents_with_commands, repository,
 };
 use bindguard_integration::engines;
 use bindguard_integration::kube_api::KubeApi;
-use bindguard_integration::process::Finished;
+use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::process::run;
 use bindguard_integration::programs::CLI;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
+use bindguard_integration::{Generation, Node, Pod, Setup, VolumeKind, privilege};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -140,45 +141,195 @@ fn named_in(document: &str) -> Result<Vec<String>> {
 
 #[test]
 fn readme() {
-    Setup::on(Generation::V1_7).bare().cri().story(|node| {
-        symlink(
-            node.disk().join("dist").join(CLI),
-            node.programs().join(CLI),
-        )
-        .context("put bindguard on PATH")?;
-        let said = rehearse(node, "README.md", "")?;
-        let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
+    Setup::on(Generation::V1_7)
+        .policy(KEEPS_HOST_ROOTS)
+        .bare()
+        .cri()
+        .story(|node| {
+            symlink(
+                node.disk().join("dist").join(CLI),
+                node.programs().join(CLI),
+            )
+            .context("put bindguard on PATH")?;
+            let scene = Scene::on(node, "")?;
+            let rehearsal = scene
+                .rehearsal()
+                .folder(&repository())
+                .instead_of("target/*/release/bindguard ", "bindguard ")
+                .prints(
+                    "grep '//deleted .*/volume-subpaths/' /proc/1/mountinfo || echo none",
+                    &[&scene.stale],
+                )
+                .prints(
+                    "target/*/release/bindguard install --dry-run",
+                    &["+++ /etc/containerd/config.toml"],
+                )
+                .prints(
+                    "target/*/release/bindguard install",
+                    &["change   /etc/containerd/config.toml"],
+                )
+                .prints("bindguard diagnose", &["would be re-bound"])
+                .prints(
+                    "bindguard doctor",
+                    &["is stale, and its pod runs under another shim"],
+                )
+                .prints(
+                    "bindguard repair --pod default/web",
+                    &["re-bound to the current target"],
+                )
+                .prints("bindguard holders MOUNT_POINT", &["pod default/web"])
+                .prints(
+                    "bindguard journal --since 1h",
+                    &["re-bound to the current target"],
+                )
+                .prints(
+                    "bindguard uninstall",
+                    &[
+                        "run      systemctl restart containerd",
+                        "remove   /usr/local/bin/bindguard-runtime",
+                    ],
+                );
+            rehearsal.play("README.md")?;
+            drop(rehearsal);
+            scene.remove()
+        });
+}
+
+/// The line with which a reader finds out if a node is affected.
+#[test]
+fn the_line_of_the_readme_finds_a_stale_subpath_and_nothing_else() {
+    Setup::on(Generation::V1_7).story(|node| {
+        let commands = commands_of("README.md")?;
+        let line = commands.first().context("a first command")?;
+        let line = line.text.replace("/proc/1/", "/proc/self/");
+        let shown = || {
+            let mut command = node.command("sh")?;
+            command.args(["-ec", &line]);
+            run(command)?.success()
+        };
+        let pod = node.kubelet().pod("0c1d")?;
+        let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+        let subpath = volume.subpath("app", 0, "app.conf");
+        subpath.bind()?;
+        let healthy = shown()?;
+        ensure!(healthy == "none\n", "on a healthy node: {healthy}");
+        volume.update(&[("app.conf", "two")])?;
+        let stale = shown()?;
         ensure!(
-            says("+++ /etc/containerd/config.toml") && says("re-bound to the current target"),
-            "{said:?}"
+            stale.lines().count() == 1 && stale.contains(&subpath.target().display().to_string()),
+            "on a node with a stale subPath: {stale}"
         );
-        Ok(())
+        let demo = fs::read_to_string(repository().join("integration/demo.sh"))?;
+        let (grep, _) = commands[0].text.split_once(" ||").context("a fallback")?;
+        ensure!(demo.contains(grep), "the demo shows another line");
+        pod.delete()
     });
 }
 
 #[test]
 fn integration_readme() {
-    Setup::on(Generation::V1_7)
-        .cri()
-        .story(|node| rehearse(node, "integration/README.md", "bindguard").map(drop));
+    Setup::on(Generation::V1_7).cri().story(|node| {
+        Rehearsal::on(node)
+            .folder(&repository())
+            .play("integration/README.md")
+            .map(drop)
+    });
 }
 
 #[test]
 fn runbook() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
-        let said = rehearse(node, "docs/runbook.md", "bindguard")?;
-        let says = |words: &str| said.iter().any(|one| one.stdout.contains(words));
-        ensure!(
-            says("would be re-bound") && says("re-bound to the current target"),
-            "nothing was repaired: {said:?}"
-        );
-        ensure!(
-            said.last()
-                .is_some_and(|bundle| bundle.stdout.starts_with("2 checked")),
-            "no bundle: {said:?}"
-        );
-        Ok(())
-    });
+    Setup::on(Generation::V2_1)
+        .policy(KEEPS_HOST_ROOTS)
+        .cri()
+        .story(|node| {
+            let scene = Scene::on(node, "bindguard")?;
+            let rehearsal = scene
+                .rehearsal()
+                .prints(
+                    "bindguard diagnose --pod default/web",
+                    &[
+                        "would be re-bound",
+                        "old files  read by default/web",
+                        "old files  read by default/web",
+                        "old files  read by default/web",
+                        "2 checked, 0 with findings",
+                    ],
+                )
+                .prints(
+                    "bindguard repair --pod default/web --dry-run",
+                    &["would be re-bound"],
+                )
+                .prints(
+                    "bindguard repair --pod default/web",
+                    &["re-bound to the current target", "1 checked, 0"],
+                )
+                .prints(
+                    "bindguard repair --pod default/web --unmount",
+                    &["1 checked, 0"],
+                )
+                .prints(
+                    "bindguard holders MOUNT_POINT",
+                    &[
+                        "pod default/web",
+                        "no mount namespace has anything mounted there",
+                    ],
+                )
+                .prints(
+                    "bindguard refresh --pod default/web --what host-root",
+                    &["replaced   /host of default/web/app"],
+                )
+                .prints(
+                    "bindguard release MOUNT_POINT",
+                    &["released   /host/var/tmp"],
+                )
+                .prints(
+                    "bindguard doctor",
+                    &[
+                        " pinned: ",
+                        " fuse-daemons: ",
+                        " host-root: ",
+                        " mount-helpers: ",
+                    ],
+                )
+                .prints(
+                    "bindguard diagnose --pod default/web --all",
+                    &["current    "],
+                )
+                .prints("bindguard diagnose", &["of pod default/other"])
+                .prints(
+                    "bindguard journal --since 1h",
+                    &["re-bound to the current target"],
+                )
+                .prints(
+                    "bindguard refresh --pod default/web",
+                    &["replaced   /etc/app.conf of default/web/app"],
+                )
+                .prints(
+                    "bindguard journal --pod default/web --since 2h",
+                    &["refreshed while it runs"],
+                )
+                .prints("bindguard config check", &["has no mistake"])
+                .prints(
+                    "bindguard config show",
+                    &["checks.stale-subpaths            = \"repair\""],
+                )
+                // leftovers_of_ended_pods.rs has a kubelet that answers
+                .prints(
+                    "bindguard repair --orphaned-pods --dry-run",
+                    &["0 ended pods have folders"],
+                )
+                .prints(
+                    "bindguard repair --orphaned-pods",
+                    &["0 ended pods have folders"],
+                )
+                .prints(
+                    "bindguard diagnose --mountinfo bundle/mountinfo --root bundle",
+                    &["1 with findings"],
+                );
+            rehearsal.play("docs/runbook.md")?;
+            drop(rehearsal);
+            scene.remove()
+        });
 }
 
 /// The state of all nodes, from the installer's pods. kubectl lists the pods; a container of the
@@ -211,15 +362,14 @@ fn agent() {
             ),
         )?;
         fs::set_permissions(&kubectl, Permissions::from_mode(0o755))?;
-        let said = Rehearsal::on(node)
+        Rehearsal::on(node)
             .env("KUBECONFIG", KUBECONFIG)
-            .play("docs/agent.md")?;
-        let table = &said.first().context("a command")?.stdout;
-        ensure!(
-            table.starts_with("node-1\t") && table.contains("\tcontainerd=bindguard"),
-            "{said:?}"
-        );
-        Ok(())
+            .prints(
+                "kubectl --namespace kube-system get pods --selector app.kubernetes.io/name=bindguard",
+                &["node-1\t0.1.0\tcontainerd=bindguard"],
+            )
+            .play("docs/agent.md")
+            .map(drop)
     });
 }
 
@@ -247,6 +397,14 @@ fn kubediag() {
         Rehearsal::on(node)
             .folder(&repository())
             .env("KUBECONFIG", KUBECONFIG)
+            .prints(
+                "kubectl apply -f config/kubediag/operations.yaml",
+                &["operationset.diagnosis.kubediag.org/bindguard-subpath-remount created"],
+            )
+            .prints(
+                "kubectl apply -f config/kubediag/rbac.yaml",
+                &["clusterrole.rbac.authorization.k8s.io/bindguard-agent-kubediag created"],
+            )
             .play("docs/kubediag.md")?;
         let applied = api.taken();
         ensure!(
@@ -262,11 +420,13 @@ fn kubediag() {
 #[test]
 fn mounts() {
     Setup::on(Generation::V1_7).story(|node| {
-        let said = Rehearsal::on(node).play("docs/mounts.md")?;
-        ensure!(
-            said.iter().any(|one| one.stdout == "one\ntwo\n"),
-            "the bind has not the old file: {said:?}"
-        );
+        let said = Rehearsal::on(node)
+            .prints("cat bound demo/app.conf", &["one\ntwo\n"])
+            .prints(
+                "grep //deleted /proc/self/mountinfo",
+                &["/demo/..1/app.conf//deleted "],
+            )
+            .play("docs/mounts.md")?;
         ensure!(
             said.iter().any(|one| one.stdout.contains("does not start")),
             "nothing fails there: {said:?}"
@@ -275,41 +435,78 @@ fn mounts() {
     });
 }
 
-/// A pod default/web, of this runtime handler, whose configMap changed.
-fn rehearse(node: &Node, document: &str, handler: &str) -> Result<Vec<Finished>> {
-    let pod = node.kubelet().pod("0c1d")?;
-    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
-    let source = volume.subpath("app", 0, "app.conf");
-    let mounts = [mount(source.bind()?, "/etc/app.conf", PropagationPrivate)];
-    let spec = Bundle::spec(&[Bundle::bind(source.target(), "/etc/app.conf")]);
-    let bundle = Bundle::create(node, "shown", spec.to_string().as_bytes())?;
-    let cri = node.cri()?;
-    let sandbox = cri.run_pod(handler, "web", pod.uid())?;
-    cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
-    volume.update(&[("app.conf", "two")])?;
-    let here = if document.starts_with("docs/") {
-        node.disk().to_path_buf()
-    } else {
-        repository()
-    };
-    let played = Rehearsal::on(node)
-        .folder(&here)
-        .instead_of("target/*/release/bindguard ", "bindguard ")
-        .systemd("restart containerd", || {
-            node.restart_containerd(Signal::SIGTERM)
+/// Under this policy a container that the guard starts keeps a private bind of the host's root.
+const KEEPS_HOST_ROOTS: &str = "[checks]\nhost-root = \"report\"\n";
+
+/// Two pods whose configMap changed, and which keep a disk that the node has unmounted.
+struct Scene<'n> {
+    node: &'n Node,
+    pods: Vec<Pod>,
+    sandboxes: Vec<Sandbox>,
+    /// The stale mount of the pod default/web.
+    stale: String,
+}
+
+impl<'n> Scene<'n> {
+    fn on(node: &'n Node, handler: &str) -> Result<Self> {
+        let disk = &node.disk().join("busy");
+        fs::create_dir(disk)?;
+        tmpfs(disk, "size=1m")?;
+        let cri = node.cri()?;
+        let (mut pods, mut sandboxes, mut stale) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, uid) in [("web", "0c1d"), ("other", "0c2e")] {
+            let pod = node.kubelet().pod(uid)?;
+            let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+            let source = volume.subpath("app", 0, "app.conf");
+            let mounts = [
+                mount(source.bind()?, "/etc/app.conf", PropagationPrivate),
+                mount(Path::new("/"), "/host", PropagationPrivate),
+            ];
+            let sandbox = cri.run_pod(handler, name, pod.uid())?;
+            cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+            volume.update(&[("app.conf", "two")])?;
+            stale.push(source.target().to_owned());
+            pods.push(pod);
+            sandboxes.push(sandbox);
+        }
+        unmount(disk)?;
+        let config = node.disk().join("bindguard.toml");
+        let text = fs::read_to_string(&config)?.replace(KEEPS_HOST_ROOTS, "");
+        fs::write(&config, text).context("repair host-root binds from now on")?;
+        Ok(Self {
+            node,
+            pods,
+            sandboxes,
+            stale: stale[0].display().to_string(),
         })
-        .reads_all_processes("bindguard doctor")
-        .reads_all_processes("bindguard holders")
-        .with(
-            "/var/lib/kubelet",
-            &node.kubelet().root().display().to_string(),
-        )
-        .with("BUNDLE", &bundle.path().display().to_string())
-        .with("MOUNT_POINT", &source.target().display().to_string())
-        .play(document);
-    let said = played.with_context(|| format!("play {document}"))?;
-    // containerd may have been restarted since
-    node.cri()?.remove_pod(&sandbox)?;
-    pod.delete()?;
-    Ok(said)
+    }
+
+    fn rehearsal(&self) -> Rehearsal<'n> {
+        let node = self.node;
+        Rehearsal::on(node)
+            .systemd("restart containerd", || {
+                node.restart_containerd(Signal::SIGTERM)
+            })
+            .reads_all_processes("bindguard doctor")
+            .reads_all_processes("bindguard holders")
+            .with(
+                "/var/lib/kubelet",
+                &node.kubelet().root().display().to_string(),
+            )
+            // the node's mount namespace is not that of the machine's process 1
+            .with("/proc/1/mountinfo", "/proc/self/mountinfo")
+            .with(
+                "MOUNT_POINT",
+                &node.disk().join("busy").display().to_string(),
+            )
+    }
+
+    fn remove(self) -> Result<()> {
+        // containerd may have been restarted since
+        let cri = self.node.cri()?;
+        for sandbox in &self.sandboxes {
+            cri.remove_pod(sandbox)?;
+        }
+        self.pods.into_iter().try_for_each(Pod::delete)
+    }
 }

@@ -54,12 +54,19 @@ fn as_it_says() {
         lay_out_leases(&api);
         lay_out_class(&api);
         let config = repository().join("config/config.toml");
+        let reports = node.disk().join("report.toml");
+        // as the page says
+        let text = fs::read_to_string(&config)?
+            .replace("# stale-subpaths = \"repair\"", "stale-subpaths = \"report\"")
+            .replace("# host-root = \"repair\"", "host-root = \"report\"");
+        fs::write(&reports, text)?;
         // the build is what made the programs that every story runs
         let folder = format!(
             "make -o build image-folder BIN={}",
             binaries_under_test()?.display()
         );
-        let rehearsal = Rehearsal::on(node)
+        let rehearsal = || {
+            Rehearsal::on(node)
             .folder(&repository())
             .env("KUBECONFIG", KUBECONFIG)
             .env("DOCKER_HOST", Docker::HOST)
@@ -71,7 +78,7 @@ fn as_it_says() {
                 "helm upgrade bindguard config/chart --reuse-values",
                 "helm template bindguard config/chart --set image.registry=here",
             )
-            .with("report.toml", &config.display().to_string())
+            .with("report.toml", &reports.display().to_string())
             .with("repair.toml", &config.display().to_string())
             .systemd("restart containerd", || {
                 node.restart_containerd(Signal::SIGTERM)
@@ -80,23 +87,104 @@ fn as_it_says() {
             .systemd("restart docker", || docker.restart())
             .systemd("daemon-reload", || Ok(()))
             .systemd("restart bindguard-agent", || Ok(()))
-            .with("IMAGE", &image.display().to_string());
-        let fleet = rehearsal.play("docs/fleet.md")?;
-        ensure!(
-            fleet
-                .iter()
-                .any(|done| done.stdout == "default/of-the-class\n"),
-            "no command lists the pods of the class alone: {fleet:?}"
-        );
+            .with("IMAGE", &image.display().to_string())
+        };
+        rehearsal()
+            .prints(
+                "helm install bindguard config/chart --namespace kube-system --set image.registry=registry.example.com",
+                &["bindguard: canary"],
+            )
+            .prints(
+                "kubectl apply -f config/daemonset.yaml",
+                &["daemonset.apps/bindguard created"],
+            )
+            .prints(
+                "kubectl apply -f config/agent.yaml",
+                &["daemonset.apps/bindguard-agent created"],
+            )
+            .prints(
+                "helm upgrade bindguard config/chart --reuse-values --set-file config=report.toml",
+                &[" stale-subpaths = \"report\"\n"],
+            )
+            .prints(
+                "helm upgrade bindguard config/chart --reuse-values --set-file config=repair.toml",
+                &[" # stale-subpaths = \"repair\"\n"],
+            )
+            .prints(
+                "kubectl --namespace kube-system get leases --selector app.kubernetes.io/name=bindguard",
+                &["bindguard-restart-0"],
+            )
+            .prints(
+                "kubectl --namespace kube-system annotate lease bindguard-restart-0 bindguard.io/restart-failed-",
+                &["bindguard-restart-0 annotated"],
+            )
+            .prints(
+                "kubectl --namespace kube-system patch lease bindguard-restart-0 --type merge --patch '{\"spec\":{\"holderIdentity\":null}}'",
+                &["bindguard-restart-0 patched"],
+            )
+            .prints(
+                "kubectl get pods --all-namespaces --output jsonpath='{range .items[?(@.spec.runtimeClassName==\"bindguard\")]}{.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}'",
+                &["default/of-the-class\n"],
+            )
+            .prints(
+                "kubectl delete runtimeclass bindguard",
+                &["\"bindguard\" deleted"],
+            )
+            .play("docs/fleet.md")?;
         let class = "RuntimeClass bindguard".to_owned();
         ensure!(!api.taken().contains(&class), "the class is not deleted");
-        let said = rehearsal.play("docs/install.md")?;
-        drop(rehearsal);
-        ensure!(
-            said.iter()
-                .any(|one| one.stdout.contains("+++ /etc/containerd/config.toml")),
-            "no diff: {said:?}"
-        );
+        let said = rehearsal()
+            .prints("bindguard diagnose --all", &["0 checked, 0 with findings"])
+            .prints(
+                "bindguard status",
+                &[
+                    "unguarded  containerd has no runtime of bindguard's",
+                    "guarded    containerd runs bindguard, for every new pod",
+                ],
+            )
+            .prints(
+                "bindguard install --dry-run",
+                &["+++ /etc/containerd/config.toml"],
+            )
+            .prints("bindguard install", &["change   /etc/containerd/config.toml"])
+            .prints(
+                "kubectl apply -f config/runtimeclass.yaml",
+                &["runtimeclass.node.k8s.io/bindguard created"],
+            )
+            .prints("kubectl apply -f config/pod.yaml", &["pod/web created"])
+            .prints(
+                "bindguard install --default",
+                &["change   /etc/containerd/config.toml"],
+            )
+            .prints(
+                "bindguard install --default --agent",
+                &["create   /etc/systemd/system/bindguard-agent.service"],
+            )
+            // the image is the node's own root, which has all of it
+            .prints(
+                "bindguard install --default --root IMAGE",
+                &["nothing  no file has to change"],
+            )
+            .prints(
+                "bindguard install docker",
+                &["create   /etc/docker/daemon.json"],
+            )
+            .prints(
+                "bindguard install podman",
+                &["create   /etc/containers/containers.conf.d/50-bindguard.conf"],
+            )
+            .prints(
+                "bindguard install crio",
+                &["create   /etc/crio/crio.conf.d/50-bindguard.conf"],
+            )
+            .prints(
+                "bindguard uninstall",
+                &[
+                    "change   /etc/containerd/config.toml",
+                    "remove   /usr/local/bin/bindguard-runtime",
+                ],
+            )
+            .play("docs/install.md")?;
         let applied = api.taken();
         ensure!(
             MANIFESTS
