@@ -247,7 +247,8 @@ impl Setup {
     pub fn start_with_keeper(self, use_keeper: impl FnOnce(KeeperHandle)) -> Result<Node> {
         let matrix = Matrix::locate()?;
         let name = unique_name();
-        let disk = Path::new("/var/tmp").join(&name);
+        // root runs no program below a folder that any user can write, such as /var/tmp
+        let disk = Path::new("/var/cache").join(&name);
         let keeper = Keeper::start(&name, &[&disk])?;
         use_keeper(keeper.handle());
         fs::create_dir(&disk).with_context(|| format!("create {}", disk.display()))?;

@@ -78,7 +78,7 @@ fn left_behind(pid: u32) -> Result<Vec<PathBuf>> {
         .flatten()
         .map(|hierarchy| hierarchy.path().join(&name));
     let places = groups.chain([
-        Path::new("/var/tmp").join(&name),
+        Path::new("/var/cache").join(&name),
         Path::new("/sys/fs/cgroup").join(&name),
     ]);
     let mut left: Vec<PathBuf> = places.filter(|place| place.exists()).collect();

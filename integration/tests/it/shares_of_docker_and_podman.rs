@@ -2,7 +2,8 @@
 //! in which runtimes mount. The container that opted in gets the new share, and gives up what the
 //! host has unmounted. Docker itself makes a bind of `/` rslave.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -50,7 +51,9 @@ fn story(story: impl FnOnce(&Node) -> Result<()>) {
 }
 
 fn play(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {
-    let users = node.disk().join("share");
+    let users = node.disk().join("users/share");
+    fs::create_dir_all(&users)?;
+    fs::set_permissions(node.disk().join("users"), Permissions::from_mode(0o1777))?;
     for folder in [SHARE.as_ref(), KEPT.as_ref(), users.as_path()] {
         fs::create_dir_all(folder)?;
         tmpfs(folder, "mode=755")?;
@@ -76,7 +79,7 @@ fn play(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()
         let words = ["refresh", "--container", &by_hand[..12], "--what", what];
         node.bindguard(words)
     };
-    // Any user may write /var/tmp, and could lead the path to a different mount.
+    // Any user may write the folder above, and could lead the path to a different mount.
     let volumes = refresh("volumes")?;
     ensure!(
         volumes.code() == 1
