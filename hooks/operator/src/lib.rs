@@ -8,6 +8,7 @@
 //! bundles     the bundles of running containers
 //! engines     the running containers of Docker and Podman
 //! ended_pods  pods that the kubelet and the CRI lack ─► their mounts and empty folders
+//! root_program programs that root alone can change
 //! ```
 //!
 //! Findings and repairs are the guard's own: an operator sees what an admission would find, and
@@ -30,6 +31,7 @@ pub mod node_report;
 pub mod old_binds;
 pub mod old_files;
 pub mod pods;
+pub mod root_program;
 pub mod survey;
 pub mod terminal;
 pub mod unix_http;

@@ -1,9 +1,12 @@
 //! The commands that activate changed files. A restart is owed, in the record, until its command
 //! succeeds or the daemon that read the former files has ended.
 
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bindguard_operator::root_program::{RootProgram, status_within};
 
 use crate::options::CommonOptions;
 use crate::record::Record;
@@ -11,7 +14,10 @@ use crate::report::InstallReport;
 use crate::restart_slot::RestartSlot;
 use crate::running::{AGENT_RESTART, wait_until_healthy};
 use crate::runtimes::agent;
-use crate::search_path;
+
+/// The time limit for a command: systemd waits longer for a service that never reports its start, and
+/// another installer waits for this one.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set. With
 /// `--restart-slot` it runs them only with a slot, which a healthy runtime frees.
@@ -78,13 +84,12 @@ fn run(line: &str) -> Result<()> {
     let mut words = line.split(' ');
     let name = words.next().unwrap_or_default();
     // a pod's PATH is that of its image, and the program is the node's
-    let mut command = Command::new(search_path::find(name).unwrap_or_else(|| name.into()));
+    let program = RootProgram::find(Path::new(name), None)?;
+    let program = program.with_context(|| format!("find {name}"))?;
+    let mut command = program.command();
     // an image or a pod may have no /dev/null
-    let status = command
-        .args(words)
-        .stdin(Stdio::inherit())
-        .status()
-        .context("start it")?;
+    command.args(words).stdin(Stdio::inherit());
+    let status = status_within(COMMAND_TIMEOUT, command).context("run it")?;
     ensure!(status.success(), "{status}");
     Ok(())
 }

@@ -5,17 +5,29 @@
 //! answers a line with a line: `bindguard-agent restart-slot`. A node without an answer does not
 //! restart.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use bindguard_operator::root_program::RootProgram;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// The time limit for an answer of the helper, which calls the API server: another installer waits
+/// for this one.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The time that the helper has to end.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The running helper.
 #[derive(Debug)]
 pub struct RestartSlot {
     process: Child,
     stdin: Option<ChildStdin>,
-    stdout: BufReader<ChildStdout>,
+    stdout: ChildStdout,
     /// False until this process knows that the node has no slot.
     is_freed: bool,
 }
@@ -24,7 +36,11 @@ impl RestartSlot {
     /// Starts the helper: before the root changes.
     pub fn start(line: &str) -> Result<Self> {
         let mut words = line.split(' ');
-        let mut process = Command::new(words.next().unwrap_or_default())
+        let name = Path::new(words.next().unwrap_or_default());
+        let program = RootProgram::find(name, None)?;
+        let program = program.with_context(|| format!("find {}", name.display()))?;
+        let mut process = program
+            .command()
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -35,7 +51,7 @@ impl RestartSlot {
         Ok(Self {
             process,
             stdin,
-            stdout: BufReader::new(stdout),
+            stdout,
             is_freed: false,
         })
     }
@@ -70,14 +86,25 @@ impl RestartSlot {
     fn answer(&mut self, request: &str) -> Result<String> {
         let stdin = self.stdin.as_mut().context("the helper's stdin")?;
         writeln!(stdin, "{request}").context("write to the helper of --restart-slot")?;
-        let mut line = String::new();
-        self.stdout
-            .read_line(&mut line)
+        let line = self
+            .line()
             .context("read from the helper of --restart-slot")?;
-        if line.is_empty() {
-            bail!("the helper of --restart-slot has ended");
+        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+    }
+
+    fn line(&mut self) -> Result<Vec<u8>> {
+        let (start, mut line) = (Instant::now(), Vec::new());
+        while line.last() != Some(&b'\n') {
+            let left = Timespec::try_from(ANSWER_TIMEOUT.saturating_sub(start.elapsed()))?;
+            let ready = poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&left))?;
+            ensure!(ready > 0, "no answer within {} s", ANSWER_TIMEOUT.as_secs());
+            let mut byte = [0];
+            if self.stdout.read(&mut byte)? == 0 {
+                bail!("it has ended");
+            }
+            line.extend(byte);
         }
-        Ok(line.trim_end().to_owned())
+        Ok(line)
     }
 }
 
@@ -85,7 +112,14 @@ impl Drop for RestartSlot {
     fn drop(&mut self) {
         // the helper ends when its stdin ends
         drop(self.stdin.take());
-        let _ = self.process.wait();
+        let start = Instant::now();
+        while matches!(self.process.try_wait(), Ok(None)) {
+            if start.elapsed() > END_TIMEOUT {
+                let _ = self.process.kill();
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

@@ -8,10 +8,10 @@ use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_installer::running::{Daemon, containerds, is_hidden};
 use bindguard_operator::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
 use bindguard_operator::pods::Pods;
+use bindguard_operator::root_program::RootProgram;
 use toml::{Table, Value};
 
 use crate::pods::running_pods;
-use crate::time_limits::output_of;
 
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
@@ -38,13 +38,15 @@ fn seen(containerd: &Daemon, pods: &Pods) -> anyhow::Result<ContainerdSeen> {
     let program = containerd
         .program()
         .context("read which program containerd is")?;
-    let version = output_of(&program, &["--version"])?;
+    let program = RootProgram::open(&program)?
+        .with_context(|| format!("run {}: no such file", program.display()))?;
+    let version = program.output(&["--version"])?;
     let mut words = vec!["config", "dump"];
     let path = containerd.config().map(|path| path.display().to_string());
     if let Some(path) = &path {
         words.splice(0..0, ["--config", path.as_str()]);
     }
-    let dump = output_of(&program, &words)?;
+    let dump = program.output(&words)?;
     let table: Table = dump
         .parse()
         .context("parse the output of `containerd config dump`")?;

@@ -18,6 +18,7 @@ use bindguard_operator::doctor::{
 };
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{processes_named, setting, with_open};
+use bindguard_operator::root_program::PROGRAM_FOLDERS;
 use bindguard_operator::{kubelets_here, survey_node};
 use bindguard_sys::observe::list_volumes;
 use bindguard_sys::{kernel_features, read_mount_table};
@@ -106,16 +107,8 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
     if let Some(problem) = problems.into_iter().next() {
         return Point::unknown("mount-helpers", problem);
     }
-    const FOLDERS: [&str; 6] = [
-        "/sbin",
-        "/usr/sbin",
-        "/usr/local/sbin",
-        "/bin",
-        "/usr/bin",
-        "/usr/local/bin",
-    ];
     let is_there = |name: &str| {
-        FOLDERS
+        PROGRAM_FOLDERS
             .iter()
             .any(|folder| Path::new(folder).join(name).symlink_metadata().is_ok())
     };
@@ -157,20 +150,6 @@ fn config(loaded: &Loaded) -> Point {
         remarks if remarks.is_empty() => Point::ok("config", "the config is valid"),
         remarks => Point::failed("config", remarks.join("; "), "bindguard config check"),
     }
-}
-
-/// A program on PATH, or in the folder `also_in`.
-fn find(name: &Path, also_in: Option<&Path>) -> Option<PathBuf> {
-    let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
-    if name.is_absolute() {
-        return Some(name.to_owned()).filter(is_there);
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = also_in
-        .map(Path::to_owned)
-        .into_iter()
-        .chain(std::env::split_paths(&path));
-    folders.map(|folder| folder.join(name)).find(is_there)
 }
 
 fn text(report: &DoctorReport) -> Lines {

@@ -5,13 +5,13 @@ use std::env;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
+use bindguard_operator::root_program::{RootProgram, output_of};
 use tempfile::TempDir;
 
 use super::effective::Effective;
-use crate::search_path;
 
 /// Major and minor.
 pub type Version = (u32, u32);
@@ -19,7 +19,7 @@ pub type Version = (u32, u32);
 /// A containerd program and its version.
 #[derive(Debug)]
 pub struct Containerd {
-    program: PathBuf,
+    program: RootProgram,
     version: Version,
     /// The folder in which files are tried out. No runtime watches it, and no monitor of a
     /// runtime's folder sees them.
@@ -31,16 +31,17 @@ impl Containerd {
     /// The named program, else the running program, else the program on `PATH`.
     pub fn locate(named: Option<&Path>, running: Option<&Path>) -> Result<Self> {
         let program = match named.or(running) {
-            Some(program) => program.to_owned(),
-            None => search_path::find("containerd")
+            Some(program) => RootProgram::open(program)?
+                .with_context(|| format!("run {}: no such file", program.display()))?,
+            None => RootProgram::find(Path::new("containerd"), None)?
                 .context("find containerd: it is not on PATH, name it with --containerd PROGRAM")?,
         };
-        let said = run(called_containerd(&program).arg("--version"))?;
+        let said = run(&program, &["--version"])?;
         let version = version_in(&said).with_context(|| {
             let said = said.lines().next().unwrap_or_default();
             format!(
                 "find a version in what {} says: {said:?}: is it containerd?",
-                program.display()
+                program.path().display()
             )
         })?;
         Ok(Self {
@@ -59,17 +60,20 @@ impl Containerd {
     /// The effective configuration with this text in place of the main file `path`.
     pub fn effective(&self, path: &Path, text: &str) -> Result<Effective> {
         let trial = self.trial_file(text)?;
-        let mut command = called_containerd(&self.program);
-        command.arg("--config").arg(&trial).args(["config", "dump"]);
         let named = |path: &Path| path.display().to_string();
+        let words = ["--config", &named(&trial), "config", "dump"];
         let about_file = |error: anyhow::Error| {
             anyhow!(format!("{error:#}").replace(&named(&trial), &named(path)))
         };
-        let dump = run(&mut command)
+        let dump = run(&self.program, &words)
             .map_err(about_file)
             .with_context(|| format!("run containerd config dump for {}", path.display()))?;
-        Effective::from_dump(&dump)
-            .with_context(|| format!("read what {} config dump says", self.program.display()))
+        Effective::from_dump(&dump).with_context(|| {
+            format!(
+                "read what {} config dump says",
+                self.program.path().display()
+            )
+        })
     }
 
     /// A file to try out, in a folder of this process's own.
@@ -105,29 +109,13 @@ fn private_folder() -> std::io::Result<TempDir> {
 }
 
 /// k3s is a single program with many names.
-fn called_containerd(program: &Path) -> Command {
-    let mut command = Command::new(program);
-    if program.file_name().is_some_and(|name| name == "k3s") {
+fn run(program: &RootProgram, words: &[&str]) -> Result<String> {
+    let mut command: Command = program.command();
+    if program.path().file_name().is_some_and(|name| name == "k3s") {
         command.arg0("containerd");
     }
-    command
-}
-
-fn run(command: &mut Command) -> Result<String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    // `output` alone would open /dev/null, which the root of an image may lack
-    let output = command
-        .stdin(Stdio::piped())
-        .output()
-        .with_context(|| format!("run {program}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "{program} says: {}",
-            said.trim().lines().last().unwrap_or("nothing")
-        );
-    }
-    String::from_utf8(output.stdout).with_context(|| format!("read what {program} says"))
+    command.args(words);
+    output_of(command).with_context(|| format!("run {}", program.path().display()))
 }
 
 /// The first word that looks like a version: `1.6.20~ds1`, `v1.7.24`, `2.1.9+unknown`.
