@@ -168,6 +168,7 @@ mod update_lands_between_admission_and_mount;
 mod updates_during_starts;
 mod upgrade_under_running_pods;
 mod user_namespace;
+mod users_of_the_node_gain_nothing;
 mod verbs_and_flags_of_every_runtime;
 mod volume_changes_before_the_start;
 mod volume_changes_while_the_guard_works;

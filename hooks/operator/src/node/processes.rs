@@ -5,9 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use bindguard_sys::process_files::{ProcessFile, arguments_of, inodes, links_within};
-
 use crate::process_files::in_parts;
+use bindguard_sys::process_files::{ProcessFile, arguments_of, inodes, links, links_within};
 
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,24 +30,57 @@ impl Process {
     }
 }
 
-/// The processes with this name.
+/// Root's processes with this name in the reader's own mount namespace.
 pub fn processes_named(name: &str) -> Vec<Process> {
-    let named = pids_named(name);
-    let own = [namespace("mnt"), namespace("user")];
-    let [mounts, users] = ["ns/mnt", "ns/user"].map(|link| inodes(&of_each(&named, link)));
-    let is_ours = |(mounts, users): (io::Result<u64>, io::Result<u64>)| {
-        own == [mounts.ok(), users.ok()] && own[0].is_some()
-    };
-    let ours = mounts.into_iter().zip(users).map(is_ours);
-    named
-        .iter()
-        .zip(ours)
-        .filter(|(_, is_ours)| *is_ours)
-        .filter_map(|(pid, _)| Process::of(*pid))
-        .collect()
+    let named = root_pids_named(name);
+    let own = namespace("mnt");
+    let mounts = inodes(&of_each(&named, "ns/mnt"));
+    let mut found = Vec::new();
+    for (pid, mounts) in named.into_iter().zip(mounts) {
+        if own.is_some() && mounts.ok() == own {
+            found.extend(Process::of(pid));
+        }
+    }
+    found
 }
 
-/// The start arguments of each process named `name`. A process that gives no answer is left out.
+/// The pids of root's processes with this name, of containers too. Any user can give a process any
+/// name.
+pub fn root_pids_named(name: &str) -> Vec<u32> {
+    let mut named = pids_named(name);
+    named.retain(|pid| uid_of(*pid) == Some(0));
+    let users = inodes(&of_each(&named, "ns/user"));
+    let programs = links(&of_each(&named, "exe"));
+    let own = namespace("user");
+    let mut found = Vec::new();
+    for ((pid, users), program) in named.into_iter().zip(users).zip(programs) {
+        // root of another user namespace is a user
+        let is_of_root = own.is_some() && users.ok() == own;
+        if is_of_root && program.is_ok_and(|program| has_name(&program, name)) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// True if a process of this program may have this name: a user can start a program of root's that
+/// changes its user, such as sudo, by a symlink of any name. k3s is a single program with many
+/// names.
+fn has_name(program: &Path, name: &str) -> bool {
+    let program = program.file_name().unwrap_or_default().to_string_lossy();
+    program.contains(name) || program == "k3s"
+}
+
+/// The user of a process; `None` if its ids differ, as those of a program that changes its user.
+pub fn uid_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(file(pid, "status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let mut uids = line.split_whitespace().map(str::parse);
+    let first = uids.next()?.ok()?;
+    uids.all(|uid| uid == Ok(first)).then_some(first)
+}
+
+/// The start arguments of each process of root named `name`. A process that gives no answer is left out.
 pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
     let pids: Vec<u32> = processes_named(name)
         .iter()
@@ -92,7 +124,7 @@ fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
     pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect()
 }
 
-/// The pids of all processes with this name, of containers too.
+/// The pids of all processes with this name, of containers and of any user.
 pub fn pids_named(name: &str) -> Vec<u32> {
     let is_named = |pid: &u32| {
         fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
@@ -115,4 +147,84 @@ pub fn pids() -> Vec<u32> {
 
 fn file(pid: u32, name: &str) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
+    use std::thread::yield_now;
+
+    use super::*;
+
+    const NAME: &str = "bg-named";
+    const USER: u32 = 65534;
+
+    /// Starts a process, and waits until it has the name.
+    fn named(command: &mut Command) -> Child {
+        let child = command.spawn().unwrap();
+        while fs::read_to_string(file(child.id(), "comm")).unwrap().trim() != NAME {
+            yield_now();
+        }
+        child
+    }
+
+    /// A user chooses the name of a process, also for a program of root's that changes its user.
+    #[test]
+    fn only_root_gives_a_process_the_name_of_a_daemon() {
+        if !crate::node::is_root() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (program, other) = (folder.path().join(NAME), folder.path().join("other"));
+        // cp is a separate process: a program that a child has open for writing cannot be run
+        for copy in [&program, &other] {
+            let copied = Command::new("cp").arg("/bin/sleep").arg(copy).status();
+            assert!(copied.unwrap().success());
+        }
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::create_dir(folder.path().join("links")).unwrap();
+        let link = folder.path().join("links").join(NAME);
+        symlink(&other, &link).unwrap();
+        let sleep = |program: &Path| {
+            let mut command = Command::new(program);
+            command.arg("1000");
+            command
+        };
+        let mut in_user_namespace = Command::new("unshare");
+        in_user_namespace
+            .args(["--user", "--map-root-user"])
+            .arg(&program)
+            .arg("1000");
+        let mut processes = vec![
+            named(&mut sleep(&program)),
+            named(sleep(&program).uid(USER)),
+            named(sleep(&link).uid(USER)),
+            named(&mut sleep(&link)),
+        ];
+        let mut in_user_namespace = in_user_namespace.spawn().unwrap();
+        // a machine may refuse user namespaces
+        while in_user_namespace.try_wait().unwrap().is_none() {
+            if fs::read_to_string(file(in_user_namespace.id(), "comm"))
+                .unwrap()
+                .trim()
+                == NAME
+            {
+                break;
+            }
+            yield_now();
+        }
+        processes.push(in_user_namespace);
+        let found = root_pids_named(NAME);
+        for process in &mut processes {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+        assert_eq!(found, [processes[0].id()]);
+    }
 }

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::process;
 
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::program_names::{CLI, SHIM};
 use bindguard_operator::bundles::tasks;
-use bindguard_operator::node::{pids, pids_named};
+use bindguard_operator::node::{pids, pids_named, uid_of};
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
 use bindguard_sys::read_mount_table;
@@ -49,16 +50,21 @@ impl fmt::Display for ProgramUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Container(bundle) => write!(f, "the container of {}", bundle.display()),
-            Self::Process(pid, _) => write!(f, "process {pid}"),
+            Self::Process(pid, _) => match uid_of(*pid) {
+                Some(0) | None => write!(f, "process {pid}"),
+                Some(user) => write!(f, "process {pid} of user {user}"),
+            },
         }
     }
 }
 
 /// The users of these programs; empty if there are none.
 pub fn users_of(programs: &[PathBuf]) -> Vec<ProgramUser> {
+    // no container needs the command line
+    let programs = programs.iter().filter(|program| !program.ends_with(CLI));
     // /proc/PID/exe has no links, arguments may have links
-    let resolved = programs.iter().map(|program| resolved(program));
-    let names: Vec<PathBuf> = programs.iter().cloned().chain(resolved).collect();
+    let resolved = programs.clone().map(|program| resolved(program));
+    let names: Vec<PathBuf> = programs.cloned().chain(resolved).collect();
     let is_named = |bytes: &[u8]| {
         names
             .iter()
@@ -89,7 +95,8 @@ fn resolved(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// The processes that run one of these programs, or are a conmon with its path as an argument.
+/// The processes that run one of these programs, or are a conmon with its path as an argument. A
+/// user may run any program; only a shim or a conmon of a user can supervise a rootless container.
 fn processes_that_name(names: &[PathBuf]) -> Vec<u32> {
     let table = read_mount_table().ok();
     let is_user = |pid: u32, named: &dyn Fn(&[u8]) -> bool| {
@@ -117,7 +124,9 @@ fn processes_that_name(names: &[PathBuf]) -> Vec<u32> {
                 .map_or(&b""[..], |it| it.as_os_str().as_bytes());
             // The kernel marks the link of a process whose program an upgrade replaced.
             let program = program.strip_suffix(b" (deleted)").unwrap_or(program);
-            is_user(*pid, &|name| name == program)
+            is_user(*pid, &|name| {
+                name == program && (name.ends_with(SHIM.as_bytes()) || uid_of(*pid) == Some(0))
+            })
         })
         .map(|(pid, _)| pid)
         .collect();

@@ -1,4 +1,4 @@
-//! Daemons of this root file system: processes with the `/run` of this process.
+//! Daemons of this root file system: root's processes with the `/run` of this process.
 //!
 //! A mount namespace does not identify a node: a pod that works in the node's root has a separate
 //! mount namespace. A container has a separate `/run`, and so has the root of an image.
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountTable};
 use bindguard_core::process_stat::{PARENT, START_TIME, number};
-use bindguard_operator::node::pids_named;
+use bindguard_operator::node::{pids_named, root_pids_named, uid_of};
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, links};
 use bindguard_sys::read_mount_table;
@@ -38,9 +38,9 @@ pub fn sees_processes() -> bool {
 }
 
 impl Daemon {
-    /// The processes of this root with this name, the oldest first.
+    /// Root's processes with this name and this `/run`, the oldest first.
     pub fn named(name: &str) -> Vec<Self> {
-        let mut pids = pids_named(name);
+        let mut pids = root_pids_named(name);
         if pids.is_empty() {
             return Vec::new();
         }
@@ -65,8 +65,10 @@ impl Daemon {
 
     /// True if a process has this name and only root may read to which root it belongs.
     pub fn is_hidden(name: &str) -> bool {
-        pids_named(name).iter().any(|pid| {
-            namespace_of(*pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+        let mut pids = pids_named(name);
+        pids.retain(|pid| uid_of(*pid) == Some(0));
+        pids.into_iter().any(|pid| {
+            namespace_of(pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
         })
     }
 
@@ -85,23 +87,22 @@ impl Daemon {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
-    /// The daemon's program. A replaced program keeps the path.
+    /// The path of the daemon's program, which a replaced program keeps. In this mount namespace the
+    /// path may lead to another file.
     pub fn program(&self) -> Option<PathBuf> {
         let link = links(&[ProcessFile::of(self.pid, "exe")]).pop()?.ok()?;
         let path = link.to_str()?;
-        Some(PathBuf::from(
-            path.strip_suffix(" (deleted)").unwrap_or(path),
-        ))
+        let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
+        path.is_absolute().then(|| path.to_owned())
     }
 
     /// The daemon's arguments, with its name first. Empty if the daemon cannot be read: then the
     /// default configuration counts.
     pub fn arguments(&self) -> Vec<String> {
-        arguments_of(&[self.pid])
-            .into_iter()
-            .flatten()
-            .flatten()
-            .collect()
+        let words = arguments_of(&[self.pid]).into_iter().flatten().flatten();
+        let words = words.collect();
+        // a later process of this pid may be a user's
+        if self.still_runs() { words } else { Vec::new() }
     }
 
     /// The file that `--config` or `-c` names.
@@ -204,18 +205,16 @@ mod tests {
 
     #[test]
     fn a_daemon_that_holds_its_memory_is_found_without_its_arguments() {
-        let Some(holder) = Holder::start(c"held-daemon", || {}) else {
+        // A part of the name of this program: the name of a daemon is in that of its program.
+        let Some(holder) = Holder::start(c"bindguard_ins", || {}) else {
             return;
         };
         assert!(
             blocks_readers(holder.pid()),
             "the process does not hold its memory"
         );
-        let found = Daemon::named("held-daemon");
-        assert_eq!(
-            found.iter().map(|daemon| daemon.pid).collect::<Vec<_>>(),
-            [holder.pid()]
-        );
+        let mut found = Daemon::named("bindguard_ins");
+        found.retain(|daemon| daemon.pid == holder.pid());
         assert_eq!((found[0].config(), found[0].address()), (None, None));
     }
 
@@ -231,7 +230,12 @@ mod tests {
             run.parent().unwrap().display()
         );
         let bin = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("/bin/sh", bin.path().join("other-run")).unwrap();
+        // cp is a separate process: a program that a child has open for writing cannot be run
+        let copied = Command::new("cp")
+            .arg("/bin/sh")
+            .arg(bin.path().join("other-run"))
+            .status();
+        assert!(copied.unwrap().success());
         let mut other = Command::new("unshare");
         other
             .args(["--mount", "--propagation", "private"])
@@ -249,7 +253,7 @@ mod tests {
         assert_eq!(said, "there\n");
         files.stop_answering();
         assert!(Daemon::named("other-run").is_empty());
-        assert!(pids_named("other-run").contains(&other.id()));
+        assert!(root_pids_named("other-run").contains(&other.id()));
         other.kill().unwrap();
         other.wait().unwrap();
     }
