@@ -1,13 +1,15 @@
 //! A single GET over a unix socket: HTTP/1.0, so that the answer ends with the connection.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
 
 /// Time limit of a query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +38,7 @@ fn answer(until: Instant, socket: &Path, path: &str) -> io::Result<String> {
     // unix(7): a connect waits for room in the server's queue, as long as a write.
     set_socket_timeout(&stream, Timeout::Send, Some(time_until(until)?))?;
     connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    refuse_server_of_user(&stream)?;
     let mut stream = UnixStream::from(stream);
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut answer = Vec::new();
@@ -52,6 +55,20 @@ fn answer(until: Instant, socket: &Path, path: &str) -> io::Result<String> {
             return Err(ErrorKind::FileTooLarge.into());
         }
     }
+}
+
+/// Refuses the server of a unix socket that belongs to another user: a socket's path does not name
+/// its server.
+///
+/// # Errors
+/// If the server's user is neither root nor this process's user.
+pub fn refuse_server_of_user(socket: impl AsFd) -> io::Result<()> {
+    let server = socket_peercred(socket)?.uid;
+    if server.is_root() || server == geteuid() {
+        return Ok(());
+    }
+    let why = format!("its server is a process of user {}", server.as_raw());
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 
 /// The time that is left. As the kernel's, the error of no time is `WouldBlock`.

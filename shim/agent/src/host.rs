@@ -3,7 +3,7 @@
 //! In a pod the agent has a mount namespace of its own. The agent must neither read nor bind there:
 //! a propagated copy of a mount is not the kubelet's mount. So the agent enters the runtime's mount
 //! namespace before it starts a thread. The namespace of pid 1 may be wrong: a node may be a
-//! container.
+//! container. A process of another user than root is no runtime: its mounts are that user's choice.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,6 +13,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bindguard_operator::node::uid_of;
+use bindguard_operator::unix_http::refuse_server_of_user;
 use rustix::net::sockopt::socket_peercred;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::sync::Notify;
@@ -80,10 +82,12 @@ pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
 /// If the runtime or its namespace cannot be found or entered.
 pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
     let socket = cri_socket(named, root).ok_or_else(|| HostError::NoSocket(root.to_owned()))?;
-    let stream = UnixStream::connect(&socket).map_err(|source| HostError::Connect {
+    let refused = |source| HostError::Connect {
         socket: socket.clone(),
         source,
-    })?;
+    };
+    let stream = UnixStream::connect(&socket).map_err(refused)?;
+    refuse_server_of_user(&stream).map_err(refused)?;
     let failed = |source| HostError::Peer {
         socket: socket.clone(),
         source,
@@ -109,6 +113,7 @@ impl RuntimeNamespace {
     /// # Errors
     /// If the namespaces differ. A namespace that cannot be read is accepted.
     pub fn accept(&self, stream: &impl AsFd) -> io::Result<()> {
+        refuse_server_of_user(stream)?;
         let theirs = namespace_behind(stream).and_then(|path| number_of(&path));
         match (theirs, number_of(OWN_NAMESPACE)) {
             (Ok(theirs), Ok(own)) if theirs != own => {
@@ -128,10 +133,59 @@ impl RuntimeNamespace {
 /// The mount namespace of the peer process.
 fn namespace_behind(stream: &impl AsFd) -> io::Result<String> {
     let peer = socket_peercred(stream)?;
-    Ok(format!("/proc/{}/ns/mnt", peer.pid))
+    // the server may have ended, and a process of a user may have its pid by now
+    let pid = u32::try_from(peer.pid.as_raw_pid()).unwrap_or_default();
+    if uid_of(pid) != Some(peer.uid.as_raw()) {
+        let why = format!("process {pid} is no process of user {}", peer.uid.as_raw());
+        return Err(io::Error::other(why));
+    }
+    Ok(format!("/proc/{pid}/ns/mnt"))
 }
 
 /// The number of a namespace: namespaces(7).
 fn number_of(namespace: &str) -> io::Result<u64> {
     Ok(fs::metadata(namespace)?.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use rustix::thread::{Uid, set_thread_res_uid};
+
+    use super::*;
+
+    #[test]
+    fn the_mounts_of_a_users_process_are_not_the_nodes() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (own, users) = (folder.path().join("own"), folder.path().join("users"));
+        let listens = UnixListener::bind(&own).unwrap();
+        enter(Some(&own), Path::new("/")).unwrap();
+        drop(listens);
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let socket = users.clone();
+        // the user of a thread is the user of its listen(2)
+        let listens = thread::spawn(move || {
+            let user = Uid::from_raw(65534);
+            set_thread_res_uid(user, user, user).unwrap();
+            UnixListener::bind(socket).unwrap()
+        });
+        let listens = listens.join().unwrap();
+        let refused = enter(Some(&users), Path::new("/")).unwrap_err();
+        let HostError::Connect { source, .. } = refused else {
+            panic!("{refused}")
+        };
+        assert!(source.to_string().contains("user 65534"), "{source}");
+        let accepted = RuntimeNamespace::default().accept(&UnixStream::connect(&users).unwrap());
+        assert!(accepted.is_err());
+        drop(listens);
+    }
 }

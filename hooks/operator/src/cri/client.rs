@@ -20,6 +20,7 @@ use tower::service_fn;
 use super::info::ContainerInfo;
 use super::lists;
 use crate::pods::Pods;
+use crate::unix_http::refuse_server_of_user;
 
 /// The size of the largest answer: the kubelet's own limit (`pkg/kubelet/cri/remote/utils.go`).
 const MAX_ANSWER: usize = 16 << 20;
@@ -98,6 +99,7 @@ impl Cri {
             let (socket, accepts) = (socket.clone(), accepts.clone());
             async move {
                 let stream = UnixStream::connect(socket).await?;
+                refuse_server_of_user(&stream)?;
                 accepts(&stream)?;
                 Ok::<_, io::Error>(TokioIo::new(stream))
             }
@@ -116,8 +118,9 @@ impl Cri {
     /// # Errors
     /// If the socket is missing or refuses connections.
     pub async fn connect(socket: &Path, timeout: Duration) -> Result<Self, CriError> {
-        UnixStream::connect(socket)
-            .await
+        let stream = UnixStream::connect(socket).await;
+        stream
+            .and_then(refuse_server_of_user)
             .map_err(CriError::Connect)?;
         Ok(Self::of(socket, timeout))
     }

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use bindguard_operator::unix_http::refuse_server_of_user;
 use prost::Message as _;
 use tracing::{info, warn};
 
@@ -67,6 +68,7 @@ impl Connection {
     /// If the runtime does not listen.
     pub fn register(socket: &Path) -> Result<Self, ConnectionError> {
         let stream = UnixStream::connect(socket).map_err(ConnectionError::Connect)?;
+        refuse_server_of_user(&stream).map_err(ConnectionError::Connect)?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         let plugin = RegisterPluginRequest {
             plugin_name: NAME.to_owned(),
