@@ -7,13 +7,15 @@
 use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
+use bindguard_core::mount_table::MountEntry;
 use bindguard_core::policy::Alarm;
-use bindguard_core::proof::{ExpectedBind, ExpectedBinds, ExpectedPropagation};
+use bindguard_core::proof::{AdmittedEntry, ExpectedBind, ExpectedBinds, ExpectedPropagation};
 use bindguard_core::spec::{Bind, RequestedPropagation, SpecEdit};
 use bindguard_sys::bundle::record;
 use bindguard_sys::observe::BindSource;
-use bindguard_sys::{Handle, Mounts, open_without_waiting};
+use bindguard_sys::{Mounts, open_without_waiting};
 
 use crate::admission::OpenBundle;
 use crate::inspect::{MAX_HELD_BINDS, source_of};
@@ -31,9 +33,14 @@ pub(crate) fn record_expected_binds(
     edits: &[SpecEdit],
     is_host_root: impl Fn(usize) -> bool,
 ) -> io::Result<usize> {
-    let expected = expect(&with_sources(bundle, edits, |bind| {
+    let wanted = with_sources(bundle, edits, |bind| {
         propagation(bundle, bind, edits, is_host_root(bind.index()))
-    }));
+    });
+    let expected = ExpectedBinds {
+        refuses: Some(bundle.policy.proof == Alarm::Refuse),
+        spec: record::spec_version(bundle.path),
+        ..expect(bundle, &wanted)
+    };
     record::write(bundle.path, &expected)?;
     Ok(expected.binds.len())
 }
@@ -75,7 +82,7 @@ impl ExpectedSources {
         }
         // The bundle decides on flags and propagation later: other plugins may change them.
         let wanted = with_sources(bundle, edits, |_| ExpectedPropagation::Any);
-        let expected = expect(&wanted).binds.into_iter();
+        let expected = expect(bundle, &wanted).binds.into_iter();
         let with_source = expected.filter_map(|expected| {
             let is_its = |(bind, ..): &&BindToRecord<'_, '_>| bind.index() == expected.bind;
             let (_, source, _) = wanted.iter().find(is_its)?;
@@ -107,51 +114,115 @@ impl ExpectedSources {
             });
         ExpectedBinds {
             binds: binds.collect(),
-            ..ExpectedBinds::default()
+            ..entries(
+                bundle,
+                &with_sources(bundle, &[], |_| ExpectedPropagation::Any),
+            )
         }
     }
 }
 
-/// The expectations for recorded binds, by what their sources are now.
-pub(crate) fn expect_again(bundle: &OpenBundle<'_>, recorded: &[&ExpectedBind]) -> ExpectedBinds {
-    let binds = bundle.spec.binds().iter();
-    let wanted = binds.filter_map(|bind| {
-        let expected = recorded.iter().find(|it| it.bind == bind.index())?;
-        Some((bind, source_of(bind, bundle.path), expected.propagation))
-    });
-    expect(&wanted.collect::<Vec<_>>())
+/// The expectations for recorded binds, by what their recorded sources are now. `None` for a source
+/// that shows no place any more.
+pub(crate) fn expect_again(
+    bundle: &Path,
+    expected: &ExpectedBinds,
+    recorded: &[&ExpectedBind],
+) -> Vec<Option<ExpectedBind>> {
+    let mut sources = Vec::with_capacity(recorded.len());
+    for bind in recorded {
+        let source = expected.entries.get(bind.bind);
+        // An empty path is opened by nothing.
+        let source = source.and_then(|entry| entry.source.as_deref());
+        sources.push(bundle.join(source.unwrap_or(Path::new(""))).into());
+    }
+    let observed = observe(&sources).into_iter().zip(recorded);
+    observed
+        .map(|(observed, bind)| {
+            let observed = observed?;
+            let moved = bind.moved_to(&observed.mount, &observed.path)?;
+            Some(observed.complete(moved))
+        })
+        .collect()
 }
 
-fn expect(wanted: &[BindToRecord<'_, '_>]) -> ExpectedBinds {
-    let mut binds = Vec::with_capacity(wanted.len());
+fn expect(bundle: &OpenBundle<'_>, wanted: &[BindToRecord<'_, '_>]) -> ExpectedBinds {
+    let sources: Vec<_> = wanted.iter().map(|(_, source, _)| source.clone()).collect();
+    let mut expected = entries(bundle, wanted);
+    for ((bind, _, propagation), observed) in wanted.iter().zip(observe(&sources)) {
+        let Some(observed) = observed else { continue };
+        let new = ExpectedBind::new(bind, &observed.mount, &observed.path, *propagation);
+        expected.binds.extend(new.map(|new| observed.complete(new)));
+    }
+    expected
+}
+
+/// The entries of a spec, without expectations.
+fn entries(bundle: &OpenBundle<'_>, wanted: &[BindToRecord<'_, '_>]) -> ExpectedBinds {
+    let mut expected = ExpectedBinds::default();
+    for destination in bundle.spec.destinations() {
+        expected.entries.push(AdmittedEntry {
+            destination: PathBuf::from(&**destination),
+            source: None,
+        });
+    }
+    for (bind, source, _) in wanted {
+        expected.entries[bind.index()].source = Some(source.to_path_buf());
+    }
+    for masked in bundle.spec.masked_paths() {
+        if !masked.is_empty() {
+            expected.masked.push(PathBuf::from(&**masked));
+        }
+    }
+    expected
+}
+
+/// The mount and the path of a source.
+struct Observed {
+    mount: Rc<MountEntry>,
+    path: PathBuf,
+    is_moved: bool,
+    inode: Option<u64>,
+}
+
+impl Observed {
+    fn complete(self, expected: ExpectedBind) -> ExpectedBind {
+        ExpectedBind {
+            resolved: self.is_moved.then_some(self.path),
+            inode: self.inode,
+            ..expected
+        }
+    }
+}
+
+/// Opens sources, if no server or daemon must answer.
+fn observe(sources: &[Cow<'_, Path>]) -> Vec<Option<Observed>> {
+    let mut all = Vec::with_capacity(sources.len());
     let earlier = Mounts::default();
-    for some in wanted.chunks(MAX_HELD_BINDS) {
-        let opened: Vec<_> = some
-            .iter()
-            .filter_map(|wanted| {
-                let is_local = |handle: &Handle| earlier.is_local(handle);
-                let handle = open_without_waiting(&wanted.1, is_local).ok()?;
-                Some((wanted, handle.unqueried()))
-            })
-            .collect();
+    for some in sources.chunks(MAX_HELD_BINDS) {
+        let mut opened = Vec::with_capacity(some.len());
+        for named in some {
+            let handle = open_without_waiting(named, |handle| earlier.is_local(handle));
+            opened.push((named, handle.ok().map(|handle| handle.unqueried())));
+        }
         let mounts = earlier.for_newly_opened();
-        binds.extend(opened.iter().filter_map(|(wanted, handle)| {
-            let (bind, named, propagation) = wanted;
-            let BindSource { mount, path } = BindSource::of(handle, &mounts)?;
-            let expected = ExpectedBind::new(bind, &mount, &path, *propagation)?;
-            let identity = handle.identity().ok();
-            let identity = identity.filter(|_| mount.fs_type.is_local());
-            Some(ExpectedBind {
-                resolved: (path != *named).then_some(path),
-                inode: identity.map(|identity| identity.inode),
-                ..expected
-            })
-        }));
+        for (named, handle) in &opened {
+            let source = handle
+                .as_ref()
+                .and_then(|handle| Some((handle, BindSource::of(handle, &mounts)?)));
+            all.push(source.map(|(handle, BindSource { mount, path })| {
+                let identity = handle.identity().ok();
+                let identity = identity.filter(|_| mount.fs_type.is_local());
+                Observed {
+                    is_moved: path != **named,
+                    inode: identity.map(|identity| identity.inode),
+                    mount,
+                    path,
+                }
+            }));
+        }
     }
-    ExpectedBinds {
-        binds,
-        ..ExpectedBinds::default()
-    }
+    all
 }
 
 /// The binds of a spec, each with its source after the edits.

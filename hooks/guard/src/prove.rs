@@ -1,7 +1,8 @@
 //! After the runtime created a container, and before its program runs: compares its mounts with the
 //! record of the admission.
 
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
@@ -16,9 +17,11 @@ use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
 use bindguard_sys::bundle::{self, BundleError, record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_sys::walk_path_of_process;
 
 use crate::admission::{OpenBundle, OpenError, named_report};
 use crate::expect::{ExpectedSources, expect_again};
+use crate::inspect::source_of;
 use crate::refresh::{RefreshError, refuse_sandbox};
 
 /// Time limit for the exit of an init that has no mount namespace any more.
@@ -113,9 +116,24 @@ impl Proved {
         places: &Places,
     ) -> Result<(), ProveError> {
         let expected = record::read(path)?;
+        let written = record::written_at(path);
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
-        let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
-        self.compare_mounts(&bundle, &expected, pid, places)?;
+        let mut bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
+        if let Some(refuses) = expected.refuses {
+            let recorded = if refuses {
+                Alarm::Refuse
+            } else {
+                Alarm::Report
+            };
+            bundle.policy.to_mut().proof = recorded;
+        }
+        self.compare_mounts(&bundle, &expected, written, pid, places)?;
+        if expected
+            .spec
+            .is_some_and(|it| Some(it) != record::spec_version(path))
+        {
+            self.report.unproven += added_binds(&bundle, &expected);
+        }
         record::add_mounts_before(path, expected);
         Ok(())
     }
@@ -141,33 +159,46 @@ impl Proved {
         };
         let expected = sources.in_bundle(&bundle);
         if !expected.binds.is_empty() {
-            self.compare_mounts(&bundle, &expected, pid, places)?;
+            self.compare_mounts(&bundle, &expected, None, pid, places)?;
         }
         let compared = binds.iter().filter(|bind| !sources.is_refreshed(bind));
         self.report.unproven += compared.count() - expected.binds.len();
         Ok(())
     }
 
+    /// `written`: the time of the record; `None` for a container that another shim created.
     fn compare_mounts(
         &mut self,
         bundle: &OpenBundle<'_>,
         expected: &ExpectedBinds,
+        written: Option<Duration>,
         pid: u32,
         places: &Places,
     ) -> Result<(), ProveError> {
         let Some((process, table)) = mounts_unless_ended(pid)? else {
             return Ok(());
         };
-        let found = match differences(expected, &table) {
-            Some(found) if !found.is_empty() && is_sandbox(&process)? => None,
-            found => found,
-        };
         // The admission reported the problems of the spec.
         self.report.container = Identity::from_spec(&bundle.spec);
-        match found {
-            Some(found) => self.add(bundle, &table, &found, places),
-            None => self.report.unproven = expected.binds.len(),
+        let mut comparison = Comparison::new(expected);
+        for mount in table.entries() {
+            comparison.add(mount);
         }
+        // Other shims have sandboxes whose processes have no mount of the container.
+        let is_of_sandbox = written.is_none() && !comparison.is_of_container();
+        if comparison.differences().is_empty() {
+            return Ok(());
+        }
+        if is_of_sandbox || is_sandbox(&process)? {
+            self.report.unproven = expected.binds.len();
+            return Ok(());
+        }
+        let ways = Ways::of(expected, pid, &table, written);
+        let found = ways.differences(expected, &table);
+        if found.is_empty() || !process.is_alive() {
+            return Ok(());
+        }
+        self.add(bundle, expected, &ways, &table, &found, places);
         Ok(())
     }
 
@@ -181,43 +212,122 @@ impl Proved {
     fn add(
         &mut self,
         bundle: &OpenBundle<'_>,
+        expected: &ExpectedBinds,
+        ways: &Ways,
         table: &MountTable,
         found: &[(&ExpectedBind, Difference)],
         places: &Places,
     ) {
-        let recorded: Vec<_> = found.iter().map(|(expected, _)| *expected).collect();
-        let now = expect_again(bundle, &recorded);
-        let still_differ = differences(&now, table).unwrap_or_default();
-        let mut wrong = Vec::new();
-        for (recorded, difference) in found {
-            let is_now = |it: &&ExpectedBind| it.bind == recorded.bind;
-            match now.binds.iter().find(is_now) {
-                // A symlink on the way leads elsewhere: the writer of the symlink chose the source
-                // after the guard had checked another source.
-                Some(now) if now == *recorded || !now.has_same_way(recorded) => {
-                    wrong.push((recorded.bind, difference.clone()));
-                }
-                Some(now) if still_differ.iter().all(|(it, _)| it.bind != now.bind) => {}
-                // The source changed again, or is gone: there is nothing to compare with.
-                Some(_) | None => self.report.unproven += 1,
+        let recorded: Vec<_> = found.iter().map(|(recorded, _)| *recorded).collect();
+        let now = expect_again(bundle.path, expected, &recorded);
+        let mut expected_now = expected.clone();
+        for bind in &mut expected_now.binds {
+            if let Some(now) = now.iter().flatten().find(|now| now.bind == bind.bind) {
+                bind.clone_from(now);
             }
         }
-        let scope = bundle.policy.host_root_scope;
-        let findings = wrong.into_iter().filter_map(|(index, difference)| {
-            let mut binds = bundle.spec.binds().iter();
-            let bind = binds.find(|bind| bind.index() == index)?;
-            Some(Finding {
-                bind: Some(index),
-                source: bind.source().to_owned(),
-                destination: Some(bind.destination().to_owned()),
-                kind: SourceKind::from_path(bind.source(), places, scope),
-                verdict: Verdict::Wrong(difference),
-            })
-        });
-        let findings: Vec<_> = findings.collect();
+        let still_differ = ways.differences(&expected_now, table);
+        let mut findings = Vec::new();
+        for ((recorded, difference), now) in found.iter().zip(&now) {
+            let is_wrong = match now {
+                // A symlink on the way leads elsewhere: the writer of the symlink chose the source
+                // after the guard had checked another source.
+                Some(now) if now == *recorded || !now.has_same_way(recorded) => true,
+                Some(now) if still_differ.iter().all(|(it, _)| it.bind != now.bind) => continue,
+                // The source changed again, or is gone: there is nothing to compare with.
+                Some(_) | None => false,
+            };
+            if !is_wrong || ways.unknown.contains(&recorded.bind) {
+                self.report.unproven += 1;
+                continue;
+            }
+            let entry = expected.entries.get(recorded.bind);
+            let source = entry
+                .and_then(|entry| entry.source.clone())
+                .unwrap_or_default();
+            let scope = bundle.policy.host_root_scope;
+            findings.push(Finding {
+                bind: Some(recorded.bind),
+                kind: SourceKind::from_path(&source, places, scope),
+                source,
+                destination: Some(recorded.destination.clone()),
+                verdict: Verdict::Wrong(difference.clone()),
+            });
+        }
         let policy = &bundle.policy;
         self.refusal = findings.iter().find_map(|it| refusal_of_wrong(it, policy));
         self.report.add(findings, |_| None);
+    }
+}
+
+/// The number of binds that a program below the guard, such as nvidia-container-runtime, added to
+/// the spec.
+fn added_binds(bundle: &OpenBundle<'_>, expected: &ExpectedBinds) -> usize {
+    let mut admitted = HashSet::new();
+    for entry in &expected.entries {
+        if let Some(source) = &entry.source {
+            admitted.insert((source.as_path(), entry.destination.as_path()));
+        }
+    }
+    let mut added = 0;
+    for bind in bundle.spec.binds() {
+        if !admitted.contains(&(&*source_of(bind, bundle.path), bind.destination())) {
+            added += 1;
+        }
+    }
+    added
+}
+
+/// The places to which the destinations lead through the symlinks of the container's root.
+struct Ways {
+    places: HashMap<usize, PathBuf>,
+    /// The entries that could not be walked: a server or daemon would have to answer.
+    unknown: HashSet<usize>,
+}
+
+impl Ways {
+    /// Walks all destinations, because any entry can cover another entry. A symlink that is newer
+    /// than the record, from `written`, led the runtime nowhere.
+    fn of(
+        expected: &ExpectedBinds,
+        pid: u32,
+        table: &MountTable,
+        written: Option<Duration>,
+    ) -> Self {
+        let mut local = HashSet::new();
+        for mount in table.entries() {
+            if mount.fs_type.is_local() {
+                local.insert(u64::from(mount.id.0));
+            }
+        }
+        let mut ways = Self {
+            places: HashMap::new(),
+            unknown: HashSet::new(),
+        };
+        for (index, entry) in expected.entries.iter().enumerate() {
+            match walk_path_of_process(pid, &entry.destination, &|mount| local.contains(&mount)) {
+                Ok(walk) if written.is_some() && walk.newest_link > written => {}
+                Ok(walk) => {
+                    ways.places.insert(index, walk.place);
+                }
+                Err(_) => {
+                    ways.unknown.insert(index);
+                }
+            }
+        }
+        ways
+    }
+
+    fn differences<'e>(
+        &self,
+        expected: &'e ExpectedBinds,
+        table: &MountTable,
+    ) -> Vec<(&'e ExpectedBind, Difference)> {
+        let mut comparison = Comparison::at_places(expected, &self.places);
+        for mount in table.entries() {
+            comparison.add(mount);
+        }
+        comparison.differences()
     }
 }
 
@@ -241,16 +351,4 @@ fn is_sandbox(process: &HeldProcess) -> Result<bool, RefreshError> {
         Err(RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_)) => Ok(true),
         Err(error) => Err(error),
     }
-}
-
-/// `None` if the table is not that of the container.
-fn differences<'e>(
-    expected: &'e ExpectedBinds,
-    table: &MountTable,
-) -> Option<Vec<(&'e ExpectedBind, Difference)>> {
-    let mut comparison = Comparison::new(expected);
-    for mount in table.entries() {
-        comparison.add(mount);
-    }
-    comparison.differences()
 }

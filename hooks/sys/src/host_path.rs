@@ -52,6 +52,11 @@ pub struct HostWalk {
     /// The file or folder at the end; none if nothing has that name, or something is mounted on the
     /// file.
     pub end: Option<Handle>,
+    /// The path without symlinks. Its last names may be missing.
+    pub place: PathBuf,
+    /// The time since 1970 at which the newest symlink on the way was changed; `None` without a
+    /// symlink.
+    pub newest_link: Option<Duration>,
 }
 
 /// Why a path could not be walked.
@@ -72,6 +77,30 @@ pub struct WalkError {
 /// error.
 pub fn walk_host_path(path: &Path) -> Result<HostWalk, WalkError> {
     let root = rustix::fs::openat(CWD, "/", FOLDER, Mode::empty());
+    walk_in(root, path, &|_| true)
+}
+
+/// Walks a path from the root of another process. The symlinks of that root lead into that root.
+/// `is_local` is true for the id of a mount in which no server or daemon has to answer a look-up.
+///
+/// # Errors
+/// As [`walk_host_path`], and if the process has ended, or a server would have to answer.
+pub fn walk_path_of_process(
+    pid: u32,
+    path: &Path,
+    is_local: &dyn Fn(u64) -> bool,
+) -> Result<HostWalk, WalkError> {
+    // The kernel's own link to the root has to be followed.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, format!("/proc/{pid}/root"), flags, Mode::empty());
+    walk_in(root, path, is_local)
+}
+
+fn walk_in(
+    root: Result<OwnedFd, Errno>,
+    path: &Path,
+    is_local: &dyn Fn(u64) -> bool,
+) -> Result<HostWalk, WalkError> {
     let root = root
         .and_then(|root| Walking::of(root, "/".into()))
         .map_err(|errno| failed(Path::new("/"), errno))?;
@@ -80,11 +109,14 @@ pub fn walk_host_path(path: &Path) -> Result<HostWalk, WalkError> {
         look_ups: Vec::new(),
         named_in: None,
         end: None,
+        place: "/".into(),
+        newest_link: None,
     };
     let mut walking = Walking {
         at: vec![0],
         names: VecDeque::new(),
         links: 0,
+        is_local,
     };
     walking.add_target(path.as_os_str());
     walking.run(&mut walk)?;
@@ -105,14 +137,15 @@ enum Next {
 }
 
 /// The state of a walk.
-struct Walking {
+struct Walking<'l> {
     /// The folders from `/` to the present folder.
     at: Vec<usize>,
     names: VecDeque<Next>,
     links: usize,
+    is_local: &'l dyn Fn(u64) -> bool,
 }
 
-impl Walking {
+impl Walking<'_> {
     fn add_target(&mut self, target: &OsStr) {
         for component in Path::new(target).components().rev() {
             match component {
@@ -127,17 +160,28 @@ impl Walking {
     fn run(&mut self, walk: &mut HostWalk) -> Result<(), WalkError> {
         while let Some(next) = self.names.pop_front() {
             match next {
-                Next::Root => self.at.truncate(1),
-                Next::Parent => self.at.truncate(self.at.len().saturating_sub(1).max(1)),
+                Next::Root => {
+                    self.at.truncate(1);
+                    walk.place = "/".into();
+                }
+                Next::Parent => {
+                    self.at.truncate(self.at.len().saturating_sub(1).max(1));
+                    walk.place = walk.folders[self.here()].handle.path().to_owned();
+                }
                 Next::Name(name) => {
                     // Later the last name belongs to a symlink's target.
                     if self.names.is_empty() && walk.named_in.is_none() {
                         walk.named_in = Some(self.here());
                     }
                     if !self.look_up(walk, name)? {
-                        return Ok(());
+                        break;
                     }
                 }
+            }
+        }
+        for next in self.names.drain(..) {
+            if let Next::Name(name) = next {
+                walk.place.push(name);
             }
         }
         Ok(())
@@ -155,6 +199,11 @@ impl Walking {
         if walk.look_ups.len() == MAX_LOOK_UPS {
             return Err(failed(&path, Errno::LOOP));
         }
+        let mount = mount_of(&parent.handle).map_err(|errno| failed(&path, errno))?;
+        if !(self.is_local)(mount) {
+            return Err(failed(&path, Errno::AGAIN));
+        }
+        walk.place.clone_from(&path);
         let is_last = self.names.is_empty();
         let opened = open(&parent.handle, &name, is_last);
         let opened = opened.and_then(|opened| Ok((stat(&opened)?, opened)));
@@ -170,8 +219,7 @@ impl Walking {
             }
             Err(errno) => return Err(failed(&path, errno)),
         };
-        let is_mount_point =
-            stat.stx_mnt_id != mount_of(&parent.handle).map_err(|errno| failed(&path, errno))?;
+        let is_mount_point = stat.stx_mnt_id != mount;
         let (found, goes_on) = match FileType::from_raw_mode(stat.stx_mode.into()) {
             FileType::Directory => {
                 let child = walk.folders.len();
@@ -189,8 +237,12 @@ impl Walking {
                 if self.links > MAX_LINKS {
                     return Err(failed(&path, Errno::LOOP));
                 }
+                let seconds = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
+                let changed = Duration::new(seconds, stat.stx_ctime.tv_nsec);
+                walk.newest_link = walk.newest_link.max(Some(changed));
                 let target = rustix::fs::readlinkat(&opened, "", Vec::new())
                     .map_err(|errno| failed(&path, errno))?;
+                walk.place = parent.handle.path().to_owned();
                 self.add_target(&OsString::from_vec(target.into_bytes()));
                 (
                     Found::Link {
@@ -250,6 +302,7 @@ fn stat(file: impl AsFd) -> Result<Statx, Errno> {
         | StatxFlags::MODE
         | StatxFlags::UID
         | StatxFlags::BTIME
+        | StatxFlags::CTIME
         | StatxFlags::MNT_ID;
     rustix::fs::statx(
         file,

@@ -49,7 +49,7 @@ pub use cached_path::open_without_waiting;
 pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use heap::trim_heap;
-pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path};
+pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path, walk_path_of_process};
 pub use inherited_state::{inherited_pipe, restore_inherited_state};
 pub use kernel_features::{KernelFeatures, kernel_features};
 pub use mount_ids::next_mount_id;

@@ -34,6 +34,8 @@ pub enum Fault {
     /// The runtime uses a copy of the spec, edited by this sed(1) expression; the spec is
     /// unchanged.
     ReadsAnotherSpec(&'static str),
+    /// The runtime edits the spec by this sed(1) expression, as nvidia-container-runtime does.
+    RewritesSpec(&'static str),
 }
 
 impl Fault {
@@ -47,6 +49,7 @@ impl Fault {
             Self::GarbledLog => "garble-the-log\n".to_owned(),
             Self::OnlyRecord => "only-record\n".to_owned(),
             Self::ReadsAnotherSpec(edit) => format!("edit-spec {edit}\n"),
+            Self::RewritesSpec(edit) => format!("rewrite-spec {edit}\n"),
         }
     }
 }

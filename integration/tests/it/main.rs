@@ -138,6 +138,7 @@ mod running_containers_show_old_binds;
 mod running_runtime_keeps_its_programs;
 mod runtime_does_not_do_what_the_spec_says;
 mod runtime_hangs_and_others_go_on;
+mod runtime_hides_a_bind;
 mod runtime_killed_at_each_step;
 mod runtime_moves_to_another_namespace;
 mod second_try_starts_with_a_clean_log;

@@ -38,7 +38,7 @@ const DIFFERENCES: [(&str, &str); 5] = [
     ),
     (
         "s,\\,{\"destination\":\"/data\"[^}]*},,",
-        "no mount in the container shows its source",
+        "nothing is mounted at its destination, or another mount hides its mount",
     ),
 ];
 

@@ -5,8 +5,8 @@ use crate::mount_table::MountAttributes;
 /// A difference between a bind of the spec and the mounts of the new container.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Difference {
-    /// No mount of the container shows the bind's source.
-    #[error("no mount in the container shows its source")]
+    /// The container sees no mount at the destination, or too few.
+    #[error("nothing is mounted at its destination, or another mount hides its mount")]
     NotMounted,
     /// Another file or directory is mounted at the destination.
     #[error("its destination shows {root} of the {fs_type} filesystem {device}")]

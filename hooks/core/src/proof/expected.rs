@@ -21,6 +21,20 @@ const MAX_REFRESHED_MOUNTS: usize = 1024;
 pub struct ExpectedBinds {
     /// The binds whose source is known.
     pub binds: Vec<ExpectedBind>,
+    /// All entries of the admitted spec's `mounts`, in their order: a later entry covers earlier
+    /// entries.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entries: Vec<AdmittedEntry>,
+    /// `linux.maskedPaths`, which the runtime covers after all mounts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masked: Vec<PathBuf>,
+    /// True if policy refuses a container with a difference. A later change of the spec's
+    /// annotations changes no policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuses: Option<bool>,
+    /// The admitted config.json. Another version has to be read for entries that were added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<SpecVersion>,
     /// The mounts of the create have unique ids below this number; the container's own mounts have
     /// greater ids. Written after the create; `None` before Linux 6.8.
     ///
@@ -31,6 +45,28 @@ pub struct ExpectedBinds {
     /// The unique ids of mounts below a bind that refreshes have attached since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refreshed_mounts: Vec<u64>,
+}
+
+/// An entry of the admitted spec's `mounts`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmittedEntry {
+    /// The path in the container.
+    #[serde(rename = "to")]
+    pub destination: PathBuf,
+    /// The source of a bind, after the guard's edits.
+    #[serde(rename = "from", default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<PathBuf>,
+}
+
+/// A version of a file. A program that writes the file changes the time, which no program can set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpecVersion {
+    /// The number of the inode.
+    pub inode: u64,
+    /// The size in bytes.
+    pub size: u64,
+    /// The time of the last change, in seconds since 1970 and nanoseconds.
+    pub changed: (i64, i64),
 }
 
 /// The mount that the kernel will show for a bind.
@@ -105,19 +141,28 @@ impl ExpectedBind {
         path: &Path,
         propagation: ExpectedPropagation,
     ) -> Option<Self> {
-        let root = source.place_in_filesystem(path)?;
-        let is_written_as_text = root.to_str().is_some() && !source.fs_type.has_root_in_source();
-        is_written_as_text.then(|| Self {
+        Some(Self {
             bind: bind.index(),
             destination: bind.destination().to_owned(),
             device: source.device,
-            root,
+            root: shown_root(source, path)?,
             fs_type: source.fs_type.0.clone(),
             resolved: None,
             inode: None,
             refreshed: Vec::new(),
             denied: bind.denied(),
             propagation,
+        })
+    }
+
+    /// The same expectation for a source that is now `path` on the mount `source`; as
+    /// [`Self::new`].
+    pub fn moved_to(&self, source: &MountEntry, path: &Path) -> Option<Self> {
+        Some(Self {
+            device: source.device,
+            root: shown_root(source, path)?,
+            fs_type: source.fs_type.0.clone(),
+            ..self.clone()
         })
     }
 
@@ -170,6 +215,12 @@ impl ExpectedBind {
         let has_lost_subtype = mount.fs_type.0 == "fuse" && self.fs_type.starts_with("fuse.");
         mount.fs_type.0 == self.fs_type || has_lost_subtype
     }
+}
+
+fn shown_root(source: &MountEntry, path: &Path) -> Option<PathBuf> {
+    let root = source.place_in_filesystem(path)?;
+    let is_written_as_text = root.to_str().is_some() && !source.fs_type.has_root_in_source();
+    is_written_as_text.then_some(root)
 }
 
 /// The name of a folder on a way; `..data` for all payloads of a volume.

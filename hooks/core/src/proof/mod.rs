@@ -6,8 +6,9 @@
 //! root filesystem in place of the host's (containers/crun#2262), and a hostile process can race any
 //! runtime.
 //!
-//! Binds are compared as a set. An image can have symlinks on the way to a destination, so the
-//! place of a mount is compared only if the table has the destination literally.
+//! The record alone decides: a program that changes config.json after the admission changes no
+//! expectation. An image can have symlinks on the way to a destination. If nothing is mounted at the
+//! literal destination, a walk through the container's root finds the place.
 
 mod comparison;
 mod difference;
@@ -15,7 +16,7 @@ mod expected;
 
 pub use comparison::Comparison;
 pub use difference::Difference;
-pub use expected::{ExpectedBind, ExpectedBinds, ExpectedPropagation};
+pub use expected::{AdmittedEntry, ExpectedBind, ExpectedBinds, ExpectedPropagation, SpecVersion};
 
 /// The file of a bundle with the [`ExpectedBinds`].
 pub const EXPECTED_FILE: &str = "bindguard-binds.json";

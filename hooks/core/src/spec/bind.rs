@@ -130,7 +130,7 @@ fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
 pub(super) struct RawMount<'a> {
     kind: Option<Cow<'a, str>>,
     source: Option<&'a RawValue>,
-    destination: Option<Cow<'a, str>>,
+    pub(super) destination: Option<Cow<'a, str>>,
     options: Option<&'a RawValue>,
 }
 

@@ -22,8 +22,11 @@ pub(super) const MAX_BINDS: usize = 2_000;
 #[derive(Debug, Default)]
 pub(super) struct Values<'a> {
     pub(super) binds: Vec<Bind<'a>>,
+    /// The destinations of all mounts, binds or not; empty where an entry has none.
+    pub(super) destinations: Vec<Cow<'a, str>>,
     /// The number of mounts beyond the maximum, which are not checked.
     pub(super) overlooked: usize,
+    pub(super) masked_paths: Vec<Cow<'a, str>>,
     pub(super) annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     pub(super) rootfs_propagation: Option<Cow<'a, str>>,
 }
@@ -98,7 +101,9 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
             match &*key {
                 "mounts" => {
                     *place = Position::Mounts;
-                    (values.binds, values.overlooked) = Default::default();
+                    values.binds.clear();
+                    values.destinations.clear();
+                    values.overlooked = 0;
                     spec.next_value_seed(Mounts {
                         values: &mut *values,
                         place: &mut *place,
@@ -113,10 +118,20 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
                 }
                 "linux" => {
                     *place = Position::Linux;
-                    let linux = spec.next_value::<Option<Linux<'de>>>()?;
-                    values.rootfs_propagation = linux.and_then(|Linux(propagation)| {
-                        propagation.or(values.rootfs_propagation.take())
-                    });
+                    match spec.next_value::<Option<Linux<'de>>>()? {
+                        Some(linux) => {
+                            if linux.rootfs_propagation.is_some() {
+                                values.rootfs_propagation = linux.rootfs_propagation;
+                            }
+                            if let Some(masked) = linux.masked_paths {
+                                values.masked_paths = masked;
+                            }
+                        }
+                        None => {
+                            values.rootfs_propagation = None;
+                            values.masked_paths.clear();
+                        }
+                    }
                 }
                 _ => drop(spec.next_value::<IgnoredAny>()?),
             }
@@ -164,9 +179,13 @@ impl<'de> Visitor<'de> for Mounts<'_, 'de> {
             let Some(entry) = mounts.next_element::<Option<RawMount<'de>>>()? else {
                 return Ok(());
             };
-            values.binds.extend(
-                Bind::from_entry(index, entry.unwrap_or_default()).map_err(A::Error::custom)?,
-            );
+            let entry = entry.unwrap_or_default();
+            values
+                .destinations
+                .push(entry.destination.clone().unwrap_or_default());
+            values
+                .binds
+                .extend(Bind::from_entry(index, entry).map_err(A::Error::custom)?);
         }
         while mounts.next_element::<IgnoredAny>()?.is_some() {
             values.overlooked += 1;
@@ -202,8 +221,12 @@ impl<'de> Deserialize<'de> for Annotations<'de> {
     }
 }
 
-/// `rootfsPropagation` of `linux`.
-struct Linux<'a>(Option<Cow<'a, str>>);
+/// The values of `linux` that are set.
+#[derive(Default)]
+struct Linux<'a> {
+    rootfs_propagation: Option<Cow<'a, str>>,
+    masked_paths: Option<Vec<Cow<'a, str>>>,
+}
 
 impl<'de> Deserialize<'de> for Linux<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -216,17 +239,24 @@ impl<'de> Deserialize<'de> for Linux<'de> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut propagation = None;
+                let mut linux = Linux::default();
                 while let Some(Text(key)) = map.next_key()? {
                     match &*key {
                         "rootfsPropagation" => {
-                            let requested: Option<Text<'de>> = map.next_value()?;
-                            propagation = requested.map(|Text(word)| word).or(propagation);
+                            if let Some(Text(word)) = map.next_value()? {
+                                linux.rootfs_propagation = Some(word);
+                            }
+                        }
+                        "maskedPaths" => {
+                            let paths: Option<Vec<Option<Text<'de>>>> = map.next_value()?;
+                            let paths = paths.unwrap_or_default().into_iter();
+                            let paths = paths.map(|path| path.unwrap_or_default().0);
+                            linux.masked_paths = Some(paths.collect());
                         }
                         _ => drop(map.next_value::<IgnoredAny>()?),
                     }
                 }
-                Ok(Linux(propagation))
+                Ok(linux)
             }
         }
         deserializer.deserialize_map(Keys)

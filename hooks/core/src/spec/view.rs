@@ -1,5 +1,7 @@
 //! A read-only view of the few values that the guard needs.
 
+use std::borrow::Cow;
+
 use serde::de::Error;
 
 use super::bind::Bind;
@@ -66,6 +68,17 @@ impl<'a> SpecView<'a> {
     /// The binds among the spec's mounts, in their order.
     pub fn binds(&self) -> &[Bind<'a>] {
         &self.values.binds
+    }
+
+    /// The destinations of all mounts, binds or not, in their order; empty for an entry without a
+    /// destination.
+    pub fn destinations(&self) -> &[Cow<'a, str>] {
+        &self.values.destinations
+    }
+
+    /// `linux.maskedPaths`.
+    pub fn masked_paths(&self) -> &[Cow<'a, str>] {
+        &self.values.masked_paths
     }
 
     /// An annotation's value.

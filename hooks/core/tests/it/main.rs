@@ -11,5 +11,6 @@ mod model;
 mod mountinfo;
 mod plan;
 mod proof;
+mod proof_hostile;
 mod spec_edits;
 mod subpath_of_a_server;

@@ -258,6 +258,7 @@ impl WalkedWay {
             look_ups,
             named_in,
             end,
+            ..
         } = walk_host_path(&bind.source())?;
         let mounts = Mounts::default();
         let on_the_way = folders_on_the_way(&folders, &mounts)?;

@@ -25,6 +25,8 @@ mod nfs_server;
 mod ninep;
 mod payloads_of_drivers;
 mod prove;
+mod prove_honest;
+mod prove_hostile;
 mod refresh;
 mod refresh_detach_hangs;
 mod refresh_driver_volumes;

@@ -3,10 +3,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
-use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds};
+use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds, SpecVersion};
 use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
 
 use super::{BundleError, MAX_SPEC};
@@ -66,6 +67,26 @@ pub fn add_mounts_before(bundle: &Path, mut expected: ExpectedBinds) {
     if expected.mounts_before.is_some() {
         let _ = replace(bundle, &expected);
     }
+}
+
+/// The version of a bundle's spec; `None` if there is no spec.
+pub fn spec_version(bundle: &Path) -> Option<SpecVersion> {
+    let spec = fs::metadata(bundle.join("config.json")).ok()?;
+    Some(SpecVersion {
+        inode: spec.ino(),
+        size: spec.len(),
+        changed: (spec.ctime(), spec.ctime_nsec()),
+    })
+}
+
+/// The time at which the record was written, since 1970; `None` if there is no record.
+pub fn written_at(bundle: &Path) -> Option<Duration> {
+    let record = fs::symlink_metadata(bundle.join(EXPECTED_FILE)).ok()?;
+    let seconds = u64::try_from(record.ctime()).ok()?;
+    Some(Duration::new(
+        seconds,
+        u32::try_from(record.ctime_nsec()).ok()?,
+    ))
 }
 
 /// Removes the records of an earlier create, if any.
