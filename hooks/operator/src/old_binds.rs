@@ -234,7 +234,7 @@ impl NodeBinds<'_> {
                 problems.extend(self.leave_out_silent(&mut binds));
                 let (files, errors) = BoundFiles::open(binds, process.pid(), &self.engines);
                 problems.extend(errors.iter().map(|error| container.problem(error)));
-                Box::new(files.without_shared())
+                Box::new(files)
             }
         })
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::evidence::FileKind;
 use bindguard_core::judge::Verdict;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{KeptMounts, SubpathInContainer};
+use bindguard_core::refresh::{KeptMounts, Refused, RefusedReason, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
@@ -451,6 +451,7 @@ impl ContainerRefresh<'_> {
         subpath: &SubpathInContainer,
         below: Option<&KeptMounts>,
     ) -> Result<Option<(NewMount, FileKind)>, NotReplaced> {
+        refuse_peer_of_host(subpath)?;
         let file = self.volumes.open_current(subpath)?;
         self.refuse_unreadable(&file)?;
         let users = Users::of_mount_like(self.helper, &subpath.mount, self.spec, self.namespace)?;
@@ -516,13 +517,31 @@ fn obstacles<'s>(
 ) -> Vec<(&'s SubpathInContainer, NotReplaced)> {
     volumes.probe_sources(due);
     let obstacle = |subpath: &&'s SubpathInContainer| {
-        let why = match volumes.open_current(subpath) {
+        let opened = refuse_peer_of_host(subpath).and_then(|()| volumes.open_current(subpath));
+        let why = match opened {
             Ok(_) => volumes.mounts_below(subpath, table).err()?,
             Err(why) => why,
         };
         why.is_refusal().then_some((*subpath, why))
     };
     due.iter().filter_map(obstacle).collect()
+}
+
+/// Refuses a place below a peer of a mount of the host: a new mount would arrive on the host as well.
+fn refuse_peer_of_host(subpath: &SubpathInContainer) -> Result<(), NotReplaced> {
+    let parent = subpath.parent.as_ref();
+    let Some(group) = parent.and_then(|parent| parent.propagation.peer_group) else {
+        return Ok(());
+    };
+    let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
+    let mut mounts = host.entries().iter();
+    match mounts.any(|mount| mount.propagation.peer_group == Some(group)) {
+        true => {
+            let place = &subpath.mount.mount_point;
+            Err(Refused::new(RefusedReason::ParentIsShared, place).into())
+        }
+        false => Ok(()),
+    }
 }
 
 fn number_of(signal: NotifySignal) -> Signal {

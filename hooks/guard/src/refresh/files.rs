@@ -107,7 +107,6 @@ pub struct BoundFiles<'a> {
     /// The time since 1970 at which the container's init started; `None` if unknown.
     started: Option<Duration>,
     others: &'a dyn RunningContainers,
-    may_be_on_shared: bool,
 }
 
 /// The way to a file at a moment.
@@ -141,20 +140,9 @@ impl<'a> BoundFiles<'a> {
                 binds,
                 started: super::running::started(init),
                 others,
-                may_be_on_shared: true,
             },
             errors,
         )
-    }
-
-    /// The same, without files on a mount that is shared with the host: attaching a new mount there
-    /// would reach the host and other pods.
-    #[must_use]
-    pub fn without_shared(self) -> Self {
-        Self {
-            may_be_on_shared: false,
-            ..self
-        }
     }
 
     /// The binds that are followed.
@@ -211,10 +199,11 @@ impl CurrentFiles for BoundFiles<'_> {
         let bind = self.binds_of(stale).next().ok_or(NotReplaced::KeyGone)?;
         let refused = |reason| Err(Refused::new(reason, &stale.mount.mount_point).into());
         let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
-        if !self.may_be_on_shared && stale.parent.as_ref().is_none_or(is_shared) {
+        // A new mount there would reach the host and other containers.
+        if stale.parent.as_ref().is_none_or(is_shared) {
             return refused(RefusedReason::ParentIsShared);
         }
-        if !self.may_be_on_shared && is_shared(&stale.mount) {
+        if is_shared(&stale.mount) {
             return refused(RefusedReason::MountIsShared);
         }
         let WalkedWay { way, file, .. } = WalkedWay::of(bind)?;

@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -25,9 +26,12 @@ use bindguard_guard::refresh::{
 };
 use bindguard_sys::Handle;
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, Fuse, bind, deny_call, helper, mount_tmpfs, skipped};
+use bindguard_testing::{
+    Folder, Fuse, bind, deny_call, helper, mount_tmpfs, mounts_of_host, skipped,
+};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use crate::refresh_scene::{can_run, refusal};
 
@@ -67,15 +71,7 @@ impl Scene {
     }
 
     pub(crate) fn refresh(&self, container: &Container) -> Refreshed {
-        self.refresh_by(container, |files| files)
-    }
-
-    fn refresh_by(
-        &self,
-        container: &Container,
-        limit: impl Fn(BoundFiles<'static>) -> BoundFiles<'static>,
-    ) -> Refreshed {
-        self.refresh_with(container, &limit(self.files(container)))
+        self.refresh_with(container, &self.files(container))
     }
 
     fn refresh_with(&self, container: &Container, files: &dyn CurrentFiles) -> Refreshed {
@@ -584,9 +580,10 @@ fn only_sources_outside_of_the_kubelets_folders_are_files_of_the_host() {
     assert_eq!(places, [Some("/app.sock"), Some("/app.conf")]);
 }
 
-/// Attaching a mount on a shared mount would reach the host, and other pods.
+/// A new mount on a shared mount would reach the host, and other containers. No caller can forget
+/// the rule.
 #[test]
-fn a_pods_file_on_a_shared_mount_is_refused() {
+fn a_file_on_a_shared_mount_is_refused_by_default() {
     if !can_run() {
         return;
     }
@@ -597,8 +594,57 @@ fn a_pods_file_on_a_shared_mount_is_refused() {
         let scene = Scene::new();
         let container = scene.start_with(|| live::change(Path::new(place), MsFlags::MS_SHARED));
         rename_over(&scene, "1");
-        let refreshed = scene.refresh_by(&container, BoundFiles::without_shared);
+        let refreshed = scene.refresh(&container);
+        assert_eq!(refreshed.replaced(), 0, "{place}: {refreshed:?}");
         assert_eq!(refusal(&refreshed), reason, "{place}");
         assert_eq!(container.read(PLACE).as_deref(), Some("0"));
     }
+}
+
+/// `-v /srv:/etc:rshared -v app.conf:/etc/app.conf`: a mount that is attached in the container
+/// appears on the host, and a detach removes the host's.
+#[test]
+fn a_refresh_below_a_peer_of_a_mount_of_the_host_changes_no_mount_of_the_host() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::new();
+    let srv = scene.folder.path().join("elsewhere");
+    mount_tmpfs(&srv);
+    live::change(&srv, MsFlags::MS_SHARED);
+    fs::write(srv.join("app.conf"), "").unwrap();
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let peer = open_tree(rustix::fs::CWD, &srv, flags).unwrap();
+    let conf = Inside::of(scene.at("app.conf"), "conf");
+    let container = Container::start_keeping(
+        &scene.folder.path().join("root"),
+        &[conf],
+        &[peer.as_fd()],
+        || {
+            fs::create_dir("/etc").unwrap();
+            let empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+            move_mount(&peer, "", rustix::fs::CWD, "/etc", empty).unwrap();
+            bind(Path::new("/conf"), Path::new(PLACE));
+            umount2("/conf", MntFlags::MNT_DETACH).unwrap();
+        },
+    );
+    assert_eq!(container.propagation_at("/etc"), ["shared"]);
+    let on_host = || fs::read_to_string(srv.join("app.conf")).unwrap();
+    assert_eq!(on_host(), "0", "the runtime's own bind reaches the host");
+    rename_over(&scene, "1");
+    let host = mounts_of_host();
+    let refreshed = scene.refresh(&container);
+    assert_eq!(
+        on_host(),
+        "0",
+        "the refresh reached the host: {refreshed:?}"
+    );
+    assert_eq!(mounts_of_host(), host, "{refreshed:?}");
+    assert!(
+        matches!(
+            refusal(&refreshed),
+            RefusedReason::ParentIsShared | RefusedReason::MountIsShared
+        ),
+        "{refreshed:?}"
+    );
 }

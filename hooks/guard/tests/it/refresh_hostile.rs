@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
@@ -15,14 +16,15 @@ use bindguard_guard::refresh::{
 use bindguard_testing::held_memory::{
     Executing, Unwritable, blocks_readers, hold_memory, unless_it_hangs,
 };
-use bindguard_testing::live::{Container, change, kernel};
-use bindguard_testing::{bind, helper, mounts_of_host, skipped};
+use bindguard_testing::live::{Container, Inside, change, kernel};
+use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host, skipped};
 use nix::fcntl::{OFlag, openat};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::Mode;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-use crate::refresh_scene::{Scene, can_run, method, methods};
+use crate::refresh_scene::{Scene, can_run, method, methods, refusal};
 
 /// The container mounted its own file over the subpath, or over the folder that it is in. (When the
 /// kubelet removes the old file, the kernel detaches what is mounted on it: here the old payload is
@@ -184,7 +186,7 @@ fn a_container_that_unmounted_its_subpath_is_left_alone() {
     }
     let scene = Scene::with_keys(1);
     let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
-        nix::mount::umount2("/etc/app/0", nix::mount::MntFlags::MNT_DETACH).unwrap();
+        umount2("/etc/app/0", MntFlags::MNT_DETACH).unwrap();
     });
     let mounts = container.mounts();
     scene.pod.update(1);
@@ -260,4 +262,36 @@ fn a_container_that_shares_its_mount_reaches_no_mount_of_the_host() {
         container.run_inside(|| bind(Path::new("/etc/app/copy"), Path::new("/etc/app/0")));
         assert_eq!(mounts_of_host(), host, "{own_type:?}");
     }
+}
+
+/// `mountPropagation: Bidirectional` of a folder with a subPath in it: a mount that is attached in
+/// the container appears on the host.
+#[test]
+fn a_refresh_below_a_peer_of_a_mount_of_the_host_changes_no_mount_of_the_host() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_keys(1);
+    let folder = tempfile::tempdir().unwrap();
+    mount_tmpfs(folder.path());
+    change(folder.path(), MsFlags::MS_SHARED);
+    fs::write(folder.path().join("key"), "").unwrap();
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let peer = open_tree(rustix::fs::CWD, folder.path(), flags).unwrap();
+    let key = Inside::of(scene.pod.subpath(0), "key");
+    let container = Container::start_keeping(scene.root.path(), &[key], &[peer.as_fd()], || {
+        fs::create_dir("/etc").unwrap();
+        let empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        move_mount(&peer, "", rustix::fs::CWD, "/etc", empty).unwrap();
+        bind(Path::new("/key"), Path::new("/etc/key"));
+        umount2("/key", MntFlags::MNT_DETACH).unwrap();
+    });
+    scene.pod.update_keeping_old(1);
+    scene.rebind();
+    let host = mounts_of_host();
+    let refreshed = scene.refresh_only(&container, RefreshAct::Replace(Notify::None));
+    assert_eq!(mounts_of_host(), host, "{refreshed:?}");
+    assert_eq!(refusal(&refreshed), RefusedReason::ParentIsShared);
+    umount2(&folder.path().join("key"), MntFlags::MNT_DETACH).unwrap();
+    umount2(folder.path(), MntFlags::MNT_DETACH).unwrap();
 }

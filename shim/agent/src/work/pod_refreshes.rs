@@ -268,7 +268,6 @@ impl<'a> PodRefreshes<'a> {
             .flatten()
             .map(|binds| BoundFiles::open(binds, container.pid, &running));
         let (host_files, errors) = host_files.unzip();
-        let host_files = host_files.map(BoundFiles::without_shared);
         let kinds: [Option<&dyn CurrentFiles>; 4] = [
             files.as_ref().map(|files| files as &dyn CurrentFiles),
             mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles),

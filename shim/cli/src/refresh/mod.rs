@@ -272,7 +272,7 @@ impl Refresh {
                 let errors = errors.iter().map(|error| error_chain(error));
                 let errors = errors.map(|error| format!("{name}: {error}"));
                 report.problems.extend(errors);
-                Some(Box::new(files.without_shared()))
+                Some(Box::new(files))
             }
         };
         let files = other.as_deref().unwrap_or(&volumes);
