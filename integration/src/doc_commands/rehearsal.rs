@@ -223,10 +223,10 @@ impl fmt::Debug for Rehearsal<'_> {
 /// True for a command whose purpose is its output, or that reports what it changes.
 fn is_for_output(command: &str) -> bool {
     let program = command.split_whitespace().next().unwrap_or_default();
-    match program.rsplit('/').next().unwrap_or_default() {
-        "bindguard" | "grep" | "cat" | "kubectl" | "helm" => true,
-        _ => false,
-    }
+    matches!(
+        program.rsplit('/').next().unwrap_or_default(),
+        "bindguard" | "grep" | "cat" | "kubectl" | "helm"
+    )
 }
 
 /// The first line of a command, without a comment.
