@@ -26,7 +26,7 @@ fn its_pods_are_those_of_the_manifest() {
         spec
     };
     assert_eq!(
-        pod(&render(&helm, &[])),
+        pod(&render(&helm, &["nodeSelector.bindguard=canary"])),
         pod(&documents(include_str!("../../agent.yaml")))
     );
 }

@@ -392,7 +392,14 @@ fn kustomize_builds_the_base() {
         kinds,
         [&account[..], &["DaemonSet", "DaemonSet", "RuntimeClass"]].concat()
     );
-    documents
-        .iter()
-        .for_each(|document| assert_eq!(taken_by_kind(document).unwrap(), *document));
+    for document in &documents {
+        assert_eq!(taken_by_kind(document).unwrap(), *document);
+        // a pod of the class lands on no node without the handler
+        let selector = match document["kind"].as_str() {
+            Some("DaemonSet") => &document["spec"]["template"]["spec"]["nodeSelector"],
+            Some("RuntimeClass") => &document["scheduling"]["nodeSelector"],
+            _ => continue,
+        };
+        assert_eq!(selector["bindguard"], "canary", "{document}");
+    }
 }

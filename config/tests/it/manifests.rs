@@ -1,7 +1,7 @@
 //! The manifests match the Kubernetes API's own schema: the API has every field, and with the same
 //! type.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::kube::{documents, taken_by_kind};
 
@@ -40,6 +40,22 @@ fn a_field_that_is_misspelt_or_of_another_kind_is_noticed() {
             documents(&changed).iter().any(noticed),
             "{wrong} is not noticed"
         );
+    }
+}
+
+/// Without a label nothing of bindguard comes to a node, and no runtime is restarted.
+#[test]
+fn the_manifests_begin_with_the_nodes_that_have_a_label() {
+    for text in [DAEMON_SET, AGENT] {
+        let documents = documents(text);
+        let set = documents.iter().find(|it| it["kind"] == "DaemonSet");
+        let pod = &set.unwrap()["spec"]["template"]["spec"];
+        assert_eq!(
+            pod["nodeSelector"],
+            json!({ "kubernetes.io/os": "linux", "bindguard": "canary" })
+        );
+        let command = pod["containers"][0]["command"].to_string();
+        assert!(!command.contains("--restart"), "{command}");
     }
 }
 

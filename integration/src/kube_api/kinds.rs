@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 /// Group and version, kind, and the plural name of what is namespaced or not.
-const KINDS: [(&str, &str, &str, bool); 12] = [
+const KINDS: [(&str, &str, &str, bool); 13] = [
     ("v1", "ConfigMap", "configmaps", true),
     ("v1", "Pod", "pods", true),
+    ("v1", "Node", "nodes", false),
     ("v1", "ServiceAccount", "serviceaccounts", true),
     (
         "rbac.authorization.k8s.io/v1",

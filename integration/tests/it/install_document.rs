@@ -53,6 +53,8 @@ fn as_it_says() {
         api.write_config(KUBECONFIG.as_ref())?;
         lay_out_leases(&api);
         lay_out_class(&api);
+        let node_object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}});
+        api.insert("/api/v1/nodes/node-1", node_object);
         let config = repository().join("config/config.toml");
         let reports = node.disk().join("report.toml");
         // as the page says
@@ -90,6 +92,11 @@ fn as_it_says() {
             .with("IMAGE", &image.display().to_string())
         };
         rehearsal()
+            .with("NODE", "node-1")
+            .prints(
+                "kubectl label node NODE bindguard=canary",
+                &["node/node-1 labeled"],
+            )
             .prints(
                 "helm install bindguard config/chart --namespace kube-system --set image.registry=registry.example.com",
                 &["bindguard: canary"],
