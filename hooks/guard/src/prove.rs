@@ -304,8 +304,9 @@ impl Ways {
             places: HashMap::new(),
             unknown: HashSet::new(),
         };
-        for (index, entry) in expected.entries.iter().enumerate() {
-            match walk_path_of_process(pid, &entry.destination, &|mount| local.contains(&mount)) {
+        let destinations = expected.entries.iter().map(|entry| &entry.destination);
+        for (index, path) in destinations.chain(&expected.masked).enumerate() {
+            match walk_path_of_process(pid, path, &|mount| local.contains(&mount)) {
                 Ok(walk) if written.is_some() && walk.newest_link > written => {}
                 Ok(walk) => {
                     ways.places.insert(index, walk.place);

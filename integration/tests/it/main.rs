@@ -118,6 +118,7 @@ mod policy_refuses_unguarded_creates;
 mod prefix_that_cannot_run_programs;
 mod process_files_by_choice;
 mod prometheus_reads_the_figures;
+mod proof_of_generated_specs;
 mod raw_block_volume;
 mod real_kubelet;
 mod real_kubelet_csi;

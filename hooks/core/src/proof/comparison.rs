@@ -18,7 +18,8 @@ use crate::mount_table::{MountEntry, MountId, Propagation};
 pub struct Comparison<'e> {
     /// The entries of the spec, in their order.
     entries: Vec<Entry<'e>>,
-    masked: &'e [PathBuf],
+    /// The places that the runtime covers after all mounts.
+    masked: Vec<PathBuf>,
     /// The mounts at or above the place of a bind.
     mounts: Vec<MountEntry>,
     is_of_container: bool,
@@ -39,8 +40,14 @@ impl<'e> Comparison<'e> {
         Self::at_places(expected, &HashMap::new())
     }
 
-    /// Starts with no mount. `places` has the places of entries whose destination leads elsewhere.
+    /// Starts with no mount. `places` has the places of entries whose destination leads elsewhere,
+    /// and after the entries those of the masked paths.
     pub fn at_places(expected: &'e ExpectedBinds, places: &HashMap<usize, PathBuf>) -> Self {
+        let mut masked = Vec::with_capacity(expected.masked.len());
+        for (index, path) in expected.masked.iter().enumerate() {
+            let place = places.get(&(expected.entries.len() + index));
+            masked.push(as_printed(place.unwrap_or(path)));
+        }
         let mut entries = Vec::with_capacity(expected.entries.len());
         for (index, entry) in expected.entries.iter().enumerate() {
             let place = places.get(&index).unwrap_or(&entry.destination);
@@ -71,7 +78,7 @@ impl<'e> Comparison<'e> {
         }
         Self {
             entries,
-            masked: &expected.masked,
+            masked,
             mounts: Vec::new(),
             is_of_container: false,
         }
