@@ -16,7 +16,7 @@
 #   make release  the artefacts of a release: programs, package, chart, images, bills of materials, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
-# On a fresh Debian 12 with a Rust toolchain, as root. Each target installs the packages that it needs.
+# On a fresh Debian 12 with Rust 1.88 or newer, as root. Each target installs the packages that it needs.
 
 TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
 MATRIX := $(CURDIR)/target/matrix
@@ -71,6 +71,9 @@ programs: setup
 
 ## what the machine lacks
 setup:
+	@need=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); have=$$(rustc --version | cut -d ' ' -f 2); \
+	  [ "$$(printf '%s\n' "$$need" "$$have" | sort -V | head -n 1)" = "$$need" ] || \
+	  { echo "build bindguard: this rustc is $$have; install Rust $$need or newer" >&2; exit 2; }
 	sh integration/matrix/setup.sh
 
 ## three generations of containerd, runc and crun, side by side; BINDGUARD_CONTAINERD=DIR puts a build of your own in the newest one's place
