@@ -280,7 +280,7 @@ fn runbook() {
                 )
                 .prints(
                     "bindguard release MOUNT_POINT",
-                    &["released   /host/var/tmp"],
+                    &["released   /host/var/cache"],
                 )
                 .prints(
                     "bindguard doctor",
