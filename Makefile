@@ -234,7 +234,7 @@ fuzz: setup
 soak: build matrix faults
 	$(STORY) soak:: --ignored --nocapture
 	BINDGUARD_SOAK=1 $(CARGO_TEST) -p bindguard-guard -p bindguard-agent --test it -- refresh:: refresh_files_hostile:: \
-	  refresh_host_roots:: refresh_interrupted:: refresh_mounts_hostile:: refresh_namespaces:: kubelet_at_the_same_moment::
+	  refresh_host_roots:: refresh_interrupted:: refresh_mounts_hostile:: refresh_namespaces:: kubelet_at_the_same_moment:: histories::
 	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: losses_of_the_race_by_program:: \
 	  installer_killed_at_every_step:: every_syscall_fails_once:: demo_leaves_nothing_behind:: proof_of_generated_specs:: --nocapture
 

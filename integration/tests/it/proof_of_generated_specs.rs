@@ -234,17 +234,19 @@ impl Entry {
 }
 
 impl Case {
-    /// crun 1.28 binds a read-only path over itself with the mounts below, and the copies of these
-    /// mounts lose `ro` and `nosuid`: the proof is right to report that.
-    fn without_fault_of_crun(mut self) -> Self {
-        if self.is_crun {
-            let entries = &self.entries;
-            self.read_only.retain(|path| {
-                let path = Entry::Tmpfs { place: path }.resolved();
-                let mut places = entries.iter().map(Entry::resolved);
-                !places.any(|place| place.starts_with(&path))
-            });
-        }
+    /// Two faults that the proof is right to report. A runtime binds a read-only path over itself
+    /// with the mounts below, but not with an unbindable mount, which is lost. Under crun 1.28 the
+    /// copies of these mounts lose `ro` and `nosuid`.
+    fn without_known_faults(mut self) -> Self {
+        let (entries, is_crun) = (&self.entries, self.is_crun);
+        self.read_only.retain(|path| {
+            let path = Entry::Tmpfs { place: path }.resolved();
+            let mut below = entries.iter().filter(|it| it.resolved().starts_with(&path));
+            !below.any(|entry| match entry {
+                Entry::Bind { options, .. } => is_crun || options.contains(&"unbindable"),
+                Entry::Tmpfs { .. } => false,
+            })
+        });
         self
     }
 
@@ -597,7 +599,7 @@ fn run_cases(is_lie: bool, count: u32) {
         let (number, effective) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
         let result = TestRunner::new_with_rng(config, rng).run(&cases(is_lie), |case| {
             number.set(number.get() + 1);
-            let case = case.without_fault_of_crun();
+            let case = case.without_known_faults();
             match run_case(node, &programs, &case, number.get()) {
                 Ok(has_effect) => effective.set(effective.get() + u32::from(has_effect)),
                 Err(why) => return Err(TestCaseError::fail(why)),

@@ -12,6 +12,7 @@ mod attributes_of_the_mount;
 mod cifs;
 mod dead_sources;
 mod fuzz_seeds;
+mod histories;
 mod host_root_binds;
 mod hostile_volumes;
 mod journal;

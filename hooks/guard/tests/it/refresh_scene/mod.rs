@@ -70,6 +70,7 @@ impl Scene {
             pod: self.pod.directory(),
             records: self.records().directory().to_owned(),
             init: container.process.pid(),
+            has_beneath: false,
         }
     }
 

@@ -99,6 +99,8 @@ pub struct Refresh {
     pub records: PathBuf,
     /// The init of the container.
     pub init: u32,
+    /// True if the kernel has `MOVE_MOUNT_BENEATH` for the refresh.
+    pub has_beneath: bool,
 }
 
 /// Work in a process that executes this test program anew.
@@ -134,7 +136,7 @@ impl Refresh {
                 (RECORDS, self.records.clone().into()),
                 (INIT, self.init.to_string().into()),
             ],
-            has_beneath: false,
+            has_beneath: self.has_beneath,
         }
     }
 }
