@@ -16,8 +16,7 @@ pub struct ContainerdSeen {
     pub default_runtime: String,
     /// The pods that run now.
     pub pods: RunningPods,
-    /// Programs of bindguard's that the configuration names and that cannot be run, with the
-    /// reasons.
+    /// The reasons why bindguard's runtimes, or the default, start no container.
     pub unusable: Vec<String>,
 }
 
@@ -64,6 +63,11 @@ pub struct RuntimeEntry {
 }
 
 impl RuntimeEntry {
+    /// True if this runtime runs the guard.
+    pub fn calls_guard(&self) -> bool {
+        self.guard_setting().is_some()
+    }
+
     fn guard_setting(&self) -> Option<GuardSetting> {
         let names = |path: &str, name: &str| path.rsplit('/').next() == Some(name);
         if self.runtime_type.contains("bindguard") {
@@ -105,9 +109,8 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
             format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
-    if let Some(program) = seen.unusable.first() {
-        let message =
-            format!("containerd {version} cannot start containers through bindguard: {program}");
+    if let Some(why) = seen.unusable.first() {
+        let message = format!("containerd {version} cannot start containers: {why}");
         return Point::failed(NAME, message, "bindguard install --dry-run");
     }
     let ignored = guarded

@@ -1,10 +1,7 @@
 //! containerd's effective configuration, from `containerd config dump`: imports and defaults are
 //! included.
 
-use std::path::Path;
-
 use anyhow::Context;
-use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_installer::running::{Daemon, containerds, is_hidden};
 use bindguard_operator::doctor::{self, ContainerdSeen, Point, RuntimeEntry};
 use bindguard_operator::pods::Pods;
@@ -51,30 +48,35 @@ fn seen(containerd: &Daemon, pods: &Pods) -> anyhow::Result<ContainerdSeen> {
         .parse()
         .context("parse the output of `containerd config dump`")?;
     let (runtimes, default_runtime) = runtimes(&table);
-    let unusable = runtimes
-        .iter()
-        .flat_map(|entry| [&entry.runtime_path, &entry.binary_name])
-        .filter_map(unusable)
-        .collect();
+    let mut reasons = Vec::new();
+    for entry in &runtimes {
+        if entry.name == default_runtime || entry.calls_guard() {
+            reasons.extend(unusable(&entry.runtime_path));
+            reasons.extend(unusable(&entry.binary_name));
+        }
+    }
+    let is_default = |entry: &RuntimeEntry| entry.name == default_runtime;
+    if !runtimes.is_empty() && !runtimes.iter().any(is_default) {
+        reasons.push(format!(
+            "its default runtime {default_runtime:?} is not configured"
+        ));
+    }
     Ok(ContainerdSeen {
         version: number(&version),
         runtimes,
         default_runtime,
         pods: running_pods(pods),
-        unusable,
+        unusable: reasons,
     })
 }
 
-/// Why a program of bindguard's cannot be run. The kernel refuses this access also on a file system
-/// that is mounted noexec.
-fn unusable(path: &String) -> Option<String> {
-    let is_ours = Path::new(path)
-        .file_name()
-        .is_some_and(|name| name == SHIM || name == WRAPPER);
-    if !is_ours || !path.starts_with('/') {
+/// Why a program cannot be run. The kernel refuses this access also on a file system that is
+/// mounted noexec.
+fn unusable(path: &str) -> Option<String> {
+    if !path.starts_with('/') {
         return None;
     }
-    let error = rustix::fs::access(path.as_str(), rustix::fs::Access::EXEC_OK).err()?;
+    let error = rustix::fs::access(path, rustix::fs::Access::EXEC_OK).err()?;
     Some(format!("{path}: {}", std::io::Error::from(error)))
 }
 
