@@ -2,8 +2,8 @@
 //! distribution's files. It changes the file that lasts, or prints what the operator has to do; it
 //! never edits a generated file.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -271,6 +271,11 @@ fn eks_of_both_generations() {
         on(generation, |root| {
             let file = "/etc/containerd/config.toml";
             root.write(file, text)?;
+            root.write("/usr/bin/nvidia-container-runtime", "#!/bin/sh\n")?;
+            fs::set_permissions(
+                root.path("/usr/bin/nvidia-container-runtime"),
+                Permissions::from_mode(0o755),
+            )?;
             root.write("/etc/os-release", "ID=\"amzn\"\nVERSION_ID=\"2023\"\n")?;
             fs::create_dir_all(root.path("/etc/eks"))?;
             for words in [&[][..], &["--default"]] {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::Finished;
+use bindguard_integration::process::{Finished, write_program};
 use bindguard_integration::{Generation, Node, Setup, on_every_config_version};
 
 const V2: &str = r#"version = 2 # of containerd's files
@@ -185,7 +185,7 @@ fn docker_gets_its_default_back() {
         let file = Path::new("/etc/docker/daemon.json");
         fs::create_dir_all("/etc/docker")?;
         let text =
-            "{\n  \"default-runtime\": \"mine\",\n  \"runtimes\": {\"mine\": {\"path\": \"/usr/bin/crun\"}}\n}\n";
+            "{\n  \"default-runtime\": \"mine\",\n  \"runtimes\": {\"mine\": {\"path\": \"/bin/sh\"}}\n}\n";
         fs::write(file, text)?;
         node.bindguard(["install", "docker"])?.success()?;
         let fresh = fs::read_to_string(file)?;
@@ -205,8 +205,12 @@ fn docker_gets_its_default_back() {
 fn two_runtimes_that_call_different_oci_runtimes() {
     Setup::on(Generation::V1_7).bare().story(|node| {
         fs::create_dir_all("/etc/crio/crio.conf.d")?;
-        let packaged = "[crio.runtime]\ndefault_runtime = \"crun\"\n\
-             [crio.runtime.runtimes.crun]\nruntime_path = \"/usr/libexec/crio/crun\"\n";
+        let crun = node.disk().join("crun");
+        write_program(&crun, "#!/bin/sh\n")?;
+        let packaged = format!(
+            "[crio.runtime]\ndefault_runtime = \"crun\"\n\
+             [crio.runtime.runtimes.crun]\nruntime_path = {crun:?}\n"
+        );
         fs::write("/etc/crio/crio.conf.d/10-crio.conf", packaged)?;
         let refused = |words: &[&str], why: &str| {
             let refused = node.bindguard(words)?;
@@ -219,12 +223,12 @@ fn two_runtimes_that_call_different_oci_runtimes() {
         };
         refused(
             &["install", "docker", "crio"],
-            "docker uses runc, and crio uses /usr/libexec/crio/crun",
+            &format!("docker uses runc, and crio uses {}", crun.display()),
         )?;
         node.bindguard(["install", "docker"])?.success()?;
         refused(
             &["install", "crio"],
-            "crio uses /usr/libexec/crio/crun, and docker uses runc",
+            &format!("crio uses {}, and docker uses runc", crun.display()),
         )?;
         node.bindguard(["uninstall", "docker"])?.success()?;
         node.bindguard(["install", "crio"])?.success()?;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::run;
+use bindguard_integration::process::{run, write_program};
 use bindguard_integration::{Generation, Node, Setup, on_every_config_version};
 
 const RUNC: &str = r#"version = 2 # of containerd's files
@@ -21,7 +21,7 @@ const NVIDIA: &str = r#"version = 2
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
-  BinaryName = "/usr/bin/nvidia-container-runtime"
+  BinaryName = "nvidia-container-runtime"
 "#;
 /// Bottlerocket's names, on a node that can be edited.
 const SHIMPEI: &str = r#"version = 2
@@ -37,6 +37,9 @@ const SHIMPEI: &str = r#"version = 2
 
 fn story(generation: Generation) {
     Setup::on(generation).bare().story(|node| {
+        for name in ["nvidia-container-runtime", "shimpei"] {
+            write_program(&node.programs().join(name), "#!/bin/sh\n")?;
+        }
         options_of_the_default(node)?;
         accepted(node, RUNC, &[], &["runtimes.bindguard"])?;
         accepted(

@@ -38,6 +38,17 @@ pub fn drift() -> Result<Vec<Drift>> {
     found.extend(other_config(&record)?);
     for installed in record.installed() {
         let (owner, options) = (installed.owner, &installed.options);
+        if let Some(program) = installed.gone_program() {
+            found.push(Drift {
+                what: format!(
+                    "{} of the runtime that bindguard guards cannot be run: no pod that needs it starts",
+                    name(program)
+                ),
+                breaks_pods: true,
+                command: command(owner, options),
+            });
+            continue;
+        }
         if runtimes::inputs_now(owner, options, &record)?
             .is_some_and(|inputs| inputs == installed.inputs)
         {

@@ -11,7 +11,7 @@ use crate::change::Change;
 use crate::drift::DriftReporter;
 use crate::options::CommonOptions;
 use crate::owner::Owner;
-use crate::plan::{InstallOptions, PlannedChange, USUAL_RUNTIME};
+use crate::plan::{InstallOptions, PlannedChange};
 use crate::programs::Programs;
 use crate::put::put;
 use crate::record::{Installed, Record};
@@ -126,19 +126,18 @@ impl Install {
         {
             let plan = runtimes::plan(owner, options, &record)?;
             report.take(&plan);
-            done.push((owner, (plan.notes.clone(), plan.needs_runtime.clone())));
+            done.push(Installed::planned(owner, options, &plan));
             work.extend(plan.into_steps(owner));
         }
         let planned = done
             .iter()
-            .filter_map(|(owner, (_, runtime))| Some((*owner, runtime.as_deref()?)));
+            .filter_map(|new| Some((new.owner, new.needs_runtime.as_deref()?)));
         let recorded = record
             .installed()
             .iter()
-            .filter(|old| done.iter().all(|(owner, _)| *owner != old.owner))
+            .filter(|old| done.iter().all(|new| new.owner != old.owner))
             .filter_map(|old| Some((old.owner, old.needs_runtime.as_deref()?)));
         let runtime = runtime_of_all(planned, recorded)?;
-        let runtime = runtime.filter(|runtime| *runtime != Path::new(USUAL_RUNTIME));
         let settings = settings::plan(runtime, node_config, &record)?;
         settings
             .mistakes
@@ -176,8 +175,8 @@ impl Install {
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
             record.set_node_config(settings.wanted)?;
-            for (owner, planned) in done {
-                record.verify(runtimes::installed(owner, options, planned, &record)?)?;
+            for planned in done {
+                record.verify(runtimes::installed(planned, &record)?)?;
             }
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common, slot);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::change::Change;
@@ -34,8 +35,19 @@ pub struct TargetPlan {
     pub notes: Vec<String>,
     /// The OCI runtime that bindguard-runtime must call; `None` if bindguard's shim names it.
     pub needs_runtime: Option<PathBuf>,
+    /// Other programs without which no container would start.
+    pub needs_programs: Vec<PathBuf>,
     /// The command that activates the changes.
     pub command: Option<String>,
+}
+
+/// The edits after which a runtime's default starts containers.
+#[derive(Debug, Default)]
+pub struct Healing {
+    /// The default that was replaced, for the operator.
+    pub notes: Vec<String>,
+    /// Files and their new texts.
+    pub edits: Vec<(PathBuf, String)>,
 }
 
 /// A planned change.
@@ -50,6 +62,16 @@ pub struct PlannedChange {
 }
 
 impl TargetPlan {
+    /// Adds the edits after which the default starts containers.
+    pub fn take(&mut self, healing: Healing) -> Result<()> {
+        self.notes.extend(healing.notes);
+        for (path, text) in healing.edits {
+            let change = Change::of(&path, Some(text.into_bytes()), 0o644)?;
+            self.changes.push(change);
+        }
+        Ok(())
+    }
+
     /// The plan's steps for a runtime.
     pub fn into_steps(self, owner: Owner) -> impl Iterator<Item = PlannedChange> {
         let command = self.command;

@@ -19,6 +19,12 @@ pub fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
                 runtimes::cleaned(owner, before, original.as_ref().and_then(Content::bytes))?;
             Some(Content::File(bytes))
         }
+        // the record was lost: what an earlier install added is no part of the node's own file
+        (None, Some(Content::File(before))) => match runtimes::former(owner, before) {
+            Ok(former) => former.map(Content::File),
+            // a template is no TOML
+            Err(_) => change.before.clone(),
+        },
         (_, before) => before.clone(),
     };
     let is_new = record.entry(&change.path).is_none();

@@ -17,9 +17,10 @@ use sha2::{Digest, Sha256};
 use crate::attributes::Attributes;
 use crate::change::{self, Content, NewAttributes};
 use crate::owner::Owner;
-use crate::plan::{InstallOptions, PlannedChange};
+use crate::plan::{InstallOptions, PlannedChange, TargetPlan};
 use crate::running::{self, Daemon};
 use crate::scratch;
+use crate::search_path::is_gone;
 
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
@@ -78,6 +79,9 @@ pub struct PendingRemoval {
     /// The pods that need the kept files.
     #[serde(flatten)]
     pub kept: Removal,
+    /// Files of other tools that name bindguard's programs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub named_in: Vec<PathBuf>,
 }
 
 impl PendingRemoval {
@@ -109,6 +113,31 @@ pub struct Installed {
     pub notes: Vec<String>,
     /// The OCI runtime that bindguard-runtime must call.
     pub needs_runtime: Option<PathBuf>,
+    /// Other programs without which no container would start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs_programs: Vec<PathBuf>,
+}
+
+impl Installed {
+    /// The installation of a plan. Its inputs are known when the plan is done.
+    pub fn planned(owner: Owner, options: &InstallOptions, plan: &TargetPlan) -> Self {
+        Self {
+            owner,
+            options: options.clone(),
+            inputs: String::new(),
+            notes: plan.notes.clone(),
+            needs_runtime: plan.needs_runtime.clone(),
+            needs_programs: plan.needs_programs.clone(),
+        }
+    }
+
+    /// A program that has gone, or cannot be executed any more, since the installation.
+    pub fn gone_program(&self) -> Option<&Path> {
+        let programs = self.needs_programs.iter();
+        programs
+            .map(PathBuf::as_path)
+            .find(|program| is_gone(program))
+    }
 }
 
 /// A daemon that still uses what was in its file before a change, or the agent, which was not

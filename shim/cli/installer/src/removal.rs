@@ -19,10 +19,11 @@ use crate::plan::{InstallOptions, PlannedChange};
 use crate::program_users::{ProgramUser, users_of};
 use crate::programs::beside_this_one;
 use crate::put::put;
-use crate::record::{Entry, Record, Removal};
+use crate::record::{Entry, Installed, Record, Removal};
 use crate::report::InstallReport;
 use crate::running::pods_with_handler;
 use crate::runtimes;
+use crate::settings::{self, SettingsPlan};
 use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;
 
@@ -78,16 +79,31 @@ impl KeptHandler {
             default: false,
             ..installed.options.clone()
         };
-        let plan = runtimes::plan(self.owner, &options, record)?;
+        let plan = match runtimes::plan(self.owner, &options, record) {
+            Ok(plan) => plan,
+            Err(error) => {
+                report.unfinished(format!("{error:#}"));
+                return Ok(Vec::new());
+            }
+        };
         report.take(&plan);
-        let planned = (plan.notes.clone(), plan.needs_runtime.clone());
+        let planned = Installed::planned(self.owner, &options, &plan);
+        let settings = match settings::plan(planned.needs_runtime.as_deref(), None, record) {
+            Ok(settings) => settings,
+            // a config that is not valid must not keep the default on the node
+            Err(error) => {
+                report.note(format!("{error:#}"));
+                SettingsPlan::default()
+            }
+        };
         let steps: Vec<_> = plan
             .into_steps(self.owner)
+            .chain(settings.change.map(PlannedChange::own))
             .filter(|step| !step.change.is_none())
             .collect();
         if !common.dry_run {
             steps.iter().try_for_each(|step| put(record, step))?;
-            record.verify(runtimes::installed(self.owner, &options, planned, record)?)?;
+            record.verify(runtimes::installed(planned, record)?)?;
         }
         Ok(steps)
     }

@@ -13,7 +13,9 @@ use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED, keep_valid};
 use bindguard_core::error_chain;
 
 use crate::change::{self, Change, Content};
+use crate::plan::USUAL_RUNTIME;
 use crate::record::{self, Record};
+use crate::search_path::is_gone;
 use crate::toml_text::with_value;
 
 /// The config that every node of a fleet gets.
@@ -56,7 +58,7 @@ pub struct SettingsPlan {
 }
 
 /// Plans the change that gives the node a config, with `runtime` named in it where a runtime's
-/// options need that.
+/// options need that. `None`: every runtime passes its own.
 ///
 /// # Errors
 /// If the present file is not TOML: bindguard would not use it.
@@ -67,10 +69,11 @@ pub fn plan(
 ) -> Result<SettingsPlan> {
     let path = Path::new(DEFAULT_PATH);
     let present = change::read(path)?;
+    let unusual = runtime.filter(|runtime| *runtime != Path::new(USUAL_RUNTIME));
     match (node_config, present) {
-        (Some(config), present) => of_the_fleet(config, present, runtime, record),
+        (Some(config), present) => of_the_fleet(config, present, unusual, record),
         (None, None) => Ok(SettingsPlan {
-            change: Some(written(with_runtime(SHIPPED, runtime)?)?),
+            change: Some(written(with_runtime(SHIPPED, unusual)?)?),
             ..SettingsPlan::default()
         }),
         (None, Some(present)) => of_the_node(present, runtime),
@@ -143,14 +146,29 @@ fn of_the_node(present: Vec<u8>, runtime: Option<&Path>) -> Result<SettingsPlan>
         mistakes: loaded.warnings.iter().map(ToString::to_string).collect(),
         ..SettingsPlan::default()
     };
-    if let Some(runtime) = runtime.filter(|runtime| loaded.config.runtime() != *runtime) {
+    let named = loaded.config.runtime();
+    let Some(runtime) = runtime.filter(|runtime| named != *runtime) else {
+        return Ok(plan);
+    };
+    let text = String::from_utf8(present).with_context(|| format!("read {DEFAULT_PATH}"))?;
+    if !loaded.set.contains(&RUNTIME_KEY) {
+        plan.change = Some(written(with_runtime(&text, Some(runtime))?)?);
+    } else if named.is_absolute() && is_gone(named) {
+        // an earlier install named the runtime behind the default, and that is gone
+        plan.mistakes.push(format!(
+            "{DEFAULT_PATH} names {}, which cannot be run: {} takes its place",
+            named.display(),
+            runtime.display()
+        ));
+        let literal = toml::Value::String(runtime.display().to_string()).to_string();
+        let text = with_value(&text, &["runtime", "path"], &literal)?;
+        plan.change = Some(written(text)?);
+    } else {
         ensure!(
-            !loaded.set.contains(&RUNTIME_KEY),
+            runtime == Path::new(USUAL_RUNTIME),
             "{DEFAULT_PATH} has to say [runtime] path = \"{}\", because that is what creates containers now: nothing was changed",
             runtime.display()
         );
-        let text = String::from_utf8(present).with_context(|| format!("read {DEFAULT_PATH}"))?;
-        plan.change = Some(written(with_runtime(&text, Some(runtime))?)?);
     }
     Ok(plan)
 }

@@ -21,7 +21,7 @@ use crate::record::{Entry, PendingRemoval, Record, Removal};
 use crate::removal::{KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go};
 use crate::report::{InstallReport, Progress};
 use crate::restart_slot::RestartSlot;
-use crate::running::{daemon_that_names, leave_own_sandbox, sees_processes};
+use crate::running::{daemon_that_names, is_in_text, leave_own_sandbox, sees_processes};
 use crate::stay::Stay;
 use crate::versions::CURRENT;
 use crate::{lock, restart, root, runtimes, scratch};
@@ -89,17 +89,39 @@ impl Uninstall {
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
         let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
         let files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
-        let mut work = take_off(&files, &mut record, &mut report, &self.common)?;
+        let mut read: Vec<PathBuf> = Vec::new();
+        for (_, file) in runtimes::files(&record) {
+            read.push(file);
+        }
+        read.extend(
+            record
+                .removal()
+                .map(|old| old.named_in.clone())
+                .unwrap_or_default(),
+        );
+        let mut work = removals(&files, &mut report)?;
+        work.extend(self.unrecorded(&runtimes, &record, &mut report));
+        keep_defaults(&mut work, &record, &mut report)?;
+        take_off(&work, &mut record, &mut report, &self.common)?;
         for kept in &handlers {
             work.extend(kept.without_default(&mut record, &mut report, &self.common)?);
         }
-        work.extend(self.take_off_unrecorded(&runtimes, &mut record, &mut report)?);
         let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
+        let mut named_in = Vec::new();
         if restarted.is_ok() {
             // all programs or none: a second run of uninstall needs this very program
             let paths = programs_to_go(&runtimes, &record);
-            if are_unused(&paths, &handlers, &mut report) {
-                work.extend(take_off(&programs, &mut record, &mut report, &self.common)?);
+            let can_go = are_unused(&paths, &handlers, &mut report);
+            named_in = files_that_name(&paths, &read, &work);
+            if let Some(file) = named_in.first().filter(|_| can_go) {
+                report.unfinished(format!(
+                    "the programs stay: {} names one of them, or cannot be read; remove the runtime with this program from the file, then run this again",
+                    name(file)
+                ));
+            } else if can_go {
+                let steps = removals(&programs, &mut report)?;
+                take_off(&steps, &mut record, &mut report, &self.common)?;
+                work.extend(steps);
             }
             if self.common.root.is_some() && !sees_processes() {
                 report.note(
@@ -113,53 +135,115 @@ impl Uninstall {
                 Progress::Done => restarted.is_err(),
                 Progress::KeptForPods => true,
                 // entries of a lost record are not in this record
-                Progress::Unfinished => !record.is_empty(),
+                Progress::Unfinished => !record.is_empty() || !named_in.is_empty(),
             };
             let pending = is_pending.then(|| PendingRemoval {
                 kept: Removal::of(&handlers, &programs_to_go(&runtimes, &record)),
                 runtimes: runtimes.clone(),
+                named_in,
             });
             if !record.removal().is_some_and(|old| old.is_wider(&runtimes)) {
                 record.set_removal(pending)?;
             }
             record.remove_if_empty()?;
         }
+        work.retain(|step| !step.change.is_none());
         let progress = report.finish(&work, &self.common)?;
         restarted.map(|()| progress)
     }
-}
 
-impl Uninstall {
-    /// Removes entries without a record, or names such entries. A node image or a separate
-    /// `/var` may lose the record.
-    fn take_off_unrecorded(
+    /// The removal of entries without a record, or the names of such entries. A node image or a
+    /// separate `/var` may lose the record.
+    fn unrecorded(
         &self,
         runtimes: &[Owner],
-        record: &mut Record,
+        record: &Record,
         report: &mut InstallReport,
-    ) -> Result<Vec<PlannedChange>> {
-        let steps: Vec<_> = runtimes::unrecorded(record)
-            .into_iter()
-            .filter(|step| is_meant(runtimes, step.owner))
-            .collect();
+    ) -> Vec<PlannedChange> {
+        let mut steps = runtimes::unrecorded(record);
+        steps.retain(|step| is_meant(runtimes, step.owner));
         if !self.by_content {
-            for step in &steps {
+            for step in steps.drain(..) {
                 let path = name(&step.change.path);
                 report.unfinished(format!(
                     "{path} has entries of bindguard's, and the record of the installation is lost; remove them with bindguard uninstall --by-content"
                 ));
             }
-            return Ok(Vec::new());
         }
-        for step in &steps {
-            report.command(step.command.as_deref());
-            if !self.common.dry_run {
-                record.owe(step.owner, step.command.as_deref())?;
-                step.change.apply()?;
+        steps
+    }
+}
+
+/// Adds edits after which the defaults of these runtimes start containers. Of a runtime without
+/// such an edit nothing is removed.
+fn keep_defaults(
+    steps: &mut Vec<PlannedChange>,
+    record: &Record,
+    report: &mut InstallReport,
+) -> Result<()> {
+    for owner in [Owner::Containerd, Owner::Docker, Owner::Podman, Owner::Crio] {
+        let Some(step) = steps.iter().find(|step| step.owner == owner) else {
+            continue;
+        };
+        let command = step.command.clone();
+        let healing = match runtimes::default_after_removal(owner, steps, record) {
+            Ok(healing) => healing,
+            Err(error) => {
+                report.unfinished(format!("{error:#}"));
+                steps.retain(|step| step.owner != owner);
+                continue;
+            }
+        };
+        healing.notes.into_iter().for_each(|note| report.note(note));
+        for (path, text) in healing.edits {
+            let edit = Change::of(&path, Some(text.into_bytes()), 0o644)?;
+            match steps.iter_mut().find(|step| step.change.path == edit.path) {
+                Some(step) => step.change = edit,
+                None => steps.push(PlannedChange {
+                    owner,
+                    change: edit,
+                    command: command.clone(),
+                }),
             }
         }
-        Ok(steps)
     }
+    Ok(())
+}
+
+/// The files among `read` that name one of these programs after `steps`. Another tool may have
+/// copied bindguard's runtime into one of its own: without the programs no container of that runtime
+/// would start.
+fn files_that_name(
+    programs: &[PathBuf],
+    read: &[PathBuf],
+    steps: &[PlannedChange],
+) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for file in read {
+        let file = change::resolved(file);
+        let step = steps.iter().find(|step| step.change.path == file);
+        let bytes = match step {
+            Some(step) => step
+                .change
+                .after
+                .as_ref()
+                .and_then(Content::bytes)
+                .map(<[u8]>::to_vec),
+            None => match change::read(&file) {
+                Ok(bytes) => bytes,
+                Err(_) => {
+                    // the file may name a program
+                    found.push(file);
+                    continue;
+                }
+            },
+        };
+        let text = String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
+        if programs.iter().any(|program| is_in_text(&text, program)) && !found.contains(&file) {
+            found.push(file);
+        }
+    }
+    found
 }
 
 /// Reports why these programs cannot be removed: a restart is owed, a running daemon names one, or
@@ -220,40 +304,43 @@ fn needed_by(users: &[ProgramUser]) -> String {
     }
 }
 
-/// Undoes these entries, and returns the files that changed.
+/// The changes that undo these entries.
+fn removals(entries: &[Entry], report: &mut InstallReport) -> Result<Vec<PlannedChange>> {
+    let mut steps = Vec::new();
+    for entry in entries {
+        steps.push(PlannedChange {
+            owner: entry.owner,
+            change: backwards(entry, report)?,
+            command: runtimes::removal_command(entry.owner, entry.command.as_deref()),
+        });
+    }
+    Ok(steps)
+}
+
+/// Makes these changes, and forgets their entries.
 fn take_off(
-    entries: &[Entry],
+    steps: &[PlannedChange],
     record: &mut Record,
     report: &mut InstallReport,
     common: &CommonOptions,
-) -> Result<Vec<PlannedChange>> {
+) -> Result<()> {
     if !common.dry_run {
         // a folder with the file of a killed installer would stay
-        entries
+        steps
             .iter()
-            .filter_map(|entry| entry.path.parent())
+            .filter_map(|step| step.change.path.parent())
             .for_each(|folder| scratch::sweep(change::temporary_folder(folder)));
     }
-    let mut work = Vec::new();
-    for entry in entries {
-        let change = backwards(entry, report)?;
-        let command = runtimes::removal_command(entry.owner, entry.command.as_deref());
-        let command = command.filter(|_| !change.is_none());
+    for step in steps {
+        let command = step.command.as_deref().filter(|_| !step.change.is_none());
         if !common.dry_run {
-            record.owe(entry.owner, command.as_deref())?;
-            change.apply()?;
-            record.forget(&entry.path)?;
+            record.owe(step.owner, command)?;
+            step.change.apply()?;
+            record.forget(&step.change.path)?;
         }
-        report.command(command.as_deref());
-        if !change.is_none() {
-            work.push(PlannedChange {
-                owner: entry.owner,
-                change,
-                command,
-            });
-        }
+        report.command(command);
     }
-    Ok(work)
+    Ok(())
 }
 
 /// The order in which programs are removed: `bindguard` last, because an operator continues a

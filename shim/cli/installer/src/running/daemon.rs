@@ -7,8 +7,10 @@
 //! table: a path walk could hang on a filesystem of the container. The command line is read with a
 //! time limit.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountTable};
@@ -103,6 +105,16 @@ impl Daemon {
         let words = words.collect();
         // a later process of this pid may be a user's
         if self.still_runs() { words } else { Vec::new() }
+    }
+
+    /// The `PATH` of its environment, which its shims and runtimes inherit.
+    pub fn search_path(&self) -> Option<OsString> {
+        let environment = contents(&[ProcessFile::of(self.pid, "environ")])
+            .pop()?
+            .ok()?;
+        let mut variables = environment.split(|byte| *byte == 0);
+        let path = variables.find_map(|variable| variable.strip_prefix(b"PATH="))?;
+        Some(OsString::from_vec(path.to_vec()))
     }
 
     /// The file that `--config` or `-c` names.

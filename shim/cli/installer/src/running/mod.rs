@@ -26,6 +26,7 @@ use bindguard_operator::unix_http;
 use serde_json::Value;
 
 use self::names::is_in;
+pub use self::names::is_in_text;
 use super::owner::Owner;
 
 pub use self::daemon::{Daemon, option, place_of, sees_processes};

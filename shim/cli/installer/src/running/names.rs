@@ -21,6 +21,18 @@ pub fn is_in(config: &Value, program: &Path) -> bool {
     }
 }
 
+/// True if a TOML or JSON file with this text names the program. A template is neither: there the
+/// path counts wherever it is.
+pub fn is_in_text(text: &str, program: &Path) -> bool {
+    if let Ok(config) = toml::from_str(text) {
+        return is_in(&config, program);
+    }
+    match serde_json::from_str(text) {
+        Ok(config) => is_in(&config, program),
+        Err(_) => text.contains(&program.display().to_string()),
+    }
+}
+
 fn is_named(text: &str, program: &Path) -> bool {
     let named = Path::new(text);
     named == program

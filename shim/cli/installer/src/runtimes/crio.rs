@@ -4,17 +4,20 @@
 //! names. CRI-O searches PATH for the monitor of a runtime that names none, and does not start
 //! without it: see crio.conf(5).
 
-use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use toml::Value;
 use toml_edit::{Item, Table, value};
 
-use super::runtime_drop_in::{plan_drop_in, usual_runtime};
-use crate::plan::{InstallOptions, TargetPlan, USUAL_RUNTIME};
-use crate::search_path;
+use super::runtime_drop_in::{
+    FileText, heal, paths_in_order, plan_drop_in, runtime_of, texts_after, usual_runtime,
+};
+use crate::owner::Owner;
+use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
+use crate::running::{self, Daemon};
+use crate::search_path::{self, SearchPath, Unusable};
 use crate::toml_text::{self, Place};
 
 /// Its drop-in.
@@ -30,7 +33,15 @@ pub const RESTART: &str = "systemctl restart crio";
 
 /// Plans the changes for CRI-O.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
-    let former = Former::of(&texts()?)?;
+    let mut others = files();
+    others.retain(|path| path != Path::new(DROP_IN));
+    let mut files = texts_after(others, &[])?;
+    let mut healing = healed(&mut files)?;
+    if options.default {
+        // bindguard's drop-in names the default
+        healing.edits.clear();
+    }
+    let former = Former::of(&files)?;
     let wrapper = options.prefix.join(WRAPPER).display().to_string();
     let change = plan_drop_in(
         Path::new(DROP_IN),
@@ -38,12 +49,51 @@ pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
         &Item::Table(former.with_path(&wrapper)),
         options,
     )?;
-    Ok(TargetPlan {
+    let mut plan = TargetPlan {
         changes: vec![change],
         needs_runtime: Some(former.runtime()),
         command: Some(RESTART.to_owned()),
         ..TargetPlan::default()
-    })
+    };
+    plan.take(healing)?;
+    Ok(plan)
+}
+
+/// CRI-O's files, in the order in which it reads them.
+pub fn files() -> Vec<PathBuf> {
+    paths_in_order(&[MAIN], FOLDER, None)
+}
+
+/// The edits after which CRI-O's default starts containers. CRI-O does not start with a default that
+/// is none of its runtimes.
+pub fn default_after_removal(steps: &[PlannedChange]) -> Result<Healing> {
+    healed(&mut texts_after(files(), steps)?)
+}
+
+fn healed(files: &mut [FileText]) -> Result<Healing> {
+    let daemon = running::daemon_of(Owner::Crio);
+    let path = SearchPath::of(daemon.as_ref().and_then(Daemon::search_path), None);
+    let check = |name: &str, entry: Option<Value>| {
+        let Some(entry) = entry else {
+            return if BUILT_IN.contains(&name) {
+                path.program_of(name, name).map(drop)
+            } else {
+                Err(Unusable::NotConfigured(name.to_owned()))
+            };
+        };
+        let named = entry.get("runtime_path").and_then(Value::as_str);
+        let program = named.filter(|path| !path.is_empty()).unwrap_or(name);
+        path.program_of(name, program).map(drop)
+    };
+    // CRI-O's built-in default depends on its version, so a configured runtime is better
+    let mut usual = None;
+    for name in [USUAL_RUNTIME, "crun"] {
+        let entry = runtime_of(files, &place(), name)?;
+        if usual.is_none() && entry.is_some() && check(name, entry).is_ok() {
+            usual = Some(name);
+        }
+    }
+    heal("CRI-O", files, &place(), usual, &BUILT_IN, check)
 }
 
 /// The text without bindguard's runtime; `original` has the earlier default.
@@ -58,31 +108,6 @@ fn place() -> Place {
     )
 }
 
-/// CRI-O's files in the order in which it reads them, without bindguard's own.
-fn texts() -> Result<Vec<String>> {
-    let mut files = vec![PathBuf::from(MAIN)];
-    let mut drop_ins: Vec<PathBuf> = fs::read_dir(FOLDER)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    drop_ins.sort();
-    files.extend(
-        drop_ins
-            .into_iter()
-            .filter(|file| file != Path::new(DROP_IN)),
-    );
-    let read = files.iter().map(|file| match fs::read_to_string(file) {
-        Ok(text) => Ok(text),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => {
-            Ok(String::new())
-        }
-        Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
-    });
-    read.collect()
-}
-
 /// The runtime that is the default without bindguard.
 #[derive(Debug, Default)]
 struct Former {
@@ -93,10 +118,11 @@ struct Former {
 impl Former {
     /// The default runtime of CRI-O's files; the last file wins. A built-in runtime has no settings
     /// to copy.
-    fn of(texts: &[String]) -> Result<Self> {
+    fn of(files: &[FileText]) -> Result<Self> {
         let (mut name, mut runtimes) = (None, Table::new());
-        for text in texts {
-            let document = toml_text::parse(text).context("parse CRI-O's files")?;
+        for (path, text) in files {
+            let document =
+                toml_text::parse(text).with_context(|| format!("parse {}", path.display()))?;
             let Some(runtime) = document.get("crio").and_then(|crio| crio.get("runtime")) else {
                 continue;
             };
@@ -205,9 +231,13 @@ runtime_root = "/run/runc"
 monitor_path = "/usr/libexec/crio/conmon"
 "#;
 
+    fn file(text: &str) -> FileText {
+        (PathBuf::from(MAIN), text.to_owned())
+    }
+
     #[test]
     fn the_monitor_and_the_rest_are_those_of_the_default() {
-        let former = Former::of(&[PACKAGED.to_owned()]).unwrap();
+        let former = Former::of(&[file(PACKAGED)]).unwrap();
         let text = place()
             .with_runtime(
                 "",
@@ -233,7 +263,7 @@ monitor_path = "/usr/libexec/crio/conmon"
 
     #[test]
     fn the_last_file_counts_and_a_machine_is_no_runtime() {
-        let later = |text: &str| Former::of(&[PACKAGED.to_owned(), text.to_owned()]);
+        let later = |text: &str| Former::of(&[file(PACKAGED), file(text)]);
         let former = later("[crio.runtime]\ndefault_runtime = \"runc\"\n").unwrap();
         assert_eq!(former.runtime(), Path::new("/usr/libexec/crio/runc"));
         let kata = "[crio.runtime]\ndefault_runtime = \"kata\"\n[crio.runtime.runtimes.kata]\nruntime_type = \"vm\"\n";

@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 
 use crate::change::{self, Change, Content};
 use crate::json_text;
-use crate::plan::{InstallOptions, TargetPlan, USUAL_RUNTIME};
+use crate::owner::Owner;
+use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
 use crate::record::{Entry, Record};
-use crate::running::DOCKER_RELOAD;
+use crate::running::{self, DOCKER_RELOAD, Daemon, option};
+use crate::search_path::{SearchPath, Unusable};
 
 /// The file that dockerd reads.
 pub const CONFIG: &str = "/etc/docker/daemon.json";
@@ -44,6 +46,10 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
             plan.command = Some(RESTART.to_owned());
         }
     }
+    if let Err(why) = usable_default(&former).with_context(doing)? {
+        former = json_text::without(&former, &DEFAULT).with_context(doing)?;
+        plan.notes.push(replaced(&why));
+    }
     let after = if options.default { &before } else { &former };
     let after =
         edited(after, &options.prefix.join(WRAPPER), options.default).with_context(doing)?;
@@ -66,10 +72,60 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
 /// Docker 20.10).
 pub const RESTART: &str = "systemctl restart docker";
 
+/// The edit after which Docker's default starts containers. dockerd does not start with a default
+/// that is none of its runtimes.
+pub fn default_after_removal(steps: &[PlannedChange]) -> Result<Healing> {
+    let step = steps.iter().find(|step| step.owner == Owner::Docker);
+    let Some(bytes) = step.and_then(|step| step.change.after.as_ref()?.bytes()) else {
+        return Ok(Healing::default());
+    };
+    let doing = || format!("edit {CONFIG}");
+    let text = String::from_utf8(bytes.to_vec()).with_context(doing)?;
+    let Err(why) = usable_default(&text).with_context(doing)? else {
+        return Ok(Healing::default());
+    };
+    let text = json_text::without(&text, &DEFAULT).with_context(doing)?;
+    Ok(Healing {
+        notes: vec![replaced(&why)],
+        edits: vec![(CONFIG.into(), text)],
+    })
+}
+
+fn replaced(why: &Unusable) -> String {
+    format!(
+        "Docker's default runtime starts no container: {why}; Docker's own {USUAL_RUNTIME} takes its place"
+    )
+}
+
+/// An error in the result if no container starts under the default that the text names.
+fn usable_default(text: &str) -> Result<Result<(), Unusable>> {
+    let default = json_text::at(text, &DEFAULT)?;
+    let Some(name) = default.as_ref().and_then(Value::as_str) else {
+        return Ok(Ok(()));
+    };
+    let Some(runtime) = json_text::at(text, &["runtimes", name])? else {
+        let daemon = running::daemon_of(Owner::Docker);
+        let adds_more = |daemon: Daemon| option(&daemon.arguments(), &["add-runtime"]).is_some();
+        let is_built_in = name == USUAL_RUNTIME || name.starts_with("io.containerd.");
+        if is_built_in || daemon.is_some_and(adds_more) {
+            return Ok(Ok(()));
+        }
+        return Ok(Err(Unusable::NotConfigured(name.to_owned())));
+    };
+    let Some(program) = runtime.get("path").and_then(Value::as_str) else {
+        return Ok(Ok(()));
+    };
+    let daemon = running::daemon_of(Owner::Docker);
+    let path = SearchPath::of(daemon.as_ref().and_then(Daemon::search_path), None);
+    Ok(path.program_of(name, program).map(drop))
+}
+
 /// The text without install's additions; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
+    let has_entry = json_text::at(text, &ENTRY)?.is_some();
     let mut text = json_text::without(text, &ENTRY)?;
-    if json_text::at(&text, &ENTRY[..1])? == Some(json!({}))
+    if has_entry
+        && json_text::at(&text, &ENTRY[..1])? == Some(json!({}))
         && json_text::at(original, &ENTRY[..1])?.is_none()
     {
         text = json_text::without(&text, &ENTRY[..1])?;

@@ -15,7 +15,7 @@ use anyhow::{Result, anyhow};
 use self::runtime_drop_in::HEADING;
 use super::change::{self, Change};
 use super::owner::Owner;
-use super::plan::{InstallOptions, PlannedChange, TargetPlan};
+use super::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
 use super::record::{Installed, Record};
 
 /// Plans the changes for a runtime.
@@ -42,39 +42,64 @@ pub fn inputs_now(
     }
 }
 
-/// The installation that a plan has made.
-pub fn installed(
-    owner: Owner,
-    options: &InstallOptions,
-    (notes, needs_runtime): (Vec<String>, Option<PathBuf>),
-    record: &Record,
-) -> Result<Installed> {
+/// The installation that was planned, and is done.
+pub fn installed(planned: Installed, record: &Record) -> Result<Installed> {
+    let inputs = inputs_now(planned.owner, &planned.options, record)?;
     Ok(Installed {
-        owner,
-        options: options.clone(),
-        inputs: inputs_now(owner, options, record)?.unwrap_or_default(),
-        notes,
-        needs_runtime,
+        inputs: inputs.unwrap_or_default(),
+        ..planned
     })
+}
+
+/// The edits after which a runtime's default starts containers, once these steps have removed
+/// bindguard from its files.
+///
+/// # Errors
+/// If no edit gives the runtime such a default: then the steps must not be done.
+pub fn default_after_removal(
+    owner: Owner,
+    steps: &[PlannedChange],
+    record: &Record,
+) -> Result<Healing> {
+    match owner {
+        Owner::Containerd => containerd::default_after_removal(record),
+        Owner::Docker => docker::default_after_removal(steps),
+        Owner::Podman => podman::default_after_removal(steps),
+        Owner::Crio => crio::default_after_removal(steps),
+        Owner::Agent | Owner::Bindguard => Ok(Healing::default()),
+    }
+}
+
+/// The files that runtimes read, and in which an installation may have put entries.
+pub fn files(record: &Record) -> Vec<(Owner, PathBuf)> {
+    let installed = record.verified(Owner::Containerd);
+    let named = installed.and_then(|installed| installed.options.containerd_config.as_deref());
+    let mut files = Vec::new();
+    for path in containerd::files(named) {
+        files.push((Owner::Containerd, path));
+    }
+    files.push((Owner::Docker, docker::CONFIG.into()));
+    for path in podman::files() {
+        files.push((Owner::Podman, path));
+    }
+    for path in crio::files() {
+        files.push((Owner::Crio, path));
+    }
+    files
 }
 
 /// The removal of entries that are bindguard's by their content, from files of which there is no
 /// record.
 pub fn unrecorded(record: &Record) -> Vec<PlannedChange> {
-    let containerd = containerd::files()
-        .into_iter()
-        .map(|path| (Owner::Containerd, path));
-    let others = [
-        (Owner::Docker, docker::CONFIG),
-        (Owner::Podman, podman::DROP_IN),
-        (Owner::Crio, crio::DROP_IN),
-    ];
-    let others = others
-        .into_iter()
-        .map(|(owner, path)| (owner, PathBuf::from(path)));
-    let lost = containerd
-        .chain(others)
-        .filter(|(_, path)| record.entry(&change::resolved(path)).is_none());
+    // the other files of these folders belong to the operator
+    let is_edited = |owner: Owner, path: &Path| match owner {
+        Owner::Podman => path == Path::new(podman::DROP_IN),
+        Owner::Crio => path == Path::new(crio::DROP_IN),
+        Owner::Containerd | Owner::Docker | Owner::Agent | Owner::Bindguard => true,
+    };
+    let lost = files(record).into_iter().filter(|(owner, path)| {
+        is_edited(*owner, path) && record.entry(&change::resolved(path)).is_none()
+    });
     lost.filter_map(|(owner, path)| without_entries(owner, &path))
         .collect()
 }
@@ -82,12 +107,7 @@ pub fn unrecorded(record: &Record) -> Vec<PlannedChange> {
 /// `None` if the file has no entry of bindguard's, or cannot be read as the runtime's.
 fn without_entries(owner: Owner, path: &Path) -> Option<PlannedChange> {
     let present = change::read(path).ok()??;
-    let is_own = present.starts_with(HEADING.as_bytes());
-    let after = if is_own {
-        None
-    } else {
-        Some(cleaned(owner, &present, None).ok()?)
-    };
+    let after = former(owner, &present).ok()?;
     let change = Change::of(path, after, 0o644)
         .ok()
         .filter(|change| !change.is_none())?;
@@ -101,6 +121,15 @@ fn without_entries(owner: Owner, path: &Path) -> Option<PlannedChange> {
         change,
         command: removal_command(owner, installed.as_deref()),
     })
+}
+
+/// The content without bindguard of a file that is not in the record; `None` if the whole file is
+/// bindguard's.
+pub fn former(owner: Owner, present: &[u8]) -> Result<Option<Vec<u8>>> {
+    if present.starts_with(HEADING.as_bytes()) {
+        return Ok(None);
+    }
+    cleaned(owner, present, None).map(Some)
 }
 
 /// The content of an edited file without bindguard. bindguard's own files stay as they were edited.

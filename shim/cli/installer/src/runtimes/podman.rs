@@ -1,17 +1,38 @@
 //! Podman's drop-in: see containers.conf(5). Podman has no daemon, so nothing is restarted.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use toml::Value;
 use toml_edit::{Array, value};
 
-use super::runtime_drop_in::{plan_drop_in, usual_runtime};
-use crate::plan::{InstallOptions, TargetPlan};
+use super::runtime_drop_in::{heal, paths_in_order, plan_drop_in, texts_after, usual_runtime};
+use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
+use crate::search_path::{SearchPath, Unusable};
 use crate::toml_text::Place;
 
 /// Its drop-in.
 pub const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
+
+const MAIN: [&str; 2] = [
+    "/usr/share/containers/containers.conf",
+    "/etc/containers/containers.conf",
+];
+const FOLDER: &str = "/etc/containers/containers.conf.d";
+/// The runtimes for which Podman knows paths.
+const BUILT_IN: [&str; 10] = [
+    "crun",
+    "crun-vm",
+    "crun-wasm",
+    "kata",
+    "krun",
+    "ocijail",
+    "runc",
+    "runj",
+    "runsc",
+    "youki",
+];
 
 /// Plans the change.
 pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
@@ -22,11 +43,55 @@ pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
         &value(Array::from_iter([path])),
         options,
     )?;
-    Ok(TargetPlan {
+    let mut plan = TargetPlan {
         changes: vec![change],
         needs_runtime: Some(usual_runtime()),
         ..TargetPlan::default()
-    })
+    };
+    if !options.default {
+        let mut others = files();
+        others.retain(|path| path != Path::new(DROP_IN));
+        plan.take(healed(others, &[])?)?;
+    }
+    Ok(plan)
+}
+
+/// The files that Podman reads, in order.
+pub fn files() -> Vec<PathBuf> {
+    paths_in_order(&MAIN, FOLDER, Some("conf"))
+}
+
+/// The edits after which Podman's default starts containers.
+pub fn default_after_removal(steps: &[PlannedChange]) -> Result<Healing> {
+    healed(files(), steps)
+}
+
+fn healed(files: Vec<PathBuf>, steps: &[PlannedChange]) -> Result<Healing> {
+    let mut files = texts_after(files, steps)?;
+    let path = SearchPath::of(None, None);
+    heal(
+        "Podman",
+        &mut files,
+        &place(),
+        None,
+        &BUILT_IN,
+        |name, entry| {
+            let paths = match entry {
+                Some(Value::Array(paths)) => paths,
+                _ if name.starts_with('/') => vec![Value::from(name)],
+                _ if BUILT_IN.contains(&name) => return Ok(()),
+                _ => return Err(Unusable::NotConfigured(name.to_owned())),
+            };
+            let mut last = Ok(());
+            for program in paths.iter().filter_map(Value::as_str) {
+                last = path.program_of(name, program).map(drop);
+                if last.is_ok() {
+                    break;
+                }
+            }
+            last
+        },
+    )
 }
 
 /// The text without bindguard's runtime; `original` has the earlier default.

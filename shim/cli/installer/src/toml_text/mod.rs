@@ -102,6 +102,38 @@ impl Place {
         ))
     }
 
+    /// The default runtime that the text names.
+    ///
+    /// # Errors
+    /// If the text is not TOML.
+    pub fn default_in(&self, text: &str) -> Result<Option<String>, NotEdited> {
+        let document = parse(text)?;
+        let layout = TextLayout::of(&document);
+        let named = layout.find(&self.default).and_then(Item::as_str);
+        Ok(named.map(str::to_owned))
+    }
+
+    /// The runtime `name` of the text, as an array or a table.
+    ///
+    /// # Errors
+    /// If the text is not TOML.
+    pub fn runtime_in(&self, text: &str, name: &str) -> Result<Option<toml::Value>, NotEdited> {
+        let document = parse(text)?;
+        let layout = TextLayout::of(&document);
+        let item = layout.find(&member(&self.runtimes, name));
+        Ok(item.and_then(content))
+    }
+
+    /// The text without a default runtime.
+    ///
+    /// # Errors
+    /// As [`Place::with_runtime`].
+    pub fn without_default(&self, text: &str) -> Result<String, NotEdited> {
+        let document = parse(text)?;
+        let layout = TextLayout::of(&document);
+        Ok(spliced(text, removal(&layout, &self.default)))
+    }
+
     /// The text without the runtime `name`. A default that names it is restored from `original`, or
     /// removed.
     ///
@@ -122,7 +154,8 @@ impl Place {
         }
         let original = parse(original)?;
         let original = TextLayout::of(&original);
-        if let Some(former) = original.find(&self.default).and_then(Item::as_str) {
+        let former = original.find(&self.default).and_then(Item::as_str);
+        if let Some(former) = former.filter(|former| *former != name) {
             return self.with_default(&text, former);
         }
         let document = parse(&text)?;

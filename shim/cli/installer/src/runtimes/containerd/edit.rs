@@ -123,8 +123,10 @@ impl Trial<'_> {
         if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
             edited = place.with_runtime(&edited, RUNTIME, &as_item(&self.meant.handler))?;
         }
-        if self.meant.is_default && self.before.default() != RUNTIME {
-            edited = place.with_default(&edited, RUNTIME)?;
+        if let Some(default) = &self.meant.default
+            && self.before.default() != default
+        {
+            edited = place.with_default(&edited, default)?;
         }
         Ok(edited)
     }

@@ -6,8 +6,14 @@
 //! depending on the version. So an edit is accepted only if the dump after it equals the dump
 //! before it plus the intended change.
 
+use std::path::PathBuf;
+
 use bindguard_core::program_names::RUNTIME;
 use toml::{Table, Value};
+
+use super::handler::is_guarded;
+use crate::plan::USUAL_RUNTIME;
+use crate::search_path::{SearchPath, Unusable};
 
 /// The CRI plugin's ids: up to containerd 1.7, and since 2.0. Their sections are those of version 2
 /// of the file, and of version 3.
@@ -27,8 +33,8 @@ pub struct Effective {
 pub struct Meant {
     /// The table of the handler.
     pub handler: Table,
-    /// The handler becomes the default runtime.
-    pub is_default: bool,
+    /// The default runtime, if an edit changes it.
+    pub default: Option<String>,
 }
 
 /// Why a dump was not read.
@@ -92,6 +98,49 @@ impl Effective {
         &self.default
     }
 
+    /// The programs of the default runtime that were found. containerd serves no CRI if its default
+    /// is none of its runtimes, and no pod starts without the runtime's programs.
+    pub fn usable_default(&self, path: &SearchPath) -> Result<Vec<PathBuf>, Unusable> {
+        self.usable(&self.default, path)
+    }
+
+    /// The same for any runtime.
+    pub fn usable(&self, name: &str, path: &SearchPath) -> Result<Vec<PathBuf>, Unusable> {
+        let table = self.configured(name)?;
+        let word = |key: &str| table.get(key).and_then(Value::as_str).unwrap_or_default();
+        let kind = word("runtime_type");
+        let mut parts = kind.rsplit('.');
+        let shim = match (word("runtime_path"), parts.next(), parts.next()) {
+            ("", _, _) if kind.starts_with('/') => Some(kind.to_owned()),
+            ("", Some(version), Some(shim)) => Some(format!("containerd-shim-{shim}-{version}")),
+            ("", _, _) => None,
+            (path, _, _) => Some(path.to_owned()),
+        };
+        let mut found = Vec::new();
+        if let Some(shim) = shim {
+            found.extend(path.program_of(name, &shim)?);
+        }
+        found.extend(self.oci_runtime(name, path)?);
+        Ok(found)
+    }
+
+    /// The OCI runtime behind a runtime of runc's kind, if it was found: what a handler of
+    /// bindguard's calls in turn.
+    pub fn oci_runtime(&self, name: &str, path: &SearchPath) -> Result<Option<PathBuf>, Unusable> {
+        let table = self.configured(name)?;
+        if !is_guarded(&table) {
+            return Ok(None);
+        }
+        let options = table.get("options");
+        let named = options.and_then(|options| options.get("BinaryName")?.as_str());
+        path.program_of(name, named.unwrap_or(USUAL_RUNTIME))
+    }
+
+    fn configured(&self, name: &str) -> Result<Table, Unusable> {
+        self.runtime(name)
+            .ok_or_else(|| Unusable::NotConfigured(name.to_owned()))
+    }
+
     /// The names of all runtimes.
     pub fn names(&self) -> Vec<&str> {
         self.runtimes.keys().map(String::as_str).collect()
@@ -114,8 +163,8 @@ impl Effective {
         wanted
             .runtimes
             .insert(RUNTIME.to_owned(), Value::Table(meant.handler.clone()));
-        if meant.is_default {
-            RUNTIME.clone_into(&mut wanted.default);
+        if let Some(default) = &meant.default {
+            wanted.default.clone_from(default);
         }
         let mut found = Vec::new();
         compare("", &wanted.rest, &after.rest, &mut found);
@@ -190,7 +239,7 @@ mod tests {
     fn meant(is_default: bool) -> Meant {
         Meant {
             handler: toml::from_str("runtime_type = 'x'").unwrap(),
-            is_default,
+            default: is_default.then(|| RUNTIME.to_owned()),
         }
     }
 
@@ -201,6 +250,36 @@ mod tests {
             runc,
             toml::from_str("runtime_type = 'runc.v2'\noptions.SystemdCgroup = true").unwrap()
         );
+    }
+
+    #[test]
+    fn a_default_needs_its_shim_and_its_oci_runtime() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = || SearchPath::of(Some(folder.path().into()), None);
+        let missing = |dump: &str| {
+            effective(dump)
+                .usable_default(&path())
+                .map_err(|why| why.to_string())
+        };
+        let dump = DUMP.replace("'runc.v2'", "'io.containerd.runc.v2'");
+        let mut found = Vec::new();
+        for program in ["containerd-shim-runc-v2", "runc"] {
+            let why = missing(&dump).unwrap_err();
+            assert!(why.contains(&format!("the program {program} ")), "{why}");
+            let file = folder.path().join(program);
+            std::fs::copy("/bin/sh", &file).unwrap();
+            found.push(file);
+        }
+        assert_eq!(missing(&dump).unwrap(), found);
+        for (from, to) in [
+            ("runtime_path = ''", "runtime_path = '/no/shim'"),
+            ("BinaryName = ''", "BinaryName = '/no/runtime'"),
+            ("_name = 'runc'", "_name = 'nvidia'"),
+            ("io.containerd.runc.v2", "io.containerd.kata.v2"),
+            ("io.containerd.runc.v2", "/no/shim"),
+        ] {
+            assert!(missing(&dump.replace(from, to)).is_err(), "{to}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use super::distribution::Distribution;
 use super::unit;
 use crate::running::{Daemon, containerds};
+use crate::search_path::SearchPath;
 
 const DEFAULT: &str = "/etc/containerd/config.toml";
 /// The files that distributions generate for containerd.
@@ -22,7 +23,6 @@ const GENERATED: [&str; 4] = [
 ];
 
 /// A node's containerd.
-#[derive(Debug)]
 pub struct ContainerdLayout {
     /// The distribution that owns containerd's files.
     pub distribution: Distribution,
@@ -34,6 +34,7 @@ pub struct ContainerdLayout {
     pub restart: String,
     /// The config file of the running containerd, if it differs from `config`.
     pub unread: Option<PathBuf>,
+    daemon: Option<Daemon>,
 }
 
 impl ContainerdLayout {
@@ -73,7 +74,20 @@ impl ContainerdLayout {
             restart: format!("systemctl restart {}", service(root, distribution, daemon)),
             unread: of_daemon.filter(|read| *read != config),
             config,
+            daemon: daemon.cloned(),
         })
+    }
+
+    /// True if the distribution generates this file anew at each start.
+    pub fn is_generated(&self, file: &Path) -> bool {
+        use Distribution::{K0s, K3s, Microk8s, Rke2};
+        file == self.config && matches!(self.distribution, K3s | Rke2 | Microk8s | K0s)
+    }
+
+    /// The folders in which this containerd searches shims and runtimes.
+    pub fn search_path(&self, program: &Path) -> SearchPath {
+        let path = self.daemon.as_ref().and_then(Daemon::search_path);
+        SearchPath::of(path, Some(program))
     }
 }
 

@@ -123,6 +123,36 @@ impl MainFile {
         self.effective_of(containerd, &self.text, &imports)
     }
 
+    /// The file that makes `gone` the default, and its text with `name` as the default. `None` if no
+    /// file does.
+    pub fn with_default_instead_of(
+        &self,
+        gone: &str,
+        name: &str,
+        containerd: &Containerd,
+        former: &FormerTexts<'_>,
+    ) -> Result<Option<(PathBuf, String)>> {
+        // the last file wins
+        for import in self.imports.iter().rev() {
+            let text = former.of(&import.path)?.unwrap_or_default();
+            if self.place.default_in(&text)?.as_deref() != Some(gone) {
+                continue;
+            }
+            let text = self.place.with_default(&text, name)?;
+            let copy = containerd.trial_file(&text)?;
+            let after = self.effective_with_import(containerd, &import.path, copy)?;
+            if after.default() == name {
+                return Ok(Some((import.path.clone(), text)));
+            }
+        }
+        if self.place.default_in(&self.text)?.as_deref() != Some(gone) {
+            return Ok(None);
+        }
+        let text = self.place.with_default(&self.text, name)?;
+        let after = self.effective_with(containerd, &text)?;
+        Ok((after.default() == name).then(|| (self.path.clone(), text)))
+    }
+
     fn effective_of(
         &self,
         containerd: &Containerd,

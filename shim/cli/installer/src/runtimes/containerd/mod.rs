@@ -37,9 +37,9 @@ use self::main_file::{MainFile, with_imports};
 use self::program::Containerd;
 use crate::change::{self, Change};
 use crate::owner::Owner;
-use crate::plan::{InstallOptions, TargetPlan};
+use crate::plan::{Healing, InstallOptions, TargetPlan, USUAL_RUNTIME};
 use crate::record::{self, Record};
-use crate::search_path;
+use crate::search_path::{self, SearchPath, Unusable};
 use crate::toml_text::Place;
 
 /// k0s merges this folder's files into a file that k0s' containerd imports.
@@ -53,12 +53,13 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let inputs = inputs(&layout, options, record)?;
     if let Some(verified) = record
         .verified(Owner::Containerd)
-        .filter(|verified| verified.inputs == inputs)
+        .filter(|verified| verified.inputs == inputs && verified.gone_program().is_none())
     {
         return Ok(TargetPlan {
             command: Some(layout.restart),
             notes: verified.notes.clone(),
             needs_runtime: verified.needs_runtime.clone(),
+            needs_programs: verified.needs_programs.clone(),
             ..TargetPlan::default()
         });
     }
@@ -78,10 +79,17 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let former = FormerTexts(record);
     let main = MainFile::read(&layout.config, &containerd, &former)?;
     let before = main.effective_with(&containerd, &main.text)?;
-    let (base, handler) = wanted(&before, &containerd, options)?;
+    let path = layout.search_path(containerd.program());
+    let Wanted {
+        base,
+        handler,
+        default,
+        programs,
+        note,
+    } = wanted(&before, &containerd, &path, options)?;
     let meant = Meant {
         handler: handler.table.clone(),
-        is_default: options.default,
+        default,
     };
     let trial = Trial {
         containerd: &containerd,
@@ -100,6 +108,8 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
         plan.changes = changes(layout.distribution, &trial, record)?;
     }
     plan.needs_runtime = handler.needs_runtime;
+    plan.needs_programs = programs;
+    plan.notes.extend(note);
     if !handler.lost.is_empty() {
         let lost = handler.lost.join(", ");
         plan.notes.push(format!(
@@ -148,8 +158,12 @@ pub fn inputs(
         .chain(imports.unwrap_or_default())
         .chain(edited);
     let mut texts = vec![format!(
-        "{} {options:?} {layout:?} {program:?} {identity:?}",
-        env!("CARGO_PKG_VERSION")
+        "{} {options:?} {:?} {:?} {:?} {} {program:?} {identity:?}",
+        env!("CARGO_PKG_VERSION"),
+        layout.distribution,
+        layout.config,
+        layout.unread,
+        layout.restart
     )];
     for file in files {
         texts.push(format!(
@@ -177,12 +191,9 @@ fn effective_now(
     main: &MainFile,
     before: &Effective,
 ) -> Result<Effective> {
-    let Some(bytes) = change::read(&layout.config)?.filter(|bytes| !bytes.is_empty()) else {
+    let Some((text, imports)) = main_as_it_is(layout)? else {
         return Ok(before.clone());
     };
-    let text =
-        String::from_utf8(bytes).with_context(|| format!("read {}", layout.config.display()))?;
-    let imports: Vec<PathBuf> = MainFile::imports_of(&layout.config, &text)?;
     let is_same = text == main.text
         && main
             .imports
@@ -194,6 +205,22 @@ fn effective_now(
     } else {
         containerd.effective(&layout.config, &with_imports(&text, &imports)?)
     }
+}
+
+fn effective_of_files(layout: &ContainerdLayout, containerd: &Containerd) -> Result<Effective> {
+    let (text, imports) = main_as_it_is(layout)?.unwrap_or_default();
+    containerd.effective(&layout.config, &with_imports(&text, &imports)?)
+}
+
+/// The main file's text and imports; `None` if there is no text.
+fn main_as_it_is(layout: &ContainerdLayout) -> Result<Option<(String, Vec<PathBuf>)>> {
+    let Some(bytes) = change::read(&layout.config)?.filter(|bytes| !bytes.is_empty()) else {
+        return Ok(None);
+    };
+    let text =
+        String::from_utf8(bytes).with_context(|| format!("read {}", layout.config.display()))?;
+    let imports = MainFile::imports_of(&layout.config, &text)?;
+    Ok(Some((text, imports)))
 }
 
 /// The changes: the file to edit, and the files of earlier installs that become what they were.
@@ -216,9 +243,10 @@ fn changes(distribution: Distribution, trial: &Trial<'_>, record: &Record) -> Re
     Ok(changes)
 }
 
-/// Every file in which an installation may have put an entry.
-pub fn files() -> Vec<PathBuf> {
-    let Ok(layout) = ContainerdLayout::detect(None) else {
+/// Every file in which an installation may have put an entry. `named`: the main file that the
+/// operator named.
+pub fn files(named: Option<&Path>) -> Vec<PathBuf> {
+    let Ok(layout) = ContainerdLayout::detect(named) else {
         return Vec::new();
     };
     let text = fs::read_to_string(&layout.config).unwrap_or_default();
@@ -285,8 +313,8 @@ fn instruction_for_eks(trial: &Trial<'_>, options: &InstallOptions) -> Result<In
             .main
             .place
             .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
-    if trial.meant.is_default {
-        fragment = trial.main.place.with_default(&fragment, RUNTIME)?;
+    if let Some(default) = &trial.meant.default {
+        fragment = trial.main.place.with_default(&fragment, default)?;
     }
     Ok(node_config(&fragment, &options.prefix, &trial.main.path))
 }
@@ -326,14 +354,47 @@ fn of_k0s(trial: &Trial<'_>) -> Result<Edited> {
     Ok((path, text))
 }
 
-/// The runtime that the handler guards, and the handler.
+/// A handler to install.
+struct Wanted {
+    /// The runtime that it guards.
+    base: String,
+    handler: Handler,
+    /// The default runtime, if it has to change.
+    default: Option<String>,
+    /// The programs that new containers need, without bindguard's own.
+    programs: Vec<PathBuf>,
+    /// The default that was replaced.
+    note: Option<String>,
+}
+
+/// The handler for this node. A default that starts no container is replaced by runc, with a note:
+/// a create never runs another runtime than the configured one, so an installation has to.
 fn wanted(
     before: &Effective,
     containerd: &Containerd,
+    path: &SearchPath,
     options: &InstallOptions,
-) -> Result<(String, Handler)> {
-    let base = base_of(before, options);
-    let table = before.runtime(base).with_context(|| {
+) -> Result<Wanted> {
+    let mut default = options.default.then(|| RUNTIME.to_owned());
+    let mut base = base_of(before, options).to_owned();
+    let of_default = match options.default {
+        true => Ok(Vec::new()),
+        false => before.usable_default(path),
+    };
+    let all = of_default.and_then(|mut found| {
+        found.extend(before.oci_runtime(&base, path)?);
+        Ok(found)
+    });
+    let (programs, note) = match all {
+        Ok(programs) => (programs, None),
+        Err(why) => {
+            let (programs, note) = replaced(before, why, path)?;
+            USUAL_RUNTIME.clone_into(&mut base);
+            default.get_or_insert(base.clone());
+            (programs, Some(note))
+        }
+    };
+    let table = before.runtime(&base).with_context(|| {
         format!(
             "find the runtime {base:?} in containerd's effective configuration: {}",
             before.names().join(", ")
@@ -348,7 +409,92 @@ fn wanted(
     let handler = kind
         .handler(&table, &options.prefix)
         .with_context(|| format!("guard the runtime {base:?}"))?;
-    Ok((base.to_owned(), handler))
+    Ok(Wanted {
+        base,
+        handler,
+        default,
+        programs,
+        note,
+    })
+}
+
+/// The programs of runc, which takes the place of a default that starts no container, and the note
+/// about that.
+///
+/// # Errors
+/// If runc starts no container either: then there is no better default, and nothing is written.
+fn replaced(
+    effective: &Effective,
+    why: Unusable,
+    path: &SearchPath,
+) -> Result<(Vec<PathBuf>, String)> {
+    match effective.usable(USUAL_RUNTIME, path) {
+        Ok(programs) => Ok((
+            programs,
+            format!(
+                "containerd's default runtime starts no container: {why}; {USUAL_RUNTIME} takes its place"
+            ),
+        )),
+        Err(runc) => bail!(
+            "containerd would have no default runtime that starts containers: {why}, and {runc}; nothing was changed, configure a default runtime whose programs exist, then run this again"
+        ),
+    }
+}
+
+/// The edit after which containerd's default starts containers, once nothing of bindguard's is in
+/// its files. A default of the record may have gone since then, with the tool that configured it.
+///
+/// # Errors
+/// If no edit gives containerd such a default: then bindguard has to stay in the files.
+pub fn default_after_removal(record: &Record) -> Result<Healing> {
+    let options = record.verified(Owner::Containerd).map(|it| &it.options);
+    let named = options.and_then(|options| options.containerd_config.as_deref());
+    let program = options.and_then(|options| options.containerd.as_deref());
+    let former = FormerTexts(record);
+    let found = || {
+        let layout = ContainerdLayout::detect(named)?;
+        let containerd = Containerd::locate(program, layout.program.as_deref())?;
+        let main = MainFile::read(&layout.config, &containerd, &former)?;
+        anyhow::Ok((layout, containerd, main))
+    };
+    let unknown = |error: anyhow::Error| Healing {
+        notes: vec![format!(
+            "containerd's default runtime after the removal is not known: {error:#}"
+        )],
+        edits: Vec::new(),
+    };
+    let (layout, containerd, main) = match found() {
+        Ok(found) => found,
+        // a containerd that was removed, or serves no pods, needs no default
+        Err(error) => return Ok(unknown(error)),
+    };
+    let after = match main.effective_with(&containerd, &main.text) {
+        Ok(after) => after,
+        Err(error) if effective_of_files(&layout, &containerd).is_ok() => {
+            return Err(error.context(
+                "containerd would not read its files after the removal: nothing was changed",
+            ));
+        }
+        Err(error) => return Ok(unknown(error)),
+    };
+    let path = layout.search_path(containerd.program());
+    let Err(why) = after.usable_default(&path) else {
+        return Ok(Healing::default());
+    };
+    let gone = after.default();
+    let (_, note) = replaced(&after, why, &path)?;
+    let edit = main
+        .with_default_instead_of(gone, USUAL_RUNTIME, &containerd, &former)?
+        .filter(|(file, _)| !layout.is_generated(file));
+    match edit {
+        Some(edit) => Ok(Healing {
+            notes: vec![note],
+            edits: vec![edit],
+        }),
+        None => bail!(
+            "containerd's default runtime {gone:?} would start no container, and no file that names this default can be edited: nothing was changed, make {USUAL_RUNTIME} the default, then run this again"
+        ),
+    }
 }
 
 /// The runtime to guard: the node's default, whatever its name, because pods need its options. If

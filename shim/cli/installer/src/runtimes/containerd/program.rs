@@ -52,6 +52,11 @@ impl Containerd {
         })
     }
 
+    /// Its program.
+    pub fn program(&self) -> &Path {
+        self.program.path()
+    }
+
     /// Its version.
     pub fn version(&self) -> Version {
         self.version

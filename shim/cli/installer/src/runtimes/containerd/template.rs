@@ -19,9 +19,14 @@ const END: &str = "# end of bindguard's lines\n";
 /// The template of k3s and RKE2, in Go's template language: the edit appends a block. A new
 /// template begins with k3s' own.
 pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
-    if trial.meant.is_default {
+    if let Some(default) = &trial.meant.default {
+        let first = if default == RUNTIME {
+            "run this without --default, then "
+        } else {
+            ""
+        };
         bail!(
-            "k3s and RKE2 write the default runtime themselves: run this without --default, then put `default-runtime: {RUNTIME}` into config.yaml of /etc/rancher"
+            "k3s and RKE2 write the default runtime themselves: {first}put `default-runtime: {default}` into config.yaml of /etc/rancher"
         );
     }
     let table = trial
