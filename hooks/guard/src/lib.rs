@@ -36,7 +36,7 @@ pub use journal::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
     record_release, record_unchecked,
 };
-pub use oci_state::{bundle_and_pid, read_bundle_and_pid};
+pub use oci_state::bundle_and_pid;
 pub use probes::{Answers, Probes};
 pub use prove::{Proved, prove_container, prove_new_container, uncompared_container};
 pub use rebind::{NotRebound, rebind};

@@ -39,11 +39,7 @@ pub fn bundle_and_pid(state: &Path) -> Option<(PathBuf, u32)> {
     read_bundle_and_pid(state).ok().flatten()
 }
 
-/// The same; `None` if no runtime has recorded an init process there.
-///
-/// # Errors
-/// If a file cannot be read.
-pub fn read_bundle_and_pid(state: &Path) -> io::Result<Option<(PathBuf, u32)>> {
+fn read_bundle_and_pid(state: &Path) -> io::Result<Option<(PathBuf, u32)>> {
     let status = unless_absent(fs::read(state.join("status")))?.unwrap_or_default();
     let json = unless_absent(fs::read(state.join("state.json")))?.unwrap_or_default();
     let found = of_crun(&status)

@@ -97,13 +97,18 @@ pub fn links_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<Pat
 
 /// The inode numbers of the files that these links lead to, in the same order.
 pub fn inodes(files: &[ProcessFile]) -> Vec<io::Result<u64>> {
+    inodes_within(CALL_TIMEOUT, files)
+}
+
+/// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
+pub fn inodes_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<u64>> {
     let number = |bytes: Vec<u8>| {
         bytes
             .try_into()
             .map(u64::from_ne_bytes)
             .map_err(|_| ErrorKind::InvalidData.into())
     };
-    read(files, Part::Inode, CALL_TIMEOUT)
+    read(files, Part::Inode, time)
         .into_iter()
         .map(|inode| inode.and_then(number))
         .collect()

@@ -253,6 +253,11 @@ impl WayFolder {
 }
 
 impl FilePlace {
+    /// True if this file or folder is the other, or lies below.
+    pub fn lies_in(&self, other: &Self) -> bool {
+        self.device == other.device && crate::paths::lies_in(&self.path, &other.path)
+    }
+
     /// The part of this place after the root of a mount; `None` if the mount does not show it.
     pub(super) fn below(&self, mount: &MountEntry) -> Option<&Path> {
         let is_shown = mount.device == self.device && !mount.root.deleted;

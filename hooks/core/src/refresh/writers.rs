@@ -1,4 +1,4 @@
-//! The containers that may write a folder of the host, by their mount tables.
+//! The containers that may write a folder of the host, by their mount tables or their specs.
 //!
 //! A container that may write a folder can lead a name in it elsewhere. That gives nothing to a
 //! container that has the file already: an agent with a writable `/` could reach every file without
@@ -15,10 +15,18 @@ use crate::mount_table::{MountEntry, MountIndex, MountTable};
 const MAX_JUDGED_MOUNTS: usize = 64;
 
 /// True if a container with these mounts may write the folder, and has no access to the file.
-/// `to_write`: read access to the file does not suffice.
-pub fn can_lead(table: &MountTable, folder: &FilePlace, file: &FilePlace, to_write: bool) -> bool {
+/// `hidden` are the places that the container may write besides: the container may have unmounted
+/// their mounts, and keep a folder open. `to_write`: read access to the file does not suffice.
+pub fn can_lead(
+    table: &MountTable,
+    hidden: &[FilePlace],
+    folder: &FilePlace,
+    file: &FilePlace,
+    to_write: bool,
+) -> bool {
     let may_write = |mount: &MountEntry| !mount.is_read_only() && folder.below(mount).is_some();
-    table.entries().iter().any(may_write) && !has(table, file, to_write)
+    let is_hidden = hidden.iter().any(|place| folder.lies_in(place));
+    (is_hidden || table.entries().iter().any(may_write)) && !has(table, file, to_write)
 }
 
 /// True if the container surely has the file. A container decides how many mounts give the file, so
@@ -74,11 +82,12 @@ mod tests {
         let folder = place("/p/data");
         assert!(!can_lead(
             &container,
+            &[],
             &folder,
             &place("/p/data/conf"),
             false
         ));
-        assert!(can_lead(&container, &folder, &place("/p/conf"), false));
+        assert!(can_lead(&container, &[], &folder, &place("/p/conf"), false));
     }
 
     #[test]
@@ -135,6 +144,7 @@ mod tests {
             assert_eq!(
                 can_lead(
                     &container(mounts),
+                    &[],
                     &place("/p/data"),
                     &place(file),
                     to_write

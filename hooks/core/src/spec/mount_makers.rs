@@ -1,8 +1,8 @@
 //! The entries of a spec that can put a mount into the container: mounts, masked and read-only
-//! paths, hooks, and the container's right to mount.
+//! paths, hooks, devices, and the container's right to mount.
 //!
-//! Mirrors `mounts`, `linux.maskedPaths`, `linux.readonlyPaths`, `hooks` and
-//! `process.capabilities` of the [runtime spec][spec].
+//! Mirrors `mounts`, `linux.maskedPaths`, `linux.readonlyPaths`, `linux.devices`,
+//! `linux.resources.devices`, `hooks` and `process.capabilities` of the [runtime spec][spec].
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md
 
@@ -16,12 +16,18 @@ use crate::paths::lies_below;
 /// The capability of mount(2): capabilities(7).
 const CAP_SYS_ADMIN: &str = "CAP_SYS_ADMIN";
 
+/// The filesystems that show no file of the host, and need no device.
+const PSEUDO: [&str; 7] = [
+    "cgroup", "cgroup2", "devpts", "mqueue", "proc", "sysfs", "tmpfs",
+];
+
 /// The parts of a spec that can put a mount into its container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountMakers {
     mounts: Vec<SpecMount>,
     covered: Vec<PathBuf>,
     has_hooks: bool,
+    has_devices: bool,
     container_may_mount: bool,
 }
 
@@ -60,6 +66,21 @@ struct RawMount {
 struct Linux {
     masked_paths: Option<Vec<PathBuf>>,
     readonly_paths: Option<Vec<PathBuf>>,
+    devices: Option<Vec<IgnoredAny>>,
+    resources: Option<Resources>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Resources {
+    devices: Option<Vec<DeviceRule>>,
+}
+
+/// A rule for devices. Without a type it is about all devices.
+#[derive(Debug, Deserialize)]
+struct DeviceRule {
+    allow: Option<bool>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
 }
 
 /// The hooks that run before the program of the container and can reach its mount namespace.
@@ -100,6 +121,12 @@ impl MountMakers {
             process,
         } = serde_json::from_slice(bytes)?;
         let linux = linux.unwrap_or_default();
+        let rules = linux.resources.and_then(|resources| resources.devices);
+        let mut rules = rules.into_iter().flatten();
+        let allows_disks =
+            |rule: DeviceRule| rule.allow == Some(true) && rule.kind.as_deref() != Some("c");
+        let has_devices =
+            linux.devices.is_some_and(|devices| !devices.is_empty()) || rules.any(allows_disks);
         let mounts = mounts.unwrap_or_default().into_iter().enumerate();
         let capabilities = process.and_then(|process| process.capabilities);
         Ok(Self {
@@ -112,6 +139,7 @@ impl MountMakers {
                 .flatten()
                 .collect(),
             has_hooks: hooks.is_some_and(|hooks| hooks.has_any()),
+            has_devices,
             // Without a list, the runtime decides.
             container_may_mount: capabilities.is_none_or(|sets| sets.has_sys_admin()),
         })
@@ -130,6 +158,17 @@ impl MountMakers {
     /// True if a hook may have mounted something.
     pub fn has_hooks(&self) -> bool {
         self.has_hooks
+    }
+
+    /// True if nothing but the binds can have given the container a file of the host: no hook, no
+    /// device, no other filesystem, and no right to mount.
+    pub fn has_binds_alone(&self) -> bool {
+        let is_known =
+            |mount: &SpecMount| mount.source.is_some() || PSEUDO.contains(&mount.fs_type.as_str());
+        !self.has_hooks
+            && !self.has_devices
+            && !self.container_may_mount
+            && self.mounts.iter().all(is_known)
     }
 
     /// True if a process of the container can have `CAP_SYS_ADMIN`, so that it may have mounted
@@ -228,6 +267,34 @@ mod tests {
         }
         assert!(makers(r#"{"hooks":{"createContainer":[{"path":"/h"}]}}"#).has_hooks());
         assert!(!makers(r#"{"hooks":{"createContainer":[],"poststop":[{}]}}"#).has_hooks());
+    }
+
+    #[test]
+    fn a_container_may_have_files_of_the_host_besides_its_binds() {
+        let spec = |more: &str| format!(r#"{{"process":{{"capabilities":{{}}}}{more}}}"#);
+        for (more, has_binds_alone) in [
+            ("", true),
+            (
+                r#","mounts":[{"type":"proc"},{"type":"tmpfs"},{"type":"bind","source":"/s"}]"#,
+                true,
+            ),
+            (r#","mounts":[{"type":"ext4","source":"/dev/sda"}]"#, false),
+            (r#","hooks":{"prestart":[{}]}"#, false),
+            (r#","linux":{"devices":[]}"#, true),
+            (r#","linux":{"devices":[{"path":"/dev/fuse"}]}"#, false),
+            (
+                r#","linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c"}]}}"#,
+                true,
+            ),
+            (
+                r#","linux":{"resources":{"devices":[{"allow":true,"access":"rwm"}]}}"#,
+                false,
+            ),
+        ] {
+            let spec = spec(more);
+            assert_eq!(makers(&spec).has_binds_alone(), has_binds_alone, "{spec}");
+        }
+        assert!(!makers("{}").has_binds_alone());
     }
 
     #[test]

@@ -130,6 +130,11 @@ impl SpecUsers {
             .any(|destination| destination == place)
     }
 
+    /// True if a bind is idmapped.
+    pub fn has_idmapped(&self) -> bool {
+        !self.idmapped.is_empty()
+    }
+
     /// The ids of the idmapped mount at `place`. Symlinks in the image can move a mount away from
     /// its destination. A mount at an unlisted place therefore belongs to an idmapped bind: the ids
     /// of the idmapped binds if all are equal, otherwise `None`.
@@ -219,6 +224,11 @@ impl IdMap {
             .map(range)
             .collect::<Option<Vec<_>>>()
             .map(Self::of)
+    }
+
+    /// True if root of the host is mapped. The map was read in the host's user namespace.
+    pub fn has_root_of_host(&self) -> bool {
+        self.0.iter().any(|range| range.outside == 0)
     }
 
     /// The text for a `/proc/PID/uid_map`.

@@ -56,7 +56,9 @@ pub use records::{TuckRecordError, TuckRecords};
 pub use release::{NotReleased, Release, ReleaseError, ReleaseOutcome, Released, release_copies};
 pub(crate) use sandbox::refuse_sandbox;
 
-pub use running::{RunningContainer, RunningContainers, RunningError};
+pub use running::{
+    RunningContainer, RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,
+};
 pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
 
 /// A container's init process, held against reuse of its pid; a child that hangs in a container;

@@ -1,20 +1,99 @@
-//! The running containers of the node: a container that may write a folder of the host can lead the
-//! names in the folder elsewhere.
+//! The running containers of the node, and all other processes that may write folders of the host:
+//! their names in the folders can lead elsewhere.
 
 use std::fmt::Debug;
-use std::io;
-use std::iter::once;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use bindguard_core::evidence::FilePlace;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::spec::SpecUsers;
+use bindguard_core::paths::lies_below;
+use bindguard_core::spec::{MountMakers, RequestedPropagation, SpecUsers, SpecView};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
-use bindguard_sys::observe::SubpathsError;
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::outcome::RefreshError;
+use super::specified_bind::place_of_source;
+
+/// A mount namespace, or a container, that may be able to write folders of the host.
+#[derive(Debug)]
+pub struct Writer {
+    /// The container or the process, for people.
+    pub name: String,
+    /// The folders that the writer may write.
+    pub reach: WriterReach,
+}
+
+/// The folders of the host that a writer may write.
+#[derive(Debug)]
+pub enum WriterReach {
+    /// Those that its mounts show.
+    Mounts {
+        /// Its mount table.
+        table: MountTable,
+        /// Places that its table may lack.
+        hidden: Vec<FilePlace>,
+    },
+    /// Its mounts are not known: those that its spec gives. A container can hide its mounts in a
+    /// namespace of its own, and still write through an open directory.
+    Spec(Vec<FilePlace>),
+    /// Any folder: neither its mounts nor its spec are known.
+    Unknown,
+}
+
+/// Finds the writers. A refresh needs them only if the way to a file has a symlink or another
+/// folder than before.
+pub trait RunningContainers: Debug {
+    /// The writers at this moment. Each mount table may be large, so `next` reads a single table. A
+    /// container that ended meanwhile is left out.
+    fn writers(&self) -> Box<dyn Iterator<Item = Writer>>;
+}
+
+/// The places that a container may write by the binds of its spec, also by read-only binds if the
+/// container may remount them. `None` if a place is not known.
+pub fn places_by_binds(spec: &SpecView<'_>, may_remount: bool) -> Option<Vec<FilePlace>> {
+    if spec.overlooked().is_some() {
+        return None;
+    }
+    let host = bindguard_sys::read_mount_table().ok()?;
+    let mut places = Vec::new();
+    for bind in spec.binds() {
+        let source = bind.source();
+        if may_remount || !bind.denied().is_read_only() {
+            places.push(place_of_source(source)?);
+        }
+        // A read-only bind leaves the mounts below its source writable. crun binds recursively for
+        // every word with an r.
+        if may_remount || !bind.denied_below().is_read_only() {
+            let mounts = host.entries().iter();
+            let below = mounts.filter(|mount| lies_below(&mount.mount_point, source));
+            places.extend(below.map(FilePlace::root_of));
+        }
+    }
+    Some(places)
+}
+
+/// The reach of a container whose mounts are not known, by its spec.
+pub fn reach_by_spec(spec: &[u8]) -> WriterReach {
+    let makers = MountMakers::from_spec(spec).ok();
+    let makers = makers.filter(MountMakers::has_binds_alone);
+    let (Some(_), Ok(spec)) = (makers, SpecView::from_bytes(spec)) else {
+        return WriterReach::Unknown;
+    };
+    // Slaves and peers receive later mounts of the host.
+    let is_private = |requested| {
+        use RequestedPropagation as Requested;
+        matches!(requested, Requested::Private | Requested::Unbindable)
+    };
+    let are_private = spec
+        .binds()
+        .iter()
+        .all(|bind| is_private(bind.propagation()));
+    match places_by_binds(&spec, false).filter(|_| are_private) {
+        Some(places) => WriterReach::Spec(places),
+        None => WriterReach::Unknown,
+    }
+}
 
 /// A running container, as its runtime has recorded it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,65 +104,29 @@ pub struct RunningContainer {
     pub spec: Option<SpecUsers>,
 }
 
-/// Why the mounts of the running containers are not all known.
-#[derive(Debug, thiserror::Error)]
-pub enum RunningError {
-    /// The folders of their states could not be listed.
-    #[error("list the running containers")]
-    List(#[from] SubpathsError),
-    /// The state of a container could not be read.
-    #[error("read the state of a container in {}", path.display())]
-    State {
-        /// The folder.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The mount table of a container could not be read.
-    #[error(transparent)]
-    Table(#[from] RefreshError),
-}
-
-/// Finds the running containers. A refresh needs them only if the way to a file has a symlink or
-/// another folder than before.
-pub trait RunningContainers: Debug {
-    /// The containers at this moment.
-    ///
-    /// # Errors
-    /// If a container may be missing.
-    fn running(&self) -> Result<Vec<RunningContainer>, RunningError>;
-
-    /// The containers' mount tables. Each table may be large, so `next` reads a single table. A
-    /// container that ended meanwhile is left out.
-    ///
-    /// An item is an error if the containers cannot be listed, or the table cannot be read, or is not
-    /// that of the mount namespace that the runtime made: a container can hide its mounts in a
-    /// namespace of its own, and still write through an open directory.
-    fn tables(&self) -> Box<dyn Iterator<Item = Result<MountTable, RunningError>>> {
-        match self.running() {
-            Ok(running) => Box::new(
-                running
-                    .into_iter()
-                    .filter_map(|it| table_of(it).transpose()),
-            ),
-            Err(error) => Box::new(once(Err(error))),
-        }
-    }
-}
-
 impl RunningContainers for Vec<RunningContainer> {
-    fn running(&self) -> Result<Vec<RunningContainer>, RunningError> {
-        Ok(self.clone())
+    fn writers(&self) -> Box<dyn Iterator<Item = Writer>> {
+        let containers = self.clone().into_iter();
+        Box::new(containers.filter_map(|container| {
+            let name = format!("process {}", container.init);
+            let reach = match table_of(container) {
+                Ok(table) => WriterReach::Mounts {
+                    table: table?,
+                    hidden: Vec::new(),
+                },
+                Err(_) => WriterReach::Unknown,
+            };
+            Some(Writer { name, reach })
+        }))
     }
 }
 
 /// `None` if the container ended.
-fn table_of(container: RunningContainer) -> Result<Option<MountTable>, RunningError> {
+fn table_of(container: RunningContainer) -> Result<Option<MountTable>, RefreshError> {
     let RunningContainer { init, spec } = container;
     let process = match HeldProcess::open(init) {
         Err(ProcessError::Ended(_)) => return Ok(None),
-        process => process.map_err(RefreshError::from)?,
+        process => process?,
     };
     match mounts_by_runtime(&process, spec) {
         Err(_) if !process.is_alive() => Ok(None),
@@ -136,12 +179,12 @@ mod tests {
         let mut ended = Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
         let of = |init| vec![RunningContainer { init, spec: None }];
-        assert_eq!(of(ended.id()).tables().count(), 0);
+        assert_eq!(of(ended.id()).writers().count(), 0);
         let denied = thread::spawn(move || {
             deny_call(libc::SYS_pidfd_open, Errno::EMFILE);
             of(std::process::id())
-                .tables()
-                .map(|it| it.is_err())
+                .writers()
+                .map(|it| matches!(it.reach, WriterReach::Unknown))
                 .collect()
         });
         let denied: Vec<bool> = denied.join().unwrap();

@@ -12,7 +12,7 @@ use bindguard_sys::{Handle, Mounts, WalkedFolder, walk_host_path};
 use super::bound_file_error::BoundFileError;
 use super::outcome::NotReplaced;
 use super::place::place_of;
-use super::running::RunningContainers;
+use super::running::{RunningContainers, Writer, WriterReach};
 
 /// Refuses a way to a file if a running container may write a folder that the way relies on, and
 /// has no access to the file. With `to_write`, read access is no access.
@@ -25,21 +25,32 @@ pub(super) fn refuse_writable_way(
     if relied_on.is_empty() {
         return Ok(());
     }
-    let mut first = None;
-    for table in others.tables() {
-        let Ok(table) = table else {
-            return Err(way.refusal(&relied_on[0], RefusedReason::MountsUnknown));
+    let mut first: Option<(usize, RefusedReason, String)> = None;
+    for Writer { name, reach } in others.writers() {
+        let leads = |folder: &FilePlace| match &reach {
+            WriterReach::Mounts { table, hidden } => {
+                can_lead(table, hidden, folder, file, to_write)
+            }
+            WriterReach::Spec(places) => places.iter().any(|place| folder.lies_in(place)),
+            WriterReach::Unknown => true,
         };
-        let leads =
-            |relied_on: &ReliedOn<'_>| can_lead(&table, &relied_on.folder.place, file, to_write);
-        let led = relied_on.iter().position(leads);
-        first = first.into_iter().chain(led).min();
-        if first == Some(0) {
+        let mut folders = relied_on.iter();
+        let Some(led) = folders.position(|it| leads(&it.folder.place)) else {
+            continue;
+        };
+        if first.as_ref().is_none_or(|(first, ..)| led < *first) {
+            let reason = match reach {
+                WriterReach::Mounts { .. } => relied_on[led].reason,
+                WriterReach::Spec(_) | WriterReach::Unknown => RefusedReason::MountsUnknown,
+            };
+            first = Some((led, reason, name));
+        }
+        if led == 0 {
             break;
         }
     }
-    match first.and_then(|first: usize| relied_on.get(first)) {
-        Some(relied_on) => Err(way.refusal(relied_on, relied_on.reason)),
+    match first {
+        Some((led, reason, name)) => Err(way.refusal(&relied_on[led], reason).with_error(name)),
         None => Ok(()),
     }
 }

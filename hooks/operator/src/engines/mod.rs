@@ -9,20 +9,18 @@
 //! | Docker | containerd's tasks in the namespace `moby` | in the folder | its `init.pid` |
 //! | Podman | state of crun or runc | `bundle` in the state | in the state |
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+mod writers;
+
 use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::MANAGER;
-use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::refresh::{RunningContainer, RunningContainers, RunningError};
-use bindguard_guard::{bundle_and_pid, read_bundle_and_pid};
+use bindguard_core::spec::SpecView;
+use bindguard_guard::bundle_and_pid;
 use bindguard_sys::bundle::read_spec;
-use bindguard_sys::observe::children;
-use bindguard_sys::unless_absent;
 
-use crate::bundles::{STATES, TASKS, entries, init_of_task};
+use crate::bundles::{STATES, entries, init_of_task};
+
+pub use writers::ContainersOfNode;
 
 /// containerd's task folders of dockerd: with the node's containerd, with a containerd of its own,
 /// as a snap.
@@ -101,61 +99,6 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
     container.is_of_its_engine().then_some(container)
 }
 
-/// The containers that may be able to write a folder of the host: those of Docker and Podman, and
-/// those of pods.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ContainersOfNode {
-    root: PathBuf,
-}
-
-impl ContainersOfNode {
-    /// The containers on a node whose `/` is at `root`.
-    pub fn at(root: &Path) -> Self {
-        Self {
-            root: root.to_owned(),
-        }
-    }
-}
-
-impl RunningContainers for ContainersOfNode {
-    fn running(&self) -> Result<Vec<RunningContainer>, RunningError> {
-        // containerd's runtimes have a state as well.
-        let mut bundles = BTreeMap::new();
-        for state in folders_in(&self.root, &STATES)? {
-            let recorded = read_bundle_and_pid(&state).map_err(unread(&state))?;
-            bundles.extend(recorded.map(|(bundle, init)| (init, bundle)));
-        }
-        for namespace in folders_in(&self.root, &TASKS)? {
-            for task in children(&namespace)? {
-                let pid = unless_absent(fs::read_to_string(task.join("init.pid")));
-                let pid = pid.map_err(unread(&task))?;
-                let init = pid.and_then(|pid| pid.trim().parse().ok());
-                bundles.extend(init.map(|init| (init, task)));
-            }
-        }
-        let container = |(init, bundle): (u32, PathBuf)| RunningContainer {
-            init,
-            spec: read_spec(&bundle)
-                .ok()
-                .and_then(|bytes| SpecUsers::from_spec(&bytes).ok()),
-        };
-        Ok(bundles.into_iter().map(container).collect())
-    }
-}
-
-fn folders_in(root: &Path, folders: &[&str]) -> Result<Vec<PathBuf>, RunningError> {
-    let mut all = Vec::new();
-    for folder in folders {
-        all.extend(children(&root.join(folder))?);
-    }
-    Ok(all)
-}
-
-fn unread(state: &Path) -> impl FnOnce(io::Error) -> RunningError {
-    let path = state.to_owned();
-    |source| RunningError::State { path, source }
-}
-
 /// The user whose rootless container this is. The host paths of such a container belong to a mount
 /// namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
@@ -192,7 +135,7 @@ mod tests {
 
     use bindguard_core::refresh::SpecBind;
 
-    use std::os::unix::fs::symlink;
+    use std::fs;
 
     use super::*;
     use crate::bundles;
@@ -266,36 +209,7 @@ mod tests {
         assert_eq!(bundles::binds_of_container(root.path(), "c1"), [bind]);
         assert_eq!(bundles::binds_of_container(root.path(), "created"), []);
         assert_eq!(bundles::binds_of_container(root.path(), "gone"), []);
-        // Also those of pods: any container may be able to write a folder of the host.
-        let running = ContainersOfNode::at(root.path()).running().unwrap();
-        let running: Vec<_> = running
-            .iter()
-            .map(|it| (it.init, it.spec.is_some()))
-            .collect();
-        assert_eq!(
-            running,
-            [(11, false), (12, false), (13, true), (14, true), (15, true)]
-        );
         assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));
         assert_eq!(rootless_owner(root.path(), "p1"), None);
-    }
-
-    /// A container that is missing in the list could write a folder on the way to a file.
-    #[test]
-    fn a_state_that_cannot_be_read_is_not_left_out() {
-        for unreadable in [
-            "run/crun",
-            "run/runc/p1/state.json",
-            "run/containerd/io.containerd.runtime.v2.task/k8s.io",
-            "run/containerd/io.containerd.runtime.v2.task/k8s.io/k1/init.pid",
-        ] {
-            let root = tempfile::tempdir().unwrap();
-            let path = root.path().join(unreadable);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            assert_eq!(ContainersOfNode::at(root.path()).running().unwrap(), []);
-            symlink(&path, &path).unwrap();
-            let running = ContainersOfNode::at(root.path()).running();
-            assert!(running.is_err(), "{unreadable}: {running:?}");
-        }
     }
 }

@@ -348,7 +348,7 @@ impl Proc {
 const EINVAL: i32 = 22;
 
 /// A process that ended: ENOENT when its folder is gone, ESRCH when only its insides are.
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     const ESRCH: i32 = 3;
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
 }

@@ -7,9 +7,10 @@ mod runtime_mounts;
 
 pub use init::{NotInit, hold_init, inits_of, recorded_init_of};
 pub use mount_users::{MountUser, users_of_mount};
+pub(crate) use processes::namespace;
 pub use processes::{
-    Process, arguments_of_processes, pids, pids_named, processes_named, root_pids_named, uid_of,
-    with_open,
+    Process, arguments_of_processes, may_become_root, pids, pids_named, processes_named,
+    root_pids_named, uid_of, with_open,
 };
 pub use runtime_mounts::{NotOfRuntime, refuse_other_mounts};
 

@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::namespaces::is_gone;
 use crate::process_files::in_parts;
+use bindguard_core::spec::IdMap;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, inodes, links, links_within};
 
 /// A process.
@@ -80,6 +82,23 @@ pub fn uid_of(pid: u32) -> Option<u32> {
     uids.all(|uid| uid == Ok(first)).then_some(first)
 }
 
+/// True if a process is root of the host, or may become that: its user namespace maps the user, as
+/// the initial user namespace does. False for a thread of the kernel, and a process that ended.
+pub fn may_become_root(pid: u32) -> bool {
+    let (map, status) = (file(pid, "uid_map"), file(pid, "status"));
+    let (map, status) = match (fs::read_to_string(map), fs::read_to_string(status)) {
+        (Ok(map), Ok(status)) => (map, status),
+        (Err(error), _) | (_, Err(error)) => return !is_gone(&error),
+    };
+    // The kernel's own threads, and processes that end, have no memory.
+    if !status.lines().any(|line| line.starts_with("VmSize:")) {
+        return false;
+    }
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let mut uids = uids.unwrap_or("0").split_whitespace();
+    IdMap::from_proc(&map).is_none_or(|map| map.has_root_of_host()) || uids.any(|uid| uid == "0")
+}
+
 /// The start arguments of each process of root named `name`. A process that gives no answer is left out.
 pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
     let pids: Vec<u32> = processes_named(name)
@@ -114,7 +133,7 @@ pub fn with_open(path: &Path) -> Vec<Process> {
 }
 
 /// The caller's own namespace.
-pub(super) fn namespace(kind: &str) -> Option<u64> {
+pub(crate) fn namespace(kind: &str) -> Option<u64> {
     fs::metadata(format!("/proc/thread-self/ns/{kind}"))
         .ok()
         .map(|metadata| metadata.ino())

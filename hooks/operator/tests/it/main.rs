@@ -13,3 +13,4 @@ mod hostile_mount_tables;
 mod json_is_stable;
 mod names_of_a_kubelet;
 mod recorded;
+mod writers_of_host_folders;

@@ -52,7 +52,7 @@ pub use self::mount_namespace::{MountNamespace, NamespaceError};
 pub use self::mounts::mounts_in;
 pub use self::namespace::{ContainerNamespace, MountsLock};
 pub use self::opened_by_child::open_process_file;
-pub use self::process::HeldProcess;
+pub use self::process::{HeldProcess, mount_namespaces};
 pub use self::process_error::ProcessError;
 pub use self::tree::{TreeError, complete_tree};
 pub use self::tree_part::{TreeChange, TreePart};

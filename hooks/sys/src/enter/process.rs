@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use bindguard_core::mount_table::MountTable;
@@ -185,6 +186,23 @@ impl HeldProcess {
             source: errno.into(),
         })
     }
+}
+
+/// The numbers of the mount namespaces of these processes, in the same order. A process that blocks
+/// its readers costs the others at most this time.
+pub fn mount_namespaces(pids: &[u32], time: Duration) -> Vec<io::Result<u64>> {
+    let number = |pid: &u32| {
+        let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+        let pidfd = pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+        Ok(namespace_of(&pidfd, Kind::Mount)?.metadata()?.ino())
+    };
+    // Before Linux 6.11 there is only the file, which a separate process reads.
+    if number(&std::process::id()).is_err() {
+        let name = Kind::Mount.name();
+        let files: Vec<_> = pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect();
+        return process_files::inodes_within(time, &files);
+    }
+    pids.iter().map(number).collect()
 }
 
 /// The content of a file of procfs, which has no size: a buffer that holds most of them saves a

@@ -1,0 +1,395 @@
+//! The mount namespaces of the node from which a folder of the host may be written.
+//!
+//! All live namespaces count, not only those that runtimes have recorded: Kata, LXC, nspawn and
+//! runtimes with other state folders leave no record that bindguard knows. A process can also leave
+//! the namespace that its runtime made.
+//!
+//! | namespace | may write |
+//! |---|---|
+//! | of the host's root, or as the spec of its container requests | what its mount table shows |
+//! | that a container made: its table may lack a mount whose folder a process has open | what the container's spec gives, or any folder |
+//! | whose processes cannot become root of the host | idmapped mounts |
+//! | with the host's own root directory, writable, outside of containers | nothing: its root can change every file anyway |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::iter::once;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use bindguard_core::cgroup::container_of;
+use bindguard_core::evidence::FilePlace;
+use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::spec::{MountMakers, RequestedUserNamespace, SpecUsers, SpecView};
+use bindguard_guard::bundle_and_pid;
+use bindguard_guard::refresh::{
+    RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,
+};
+use bindguard_sys::bundle::read_spec;
+use bindguard_sys::enter::{HeldProcess, mount_namespaces};
+
+use crate::bundles::{STATES, entries, init_of_task, tasks};
+use crate::namespaces::is_gone;
+use crate::node::{may_become_root, namespace};
+
+/// Limit of namespaces that are read for a container, and of the time for these. Beyond, its mounts
+/// are not known. A container decides how many namespaces it makes.
+const MAX_NAMESPACES: usize = 256;
+const CONTAINER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The init of the node: its mounts are the reader's own.
+const INIT: u32 = 1;
+
+/// The containers of a node, and all other processes with a mount namespace of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainersOfNode {
+    root: PathBuf,
+}
+
+/// A container, or the processes of a cgroup of no recorded container.
+#[derive(Debug, Default)]
+struct Group {
+    id: Option<String>,
+    bundle: Option<PathBuf>,
+    /// True if a process of the host's own namespace is in the cgroup.
+    has_host_process: bool,
+    /// The namespaces that were read, and the time for these.
+    namespaces: usize,
+    time: Duration,
+    /// True if a writer was returned that represents all namespaces of the group.
+    is_covered: bool,
+}
+
+/// The search for writers, namespace by namespace.
+struct Search {
+    groups: Vec<Group>,
+    /// The namespaces that are not read yet, each with its group and its processes.
+    left: Vec<(usize, Vec<u32>)>,
+    /// Processes whose namespace is not known, each with its group: they block their readers.
+    unread: Vec<(usize, u32)>,
+    /// The host's root directory.
+    own_root: Option<FilePlace>,
+}
+
+impl ContainersOfNode {
+    /// The containers on a node whose `/` is at `root`.
+    pub fn at(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+}
+
+impl RunningContainers for ContainersOfNode {
+    fn writers(&self) -> Box<dyn Iterator<Item = Writer>> {
+        match Search::start(&self.root) {
+            Ok(search) => Box::new(search),
+            Err(error) => Box::new(once(Writer {
+                name: format!("list the processes of the node: {error}"),
+                reach: WriterReach::Unknown,
+            })),
+        }
+    }
+}
+
+impl Search {
+    fn start(root: &Path) -> io::Result<Self> {
+        let (mut groups, processes) = grouped(root)?;
+        let own = namespace("mnt").ok_or(io::ErrorKind::NotFound)?;
+        let (mut by_number, mut unread) = (BTreeMap::<u64, (usize, Vec<u32>)>::new(), Vec::new());
+        for (group, pids) in processes.into_iter().enumerate() {
+            let numbers = mount_namespaces(&pids, CONTAINER_TIMEOUT);
+            for (pid, number) in pids.into_iter().zip(numbers) {
+                match number {
+                    Ok(number) if number == own => groups[group].has_host_process = true,
+                    Ok(number) => {
+                        let (of, pids) = by_number.entry(number).or_insert((group, Vec::new()));
+                        // A process of the host, such as nsenter(1), can be in the namespace of a
+                        // container.
+                        if groups[*of].id.is_none() {
+                            *of = group;
+                        }
+                        pids.push(pid);
+                    }
+                    Err(error) if is_gone(&error) => {}
+                    Err(_) => unread.push((group, pid)),
+                }
+            }
+        }
+        let table = bindguard_sys::read_mount_table().ok();
+        let own_root = table.and_then(|table| Some(FilePlace::root_of(root_of(&table)?)));
+        Ok(Self {
+            groups,
+            left: by_number.into_values().collect(),
+            unread,
+            own_root,
+        })
+    }
+
+    /// The reach of the processes in a namespace. `None` if they can write nothing, or ended.
+    fn reach(&self, group: &Group, pids: &[u32], is_readable: bool) -> Option<WriterReach> {
+        let spec = group
+            .bundle
+            .as_deref()
+            .and_then(|bundle| read_spec(bundle).ok());
+        let spec = spec.as_deref();
+        let users = spec.and_then(|spec| SpecUsers::from_spec(spec).ok());
+        let is_within = group.namespaces < MAX_NAMESPACES && group.time < CONTAINER_TIMEOUT;
+        let requested = users.as_ref().map(SpecUsers::namespace);
+        let table = match is_readable && is_within {
+            true => table_of(
+                pids,
+                requested.unwrap_or(&RequestedUserNamespace::OfRuntime),
+            ),
+            false => None,
+        };
+        if table.is_none() && pids.iter().all(|pid| has_ended(*pid)) {
+            return None;
+        }
+        // Root of the host alone may write a folder on which a way relies. Through an idmapped mount,
+        // another user is root.
+        let is_root = pids.iter().any(|pid| may_become_root(*pid));
+        let Some(table) = table else {
+            // A runtime gives its container a cgroup, or a record. In other cgroups, the host's own
+            // root has made the namespace.
+            let is_of_host = group.id.is_none() && group.has_host_process;
+            let is_root = is_root && !is_of_host;
+            if !is_root && !users.is_some_and(|users| users.has_idmapped()) {
+                let shown = pids
+                    .iter()
+                    .find_map(|pid| HeldProcess::open(*pid).ok()?.mounts().ok());
+                let table = shown.filter(has_idmapped)?;
+                let hidden = Vec::new();
+                return Some(WriterReach::Mounts { table, hidden });
+            }
+            return Some(spec.map_or(WriterReach::Unknown, reach_by_spec));
+        };
+        let has_root_of_host = |root: &MountEntry| {
+            let own_root = self.own_root.as_ref();
+            own_root.is_some_and(|own| own.is_root_of(root)) && !root.is_read_only()
+        };
+        let is_of_host = group.id.is_none() && root_of(&table).is_some_and(has_root_of_host);
+        if is_of_host || !is_root && !has_idmapped(&table) {
+            return None;
+        }
+        let hidden = spec.map(unmountable_places).unwrap_or_default();
+        Some(WriterReach::Mounts { table, hidden })
+    }
+}
+
+impl Iterator for Search {
+    type Item = Writer;
+
+    fn next(&mut self) -> Option<Writer> {
+        loop {
+            let (index, pids, is_readable) = match self.left.pop() {
+                Some((index, pids)) => (index, pids, true),
+                None => {
+                    let (index, pid) = self.unread.pop()?;
+                    (index, vec![pid], false)
+                }
+            };
+            let group = &self.groups[index];
+            if group.is_covered {
+                continue;
+            }
+            let start = Instant::now();
+            let reach = self.reach(group, &pids, is_readable);
+            let group = &mut self.groups[index];
+            group.namespaces += 1;
+            group.time += start.elapsed();
+            if let Some(reach) = reach {
+                group.is_covered = !matches!(reach, WriterReach::Mounts { .. });
+                let name = group.name(&pids);
+                return Some(Writer { name, reach });
+            }
+        }
+    }
+}
+
+impl Group {
+    fn name(&self, pids: &[u32]) -> String {
+        match (&self.id, pids) {
+            (Some(id), _) => format!("container {id}"),
+            (None, [pid, ..]) => {
+                let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                format!("process {pid} ({})", command.trim_end())
+            }
+            (None, []) => String::new(),
+        }
+    }
+}
+
+/// All processes by their groups.
+fn grouped(root: &Path) -> io::Result<(Vec<Group>, Vec<Vec<u32>>)> {
+    let (mut groups, mut processes) = (Vec::new(), Vec::new());
+    let (mut by_id, mut by_init) = (BTreeMap::new(), BTreeMap::new());
+    for (id, bundle, init) in recorded(root) {
+        by_init.extend(init.map(|init| (init, groups.len())));
+        by_id.insert(id.clone(), groups.len());
+        processes.push(Vec::new());
+        groups.push(Group {
+            id: Some(id),
+            bundle: Some(bundle),
+            ..Group::default()
+        });
+    }
+    let ids: BTreeSet<&str> = by_id.keys().map(String::as_str).collect();
+    let mut by_cgroup = BTreeMap::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let pid: Option<u32> = name.to_str().and_then(|name| name.parse().ok());
+        let Some(pid) = pid.filter(|pid| *pid != INIT) else {
+            continue;
+        };
+        let cgroup = match fs::read_to_string(format!("/proc/{pid}/cgroup")) {
+            Err(error) if is_gone(&error) => continue,
+            cgroup => cgroup?,
+        };
+        let of_container = container_of(&cgroup, &ids).and_then(|id| by_id.get(id));
+        let group = match of_container.or_else(|| by_init.get(&pid)) {
+            Some(group) => *group,
+            None => *by_cgroup.entry(cgroup).or_insert_with(|| {
+                processes.push(Vec::new());
+                groups.push(Group::default());
+                groups.len() - 1
+            }),
+        };
+        processes[group].push(pid);
+    }
+    Ok((groups, processes))
+}
+
+/// The containers that runtimes have recorded: the id, the bundle and the init. A container that is
+/// missing here counts as any other process.
+fn recorded(root: &Path) -> Vec<(String, PathBuf, Option<u32>)> {
+    let mut found = Vec::new();
+    let id_of = |folder: &Path| Some(folder.file_name()?.to_str()?.to_owned());
+    for state in STATES.iter().flat_map(|states| entries(&root.join(states))) {
+        if let Some((id, (bundle, init))) = id_of(&state).zip(bundle_and_pid(&state)) {
+            found.push((id, bundle, Some(init)));
+        }
+    }
+    for task in tasks(root) {
+        if let Some(id) = id_of(&task) {
+            let init = init_of_task(&task);
+            found.push((id, task, init));
+        }
+    }
+    found
+}
+
+/// The mounts of the namespace of these processes, if no container made the namespace for itself.
+fn table_of(pids: &[u32], requested: &RequestedUserNamespace) -> Option<MountTable> {
+    let start = Instant::now();
+    for pid in pids {
+        let Ok(process) = HeldProcess::open(*pid) else {
+            continue;
+        };
+        let namespace = process.mount_namespace().ok();
+        let accepted = namespace.and_then(|it| it.accepted(&process, requested).ok());
+        let table = accepted.and_then(|namespace| namespace.mounts().ok());
+        if table.is_some() || start.elapsed() > CONTAINER_TIMEOUT {
+            return table;
+        }
+    }
+    None
+}
+
+/// The places that a container may write although its mount table lacks them: with the right to
+/// mount, a container can unmount a bind and keep its folder open.
+fn unmountable_places(spec: &[u8]) -> Vec<FilePlace> {
+    let may_mount = MountMakers::from_spec(spec).is_ok_and(|makers| makers.container_may_mount());
+    let spec = SpecView::from_bytes(spec).ok().filter(|_| may_mount);
+    let places = spec.and_then(|spec| places_by_binds(&spec, true));
+    places.unwrap_or_default()
+}
+
+fn root_of(table: &MountTable) -> Option<&MountEntry> {
+    table.stack_at(Path::new("/")).next()
+}
+
+fn has_idmapped(table: &MountTable) -> bool {
+    let mut mounts = table.entries().iter();
+    mounts.any(|mount| mount.attributes.is_idmapped())
+}
+
+fn has_ended(pid: u32) -> bool {
+    let number = mount_namespaces(&[pid], CONTAINER_TIMEOUT).pop();
+    matches!(number, Some(Err(error)) if is_gone(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::process::Command;
+    use std::thread::yield_now;
+
+    use super::*;
+
+    /// bwrap(1), or a shell of the host's root: not every namespace without a record is a container's.
+    #[test]
+    fn namespaces_that_the_hosts_root_made_for_itself_do_not_count() {
+        let unshare = Command::new("unshare")
+            .args(["-Urm", "sleep", "1000"])
+            .spawn();
+        let mut process = unshare.unwrap();
+        let pid = process.id();
+        let own = mount_namespaces(&[std::process::id()], CONTAINER_TIMEOUT)
+            .pop()
+            .unwrap()
+            .unwrap();
+        let number = || {
+            mount_namespaces(&[pid], CONTAINER_TIMEOUT)
+                .pop()
+                .unwrap()
+                .unwrap()
+        };
+        while number() == own || !may_become_root(pid) {
+            yield_now();
+        }
+        let name = format!("process {pid} (");
+        let writers = ContainersOfNode::at(Path::new("/nowhere")).writers();
+        let found: Vec<_> = writers
+            .filter(|writer| writer.name.starts_with(&name))
+            .collect();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(found.is_empty(), "{found:?}");
+    }
+
+    /// Also those of pods: any container may be able to write a folder of the host.
+    #[test]
+    fn the_state_of_each_runtime_names_a_container_and_its_spec() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let tasks = "run/containerd/io.containerd.runtime.v2.task";
+        write(&format!("{tasks}/k8s.io/k1/init.pid"), "12");
+        write(&format!("{tasks}/moby/created/config.json"), "{}");
+        write(
+            "run/crun/p1/status",
+            r#"{"pid":13,"process-start-time":1,"bundle":"/b/p1"}"#,
+        );
+        write("run/runc/unreadable/state.json/folder", "");
+        let found = recorded(root.path());
+        let task = |id: &str| root.path().join(tasks).join(id);
+        let mut found: Vec<_> = found
+            .iter()
+            .map(|(id, bundle, init)| (&**id, bundle, *init))
+            .collect();
+        found.sort();
+        let bundles = ["moby/created", "k8s.io/k1"].map(task);
+        let expected = [
+            ("created", &bundles[0], None),
+            ("k1", &bundles[1], Some(12)),
+            ("p1", &PathBuf::from("/b/p1"), Some(13)),
+        ];
+        assert_eq!(found, expected);
+    }
+}
