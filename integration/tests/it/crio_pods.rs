@@ -13,7 +13,7 @@ use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::{Value, json};
 
-const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
+const DROP_IN: &str = "/etc/crio/crio.conf.d/zz-bindguard.conf";
 const GUARD: &str = "/usr/local/bin/bindguard-runtime";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 

@@ -29,7 +29,7 @@ fn k3s_with_drop_ins() {
             "/etc/systemd/system/k3s.service",
             "[Service]\nExecStart=/usr/local/bin/k3s server\n",
         )?;
-        let drop_in = format!("{K3S}/config-v3.toml.d/50-bindguard.toml");
+        let drop_in = format!("{K3S}/config-v3.toml.d/zz-bindguard.toml");
         let said = root.install(&["--default"])?.success()?;
         ensure!(said.contains(&format!("create   {drop_in}")), "{said}");
         ensure!(said.contains("run      systemctl restart k3s\n"), "{said}");
@@ -202,7 +202,7 @@ fn k0s() {
             &format!("version = 2\n{RUNC_V2}"),
         )?;
         let said = root.install(&[])?.success()?;
-        let drop_in = "/etc/k0s/containerd.d/50-bindguard.toml";
+        let drop_in = "/etc/k0s/containerd.d/zz-bindguard.toml";
         ensure!(said.contains(&format!("create   {drop_in}")), "{said}");
         ensure!(
             root.read(drop_in)?.contains("SystemdCgroup = true"),
@@ -233,7 +233,7 @@ fn plain_containerd_that_imports_a_folder() {
                 &format!("version = {version}\noom_score = 1\n"),
             )?;
             let said = root.install(&[])?.success()?;
-            let drop_in = "/etc/containerd/conf.d/50-bindguard.toml";
+            let drop_in = "/etc/containerd/conf.d/zz-bindguard.toml";
             ensure!(root.exists(drop_in) == is_drop_in, "{generation}: {said}");
             let dump = root.dump("/etc/containerd/config.toml")?;
             ensure!(
@@ -379,7 +379,7 @@ fn k0s_that_imports_its_folder() {
         ensure!(files.len() == 2, "{files:?}");
         root.uninstalled()?;
         ensure!(
-            !root.exists("/etc/k0s/containerd.d/50-bindguard.toml"),
+            !root.exists("/etc/k0s/containerd.d/zz-bindguard.toml"),
             "the drop-in is left"
         );
         Ok(())

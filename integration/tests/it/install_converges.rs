@@ -57,7 +57,7 @@ fn story(generation: Generation) {
             &file,
         )?;
         if generation == Generation::V2_1 {
-            let drop_in = node.disk().join("conf.d/50-bindguard.toml");
+            let drop_in = node.disk().join("conf.d/zz-bindguard.toml");
             fs::create_dir_all(node.disk().join("conf.d"))?;
             let main = format!("imports = [\"conf.d/*.toml\"]\n{V3}");
             converges(node, &file, &main, &drop_in)?;
@@ -218,7 +218,7 @@ fn two_runtimes_that_call_different_oci_runtimes() {
                 refused.code() == 2 && refused.stderr.contains(why),
                 "{words:?}: {refused:?}"
             );
-            ensure!(!fs::exists("/etc/crio/crio.conf.d/50-bindguard.conf")?);
+            ensure!(!fs::exists("/etc/crio/crio.conf.d/zz-bindguard.conf")?);
             Ok(())
         };
         refused(

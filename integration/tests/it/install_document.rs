@@ -178,11 +178,11 @@ fn as_it_says() {
             )
             .prints(
                 "bindguard install podman",
-                &["create   /etc/containers/containers.conf.d/50-bindguard.conf"],
+                &["create   /etc/containers/containers.conf.d/zz-bindguard.conf"],
             )
             .prints(
                 "bindguard install crio",
-                &["create   /etc/crio/crio.conf.d/50-bindguard.conf"],
+                &["create   /etc/crio/crio.conf.d/zz-bindguard.conf"],
             )
             .prints(
                 "bindguard uninstall",
@@ -222,8 +222,8 @@ fn as_it_says() {
             "not the bytes that were there"
         );
         gone("/usr/local/bin/bindguard-runtime")?;
-        gone("/etc/containers/containers.conf.d/50-bindguard.conf")?;
-        gone("/etc/crio/crio.conf.d/50-bindguard.conf")?;
+        gone("/etc/containers/containers.conf.d/zz-bindguard.conf")?;
+        gone("/etc/crio/crio.conf.d/zz-bindguard.conf")?;
         gone("/var/lib/bindguard")
     });
 }

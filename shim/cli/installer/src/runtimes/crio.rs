@@ -12,16 +12,20 @@ use toml::Value;
 use toml_edit::{Item, Table, value};
 
 use super::runtime_drop_in::{
-    FileText, heal, paths_in_order, plan_drop_in, runtime_of, texts_after, usual_runtime,
+    FileText, heal, paths_in_order, plan_drop_in, refuse_later_default, runtime_of, texts_after,
+    usual_runtime, without_former,
 };
 use crate::owner::Owner;
 use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
+use crate::record::Record;
 use crate::running::{self, Daemon};
 use crate::search_path::{self, SearchPath, Unusable};
 use crate::toml_text::{self, Place};
 
-/// Its drop-in.
-pub const DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
+/// Its drop-in; the last default wins.
+pub const DROP_IN: &str = "/etc/crio/crio.conf.d/zz-bindguard.conf";
+/// The drop-in of older versions.
+pub const FORMER_DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 
 const MAIN: &str = "/etc/crio/crio.conf";
 const FOLDER: &str = "/etc/crio/crio.conf.d";
@@ -32,10 +36,13 @@ const BUILT_IN: [&str; 2] = ["crun", "runc"];
 pub const RESTART: &str = "systemctl restart crio";
 
 /// Plans the changes for CRI-O.
-pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
+pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let mut others = files();
-    others.retain(|path| path != Path::new(DROP_IN));
+    others.retain(|path| path != Path::new(DROP_IN) && path != Path::new(FORMER_DROP_IN));
     let mut files = texts_after(others, &[])?;
+    if options.default {
+        refuse_later_default("CRI-O", &files, Path::new(DROP_IN), &place())?;
+    }
     let mut healing = healed(&mut files)?;
     if options.default {
         // bindguard's drop-in names the default
@@ -55,6 +62,8 @@ pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
         command: Some(RESTART.to_owned()),
         ..TargetPlan::default()
     };
+    plan.changes
+        .extend(without_former(Path::new(FORMER_DROP_IN), &place(), record)?);
     plan.take(healing)?;
     Ok(plan)
 }

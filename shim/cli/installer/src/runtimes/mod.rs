@@ -23,8 +23,8 @@ pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<T
     match owner {
         Owner::Containerd => containerd::plan(options, record),
         Owner::Docker => docker::plan(options, record),
-        Owner::Podman => podman::plan(options),
-        Owner::Crio => crio::plan(options),
+        Owner::Podman => podman::plan(options, record),
+        Owner::Crio => crio::plan(options, record),
         Owner::Agent => agent::plan(options),
         Owner::Bindguard => Ok(TargetPlan::default()),
     }
@@ -93,8 +93,12 @@ pub fn files(record: &Record) -> Vec<(Owner, PathBuf)> {
 pub fn unrecorded(record: &Record) -> Vec<PlannedChange> {
     // the other files of these folders belong to the operator
     let is_edited = |owner: Owner, path: &Path| match owner {
-        Owner::Podman => path == Path::new(podman::DROP_IN),
-        Owner::Crio => path == Path::new(crio::DROP_IN),
+        Owner::Podman => [podman::DROP_IN, podman::FORMER_DROP_IN]
+            .map(Path::new)
+            .contains(&path),
+        Owner::Crio => [crio::DROP_IN, crio::FORMER_DROP_IN]
+            .map(Path::new)
+            .contains(&path),
         Owner::Containerd | Owner::Docker | Owner::Agent | Owner::Bindguard => true,
     };
     let lost = files(record).into_iter().filter(|(owner, path)| {

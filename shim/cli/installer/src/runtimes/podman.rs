@@ -7,13 +7,19 @@ use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml::Value;
 use toml_edit::{Array, value};
 
-use super::runtime_drop_in::{heal, paths_in_order, plan_drop_in, texts_after, usual_runtime};
+use super::runtime_drop_in::{
+    heal, paths_in_order, plan_drop_in, refuse_later_default, texts_after, usual_runtime,
+    without_former,
+};
 use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
+use crate::record::Record;
 use crate::search_path::{SearchPath, Unusable};
 use crate::toml_text::Place;
 
-/// Its drop-in.
-pub const DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
+/// Its drop-in; the last default wins.
+pub const DROP_IN: &str = "/etc/containers/containers.conf.d/zz-bindguard.conf";
+/// The drop-in of older versions.
+pub const FORMER_DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
 
 const MAIN: [&str; 2] = [
     "/usr/share/containers/containers.conf",
@@ -35,7 +41,7 @@ const BUILT_IN: [&str; 10] = [
 ];
 
 /// Plans the change.
-pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
+pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let path = options.prefix.join(WRAPPER).display().to_string();
     let change = plan_drop_in(
         Path::new(DROP_IN),
@@ -48,9 +54,14 @@ pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
         needs_runtime: Some(usual_runtime()),
         ..TargetPlan::default()
     };
-    if !options.default {
-        let mut others = files();
-        others.retain(|path| path != Path::new(DROP_IN));
+    plan.changes
+        .extend(without_former(Path::new(FORMER_DROP_IN), &place(), record)?);
+    let mut others = files();
+    others.retain(|path| path != Path::new(DROP_IN) && path != Path::new(FORMER_DROP_IN));
+    if options.default {
+        let others = texts_after(others, &[])?;
+        refuse_later_default("Podman", &others, Path::new(DROP_IN), &place())?;
+    } else {
         plan.take(healed(others, &[])?)?;
     }
     Ok(plan)

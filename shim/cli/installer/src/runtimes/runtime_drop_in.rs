@@ -15,6 +15,7 @@ use toml_edit::Item;
 
 use crate::change::{self, Change, Content};
 use crate::plan::{Healing, InstallOptions, PlannedChange, USUAL_RUNTIME};
+use crate::record::Record;
 use crate::search_path::{self, Unusable};
 use crate::toml_text::Place;
 
@@ -34,6 +35,44 @@ pub fn plan_drop_in(
     }
     let text = format!("{HEADING}{}", text.trim_start());
     Change::of(path, Some(text.into_bytes()), 0o644)
+}
+
+/// The removal of a drop-in of an older version, which had another name.
+pub fn without_former(path: &Path, place: &Place, record: &Record) -> Result<Option<Change>> {
+    let (Some(entry), Some(present)) = (record.entry(path), change::content(path)?) else {
+        return Ok(None);
+    };
+    let after = match &present {
+        Content::File(bytes) if !entry.is_as_written(&present) => {
+            let text = String::from_utf8(bytes.clone())
+                .with_context(|| format!("read {}", path.display()))?;
+            Some(place.without_runtime(&text, RUNTIME, "")?.into_bytes())
+        }
+        Content::File(_) | Content::Link(_) => None,
+    };
+    Change::of(path, after, 0o644).map(Some)
+}
+
+/// Fails if one of these files names a default, and is read after the drop-in.
+pub fn refuse_later_default(
+    engine: &str,
+    files: &[FileText],
+    drop_in: &Path,
+    place: &Place,
+) -> Result<()> {
+    for (path, text) in files {
+        let named = place.default_in(text);
+        let named = named.with_context(|| format!("parse {}", path.display()))?;
+        let is_later = path.parent() == drop_in.parent() && path.as_path() > drop_in;
+        if let Some(name) = named.filter(|name| is_later && !name.is_empty()) {
+            bail!(
+                "make bindguard {engine}'s default: {} names the default {name:?}, and {engine} reads that file after {}; remove the default from the file, or run this without --default",
+                path.display(),
+                drop_in.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// runc, or crun on a node without runc.

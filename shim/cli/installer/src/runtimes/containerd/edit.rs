@@ -20,8 +20,11 @@ use super::program::Containerd;
 use crate::runtimes::runtime_drop_in::HEADING;
 use crate::toml_text::parse;
 
-/// The name of the drop-in.
-pub const DROP_IN: &str = "50-bindguard.toml";
+/// The name of the drop-in. containerd reads the files of a folder in the order of their names, and
+/// the last default wins: GPU toolkits write `99-nvidia.toml`.
+pub const DROP_IN: &str = "zz-bindguard.toml";
+/// The name that older versions gave to the drop-in.
+pub const FORMER_DROP_IN: &str = "50-bindguard.toml";
 
 /// A file and its new text.
 pub type Edited = (PathBuf, String);
@@ -155,6 +158,21 @@ impl Trial<'_> {
             after = effective(&edited)?;
         }
         let surprises = self.before.surprises(&after, self.meant);
+        if after.default()
+            != self
+                .meant
+                .default
+                .as_deref()
+                .unwrap_or(self.before.default())
+            && let Some(later) = self.main.names_default(self.former)?
+        {
+            bail!(
+                "make bindguard containerd's default: {} names the default {:?}, and containerd reads that file after {}; remove default_runtime_name from the file, or run this without --default",
+                later.display(),
+                after.default(),
+                path.display()
+            );
+        }
         ensure!(
             surprises.is_empty(),
             "with {} edited, containerd config dump differs in more than was meant ({}): nothing was changed",

@@ -91,7 +91,11 @@ impl MainFile {
 
     /// The effective configuration with this text as the main file.
     pub fn effective_with(&self, containerd: &Containerd, text: &str) -> Result<Effective> {
-        self.effective_of(containerd, text, &self.imports)
+        let mut read = Vec::new();
+        for import in &self.imports {
+            read.push(import.read.clone());
+        }
+        containerd.effective(&self.path, &with_imports(text, &read)?)
     }
 
     /// The effective configuration with `copy` in the place of an import, which may be a new file.
@@ -101,26 +105,36 @@ impl MainFile {
         path: &Path,
         copy: PathBuf,
     ) -> Result<Effective> {
-        let mut imports = self.imports.clone();
-        let is_before =
-            |import: &Import| import.path.parent() == path.parent() && import.path.as_path() < path;
-        match imports.iter_mut().find(|import| import.path == path) {
-            Some(import) => import.read = copy,
-            None => {
-                let at = imports
-                    .iter()
-                    .rposition(is_before)
-                    .map_or(imports.len(), |at| at + 1);
-                imports.insert(
-                    at,
-                    Import {
-                        path: path.to_owned(),
-                        read: copy,
-                    },
-                );
+        let mut imports = Vec::new();
+        for pattern in patterns(&self.path, &self.text)? {
+            let mut files = expanded(&pattern);
+            if matches(&pattern, path) && !files.iter().any(|file| file == path) {
+                files.push(path.to_owned());
+                files.sort();
+            }
+            for file in files {
+                let known = self.imports.iter().find(|import| import.path == file);
+                if file == path {
+                    imports.push(copy.clone());
+                } else if let Some(import) = known {
+                    imports.push(import.read.clone());
+                }
             }
         }
-        self.effective_of(containerd, &self.text, &imports)
+        containerd.effective(&self.path, &with_imports(&self.text, &imports)?)
+    }
+
+    /// The last import that names a default runtime.
+    pub fn names_default(&self, former: &FormerTexts<'_>) -> Result<Option<PathBuf>> {
+        for import in self.imports.iter().rev() {
+            let text = former.of(&import.path)?.unwrap_or_default();
+            for place in places() {
+                if place.default_in(&text)?.is_some() {
+                    return Ok(Some(import.path.clone()));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// The file that makes `gone` the default, and its text with `name` as the default. `None` if no
@@ -151,16 +165,6 @@ impl MainFile {
         let text = self.place.with_default(&self.text, name)?;
         let after = self.effective_with(containerd, &text)?;
         Ok((after.default() == name).then(|| (self.path.clone(), text)))
-    }
-
-    fn effective_of(
-        &self,
-        containerd: &Containerd,
-        text: &str,
-        imports: &[Import],
-    ) -> Result<Effective> {
-        let read: Vec<PathBuf> = imports.iter().map(|import| import.read.clone()).collect();
-        containerd.effective(&self.path, &with_imports(text, &read)?)
     }
 
     fn imports_without_bindguard(
@@ -235,14 +239,10 @@ fn names_in(document: &Document<&str>, key: &str) -> Vec<String> {
 
 /// A path, or the files that match the `*` in its last part.
 fn expanded(pattern: &Path) -> Vec<PathBuf> {
-    let name = pattern
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
-    let Some((start, end)) = name.split_once('*') else {
+    let name = pattern.file_name().unwrap_or_default();
+    if !name.to_string_lossy().contains('*') {
         return vec![pattern.to_owned()];
-    };
+    }
     let entries = pattern
         .parent()
         .and_then(|folder| folder.read_dir().ok())
@@ -250,15 +250,22 @@ fn expanded(pattern: &Path) -> Vec<PathBuf> {
         .flatten()
         .flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    files.retain(|path| {
-        path.file_name()
-            .and_then(|name| name.to_str())
-            .is_some_and(|name| {
-                !name.starts_with('.') && name.starts_with(start) && name.ends_with(end)
-            })
-    });
+    files.retain(|path| matches(pattern, path));
     files.sort();
     files
+}
+
+/// True if the file is in the pattern's folder and matches the `*` in its last part.
+fn matches(pattern: &Path, file: &Path) -> bool {
+    let wanted = pattern.file_name().unwrap_or_default().to_string_lossy();
+    let Some((start, end)) = wanted.split_once('*') else {
+        return pattern == file;
+    };
+    let name = file.file_name().and_then(|name| name.to_str());
+    pattern.parent() == file.parent()
+        && name.is_some_and(|name| {
+            !name.starts_with('.') && name.starts_with(start) && name.ends_with(end)
+        })
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use bindguard_core::program_names::RUNTIME;
 use bindguard_operator::terminal::print_text;
 
 use self::distribution::{Distribution, Instruction, node_config};
-use self::edit::{DROP_IN, Edited, Trial};
+use self::edit::{DROP_IN, Edited, FORMER_DROP_IN, Trial};
 use self::effective::{Effective, Meant, PLUGINS};
 use self::former::FormerTexts;
 use self::handler::{Handler, HandlerKind, as_item};
@@ -38,7 +38,7 @@ use self::program::Containerd;
 use crate::change::{self, Change};
 use crate::owner::Owner;
 use crate::plan::{Healing, InstallOptions, TargetPlan, USUAL_RUNTIME};
-use crate::record::{self, Record};
+use crate::record::{self, Entry, Record};
 use crate::search_path::{self, SearchPath, Unusable};
 use crate::toml_text::Place;
 
@@ -98,7 +98,11 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
         before: &before,
         meant: &meant,
     };
-    if !trial.is_done(&effective_now(&layout, &containerd, &main, &before)?) {
+    let has_former_name =
+        |entry: &Entry| entry.owner == Owner::Containerd && entry.path.ends_with(FORMER_DROP_IN);
+    if record.files().iter().any(has_former_name)
+        || !trial.is_done(&effective_now(&layout, &containerd, &main, &before)?)
+    {
         if layout.distribution == Distribution::EksAl2023 && options.containerd_config.is_none() {
             refuse(
                 Distribution::EksAl2023,
@@ -255,7 +259,9 @@ pub fn files(named: Option<&Path>) -> Vec<PathBuf> {
         // the main file is generated from these
         Distribution::K3s | Distribution::Rke2 => template::k3s_templates(&layout.config).to_vec(),
         Distribution::Microk8s => vec![PathBuf::from(template::MICROK8S)],
-        Distribution::K0s => vec![Path::new(K0S_FOLDER).join(DROP_IN)],
+        Distribution::K0s => [DROP_IN, FORMER_DROP_IN]
+            .map(|name| Path::new(K0S_FOLDER).join(name))
+            .to_vec(),
         _ => vec![layout.config],
     };
     let mut files: Vec<PathBuf> = edited.into_iter().chain(imports).collect();
