@@ -18,7 +18,7 @@ use crate::probes::Probes;
 const MAX_FOLDERS: usize = 4096;
 
 /// The advice for a dead volume whose staging mount answers.
-const STAGING_ALIVE: &str = "host mount dead, staging alive: its driver does not mount the volume of a running pod anew; restart the pod (kubectl delete pod)";
+const STAGING_ALIVE: &str = "host mount dead, staging alive: its driver does not mount the volume of a running pod anew; only a new pod gets the new mount";
 
 /// The reason why a volume is dead, with the advice if only the staging mount of the volume
 /// answers.

@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 
 use bindguard_core::places::Places;
 use bindguard_operator::doctor::pinned;
-use bindguard_operator::holders::{HoldersReport, MountsToFind};
+use bindguard_operator::holders::{HoldersReport, MountsToFind, Trial};
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::pods::Pods;
 use bindguard_testing::{bind, own_namespace};
@@ -108,8 +108,15 @@ fn holders(criterion: &mut Criterion) {
             b.iter(|| {
                 let wanted = MountsToFind::at_or_below(path, &seen.own);
                 let (pods, places) = (Pods::default(), Places::default());
-                let report =
-                    HoldersReport::find(path, &wanted, &seen.own, &seen.others, &pods, &places);
+                let report = HoldersReport::find(
+                    path,
+                    &wanted,
+                    &seen.own,
+                    &seen.others,
+                    &pods,
+                    &places,
+                    &|_| Trial::default(),
+                );
                 assert!(report.holders.len() >= EXPORTERS);
             });
         });

@@ -9,12 +9,13 @@ use std::path::PathBuf;
 
 use bindguard_core::identity::PodName;
 use bindguard_core::places::Places;
-use bindguard_core::policy::Scope;
-use bindguard_core::text::serialize_paths;
+use bindguard_core::policy::{Policy, Scope};
+use bindguard_core::text::{serialize_paths, shell_word};
 use bindguard_sys::{MountinfoError, read_mount_table};
 use serde::Serialize;
 
 use crate::container_inits::ContainerInits;
+use crate::holders::Trial;
 use crate::host_mounts::HostMounts;
 use crate::pods::{PodContainer, Pods};
 
@@ -52,19 +53,35 @@ pub struct PinnedMounts {
     /// The places on the host at which the mounts were.
     #[serde(serialize_with = "serialize_paths")]
     pub places: Vec<PathBuf>,
-    /// The command that shows the container the mounts of now; none if the pod's names are not
-    /// known.
+    /// The command that frees the mounts, or names more commands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
 
-impl From<Keeper> for PinnedMounts {
-    fn from(Keeper { container, places }: Keeper) -> Self {
+impl Keeper {
+    /// The mounts with the mildest command that is not refused.
+    pub fn report(self, policy: &Policy, places: &Places) -> PinnedMounts {
+        let trial = Trial::of(&self.container, policy, places);
+        self.report_of_trial(&trial)
+    }
+
+    fn report_of_trial(self, trial: &Trial) -> PinnedMounts {
+        let Self { container, places } = self;
         let pod = container.pod.clone();
-        let command = pod
-            .display_name()
-            .map(|pod| format!("bindguard refresh --pod {pod} --what host-root"));
-        Self {
+        let name = pod.display_name().filter(|_| trial.refreshes);
+        let is_released = |place: &&PathBuf| {
+            let below_root = place.strip_prefix("/").unwrap_or(place);
+            let mut copies = trial.releases.iter();
+            copies.any(|copy| copy.mount_point.ends_with(below_root))
+        };
+        let released = places.iter().find(is_released);
+        let command = match (name, released, places.first()) {
+            (Some(pod), _, _) => Some(format!("bindguard refresh --pod {pod} --what host-root")),
+            (None, Some(place), _) => Some(format!("bindguard release {}", shell_word(place))),
+            (None, None, Some(place)) => Some(format!("bindguard holders {}", shell_word(place))),
+            (None, None, None) => None,
+        };
+        PinnedMounts {
             pod,
             container,
             places,
@@ -120,4 +137,54 @@ pub fn container_mounts(
     }
     found.unread = running.into_unread();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use bindguard_core::mount_table::MountTable;
+
+    use super::*;
+
+    /// A refresh of a recursively read-only bind is always refused, and a release needs the record of
+    /// the create.
+    #[test]
+    fn the_command_is_one_that_is_not_refused() {
+        let copy = "13 12 8:2 / /host/mnt/disk rw - ext4 b rw\n";
+        let copy = MountTable::from_mountinfo(copy.as_bytes())
+            .unwrap()
+            .entries()[0]
+            .clone();
+        let container = PodContainer {
+            id: "c".to_owned(),
+            name: Some("app".to_owned()),
+            state: None,
+            attempt: None,
+            pod: PodName::of_uid("u-1"),
+            guarded: None,
+            shim_version: None,
+        };
+        for (refreshes, releases, command) in [
+            (
+                true,
+                vec![copy.clone()],
+                "bindguard refresh --pod u-1 --what host-root",
+            ),
+            (false, vec![copy], "bindguard release /mnt/disk"),
+            (false, vec![], "bindguard holders /mnt/a"),
+        ] {
+            let keeper = Keeper {
+                container: container.clone(),
+                places: vec!["/mnt/a".into(), "/mnt/disk".into()],
+            };
+            let trial = Trial {
+                refreshes,
+                releases,
+                ..Trial::default()
+            };
+            assert_eq!(
+                keeper.report_of_trial(&trial).command.as_deref(),
+                Some(command)
+            );
+        }
+    }
 }

@@ -41,6 +41,7 @@ mod container_inits;
 mod host_mounts;
 mod kubelet_roots;
 mod other_roots;
+mod pod_deletion;
 mod process_files;
 mod support_bundle;
 

@@ -12,6 +12,7 @@ use crate::ended_pods::EndedPods;
 use crate::old_binds::OldBinds;
 use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
+use crate::pod_deletion::Deletion;
 use crate::pods::{PodContainer, Pods};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
@@ -105,11 +106,11 @@ impl NodeReport {
     /// Adds names, origins and next steps to the findings.
     pub fn from_report(report: Report, table: &MountTable, pods: &Pods, places: &Places) -> Self {
         let checked = report.binds.len();
-        let index = MountIndex::of(table);
+        let own = (table, &MountIndex::of(table));
         let binds = report
             .binds
             .into_iter()
-            .map(|bind| NodeBind::from_bind(bind, &index, pods, places))
+            .map(|bind| NodeBind::from_bind(bind, own, pods, places))
             .collect();
         let others = other_roots(table, places.kubelet_roots()).into_iter().map(|root| {
             format!(
@@ -163,7 +164,7 @@ impl NodeReport {
 impl NodeBind {
     fn from_bind(
         mut bind: BindReport,
-        table: &MountIndex<'_>,
+        (table, index): (&MountTable, &MountIndex<'_>),
         pods: &Pods,
         places: &Places,
     ) -> Self {
@@ -174,7 +175,7 @@ impl NodeBind {
             .as_ref()
             .and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
         let container = container.cloned();
-        let origin = table
+        let origin = index
             .stack_at(bind.source())
             .last()
             .filter(|_| is_stale(&bind))
@@ -188,8 +189,19 @@ impl NodeBind {
         {
             bind.finding.verdict = Verdict::Unmounted(Unmounted::UnusedSubpath);
         }
-        let notes = notes(&bind.finding, may_run, guarded);
-        let command = next_step(&bind, pod.as_ref());
+        let mut notes = notes(&bind.finding, may_run, guarded);
+        let command = match pod.as_ref().filter(|_| needs_new_pod(&bind)) {
+            None => next_step(&bind, pod.as_ref()),
+            Some(named) => match Deletion::of(named, table, places) {
+                Deletion::Command(command) => Some(command),
+                Deletion::Unnamed => on_pod("delete", named),
+                Deletion::Erases(mounts) => {
+                    notes.push(Note::ErasesHostFiles);
+                    let innermost = mounts.first().map(|mount| shell_word(mount));
+                    innermost.map(|mount| format!("umount {mount}"))
+                }
+            },
+        };
         Self {
             bind,
             pod,
@@ -228,6 +240,8 @@ pub enum Note {
     NotGuarded,
     /// Nothing is wrong yet.
     NotInUse,
+    /// A mount of the host is in a volume that the kubelet removes with the pod.
+    ErasesHostFiles,
 }
 
 impl fmt::Display for Note {
@@ -237,6 +251,9 @@ impl fmt::Display for Note {
             Self::Guarded => "the guard repairs it when the container is created next",
             Self::NotGuarded => {
                 "the pod runs under another shim: no guard repairs it when the container is created next"
+            }
+            Self::ErasesHostFiles => {
+                "a mount of the host is in a volume of the pod: unmount it before the pod is deleted, or the kubelet erases its files (kubernetes#129550)"
             }
             Self::NotInUse => "no running container uses it: the kubelet binds it before it starts one",
         })
@@ -287,7 +304,21 @@ fn would_be_repaired(bind: &BindReport) -> bool {
         && (is_planned || is_placeholder(&bind.finding.verdict))
 }
 
-/// The next step for a finding.
+/// True for a finding that only a new pod cures.
+fn needs_new_pod(bind: &BindReport) -> bool {
+    let verdict = &bind.finding.verdict;
+    let is_planned = matches!(bind.outcome, Some(Outcome::Planned { .. }));
+    if bind.is_repaired() || is_planned || !matches!(verdict, Verdict::Stale { .. }) {
+        return false;
+    }
+    match bind.finding.kind {
+        SourceKind::Subpath(_) => is_placeholder(verdict),
+        SourceKind::MountedVolume(_) | SourceKind::PlainVolume => true,
+        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => false,
+    }
+}
+
+/// The next step for a finding that needs no new pod.
 fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
     if bind.is_repaired() {
         return None;
@@ -297,15 +328,8 @@ fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
         Verdict::Stale { .. } if matches!(bind.outcome, Some(Outcome::Planned { .. })) => {
             Some(format!("bindguard repair {path}"))
         }
-        verdict @ Verdict::Stale { .. } => match bind.finding.kind {
-            SourceKind::Subpath(_) if !is_placeholder(verdict) => {
-                Some(format!("bindguard repair --unmount {path}"))
-            }
-            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => {
-                on_pod("delete", pod?)
-            }
-            SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => None,
-        },
+        Verdict::Stale { .. } => matches!(bind.finding.kind, SourceKind::Subpath(_))
+            .then(|| format!("bindguard repair --unmount {path}")),
         Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => {
             on_pod("describe", pod?)
         }
@@ -383,6 +407,50 @@ mod tests {
             ..Report::default()
         };
         NodeReport::from_report(report, &MountTable::default(), pods, &Places::default())
+    }
+
+    /// kubernetes#129550
+    #[test]
+    fn a_pod_with_a_mount_of_the_host_in_its_volume_is_not_deleted() {
+        let mut named = pods(None, None);
+        let pod = &mut named.containers[0].pod;
+        (pod.namespace, pod.name) = (Some("shop".to_owned()), Some("web".to_owned()));
+        let source = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~nfs/data";
+        let bind = || {
+            let places = Places::default();
+            let finding = Finding {
+                bind: None,
+                source: source.into(),
+                destination: None,
+                kind: SourceKind::from_path(source.as_ref(), &places, Scope::default()),
+                verdict: stale(StaleCause::DeletedRoot),
+            };
+            BindReport {
+                finding,
+                outcome: None,
+            }
+        };
+        for (more, command) in [
+            ("", "kubectl -n shop delete pod web"),
+            (
+                "2 1 8:2 / /var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/w/d rw - ext4 b rw\n",
+                "umount /var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/w/d",
+            ),
+        ] {
+            let table = format!("1 0 8:1 / / rw - ext4 a rw\n{more}");
+            let table = MountTable::from_mountinfo(table.as_bytes()).unwrap();
+            let report = Report {
+                binds: vec![bind()],
+                ..Report::default()
+            };
+            let report = NodeReport::from_report(report, &table, &named, &Places::default());
+            let found = &report.binds[0];
+            assert_eq!(found.command.as_deref(), Some(command));
+            assert_eq!(
+                found.notes.contains(&Note::ErasesHostFiles),
+                !more.is_empty()
+            );
+        }
     }
 
     fn stale(cause: StaleCause) -> Verdict {

@@ -280,7 +280,7 @@ fn runbook() {
                 )
                 .prints(
                     "bindguard release MOUNT_POINT",
-                    &["released   /host/var/cache"],
+                    &["released   /host/var/"],
                 )
                 .prints(
                     "bindguard doctor",
@@ -290,6 +290,10 @@ fn runbook() {
                         " host-root: ",
                         " mount-helpers: ",
                     ],
+                )
+                .prints(
+                    "grep '/volumes/kubernetes.io~empty-dir/[^/ ]*/' /proc/1/mountinfo || echo none",
+                    &["none\n"],
                 )
                 .prints(
                     "bindguard diagnose --pod default/web --all",

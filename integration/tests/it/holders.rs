@@ -3,15 +3,18 @@
 //! printed commands release the disk.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_integration::cri::mount;
+use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::process::host;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup};
-use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use k8s_cri::v1::Mount;
+use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
 use serde_json::Value;
 
 #[test]
@@ -109,6 +112,125 @@ fn story(node: &Node) -> Result<()> {
     cri.remove_pod(&sandbox)
 }
 
+/// The mounts of a CSI driver and of a pod that uses them, and a disk in another pod's emptyDir. No
+/// command unmounts a volume of a living pod, and none has the kubelet erase the disk
+/// (kubernetes#129550).
+#[test]
+fn of_volumes_of_living_pods() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let root = node.kubelet().root().to_path_buf();
+        let staging = root.join("plugins/kubernetes.io/csi/driver/1/globalmount");
+        let database = node.kubelet().pod("0c1d0000-0000-0000-0000-000000000001")?;
+        let worker = node.kubelet().pod("0c1d0000-0000-0000-0000-000000000002")?;
+        let volume = database.path().join("volumes/kubernetes.io~csi/pvc/mount");
+        let work = worker.path().join("volumes/kubernetes.io~empty-dir/work");
+        let (disk, in_work) = (node.disk().join("disk"), work.join("disk"));
+        for folder in [&staging, &volume, &disk, &in_work] {
+            fs::create_dir_all(folder)?;
+        }
+        for place in [&staging, &disk] {
+            tmpfs(place, "size=1m")?;
+        }
+        fs::write(disk.join("kept"), "data")?;
+        let bind = |from: &Path, to: &Path| {
+            host([
+                "mount",
+                "--bind",
+                &from.display().to_string(),
+                &to.display().to_string(),
+            ])
+        };
+        bind(&staging, &volume)?;
+        bind(&disk, &in_work)?;
+        let cri = node.cri()?;
+        let mut sandboxes = Vec::new();
+        for (name, pod, source) in [("database", &database, &volume), ("worker", &worker, &work)] {
+            let sandbox = cri.run_pod("runc", name, pod.uid())?;
+            let propagation = PropagationHostToContainer;
+            let mounts = [mount(source.as_path(), "/data", propagation)];
+            cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
+            sandboxes.push(sandbox);
+        }
+
+        let busy = commands(&holders(node, &staging.display().to_string())?);
+        ensure!(
+            busy.iter()
+                .all(|run| run == "kubectl -n default delete pod database"),
+            "for a staging mount: {busy:?}"
+        );
+        let umount = format!("umount {}", in_work.display());
+        let busy = commands(&holders(node, &disk.display().to_string())?);
+        ensure!(
+            !busy.is_empty() && busy.iter().all(|run| *run == umount),
+            "for the disk: {busy:?}"
+        );
+        host(["sh", "-ec", &umount])?;
+        let left = holders_of_any_code(node, &disk.display().to_string())?;
+        ensure!(
+            commands(&left).is_empty(),
+            "it does not reach the pod: {left:#}"
+        );
+        ensure!(fs::read_to_string(disk.join("kept"))? == "data");
+        for sandbox in &sandboxes {
+            cri.remove_pod(sandbox)?;
+        }
+        for place in [&volume, &staging, &disk] {
+            unmount(place)?;
+        }
+        database.delete()?;
+        worker.delete()
+    });
+}
+
+/// A privileged pod of the stock shim: a refresh of its bind would be refused, as the container may
+/// have made the mounts itself.
+#[test]
+fn a_refresh_that_would_be_refused_is_not_advised() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let disk = node.disk().join("disk");
+        fs::create_dir(&disk)?;
+        tmpfs(&disk, "size=1m")?;
+        let cri = node.cri()?;
+        let sandbox = cri.run_pod("runc", "agent", "uid-agent")?;
+        let root = mount("/".as_ref(), "/host", PropagationPrivate);
+        let recursive = Mount {
+            readonly: true,
+            recursive_read_only: true,
+            ..root
+        };
+        cri.start_container(&sandbox, "app", &["sleep", "1000000"], &[recursive])?;
+        unmount(&disk)?;
+        let path = disk.display().to_string();
+        let advised = commands(&holders(node, &path)?);
+        let words = "bindguard refresh --pod default/agent --what host-root";
+        let done = node.bindguard(["refresh", "--pod", "default/agent", "--what", "host-root"])?;
+        ensure!(
+            !done.stdout.contains("replaced"),
+            "it is not refused: {done:?}"
+        );
+        ensure!(!advised.iter().any(|run| run == words), "{advised:?}");
+        let diagnosed = node
+            .bindguard(["diagnose", "--pod", "default/agent"])?
+            .stdout;
+        ensure!(
+            diagnosed.contains("pinned") && !diagnosed.contains(words),
+            "{diagnosed}"
+        );
+        ensure!(
+            diagnosed.contains(&format!("run: bindguard holders {path}")),
+            "{diagnosed}"
+        );
+        cri.remove_pod(&sandbox)
+    });
+}
+
+fn commands(report: &Value) -> Vec<String> {
+    let holders = report["holders"].as_array().into_iter().flatten();
+    let ways = holders.flat_map(|holder| holder["release"].as_array().into_iter().flatten());
+    ways.filter_map(|way| Some(way["command"].as_str()?.to_owned()))
+        .collect()
+}
+
 /// The command advises no release of the host's mounts or of the roots of containers.
 fn of_the_whole_node(node: &Node) -> Result<()> {
     let ended = node.bindguard(["holders", "/", "--json"])?;
@@ -169,8 +291,13 @@ fn unless_closed(code: i32) -> i32 {
 }
 
 fn holders(node: &Node, path: &str) -> Result<Value> {
+    let report = holders_of_any_code(node, path)?;
+    ensure!(report["holders"] != serde_json::json!([]), "{report:#}");
+    Ok(report)
+}
+
+fn holders_of_any_code(node: &Node, path: &str) -> Result<Value> {
     let ended = node.bindguard(["holders", path, "--json"])?;
-    ensure!(ended.code() == unless_closed(1), "{ended:?}");
     serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))
 }
 

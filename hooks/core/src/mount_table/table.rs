@@ -21,6 +21,13 @@ impl MountTable {
         &self.entries
     }
 
+    /// True if a mount is on `entry`: umount(2) would fail.
+    pub fn has_mounts_on(&self, entry: &MountEntry) -> bool {
+        self.entries
+            .iter()
+            .any(|it| it.parent == entry.id && it.id != entry.id)
+    }
+
     /// Renames `real` and all paths below it to `named`, for a reader who sees them under that
     /// name.
     pub fn with_name(mut self, real: &Path, named: &Path) -> Self {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::shell_word;
+
 /// The outcome of a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
@@ -65,7 +67,7 @@ impl Outcome {
     /// with `/` at boot.
     pub fn needs_shared(mount_point: &Path) -> Self {
         Self::NeedsSharedMount {
-            command: format!("mount --make-rshared {}", mount_point.display()),
+            command: format!("mount --make-rshared {}", shell_word(mount_point)),
         }
     }
 

@@ -41,7 +41,7 @@ fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
         Verdict::Orphaned {
             remake: Some(_), ..
         }
-        | Verdict::Stale { .. } => "; delete the pod, or run on its node: bindguard diagnose",
+        | Verdict::Stale { .. } => "; run on its node: bindguard diagnose",
         Verdict::Dead(_) => "; mount it anew on the node",
         // A mount of these succeeds, or its result is unknown.
         Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::Wrong(_) => {
@@ -140,7 +140,9 @@ mod tests {
         };
         let text = explained(&[stale()], Some(failed)).unwrap();
         assert!(
-            text.contains("why; could not be repaired: no such kernel; delete the pod"),
+            text.contains(
+                "why; could not be repaired: no such kernel; run on its node: bindguard diagnose"
+            ),
             "{text}"
         );
     }

@@ -53,7 +53,9 @@ pub use outcome::{
 };
 pub use place::PlaceError;
 pub use records::{TuckRecordError, TuckRecords};
-pub use release::{NotReleased, Release, ReleaseError, ReleaseOutcome, Released, release_copies};
+pub use release::{
+    NotReleased, Release, ReleaseError, ReleaseOutcome, Released, releasable_copies, release_copies,
+};
 pub(crate) use sandbox::refuse_sandbox;
 
 pub use running::{

@@ -170,6 +170,39 @@ pub fn release_copies(
     Ok(released)
 }
 
+/// The copies that [`release_copies`] would release while no process uses them. Nothing is entered.
+///
+/// # Errors
+/// As there.
+pub fn releasable_copies(
+    process: &HeldProcess,
+    spec: Option<&SpecUsers>,
+    roots: &HostRoots,
+) -> Result<Vec<MountEntry>, ReleaseError> {
+    let namespace = process.mount_namespace().map_err(RefreshError::from)?;
+    refuse_sandbox(process, &namespace)?;
+    let spec = spec.ok_or(RefreshError::NoSpec)?;
+    let namespace = namespace
+        .accepted(process, spec.namespace())
+        .map_err(RefreshError::from)?;
+    let table = namespace.mounts().map_err(RefreshError::from)?;
+    let mut copies = roots.copies(&table)?;
+    copies.retain(|copy| check_copy(copy, roots.has_record()).is_ok());
+    Ok(copies.into_iter().map(|copy| copy.mount).collect())
+}
+
+fn check_copy(copy: &PrivateCopy, has_record: bool) -> Result<(), NotReleased> {
+    match copy {
+        _ if !has_record => Err(NotReleased::NoRecord),
+        copy if !copy.is_recorded => Err(NotReleased::NotRecorded),
+        PrivateCopy {
+            parent: Some(parent),
+            ..
+        } if parent.propagation.peer_group.is_none() => Ok(()),
+        _ => Err(NotReleased::ParentIsShared),
+    }
+}
+
 /// The release of the copies of a container.
 struct Releasing<'a> {
     helper: &'a HelperProcess,
@@ -181,15 +214,7 @@ struct Releasing<'a> {
 
 impl Releasing<'_> {
     fn release(&self, copy: &PrivateCopy) -> Result<ReleaseOutcome, NotReleased> {
-        match copy {
-            _ if !self.has_record => return Err(NotReleased::NoRecord),
-            copy if !copy.is_recorded => return Err(NotReleased::NotRecorded),
-            PrivateCopy {
-                parent: Some(parent),
-                ..
-            } if parent.propagation.peer_group.is_none() => {}
-            _ => return Err(NotReleased::ParentIsShared),
-        }
+        check_copy(copy, self.has_record)?;
         if self.extent == Release::Look {
             return Ok(ReleaseOutcome::Kept);
         }

@@ -18,8 +18,10 @@ mod release;
 mod report;
 mod spread;
 mod system;
+mod trial;
 
 pub use cgroup::{container_ids, pod_uid};
 pub use mounts_to_find::MountsToFind;
 pub use release::ReleaseCommand;
 pub use report::{HeldMount, Holder, HolderKind, HoldersReport};
+pub use trial::Trial;

@@ -5,16 +5,20 @@ use std::path::{Path, PathBuf};
 use bindguard_core::identity::PodName;
 use serde::Serialize;
 
-use crate::pods::Pods;
+use crate::pods::{PodContainer, Pods};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
+use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::text::{serialize_path, shell_word};
 
 use super::cgroup::looks_like_an_id;
-use super::release::{ReleaseCommand, releases};
+use super::release::{
+    ReleaseCommand, delete_pod, from_outside, of_the_kubelet, release_empty, umount_here,
+    umounts_elsewhere,
+};
 use super::spread::Spread;
 use super::system::SystemMounts;
-use super::{MountsToFind, container_ids, pod_uid};
+use super::{MountsToFind, Trial, container_ids, pod_uid};
 use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
 
 /// The holders of the mounts at or below a path; `holders --json` prints this report.
@@ -123,21 +127,56 @@ fn in_words(propagation: &Propagation) -> &'static str {
     }
 }
 
-/// The reader's own namespace.
-struct Own<'t> {
-    table: &'t MountTable,
+/// The reader's own namespace, and the other evidence of a search.
+pub(super) struct Own<'t> {
+    /// The path in question.
+    path: &'t Path,
+    pub(super) table: &'t MountTable,
     index: MountIndex<'t>,
-    /// The mounts at or below the path in question.
+    /// The mounts at or below the path.
     here: Vec<&'t MountEntry>,
     /// The effect of their umounts.
     spread: Spread<'t>,
-    system: SystemMounts<'t>,
+    pub(super) system: SystemMounts<'t>,
+    pub(super) places: &'t Places,
+    others: &'t [NamespaceMounts],
+    pub(super) pods: &'t Pods,
+    trial: &'t dyn Fn(&PodContainer) -> Trial,
+}
+
+impl Own<'_> {
+    fn others(&self) -> impl Iterator<Item = &MountTable> {
+        let tables = self.others.iter().map(|namespace| &namespace.table);
+        tables.filter_map(|table| table.as_ref().ok())
+    }
+
+    pub(super) fn is_in_kubelet_root(&self, path: &Path) -> bool {
+        self.places.kubelet_roots().any(|root| lies_in(path, root))
+    }
+
+    /// True for a mount of a runtime that a container has as its root, or that a umount here would
+    /// take from a container. Other mounts of a runtime are left from containers that ended.
+    pub(super) fn is_of_a_living_container(&self, entry: &MountEntry) -> bool {
+        let mut folders = self.places.runtime_directories.iter();
+        if !folders.any(|folder| lies_in(&entry.mount_point, folder)) {
+            return false;
+        }
+        let spread = Spread::of(&[entry], &self.index, self.others().chain([self.table]));
+        self.others().any(|table| {
+            let index = MountIndex::of(table);
+            table.entries().iter().any(|it| {
+                let is_root = it.mount_point == Path::new("/")
+                    && (it.device, &it.root) == (entry.device, &entry.root);
+                is_root || spread.reaching(it, &index).is_some()
+            })
+        })
+    }
 }
 
 impl HoldersReport {
     /// Finds the holders of the wanted mounts. `own`: the reader's own namespace; `places`: the
-    /// directories in which the kubelet and the runtimes mount. No command is advised for a path
-    /// whose mounts the node needs.
+    /// directories in which the kubelet and the runtimes mount. `trial` tries commands on a
+    /// container. No command is advised for a path whose mounts the node needs.
     pub fn find(
         path: &Path,
         wanted: &MountsToFind,
@@ -145,6 +184,7 @@ impl HoldersReport {
         others: &[NamespaceMounts],
         pods: &Pods,
         places: &Places,
+        trial: &dyn Fn(&PodContainer) -> Trial,
     ) -> Self {
         let index = MountIndex::of(own);
         let here: Vec<&MountEntry> = own
@@ -157,11 +197,16 @@ impl HoldersReport {
             .filter_map(|namespace| namespace.table.as_ref().ok());
         let spread = Spread::of(&here, &index, tables.chain([own]));
         let own = Own {
+            path,
             table: own,
             index,
             here,
             spread,
             system: SystemMounts::of(own, places),
+            places,
+            others,
+            pods,
+            trial,
         };
         let mut report = Self {
             path: path.to_owned(),
@@ -172,12 +217,12 @@ impl HoldersReport {
                 .collect(),
             ..Self::default()
         };
-        report.holders.extend(in_own_namespace(path, wanted, &own));
+        report.holders.extend(in_own_namespace(wanted, &own));
         for namespace in others {
             match &namespace.table {
                 Ok(table) => report
                     .holders
-                    .extend(holder(namespace, table, wanted, &own, pods)),
+                    .extend(holder(namespace, table, wanted, &own)),
                 Err(_) => report.problems.extend(namespace.unread()),
             }
         }
@@ -194,21 +239,15 @@ impl HoldersReport {
 }
 
 /// The same filesystem at another place of the reader's own namespace.
-fn in_own_namespace(path: &Path, wanted: &MountsToFind, own: &Own<'_>) -> Option<Holder> {
+fn in_own_namespace(wanted: &MountsToFind, own: &Own<'_>) -> Option<Holder> {
     let elsewhere = own
         .table
         .entries()
         .iter()
-        .filter(|entry| !entry.mount_point.starts_with(path));
+        .filter(|entry| !entry.mount_point.starts_with(own.path));
     let others: Vec<&MountEntry> = elsewhere
         .filter(|entry| wanted.is(entry, &own.index))
         .collect();
-    let first = others.iter().find(|entry| !own.system.must_stay(entry));
-    let release = |entry: &&MountEntry| ReleaseCommand {
-        effect: "unmount this other mount of it",
-        command: format!("umount {}", shell_word(&entry.mount_point)),
-    };
-    let free = first.map(release).into_iter().collect();
     let mounts: Vec<_> = others
         .iter()
         .map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread))
@@ -216,7 +255,7 @@ fn in_own_namespace(path: &Path, wanted: &MountsToFind, own: &Own<'_>) -> Option
     (!mounts.is_empty()).then(|| Holder {
         held_by: HolderKind::OwnNamespace,
         mounts,
-        release: free,
+        release: umounts_elsewhere(&others, own),
         ..Holder::unknown()
     })
 }
@@ -226,7 +265,6 @@ fn holder(
     table: &MountTable,
     wanted: &MountsToFind,
     own: &Own<'_>,
-    pods: &Pods,
 ) -> Option<Holder> {
     let index = MountIndex::of(table);
     let found: Vec<&MountEntry> = table
@@ -234,34 +272,45 @@ fn holder(
         .iter()
         .filter(|entry| wanted.is(entry, &index))
         .collect();
-    let reaching = |entry: &MountEntry| own.spread.reaching(entry, &index);
-    let may_go = || {
-        found
-            .iter()
-            .copied()
-            .filter(|entry| !own.system.must_stay(entry))
-    };
-    let first = may_go()
-        .find(|entry| reaching(entry).is_none())
-        .or_else(|| may_go().next());
-    let goes_with = first
-        .and_then(reaching)
-        .filter(|here| !own.system.must_stay(here));
+    if found.is_empty() {
+        return None;
+    }
     let mut holder = Holder {
         namespace: namespace.id,
         processes: namespace.processes,
         ..Holder::unknown()
     };
-    holder.keep(&namespace.held_by, pods);
-    let parent = first.and_then(|entry| index.parent(entry));
-    let is_in_bind = parent.is_some_and(|parent| parent.mount_point != Path::new("/"));
-    let pod = holder.pod.as_ref();
-    holder.release = releases(&namespace.held_by, pod, first, goes_with, is_in_bind);
+    holder.keep(&namespace.held_by, own.pods);
+    let may_go: Vec<&MountEntry> = found
+        .iter()
+        .copied()
+        .filter(|entry| !own.system.must_stay(entry))
+        .collect();
+    let (reached, private): (Vec<&MountEntry>, Vec<&MountEntry>) = may_go
+        .into_iter()
+        .partition(|entry| own.spread.reaching(entry, &index).is_some());
+    holder.release = match (private.is_empty(), reached.first()) {
+        (false, _) => holder.releases(namespace, &private, table, &index, own),
+        (true, Some(first)) => match own.spread.reaching(first, &index) {
+            Some(here) => umount_here(here, own, "an unmount here reaches it").map_or_else(
+                || of_the_kubelet(&here.mount_point, own),
+                |umount| vec![umount],
+            ),
+            None => Vec::new(),
+        },
+        (true, None) => Vec::new(),
+    };
     holder.mounts = found
         .iter()
         .map(|entry| HeldMount::from_entry(entry, &index, &own.spread))
         .collect();
-    (!holder.mounts.is_empty()).then_some(holder)
+    Some(holder)
+}
+
+/// True for a mount in a bind of a container, and not on the container's own root.
+pub(super) fn is_in_bind(entry: &MountEntry, table: &MountIndex<'_>) -> bool {
+    let parent = table.parent(entry);
+    parent.is_some_and(|parent| parent.mount_point != Path::new("/"))
 }
 
 impl Holder {
@@ -277,6 +326,55 @@ impl Holder {
             mounts: Vec::new(),
             release: Vec::new(),
         }
+    }
+
+    /// The commands that release mounts which no umount of the reader reaches, mildest first.
+    fn releases(
+        &self,
+        namespace: &NamespaceMounts,
+        private: &[&MountEntry],
+        table: &MountTable,
+        index: &MountIndex<'_>,
+        own: &Own<'_>,
+    ) -> Vec<ReleaseCommand> {
+        let HeldBy::Process { pid, .. } = &namespace.held_by else {
+            return Vec::from_iter(release_empty(&namespace.held_by, own));
+        };
+        if self.pod.is_none() && self.container.is_none() {
+            // a service's namespace has copies alone
+            return vec![from_outside(*pid, private[0])];
+        }
+        let delete = "or delete the pod, so that its controller creates a new one";
+        let deletion = self.pod.as_ref().map(|pod| delete_pod(pod, own, delete));
+        let deletion = deletion.unwrap_or_default();
+        let id = self.container.as_deref();
+        let container = id.and_then(|id| own.pods.with_id(id));
+        let trial = container.map(own.trial).unwrap_or_default();
+        let mut releases = Vec::new();
+        let names = self.pod.as_ref().and_then(PodName::names);
+        let is_in_bind = private.iter().any(|entry| is_in_bind(entry, index));
+        if let Some((pod_namespace, name)) = names.filter(|_| trial.refreshes && is_in_bind) {
+            releases.push(ReleaseCommand {
+                effect: "give a private bind of the host's root the mounts of now, while the pod runs on",
+                command: format!("bindguard refresh --pod {pod_namespace}/{name} --what host-root"),
+            });
+        }
+        let is_found = |mount: &MountEntry| private.iter().any(|it| it.id == mount.id);
+        if trial.releases.iter().any(is_found) {
+            releases.push(ReleaseCommand {
+                effect: "unmount the copies that the create made",
+                command: format!("bindguard release {}", shell_word(own.path)),
+            });
+        } else if !deletion.iter().any(ReleaseCommand::is_warning) {
+            releases.extend(
+                private
+                    .iter()
+                    .find(|entry| trial.is_copy(entry, index, table))
+                    .map(|entry| from_outside(*pid, entry)),
+            );
+        }
+        releases.extend(deletion);
+        releases
     }
 
     fn keep(&mut self, held_by: &HeldBy, pods: &Pods) {
@@ -310,6 +408,8 @@ impl Holder {
 
 #[cfg(test)]
 mod tests {
+    use bindguard_core::spec::SpecUsers;
+
     use super::*;
 
     const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 8:2 / /mnt/disk rw shared:2 - ext4 /dev/sdb rw\n\
@@ -347,17 +447,16 @@ mod tests {
             &others,
             &Pods::default(),
             &Places::default(),
+            &|_| Trial::default(),
         );
         assert!(!report.holders.is_empty(), "{path}");
-        (
-            report
-                .holders
-                .into_iter()
-                .flat_map(|holder| holder.release)
-                .map(|way| way.command)
-                .collect(),
-            report.note,
-        )
+        let note = report.note.clone();
+        (commands(report), note)
+    }
+
+    fn commands(report: HoldersReport) -> Vec<String> {
+        let ways = report.holders.into_iter().flat_map(|holder| holder.release);
+        ways.map(|way| way.command).collect()
     }
 
     /// A pod chooses its mountPath.
@@ -378,6 +477,7 @@ mod tests {
             &others,
             &Pods::default(),
             &places,
+            &|_| Trial::default(),
         );
         let ways: Vec<_> = report
             .holders
@@ -417,5 +517,188 @@ mod tests {
             2,
             "here, and in the container"
         );
+    }
+
+    const POD: &str = "/var/lib/kubelet/pods/0c1d0000-0000-0000-0000-000000000001";
+    const APP: &str = "2fdc5572f480c0eaa35b0b793e187da2930c2c41bef4b3d51483e5ff90038bea";
+
+    /// The commands for a path on a host, with a container of the pod shop/web. `$POD` is the pod's
+    /// folder.
+    fn for_pod(
+        path: &str,
+        host: &str,
+        container: &str,
+        is_known: bool,
+        trial: &dyn Fn() -> Trial,
+    ) -> Vec<String> {
+        let table = |lines: &str| {
+            MountTable::from_mountinfo(lines.replace("$POD", POD).as_bytes()).unwrap()
+        };
+        let uid = POD.rsplit('/').next().unwrap();
+        let mut app = held_by_exporter(table(container));
+        app.held_by = HeldBy::Process {
+            pid: 7,
+            command: "app".to_owned(),
+            cgroup: format!("0::/kubepods/pod{uid}/{APP}"),
+        };
+        let known = PodContainer {
+            id: APP.to_owned(),
+            name: Some("app".to_owned()),
+            state: None,
+            attempt: None,
+            pod: PodName {
+                namespace: Some("shop".to_owned()),
+                name: Some("web".to_owned()),
+                ..PodName::of_uid(uid)
+            },
+            guarded: None,
+            shim_version: None,
+        };
+        let pods = Pods {
+            containers: is_known.then_some(known).into_iter().collect(),
+            ..Pods::default()
+        };
+        let own = table(host);
+        let wanted = MountsToFind::at_or_below(Path::new(path), &own);
+        commands(HoldersReport::find(
+            Path::new(path),
+            &wanted,
+            &own,
+            &[app],
+            &pods,
+            &Places::default(),
+            &|_| trial(),
+        ))
+    }
+
+    fn trial_of(spec: &str) -> Trial {
+        Trial {
+            spec: SpecUsers::from_spec(spec.as_bytes()).ok(),
+            ..Trial::default()
+        }
+    }
+
+    /// A busy staging mount of a CSI driver, and what a container of Docker's left.
+    #[test]
+    fn no_volume_of_a_living_pod_is_unmounted() {
+        const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/d/1/globalmount";
+        let host = format!(
+            "1 0 8:1 / / rw shared:1 - ext4 a rw\n2 1 8:2 / {STAGING} rw shared:2 - ext4 b rw\n\
+             3 1 8:2 / $POD/volumes/kubernetes.io~csi/pvc/mount rw shared:2 - ext4 b rw\n\
+             4 1 8:2 / /var/lib/docker/overlay2/x/merged/data rw - ext4 b rw\n"
+        );
+        let container = "11 10 0:50 / / rw - overlay o rw\n12 11 8:2 / /data rw - ext4 b rw\n13 12 0:9 / /data/x rw - tmpfs t rw\n";
+        let spec = || trial_of(r#"{"mounts":[{"destination":"/data"}]}"#);
+        let of_docker = "umount /var/lib/docker/overlay2/x/merged/data";
+        let delete = "kubectl -n shop delete pod web";
+        assert_eq!(
+            for_pod(STAGING, &host, container, true, &spec),
+            [of_docker, delete, delete]
+        );
+        assert_eq!(
+            for_pod(STAGING, &host, container, false, &spec),
+            [of_docker, "bindguard repair --orphaned-pods --dry-run"]
+        );
+        // the umount would reach a container that has the host's / as rslave
+        let follows = "11 10 0:50 / / rw - overlay o rw\n12 11 8:1 / /host rw master:1 - ext4 a rw\n\
+             13 12 8:2 / /host$POD/volumes/kubernetes.io~csi/pvc/mount rw master:2 - ext4 b rw\n";
+        let path = format!("{POD}/volumes/kubernetes.io~csi/pvc/mount");
+        let only_pod: String = host
+            .lines()
+            .filter(|line| !line.starts_with(['2', '4']))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_eq!(for_pod(&path, &only_pod, follows, true, &spec), [delete]);
+    }
+
+    #[test]
+    fn the_root_of_a_living_container_is_not_unmounted() {
+        let merged = "/var/lib/docker/overlay2/x/merged";
+        let host = format!(
+            "1 0 8:1 / / rw shared:1 - ext4 a rw\n2 1 0:50 / /mnt rw - overlay o rw\n3 1 0:50 / {merged} rw - overlay o rw\n"
+        );
+        let none = || Trial::default();
+        let lives = "11 10 0:50 / / rw - overlay o rw\n";
+        assert_eq!(for_pod("/mnt", &host, lives, false, &none), [""; 0]);
+        let other = "11 10 0:51 / / rw - overlay o rw\n";
+        assert_eq!(
+            for_pod("/mnt", &host, other, false, &none),
+            [format!("umount {merged}")]
+        );
+    }
+
+    /// The kubelet would erase the disk with the volume: kubernetes#129550.
+    #[test]
+    fn a_pod_with_a_mount_of_the_host_in_its_empty_dir_is_not_deleted() {
+        const DIR: &str = "$POD/volumes/kubernetes.io~empty-dir/work";
+        let host = format!(
+            "1 0 8:1 / / rw shared:1 - ext4 a rw\n2 1 8:2 / /mnt/disk rw shared:2 - ext4 b rw\n\
+             3 1 8:2 / {DIR}/disk rw shared:2 - ext4 b rw\n"
+        );
+        let container = format!(
+            "11 10 0:50 / / rw - overlay o rw\n12 11 8:1 {DIR} /work rw master:1 - ext4 a rw\n13 12 8:2 / /work/disk rw master:2 - ext4 b rw\n"
+        );
+        let spec = || trial_of(r#"{"mounts":[{"destination":"/work"}]}"#);
+        let umount = format!("umount {}/disk", DIR.replace("$POD", POD));
+        let all = for_pod("/mnt/disk", &host, &container, true, &spec);
+        assert_eq!(all, [umount.clone(), umount.clone()]);
+        let path = format!("{}/disk", DIR.replace("$POD", POD));
+        let here: Vec<String> = for_pod(&path, &host, &container, true, &spec);
+        assert_eq!(here, ["umount /mnt/disk", &umount]);
+    }
+
+    #[test]
+    fn a_command_that_would_be_refused_is_not_advised() {
+        let host = "1 0 8:1 / / rw shared:1 - ext4 a rw\n";
+        let container = "11 10 0:50 / / rw - overlay o rw\n12 11 8:1 / /host rw - ext4 a rw\n13 12 8:2 / /host/mnt/disk rw - ext4 b rw\n";
+        let spec = r#"{"mounts":[{"destination":"/host"}]}"#;
+        let copy = || {
+            MountTable::from_mountinfo(container.as_bytes())
+                .unwrap()
+                .entries()[2]
+                .clone()
+        };
+        let refresh = "bindguard refresh --pod shop/web --what host-root";
+        let delete = "kubectl -n shop delete pod web";
+        let all = for_pod("/mnt/disk", host, container, true, &|| trial_of(spec));
+        assert!(
+            all.len() == 2 && all[0].starts_with("nsenter ") && all[1] == delete,
+            "{all:?}"
+        );
+        let unknown = for_pod("/mnt/disk", host, container, true, &|| Trial::default());
+        assert_eq!(unknown, [delete], "the mount may be the container's own");
+        let both = || Trial {
+            refreshes: true,
+            releases: vec![copy()],
+            ..trial_of(spec)
+        };
+        assert_eq!(
+            for_pod("/mnt/disk", host, container, true, &both),
+            [refresh, "bindguard release /mnt/disk", delete]
+        );
+    }
+
+    #[test]
+    fn no_daemon_is_killed() {
+        for (pid, command, is_killed) in [
+            (1, "init", false),
+            (9, "containerd-shim", false),
+            (9, "sleep", true),
+        ] {
+            let table = |lines: &str| MountTable::from_mountinfo(lines.as_bytes()).unwrap();
+            let mut kept = held_by_exporter(table(CONTAINER));
+            kept.held_by = HeldBy::Descriptor {
+                pid,
+                command: command.to_owned(),
+            };
+            let own = table("1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n");
+            let path = Path::new("/mnt/disk");
+            let wanted = MountsToFind::at_or_below(path, &own);
+            let (pods, places) = (Pods::default(), Places::default());
+            let found = HoldersReport::find(path, &wanted, &own, &[kept], &pods, &places, &|_| {
+                Trial::default()
+            });
+            assert_eq!(!commands(found).is_empty(), is_killed, "{command}");
+        }
     }
 }

@@ -90,7 +90,7 @@ fn a_volume_whose_driver_mounted_only_staging_anew_names_the_remedy() {
         "{reason}"
     );
     assert!(
-        reason.contains(ADVICE) && reason.contains("restart the pod"),
+        reason.contains(ADVICE) && reason.contains("only a new pod gets the new mount"),
         "{reason}"
     );
 }

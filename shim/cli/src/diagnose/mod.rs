@@ -13,7 +13,7 @@ use bindguard_config::Config;
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
-use bindguard_operator::container_mounts::{PinnedMounts, container_mounts};
+use bindguard_operator::container_mounts::container_mounts;
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::old_binds::old_binds;
@@ -123,7 +123,10 @@ impl Diagnose {
         let scope = config.policy().host_root_scope;
         let found = container_mounts(&pods, config.places(), scope);
         let found = found.context("find the mounts that running containers keep")?;
-        report.pinned = found.keepers.into_iter().map(PinnedMounts::from).collect();
+        let keepers = found.keepers.into_iter();
+        report.pinned = keepers
+            .map(|keeper| keeper.report(config.policy(), config.places()))
+            .collect();
         // kubediag has no processor for these.
         if self.format == Format::Text {
             let (old_binds, mut unchecked) = old_binds(&pods, config.policy(), config.places());

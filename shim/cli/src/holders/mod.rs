@@ -9,11 +9,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use bindguard_config::Config;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::places::Places;
 use bindguard_operator::block_device;
-use bindguard_operator::holders::{HoldersReport, MountsToFind};
+use bindguard_operator::holders::{HoldersReport, MountsToFind, Trial};
 use bindguard_operator::namespaces::{Namespaces, Proc};
-use bindguard_operator::pods::Pods;
+use bindguard_operator::pods::PodContainer;
 use bindguard_sys::Handle;
 use clap::Args;
 
@@ -47,26 +46,34 @@ impl Holders {
         };
         let seen = proc.namespaces()?;
         let wanted = wanted(&path, &seen.own, self.proc.is_some())?;
-        let report = report(&path, &wanted, seen, &self.pods.pods(), config.places());
+        let report = self.report(&path, &wanted, seen, config);
         show::print_report(&report, self.json, text::of)?;
         Ok(show::code(
             !report.problems.is_empty(),
             !report.holders.is_empty(),
         ))
     }
-}
 
-fn report(
-    path: &Path,
-    wanted: &MountsToFind,
-    seen: Namespaces,
-    pods: &Pods,
-    places: &Places,
-) -> HoldersReport {
-    let mut report = HoldersReport::find(path, wanted, &seen.own, &seen.others, pods, places);
-    report.checked = seen.checked;
-    report.problems.splice(0..0, seen.problems);
-    report
+    fn report(
+        &self,
+        path: &Path,
+        wanted: &MountsToFind,
+        seen: Namespaces,
+        config: &Config,
+    ) -> HoldersReport {
+        let places = config.places();
+        let trial = |container: &PodContainer| match self.proc {
+            None => Trial::of(container, config.policy(), places),
+            // the pids of another /proc name no process here
+            Some(_) => Trial::default(),
+        };
+        let pods = self.pods.pods();
+        let (own, others) = (&seen.own, &seen.others);
+        let mut report = HoldersReport::find(path, wanted, own, others, &pods, places, &trial);
+        report.checked = seen.checked;
+        report.problems.splice(0..0, seen.problems);
+        report
+    }
 }
 
 /// The path as the kernel prints it.
