@@ -14,6 +14,7 @@ mod proof;
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -173,7 +174,14 @@ impl Runtime {
     /// True if the runtime still has state of this container. runc, crun and youki have a directory
     /// per container. If that directory cannot be checked, the answer is true.
     pub(crate) fn knows(&self, id: &str) -> bool {
-        self.root.join(id).try_exists().unwrap_or(true)
+        match self.root.join(id).try_exists() {
+            Ok(exists) => exists,
+            // Nothing can be below a file, or under a name that is too long: the runtime says why.
+            Err(error) => !matches!(
+                error.kind(),
+                ErrorKind::NotADirectory | ErrorKind::InvalidFilename
+            ),
+        }
     }
 
     async fn run(
@@ -221,4 +229,31 @@ pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
 /// not search.
 pub(crate) fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn a_runtime_knows_no_container_below_a_file() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("ns/c")).unwrap();
+        fs::write(root.path().join("file"), "").unwrap();
+        let knows = |folder: &str, id: &str| {
+            let options = Options {
+                root: root.path().join(folder).to_str().unwrap().to_owned(),
+                ..Options::default()
+            };
+            let bundle = Bundle::at(root.path());
+            Runtime::new(&options, "ns", bundle, Arc::new(Exits::default())).knows(id)
+        };
+        assert!(knows("", "c"));
+        for (folder, id) in [("", "d"), ("file", "c"), ("file/x", "c")] {
+            assert!(!knows(folder, id), "{folder} {id}");
+        }
+        assert!(!knows("", &"x".repeat(300)));
+    }
 }
