@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::object::Text;
+use super::object::{Text, reject_other_spelling, reject_second};
 use super::propagation::RequestedPropagation;
 use crate::mount_table::MountAttributes;
 
@@ -51,14 +51,21 @@ impl<'a> Bind<'a> {
         };
         let options = || written.iter().flatten().map(|Text(option)| &**option);
         let is_recursive = options().any(|option| option == "rbind");
+        for option in options() {
+            reject_nul(option)?;
+        }
         let is_bind = is_recursive
             || entry.kind.is_some_and(|kind| kind == "bind")
             || options().any(|o| o == "bind");
         let bind = || {
+            let (source_path, destination) =
+                (decoded(source)?, entry.destination.unwrap_or_default());
+            reject_nul(&source_path)?;
+            reject_nul(&destination)?;
             Ok(Self {
                 index,
-                source: decoded(source)?,
-                destination: entry.destination.unwrap_or_default(),
+                source: source_path,
+                destination,
                 propagation: RequestedPropagation::from_options(options()),
                 denied: MountAttributes::denied_by_spec(options()),
                 denied_below: MountAttributes::denied_below_by_spec(options()),
@@ -120,12 +127,20 @@ impl<'a> Bind<'a> {
     }
 }
 
+/// crun's strings end at a NUL: crun would read another path, or take the option for another.
+fn reject_nul(text: &str) -> serde_json::Result<()> {
+    match text.contains('\0') {
+        true => Err(Error::custom("a string has a NUL, where runtimes differ")),
+        false => Ok(()),
+    }
+}
+
 fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
     serde_json::from_str(raw.get()).map(|Text(text)| text)
 }
 
-/// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, the last of
-/// several equal keys applies, and a string that is `null` is ignored.
+/// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, a string that
+/// is `null` is no string.
 #[derive(Debug, Default)]
 pub(super) struct RawMount<'a> {
     kind: Option<Cow<'a, str>>,
@@ -145,14 +160,21 @@ impl<'de> Deserialize<'de> for RawMount<'de> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entry = RawMount::default();
+                const KEYS: [&str; 4] = ["type", "source", "destination", "options"];
+                let (mut entry, mut seen) = (RawMount::default(), [false; KEYS.len()]);
                 while let Some(Text(key)) = map.next_key()? {
-                    match &*key {
-                        "type" => entry.kind = text(&mut map)?.or(entry.kind),
-                        "source" => entry.source = not_null(map.next_value()?).or(entry.source),
-                        "destination" => entry.destination = text(&mut map)?.or(entry.destination),
-                        "options" => entry.options = Some(map.next_value()?),
-                        _ => drop(map.next_value::<IgnoredAny>()?),
+                    let Some(at) = KEYS.iter().position(|name| *name == key) else {
+                        reject_other_spelling(&key, &KEYS)?;
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    };
+                    reject_second(&key, seen[at])?;
+                    seen[at] = true;
+                    match at {
+                        0 => entry.kind = text(&mut map)?,
+                        1 => entry.source = not_null(map.next_value()?),
+                        2 => entry.destination = text(&mut map)?,
+                        _ => entry.options = Some(map.next_value()?),
                     }
                 }
                 Ok(entry)

@@ -1,14 +1,14 @@
 //! A JSON object as the list of its entries: keys are decoded, values unchanged.
 //!
 //! Strings are read as leniently as by Go's `encoding/json`, which runc and containerd use: half of
-//! a surrogate pair becomes U+FFFD. Duplicate keys are kept, and the last key applies. Every value
-//! is a slice of the parsed buffer, so its position is known.
+//! a surrogate pair becomes U+FFFD. Duplicate keys are kept, and the last key applies. Keys that
+//! runtimes read in different ways are errors where they concern binds. Every value is a slice of the parsed buffer, so its position is known.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// Capacity for the keys of nearly every object of a spec.
@@ -107,6 +107,36 @@ fn repaired(text: &[u8]) -> String {
         };
     }
     out
+}
+
+/// Fails for a key that only some runtimes take for one of `names`. Go's `encoding/json` ignores the
+/// case, and takes the long s for an s and the Kelvin sign for a k. crun's strings end at a NUL.
+pub(super) fn reject_other_spelling<E: Error>(key: &str, names: &[&str]) -> Result<(), E> {
+    let key_of_crun = key.split('\0').next().unwrap_or_default();
+    for name in names {
+        let folded = key_of_crun.chars().map(|c| match c {
+            'ſ' => 's',
+            '\u{212a}' => 'k',
+            c => c.to_ascii_lowercase(),
+        });
+        if folded.eq(name.chars().map(|c| c.to_ascii_lowercase())) {
+            return Err(E::custom(format_args!(
+                "some runtimes take the key {key:?} for {name:?}, and others ignore it"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Fails for the second of two equal keys: runc applies the last key or mixes both values, crun
+/// applies the first key or the last key.
+pub(super) fn reject_second<E: Error>(key: &str, is_second: bool) -> Result<(), E> {
+    match is_second {
+        true => Err(E::custom(format_args!(
+            "the key {key:?} is there twice, and runtimes differ in the value that they apply"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// The range of `part` within `whole`, the buffer from which `part` was parsed.

@@ -1,7 +1,8 @@
 //! Reads the few values that the guard needs in a single pass over a spec's text.
 //!
-//! The reader follows runc, which uses Go's `encoding/json`: the last of several equal keys
-//! applies, annotations are merged, and `null` is no value.
+//! The reader follows runc, which uses Go's `encoding/json`: annotations are merged, and `null` is
+//! no value. Where runc and crun read different binds from a text, the spec is not read: a spelling
+//! of a key that Go alone accepts, a second key, a NUL in a string.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +12,7 @@ use serde::de::{
 };
 
 use super::bind::{Bind, RawMount};
-use super::object::Text;
+use super::object::{Text, reject_other_spelling, reject_second};
 use super::view::SpecError;
 
 /// The maximum number of binds that the guard checks. A pod has tens of binds; a hundred thousand
@@ -64,6 +65,7 @@ impl<'a> Values<'a> {
 /// The reader's position in the spec.
 enum Position {
     Elsewhere,
+    Key,
     Mounts,
     Mount(usize),
     Annotations,
@@ -75,6 +77,7 @@ impl Position {
     fn field(&self) -> Option<String> {
         match self {
             Self::Elsewhere => None,
+            Self::Key => Some("the keys".to_owned()),
             Self::Mounts => Some("mounts".to_owned()),
             Self::Mount(index) => Some(format!("mounts[{index}]")),
             Self::Annotations => Some("annotations".to_owned()),
@@ -97,13 +100,13 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut spec: A) -> Result<(), A::Error> {
         let Self { values, place } = self;
+        let mut has_mounts = false;
         while let Some(Text(key)) = spec.next_key()? {
             match &*key {
                 "mounts" => {
                     *place = Position::Mounts;
-                    values.binds.clear();
-                    values.destinations.clear();
-                    values.overlooked = 0;
+                    reject_second(&key, has_mounts)?;
+                    has_mounts = true;
                     spec.next_value_seed(Mounts {
                         values: &mut *values,
                         place: &mut *place,
@@ -133,7 +136,12 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
                         }
                     }
                 }
-                _ => drop(spec.next_value::<IgnoredAny>()?),
+                _ => {
+                    *place = Position::Key;
+                    reject_other_spelling(&key, &["mounts", "annotations", "linux"])?;
+                    *place = Position::Elsewhere;
+                    spec.next_value::<IgnoredAny>()?;
+                }
             }
             *place = Position::Elsewhere;
         }
@@ -253,7 +261,10 @@ impl<'de> Deserialize<'de> for Linux<'de> {
                             let paths = paths.map(|path| path.unwrap_or_default().0);
                             linux.masked_paths = Some(paths.collect());
                         }
-                        _ => drop(map.next_value::<IgnoredAny>()?),
+                        _ => {
+                            reject_other_spelling(&key, &["rootfsPropagation", "maskedPaths"])?;
+                            map.next_value::<IgnoredAny>()?;
+                        }
                     }
                 }
                 Ok(linux)

@@ -107,7 +107,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::spec::RequestedPropagation;
 
     #[test]
     fn only_binds_are_seen() {
@@ -155,18 +154,8 @@ mod tests {
 
     #[test]
     fn the_last_of_several_keys_counts_as_it_does_for_go() {
-        let json = br#"{"mounts":[{"type":"tmpfs","type":"bind","type":null,"source":"/x","source":"/y","source":null,
-            "options":["rshared"],"options":null,"destination":"/a","destination":"/b"}]}"#;
-        let view = SpecView::from_bytes(json).unwrap();
-        let bind = &view.binds()[0];
-        assert_eq!(
-            (bind.source(), bind.destination()),
-            (Path::new("/y"), Path::new("/b"))
-        );
-        assert_eq!(bind.propagation(), RequestedPropagation::Nothing);
-
         let json = br#"{"annotations":{"a":"1","b":"1"},"annotations":{"a":"2"},
-            "linux":{"rootfsPropagation":"rslave"},"linux":{"rootfsPropagation":null},"mounts":[{}],"mounts":null}"#;
+            "linux":{"rootfsPropagation":"rslave"},"linux":{"rootfsPropagation":null},"mounts":null}"#;
         let view = SpecView::from_bytes(json).unwrap();
         assert_eq!(
             (
@@ -187,6 +176,60 @@ mod tests {
             (view.annotation("a"), view.rootfs_propagation()),
             (None, &RootfsPropagation::Unset)
         );
+    }
+
+    /// runc ignores the case of keys and mixes the entries of two lists; crun does neither.
+    #[test]
+    fn a_spec_that_runtimes_read_differently_is_not_read() {
+        let bind = r#""type":"bind","source":"/x","options":["bind"]"#;
+        for (json, field) in [
+            (format!(r#"{{"Mounts":[{{{bind}}}]}}"#), "the keys"),
+            (format!(r#"{{"mountſ":[{{{bind}}}]}}"#), "the keys"),
+            (format!(r#"{{"mounts\u0000x":[{{{bind}}}]}}"#), "the keys"),
+            (r#"{"LINUX":{}}"#.to_owned(), "the keys"),
+            (
+                r#"{"linux":{"rootfspropagation":"shared"}}"#.to_owned(),
+                "linux.rootfsPropagation",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind}}}],"mounts":[{{}}]}}"#),
+                "mounts",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"Source":"/y"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"ſource":"/y"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"\u0073ource":"/y"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"options":[null]}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"destination":"/a\u0000"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                r#"{"mounts":[{"type":"none","source":"/x","options":["bind\u0000"]}]}"#.to_owned(),
+                "mounts[0]",
+            ),
+            (
+                r#"{"mounts":[{"type":"bind","source":"/x\u0000y"}]}"#.to_owned(),
+                "mounts[0]",
+            ),
+        ] {
+            let error = SpecView::from_bytes(json.as_bytes()).unwrap_err();
+            let expected = format!("read {field} of config.json");
+            assert!(error.to_string().starts_with(&expected), "{json}: {error}");
+        }
+        let other = r#"{"ociVersion":"1","hooks":{},"Mountss":[],"mounts":[{"uidMappings":[]}]}"#;
+        assert!(SpecView::from_bytes(other.as_bytes()).is_ok());
     }
 
     #[test]

@@ -9,8 +9,7 @@ use proptest::prelude::*;
 /// A spec with what a typed round trip would lose: unknown fields, big numbers, odd escapes,
 /// duplicate keys.
 const ODD: &str = r#" {"ociVersion":"1.1.0", "futureField" : {"deep":[1e400, 123456789012345678901234567890, -0.0]},
-  "mounts":[{"destination":"/old","type":"bind","source":"/never/counts"}],
-  "\u006dounts":[ {"source":"\/host\u002Froot","source":"\/","type":"bind","destination":"/r\u00f6t","options":["rbind" , "rprivate","ro"],"x":1},
+  "\u006dounts":[ {"source":"\u002F","type":"bind","destination":"/r\u00f6t","options":["rbind" , "rprivate","ro"],"x":1},
     {"destination":"/etc/app","type":"bind","source":"/s/0","options":["rbind","ro"]} ],
   "linux":{"rootfsPropagation":"private","resources":{"a":1,"a":2},"rootfsPropagation":"shared"}  }
 "#;
