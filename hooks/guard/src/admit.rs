@@ -116,6 +116,16 @@ pub fn admit_spec(
 }
 
 impl Admission {
+    /// For a create whose spec cannot be known: policy decides, as for a spec that cannot be read.
+    pub fn of_unseen(bundle: &Path, why: &str, policy: &Policy) -> Self {
+        let mut admission = Self {
+            report: Report::about_bundle(bundle),
+            ..Self::default()
+        };
+        admission.skip(why.to_owned(), policy);
+        admission
+    }
+
     fn admit_bundle(
         &mut self,
         path: &Path,

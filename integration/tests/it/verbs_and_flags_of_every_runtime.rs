@@ -47,10 +47,8 @@ fn runtime(scene: &Scene, program: &Path) -> Result<()> {
     for verb in &verbs {
         let creates = CREATING.contains(&verb.as_str());
         let admitted = scene.admitted(&[verb, "--no-such-flag", "create"])?;
-        ensure!(
-            admitted.is_some() == creates,
-            "{verb}: admitted {admitted:?}"
-        );
+        let expected = creates.then(|| ("create".to_owned(), true));
+        ensure!(admitted == expected, "{verb}: admitted {admitted:?}");
     }
     for flag in flags(&usage) {
         let words: &[&str] = if flag.has_value {
@@ -60,7 +58,7 @@ fn runtime(scene: &Scene, program: &Path) -> Result<()> {
         };
         let admitted = scene.admitted(words)?;
         ensure!(
-            admitted.as_deref() == Some("c1"),
+            admitted == Some(("c1".to_owned(), false)),
             "{words:?}: admitted {admitted:?}"
         );
     }
@@ -72,7 +70,7 @@ fn runtime(scene: &Scene, program: &Path) -> Result<()> {
         ensure!(flags.len() > 5, "{verb} has only {} flags", flags.len());
         for flag in flags {
             // The flag for a spec outside the bundle: there is nothing to admit.
-            let expected = Some("c1").filter(|_| !["--config", "-f"].contains(&flag.word.as_str()));
+            let is_unseen = ["--config", "-f"].contains(&flag.word.as_str());
             let words: &[&str] = if flag.has_value {
                 &[verb, &flag.word, ".", "c1"]
             } else {
@@ -80,7 +78,7 @@ fn runtime(scene: &Scene, program: &Path) -> Result<()> {
             };
             let admitted = scene.admitted(words)?;
             ensure!(
-                admitted.as_deref() == expected,
+                admitted == Some(("c1".to_owned(), is_unseen)),
                 "{words:?}: admitted {admitted:?}"
             );
         }
@@ -178,8 +176,9 @@ impl Scene {
         self.folder.join("journal.jsonl")
     }
 
-    /// The id of the container for which the guard admitted the bundle.
-    fn admitted(&self, words: &[&str]) -> Result<Option<String>> {
+    /// The id of the container for which the guard admitted the bundle, and if the guard reported a
+    /// problem.
+    fn admitted(&self, words: &[&str]) -> Result<Option<(String, bool)>> {
         let _ = fs::remove_file(self.journal());
         let mut command = Command::new(&self.guard);
         command
@@ -193,7 +192,8 @@ impl Scene {
             return Ok(None);
         };
         let line: Value = serde_json::from_str(&line).with_context(|| format!("parse {line:?}"))?;
-        Ok(Some(line["id"].as_str().unwrap_or_default().to_owned()))
+        let id = line["id"].as_str().unwrap_or_default().to_owned();
+        Ok(Some((id, !line["problems"].is_null())))
     }
 }
 

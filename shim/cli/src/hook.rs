@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
+use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::report::BindReport;
 use bindguard_guard::{Admission, Attempt, JournalEntry, admit, record};
 use clap::Subcommand;
@@ -43,8 +44,11 @@ fn precreate(config: &Config) -> Result<ExitCode> {
     let (refusal, spec) = match admitted(&spec, config) {
         Ok((admission, edited)) => (admission.refusal, edited),
         Err(error) => {
-            print_remark(format_args!("{error:#}; the spec goes on as it came"));
-            (None, spec)
+            let refusal = refusal_of_unseen(&format!("{error:#}"), config.policy());
+            if refusal.is_none() {
+                print_remark(format_args!("{error:#}; the spec goes on as it came"));
+            }
+            (refusal, spec)
         }
     };
     if let Some(reason) = refusal {

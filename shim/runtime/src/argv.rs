@@ -1,11 +1,11 @@
 //! The command line of an OCI runtime, parsed only as far as needed to find the bundle.
 //!
-//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`: flags with one or two
-//! dashes, values after `=` or in the next argument. Arguments are passed on unchanged, so an
-//! unknown flag does no harm.
+//! Follows runc's `main.go`, `create.go` and `run.go`, and crun's `crun(1)`. Arguments are passed on
+//! unchanged. runc, crun and youki read some forms of a flag differently, and later versions have
+//! more flags: a call with such an argument is in doubt, because the runtime may read another
+//! bundle.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -13,9 +13,10 @@ use bindguard_core::handover::{PROVE_VERB, UNCHECKED_VERB};
 
 /// Flags that take the next argument as their value: global flags, and flags of the verbs that
 /// create.
-const WITH_VALUE: [&str; 23] = [
+const WITH_VALUE: [&str; 26] = [
     "b",
     "bundle",
+    "c",
     "cgroup-manager",
     "config",
     "console-socket",
@@ -24,12 +25,14 @@ const WITH_VALUE: [&str; 23] = [
     "f",
     "handler",
     "image-path",
+    "l",
     "log",
     "log-format",
     "log-level",
     "lsm-mount-context",
     "lsm-profile",
     "manage-cgroups-mode",
+    "p",
     "pid-file",
     "pidfd-socket",
     "preserve-fds",
@@ -37,6 +40,33 @@ const WITH_VALUE: [&str; 23] = [
     "root",
     "rootless",
     "work-path",
+];
+
+/// The same without a value.
+const WITHOUT_VALUE: [&str; 23] = [
+    "?",
+    "V",
+    "auto-dedup",
+    "d",
+    "debug",
+    "detach",
+    "ext-unix-sk",
+    "file-locks",
+    "h",
+    "help",
+    "keep",
+    "lazy-pages",
+    "network-lock",
+    "no-new-keyring",
+    "no-pivot",
+    "no-subreaper",
+    "s",
+    "shell-job",
+    "systemd-cgroup",
+    "tcp-close",
+    "tcp-established",
+    "v",
+    "version",
 ];
 
 /// The verbs that make a container from a bundle. A restored container also has its binds from the
@@ -84,8 +114,10 @@ pub struct Invocation {
     pub is_create: bool,
     /// The directory of the runtime's state: `--root`.
     pub root: Option<PathBuf>,
-    /// True if the spec is not the bundle's: crun's `--config`.
+    /// True if the spec is not the bundle's: crun's `--config`. Also true if the verb is in doubt.
     pub other_spec: bool,
+    /// The reason why the runtime may read another spec than that of the bundle.
+    pub doubt: Option<String>,
     /// The runtime's log file: `--log`.
     pub log: Option<PathBuf>,
     /// True if the log is JSON: `--log-format json`.
@@ -95,56 +127,35 @@ pub struct Invocation {
 impl Invocation {
     /// Parses the arguments after the program's name. `None` if they do not create a container.
     pub fn creating(args: &[OsString]) -> Option<Self> {
-        Self::of_verbs(args, &CREATING).map(|(invocation, _)| invocation)
+        Self::of_verbs(args, &CREATING)
     }
 
     /// Parses the arguments of a runtime's `start`. `None` for any other verb.
     pub fn of_start(args: &[OsString]) -> Option<Self> {
-        Self::of_verbs(args, &["start"]).map(|(invocation, _)| invocation)
+        Self::of_verbs(args, &["start"])
+    }
+
+    fn of_verbs(args: &[OsString], wanted: &[&str]) -> Option<Self> {
+        let line = CommandLine::parse(args);
+        let verb = line.verb()?;
+        if line.is_one_of(verb, wanted) {
+            return Some(line.invocation(verb).0);
+        }
+        // An unknown flag before the verb may have taken that word as its value.
+        let (unknown, _) = line.unknown.filter(|(at, _)| *at < verb)?;
+        let later = (unknown..line.arguments.len()).find(|at| line.is_one_of(*at, wanted))?;
+        Some(Self {
+            other_spec: true,
+            ..line.invocation(later).0
+        })
     }
 
     /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more
     /// plain arguments.
     pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
-        Self::of_verbs(args, &[name])
-    }
-
-    /// True if there is a spec to admit, which the runtime will read too.
-    pub fn has_spec(&self) -> bool {
-        !self.other_spec
-            && fs::metadata(self.bundle.join("config.json")).is_ok_and(|meta| meta.is_file())
-    }
-
-    /// The call, and the plain arguments after the container's id.
-    fn of_verbs<'a>(args: &'a [OsString], wanted: &[&str]) -> Option<(Self, Vec<&'a OsStr>)> {
-        let arguments = arguments(args);
-        let is_verb = |plain: &OsStr| VERBS.iter().any(|verb| plain == *verb);
-        let verb = arguments
-            .iter()
-            .position(|argument| argument.plain().is_some_and(is_verb))?;
-        let name = arguments[verb].plain()?;
-        if !wanted.iter().any(|wanted| name == *wanted) {
-            return None;
-        }
-        let value = |names: &[&str]| {
-            arguments
-                .iter()
-                .rev()
-                .find_map(|argument| argument.value_of(names))
-        };
-        let mut plain = arguments[verb + 1..].iter().filter_map(Argument::plain);
-        let invocation = Self {
-            id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
-            bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
-            is_create: name == "create",
-            root: value(&["root", "r"]).map(PathBuf::from),
-            other_spec: value(&["config", "f"]).is_some(),
-            log: value(&["log"])
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from),
-            log_is_json: value(&["log-format"]).is_some_and(|format| format == "json"),
-        };
-        Some((invocation, plain.collect()))
+        let line = CommandLine::parse(args);
+        let verb = line.verb()?;
+        line.is_one_of(verb, &[name]).then(|| line.invocation(verb))
     }
 }
 
@@ -173,40 +184,116 @@ impl<'a> Argument<'a> {
     }
 }
 
-fn arguments(args: &[OsString]) -> Vec<Argument<'_>> {
-    let mut arguments = Vec::new();
-    let mut rest = args.iter().map(OsString::as_os_str);
-    let mut only_plain = false;
-    while let Some(arg) = rest.next() {
-        let flag = arg
-            .as_bytes()
-            .strip_prefix(b"-")
-            .map(|flag| flag.strip_prefix(b"-").unwrap_or(flag));
-        match flag {
-            _ if only_plain => arguments.push(Argument::Plain(arg)),
-            None => arguments.push(Argument::Plain(arg)),
-            Some(b"") => only_plain = arg == "--",
-            Some(flag) => arguments.push(match split(flag) {
-                (name, None) if WITH_VALUE.iter().any(|known| name == *known) => Argument::Flag {
-                    name,
-                    value: rest.next(),
-                },
-                (name, value) => Argument::Flag { name, value },
-            }),
-        }
-    }
-    arguments
+struct CommandLine<'a> {
+    arguments: Vec<Argument<'a>>,
+    /// The first flag that a runtime may read differently: its position, and its text.
+    unknown: Option<(usize, &'a OsStr)>,
 }
 
-/// Splits a flag without its dashes into name and value. crun allows a value without `=`
-/// (`-b/path`). The value is `None` if it is the next argument.
-fn split(flag: &[u8]) -> (&OsStr, Option<&OsStr>) {
-    let (name, value) = match (flag, flag.iter().position(|b| *b == b'=')) {
-        ([b'b' | b'f', b'/' | b'.', ..], _) => (&flag[..1], Some(&flag[1..])),
-        (_, Some(at)) => (&flag[..at], Some(&flag[at + 1..])),
-        (_, None) => (flag, None),
+impl<'a> CommandLine<'a> {
+    fn parse(args: &'a [OsString]) -> Self {
+        let mut line = Self {
+            arguments: Vec::with_capacity(args.len()),
+            unknown: None,
+        };
+        let mut rest = args.iter().map(OsString::as_os_str);
+        let (mut has_verb, mut only_plain) = (false, false);
+        while let Some(arg) = rest.next() {
+            let is_flag = arg.as_bytes().starts_with(b"-") && arg != "-" && !only_plain;
+            if !is_flag {
+                has_verb |= VERBS.iter().any(|verb| arg == *verb);
+                line.arguments.push(Argument::Plain(arg));
+                continue;
+            }
+            if arg == "--" {
+                // Before the verb, this ends only the global flags.
+                only_plain = has_verb;
+                continue;
+            }
+            let (name, mut value, is_certain) = split(arg);
+            if value.is_none() && WITH_VALUE.iter().any(|known| name == *known) {
+                value = rest.next();
+            }
+            if !is_certain && line.unknown.is_none() {
+                line.unknown = Some((line.arguments.len(), arg));
+            }
+            line.arguments.push(Argument::Flag { name, value });
+        }
+        line
+    }
+
+    /// The position of the verb.
+    fn verb(&self) -> Option<usize> {
+        (0..self.arguments.len()).find(|at| self.is_one_of(*at, &VERBS))
+    }
+
+    fn is_one_of(&self, at: usize, words: &[&str]) -> bool {
+        let plain = self.arguments[at].plain();
+        plain.is_some_and(|plain| words.iter().any(|word| plain == *word))
+    }
+
+    /// The call of the verb at this position, and the plain arguments after the container's id.
+    fn invocation(&self, verb: usize) -> (Invocation, Vec<&'a OsStr>) {
+        let value = |names: &[&str]| {
+            let arguments = self.arguments.iter().rev();
+            arguments.into_iter().find_map(|it| it.value_of(names))
+        };
+        let spec = value(&["config", "f"]);
+        let doubt = match (self.unknown, spec) {
+            (Some((_, flag)), _) => Some(format!(
+                "the argument {flag:?} is not understood, and may name another bundle"
+            )),
+            (None, Some(spec)) => Some(format!("the spec is not the bundle's, but {spec:?}")),
+            (None, None) => None,
+        };
+        let mut plain = self.arguments[verb + 1..]
+            .iter()
+            .filter_map(Argument::plain);
+        let invocation = Invocation {
+            id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
+            bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
+            is_create: self.is_one_of(verb, &["create"]),
+            root: value(&["root", "r"]).map(PathBuf::from),
+            other_spec: spec.is_some(),
+            doubt,
+            log: value(&["log"])
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+            log_is_json: value(&["log-format"]).is_some_and(|format| format == "json"),
+        };
+        (invocation, plain.collect())
+    }
+}
+
+/// Splits a flag into name and value, and returns true if all runtimes that accept the flag read it
+/// in this way. The value is `None` if it is the next argument.
+///
+/// runc accepts one dash before any name (`-bundle DIR`), which crun and youki read as short flags
+/// (`-b undle`). In `-b=DIR` the value begins after the `=` for runc, and with the `=` for crun. crun
+/// also accepts the beginning of a name (`--bun DIR`).
+fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>, bool) {
+    let (flag, is_long) = match arg.as_bytes() {
+        [b'-', b'-', flag @ ..] => (flag, true),
+        [b'-', flag @ ..] | flag => (flag, false),
     };
-    (OsStr::from_bytes(name), value.map(OsStr::from_bytes))
+    if let ([b'b' | b'f', b'/' | b'.', ..], false) = (flag, is_long) {
+        // No name of runc begins like this.
+        let (name, value) = flag.split_at(1);
+        return (
+            OsStr::from_bytes(name),
+            Some(OsStr::from_bytes(value)),
+            true,
+        );
+    }
+    let (name, value) = match flag.iter().position(|b| *b == b'=') {
+        Some(at) => (&flag[..at], Some(OsStr::from_bytes(&flag[at + 1..]))),
+        None => (flag, None),
+    };
+    let name = OsStr::from_bytes(name);
+    let mut known = WITH_VALUE.iter().chain(&WITHOUT_VALUE);
+    let is_known = known.any(|known| name == *known);
+    let is_certain = is_known && (is_long || name.len() == 1 && value.is_none());
+    (name, value, is_certain)
 }
 
 #[cfg(test)]
@@ -215,9 +302,21 @@ mod tests {
 
     use super::*;
 
-    fn bundle_of(line: &str) -> Option<(PathBuf, Option<String>)> {
+    fn parsed(line: &str) -> Option<Invocation> {
         let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        Invocation::creating(&args).map(|invocation| (invocation.bundle, invocation.id))
+        Invocation::creating(&args)
+    }
+
+    fn bundle_of(line: &str) -> Option<(PathBuf, Option<String>)> {
+        parsed(line).map(|invocation| (invocation.bundle, invocation.id))
+    }
+
+    fn doubt(line: &str) -> Option<String> {
+        parsed(line).and_then(|invocation| invocation.doubt)
+    }
+
+    fn found(bundle: &str, id: &str) -> Option<(PathBuf, Option<String>)> {
+        Some((bundle.into(), Some(id.to_owned())))
     }
 
     #[test]
@@ -226,19 +325,54 @@ mod tests {
             "--root /run/r --log /l/create --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
             "create -b /b c1",
             "--log=/l --debug create --no-pivot --bundle=/b c1",
-            "-root /r run -d -bundle /b --keep c1",
-            "--future-flag value --other create --bundle /b --preserve-fds 3 c1",
-            "--rootless auto create --unknown --bundle /b -- c1",
+            "--rootless auto create --bundle /b -- c1",
             "create c1 --bundle /b",
             "create -b/b c1",
+            "-- create --bundle /b c1",
+            "--root /r -- create --bundle /b -- c1",
             "run --pidfd-socket /run c1 -b/b",
             "restore --image-path /i --work-path /w -d --bundle=/b c1",
         ] {
-            assert_eq!(
-                bundle_of(line),
-                Some((PathBuf::from("/b"), Some("c1".to_owned()))),
-                "{line}"
-            );
+            assert_eq!(bundle_of(line), found("/b", "c1"), "{line}");
+            assert_eq!(doubt(line), None, "{line}");
+        }
+        assert_eq!(bundle_of("create - -b /b"), found("/b", "-"));
+    }
+
+    /// The first reading of such a call is runc's.
+    #[test]
+    fn a_flag_that_runtimes_read_differently_is_a_doubt() {
+        for (line, flag) in [
+            ("-root /r run -d --bundle /b --keep c1", "-root"),
+            ("create -bundle /b c1", "-bundle"),
+            ("create -b=/b c1", "-b=/b"),
+            ("create --bundle /b --future value c1", "--future"),
+            (
+                "--future value --other create --bundle /b --preserve-fds 3 c1",
+                "--future",
+            ),
+            ("create --bun /c --bundle /b c1", "--bun"),
+            ("run -db /c --bundle /b c1", "-db"),
+            ("create -bcc --bundle /b c1", "-bcc"),
+            ("create --bundle /b c1 ---", "---"),
+        ] {
+            let expected = Some(format!(
+                "the argument {flag:?} is not understood, and may name another bundle"
+            ));
+            assert_eq!(doubt(line), expected, "{line}");
+            assert_eq!(bundle_of(line).map(|found| found.0), Some("/b".into()));
+        }
+    }
+
+    /// The flag may have taken the word as its value.
+    #[test]
+    fn a_verb_behind_an_unknown_flag_is_a_doubt_if_another_verb_creates() {
+        for line in ["--log-f state run -b /b c1", "-x start create -b /b c1"] {
+            assert!(doubt(line).is_some(), "{line}");
+            assert!(parsed(line).unwrap().other_spec, "{line}");
+        }
+        for line in ["-x state c1", "state -x run", "exec -x c1 create"] {
+            assert_eq!(bundle_of(line), None, "{line}");
         }
     }
 
@@ -265,10 +399,10 @@ mod tests {
             ("run --config=o -b /b c1", true),
             ("create -b /f c1", false),
         ] {
-            let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            let invocation = parsed(line).unwrap();
             assert_eq!(
-                Invocation::creating(&args).map(|invocation| invocation.other_spec),
-                Some(other),
+                (invocation.other_spec, invocation.doubt.is_some()),
+                (other, other),
                 "{line}"
             );
         }
@@ -305,6 +439,10 @@ mod tests {
         assert_eq!(start("start c1"), Some((Some("c1".to_owned()), None)));
         assert_eq!(start("exec c1 start c2"), None);
         assert_eq!(start("create start"), None);
+        assert_eq!(
+            start("--log-f state start c1"),
+            Some((Some("c1".to_owned()), None))
+        );
     }
 
     #[test]

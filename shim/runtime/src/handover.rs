@@ -26,13 +26,13 @@ pub struct Handover {
 impl Handover {
     /// From the environment. A value that is not a pipe's number counts as missing.
     pub fn from_environment() -> Self {
-        Self {
-            pipe: number(PIPE_VARIABLE).and_then(inherited_pipe),
-            attempt: number(ATTEMPT_VARIABLE).unwrap_or(0),
-        }
+        let pipe = number(PIPE_VARIABLE).and_then(inherited_pipe);
+        // A later attempt may end without a container, which only a shim understands.
+        let attempt = pipe.as_ref().and(number(ATTEMPT_VARIABLE)).unwrap_or(0);
+        Self { pipe, attempt }
     }
 
-    /// The number of this create of the container, counted from 0.
+    /// The number of this create of the container, counted from 0; 0 without a shim of bindguard's.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }

@@ -17,8 +17,11 @@ mod unchecked;
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::catch_unwind;
+use std::path::Path;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load_by};
@@ -55,7 +58,9 @@ fn main() -> ExitCode {
     let messages = Messages::for_invocation(&invocation, handover.has_reader());
     let mistakes = loaded.remarks();
     mistakes.iter().for_each(|mistake| messages.remark(mistake));
-    let admission = if invocation.has_spec() && privilege::may_mount() {
+    // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
+    let is_worth_checking = invocation.doubt.is_some() || !has_no_spec(&invocation.bundle);
+    let admission = if is_worth_checking && privilege::may_mount() {
         admit_safely(
             &invocation,
             &loaded,
@@ -64,8 +69,6 @@ fn main() -> ExitCode {
             &messages,
         )
     } else {
-        // The runtime itself reports a missing spec, and a user who may not mount cannot repair
-        // binds.
         Admission::default()
     };
     if let Some(reason) = &admission.refusal {
@@ -83,14 +86,25 @@ fn main() -> ExitCode {
     exec_runtime::exec(&args, loaded.config.runtime(), &messages)
 }
 
+fn has_no_spec(bundle: &Path) -> bool {
+    let found = fs::metadata(bundle.join("config.json"));
+    found.is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+}
+
 /// Proves the mounts of a container that these arguments start.
 ///
 /// # Errors
 /// If policy refuses the container.
 fn prove_before_start(args: &[OsString], config: &Config) -> Result<(), ExitCode> {
     let proved = catch_unwind(|| {
-        let (container, messages) = NewContainer::of_start(args)?;
-        let refusal = container.prove(config, &messages)?;
+        let invocation = Invocation::of_start(args)?;
+        let messages = Messages::for_invocation(&invocation, false);
+        let doubt = invocation.doubt.as_deref();
+        let in_doubt = doubt.and_then(|doubt| refusal_of_uncompared(doubt, config.policy()));
+        let refusal = match in_doubt {
+            Some(refusal) => refusal,
+            None => NewContainer::of_start(invocation)?.prove(config, &messages)?,
+        };
         messages.fatal(&format!("refused: {refusal}"));
         Some(())
     });
@@ -163,7 +177,16 @@ fn admit_and_record(
     if runtime.as_bytes().starts_with(b"youki") {
         policy.host_root = Mode::Off;
     }
-    let mut admission = admit(&invocation.bundle, &policy, config.places(), which);
+    let mut admission = match &invocation.doubt {
+        Some(doubt) if invocation.other_spec || refusal_of_unseen(doubt, &policy).is_some() => {
+            Admission::of_unseen(&invocation.bundle, doubt, &policy)
+        }
+        doubt => {
+            let mut admission = admit(&invocation.bundle, &policy, config.places(), which);
+            admission.report.problems.extend(doubt.clone());
+            admission
+        }
+    };
     if !invocation.is_create {
         // `run` starts the container at once, and `restore` mounts what the checkpoint had.
         admission.report.unproven = admission.report.binds.len() + admission.report.foreign;

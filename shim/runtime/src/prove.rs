@@ -6,6 +6,7 @@
 //! printed. With `WHY`, the journal gets the reason why an earlier comparison came to no end. Under
 //! other shims and engines: at the runtime's verb `start`, before the runtime runs.
 
+use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,8 +21,8 @@ use bindguard_guard::{
 use crate::argv::Invocation;
 use crate::messages::Messages;
 
-/// The state directories of runc, crun and youki if the caller names none.
-const STATE_DIRECTORIES: [&str; 3] = ["/run/runc", "/run/crun", "/run/youki"];
+/// The runtimes. If the caller names no folder for their state, the folder has the runtime's name.
+const RUNTIMES: [&str; 3] = ["runc", "crun", "youki"];
 
 /// A new container whose program does not run yet.
 pub struct NewContainer {
@@ -54,24 +55,29 @@ pub fn run_own_verb(args: &[OsString], config: impl FnOnce() -> Config) -> Optio
 }
 
 impl NewContainer {
-    /// The container that the arguments start, if the guard left a record for it.
-    pub fn of_start(args: &[OsString]) -> Option<(Self, Messages)> {
-        let invocation = Invocation::of_start(args)?;
-        let id = invocation.id.clone()?;
-        let (bundle, pid) = match &invocation.root {
-            Some(root) => bundle_and_pid(&root.join(&id)),
-            None => STATE_DIRECTORIES
-                .iter()
-                .find_map(|root| bundle_and_pid(&Path::new(root).join(&id))),
-        }?;
+    /// The container that a call starts, if the guard left a record for it.
+    pub fn of_start(invocation: Invocation) -> Option<Self> {
+        let id = invocation.id?;
+        let mut folders = Vec::new();
+        if let Some(root) = invocation.root {
+            folders.push(root.join(&id));
+        } else {
+            // crun and rootless runtimes prefer the folder of this variable.
+            let own = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+            for parent in own.into_iter().chain(["/run".into()]) {
+                for runtime in RUNTIMES {
+                    folders.push(Path::new(&parent).join(runtime).join(&id));
+                }
+            }
+        }
+        let (bundle, pid) = folders.iter().find_map(|folder| bundle_and_pid(folder))?;
         let is_recorded = bundle.join(EXPECTED_FILE).symlink_metadata().is_ok();
-        let messages = Messages::for_invocation(&invocation, false);
         let container = Self {
             id: Some(id),
             bundle,
             pid,
         };
-        is_recorded.then_some((container, messages))
+        is_recorded.then_some(container)
     }
 
     /// Compares, and reports what differs. Returns the reason if policy refuses the container.

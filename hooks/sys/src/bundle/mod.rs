@@ -62,10 +62,17 @@ pub enum BundleError {
 /// Reads the spec of a bundle.
 ///
 /// # Errors
-/// When there is none, it cannot be read, or it is unreasonably large.
+/// When there is none, it cannot be read, it is no regular file, or it is unreasonably large.
 pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
     let path = bundle.join("config.json");
     let read = || {
+        // Opening a fifo would wait for its writer, or release the writer before the runtime reads.
+        if !fs::metadata(&path)?.is_file() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is no regular file",
+            ));
+        }
         let file = File::open(&path)?;
         let mut spec = Vec::with_capacity(USUAL_SPEC);
         file.take(MAX_SPEC + 1).read_to_end(&mut spec)?;
@@ -197,6 +204,17 @@ mod tests {
         let left = names.map(|id| fs::exists(bundle.path().join(format!("{BESIDE}{id}"))).unwrap());
         assert_eq!(left, [false, false, true, true, true]);
         clear_leavings(Path::new("/nowhere"));
+    }
+
+    #[test]
+    fn a_spec_that_is_no_file_is_left_for_the_runtime() {
+        let bundle = tempfile::tempdir().unwrap();
+        let config = bundle.path().join("config.json");
+        nix::unistd::mkfifo(&config, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        let error = read_spec(bundle.path()).unwrap_err();
+        assert!(
+            matches!(error, BundleError::Read { ref source, .. } if source.kind() == io::ErrorKind::InvalidInput)
+        );
     }
 
     #[test]

@@ -8,4 +8,5 @@
 
 mod host_root_under_youki;
 mod process_state_is_unchanged;
+mod proof_at_start;
 mod unread_streams;
