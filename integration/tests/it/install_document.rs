@@ -191,6 +191,10 @@ fn as_it_says() {
                     "remove   /usr/local/bin/bindguard-runtime",
                 ],
             )
+            .prints(
+                "bindguard uninstall --forget-name",
+                &["remove   /etc/containers/containers.conf.d/zz-bindguard.conf"],
+            )
             .play("docs/install.md")?;
         let applied = api.taken();
         ensure!(

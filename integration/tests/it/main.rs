@@ -128,6 +128,7 @@ mod refresh_budgets;
 mod refreshed_in_every_kind_of_container;
 mod refreshed_then_checkpointed;
 mod removal_ends_while_pods_run;
+mod removal_keeps_the_engines_name;
 mod removal_leaves_a_default_that_exists;
 mod repair_command;
 mod replaced_file_of_a_containers_volume_then_restart;

@@ -34,9 +34,10 @@ fn podman() {
             .success()?;
         both_faults(node, |binds, words| podman.run(&[], binds, words))?;
         node.bindguard(["uninstall"])?.success()?;
-        let ended = podman
-            .run(&["--runtime", "bindguard"], &[], &["true"])?
-            .failure()?;
+        let by_name = || podman.run(&["--runtime", "bindguard"], &[], &["true"]);
+        by_name()?.success()?;
+        node.bindguard(["uninstall", "--forget-name"])?.success()?;
+        let ended = by_name()?.failure()?;
         ensure!(ended.contains("bindguard"), "{ended}");
         Ok(())
     });
@@ -110,20 +111,20 @@ fn docker() {
             said.code() == 1 && said.stdout.contains("run      systemctl restart docker"),
             "{said:?}"
         );
-        ensure!(
-            fs::read_to_string("/etc/docker/daemon.json")? == DAEMON_JSON,
-            "not the bytes that were there"
-        );
-        // the programs are still there: dockerd keeps a default that its file no longer names,
-        // until it is restarted
+        // dockerd keeps a default that its file no longer names, until it is restarted; the name is
+        // that of the real runtime
         docker.reload()?;
-        both_faults(node, |binds, words| docker.run(binds, words))?;
+        docker.run(&[], &["true"])?.success()?;
         drop(docker);
         let docker = Docker::start(node)?;
         // a shim ends a moment after its container
         until("nothing needs the programs", || {
             Ok(node.bindguard(["uninstall"])?.code() == 0)
         })?;
+        ensure!(
+            fs::read_to_string("/etc/docker/daemon.json")? == DAEMON_JSON,
+            "not the bytes that were there"
+        );
         docker.run(&[], &["true"])?.success().map(drop)
     });
 }

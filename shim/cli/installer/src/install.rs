@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::change::Change;
 use crate::drift::DriftReporter;
+use crate::kept_name::remember_docker_root;
 use crate::options::CommonOptions;
 use crate::owner::Owner;
 use crate::plan::{InstallOptions, PlannedChange};
@@ -172,6 +173,7 @@ impl Install {
             }
             work.iter().try_for_each(|step| put(&mut record, step))?;
             record.set_removal(None)?;
+            remember_docker_root(&mut record, &self.common)?;
             versions::remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
             record.set_node_config(settings.wanted)?;

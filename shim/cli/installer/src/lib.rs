@@ -15,6 +15,7 @@ mod change;
 pub mod drift;
 mod install;
 mod json_text;
+mod kept_name;
 mod lock;
 mod options;
 mod own_program;

@@ -68,6 +68,9 @@ pub struct Record {
     /// SHA-256 of the config that the last install was to put on this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node_config: Option<String>,
+    /// Docker's data root, as the running dockerd named it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    docker_root: Option<PathBuf>,
 }
 
 /// An uninstall that is not complete. The node agent reads the counts, too.
@@ -267,6 +270,29 @@ impl Record {
         self.save()
     }
 
+    /// Docker's data root, as a running dockerd named it.
+    pub fn docker_root(&self) -> Option<&Path> {
+        self.docker_root.as_deref()
+    }
+
+    /// Remembers Docker's data root: only a running dockerd knows it.
+    pub fn set_docker_root(&mut self, root: PathBuf) -> Result<()> {
+        if self.docker_root.as_ref() == Some(&root) {
+            return Ok(());
+        }
+        self.docker_root = Some(root);
+        self.save()
+    }
+
+    /// Forgets the installation of a runtime of which only the name stays.
+    pub fn forget_installation(&mut self, owner: Owner) -> Result<()> {
+        if self.verified(owner).is_none() {
+            return Ok(());
+        }
+        self.installed.retain(|installed| installed.owner != owner);
+        self.save()
+    }
+
     /// Records an installation. A later installation with equal inputs has nothing to do.
     pub fn verify(&mut self, installed: Installed) -> Result<()> {
         if self.installed.contains(&installed) {
@@ -352,6 +378,9 @@ impl Record {
         let mut installed = mem::take(&mut self.installed);
         installed.retain(|installed| self.has_files_of(installed.owner));
         self.installed = installed;
+        if !self.has_files_of(Owner::Docker) {
+            self.docker_root = None;
+        }
         self.remove_empty_folders();
         self.save_or_remove()
     }

@@ -65,7 +65,7 @@ impl KeptHandler {
         match &self.pods {
             Ok(pods) => report.kept_for_pods(format!(
                 "handler {RUNTIME} kept for {}: no container of such a pod could start without it; run this again later",
-                counted(pods)
+                counted(pods, "pod")
             )),
             Err(error) => report.unfinished(format!(
                 "the handler {RUNTIME} stays: {error:#}; start or restart the daemon, then run this again"
@@ -177,12 +177,12 @@ fn names_of(ids: &BTreeSet<&str>) -> Vec<String> {
     names.into_iter().collect()
 }
 
-/// The number of pods, and the first names.
-pub fn counted(pods: &[String]) -> String {
-    let mut names: Vec<&str> = pods.iter().take(MAX_NAMES).map(String::as_str).collect();
-    if pods.len() > MAX_NAMES {
+/// The number of pods or containers, and the first names.
+pub fn counted(all: &[String], noun: &str) -> String {
+    let mut names: Vec<&str> = all.iter().take(MAX_NAMES).map(String::as_str).collect();
+    if all.len() > MAX_NAMES {
         names.push("...");
     }
-    let noun = if pods.len() == 1 { "pod" } else { "pods" };
-    format!("{} {noun} ({})", pods.len(), names.join(", "))
+    let plural = if all.len() == 1 { "" } else { "s" };
+    format!("{} {noun}{plural} ({})", all.len(), names.join(", "))
 }

@@ -35,6 +35,8 @@ pub enum Progress {
     /// Nothing is left to do.
     #[default]
     Done,
+    /// A name stays in an engine's file, as that of the real runtime: containers have it.
+    NameKept,
     /// The rest has to wait for the end of pods.
     KeptForPods,
     /// Work is left, such as a restart.
@@ -46,7 +48,7 @@ impl Progress {
     /// complete.
     pub fn exit_code(self, waits_for_pods: bool) -> ExitCode {
         match self {
-            Self::Done => ExitCode::SUCCESS,
+            Self::Done | Self::NameKept => ExitCode::SUCCESS,
             Self::KeptForPods if waits_for_pods => ExitCode::SUCCESS,
             Self::KeptForPods | Self::Unfinished => ExitCode::FAILURE,
         }
@@ -104,6 +106,12 @@ impl InstallReport {
         self.note(note);
     }
 
+    /// Adds a note on a name that stays while containers have it.
+    pub fn name_kept(&mut self, note: String) {
+        self.progress = self.progress.max(Progress::NameKept);
+        self.note(note);
+    }
+
     /// The state of the work so far.
     pub fn progress(&self) -> Progress {
         self.progress
@@ -117,6 +125,11 @@ impl InstallReport {
     /// Records that all commands have run.
     pub fn ran_commands(&mut self) {
         self.restarted = !self.commands.is_empty();
+    }
+
+    /// True if the commands have run.
+    pub fn has_restarted(&self) -> bool {
+        self.restarted
     }
 
     /// True if a service still uses the former files.
@@ -155,7 +168,7 @@ impl InstallReport {
         for note in &self.notes {
             let _ = writeln!(out, "{:<8} {}", "note", one_line(note));
         }
-        if self.files.is_empty() && self.progress == Progress::Done {
+        if self.files.is_empty() && self.progress <= Progress::NameKept {
             let _ = writeln!(out, "{:<8} no file has to change", "nothing");
         }
         for command in &self.commands {

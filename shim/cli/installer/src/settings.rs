@@ -182,7 +182,8 @@ pub fn keep() -> Result<()> {
     keep_valid().map_err(|error| anyhow::anyhow!(error_chain(&error)))
 }
 
-const RUNTIME_KEY: &str = "runtime.path";
+/// The key of the OCI runtime that bindguard-runtime calls.
+pub const RUNTIME_KEY: &str = "runtime.path";
 
 /// The text with the runtime's path.
 fn with_runtime(text: &str, runtime: Option<&Path>) -> Result<String> {

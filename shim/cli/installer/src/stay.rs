@@ -67,7 +67,10 @@ impl Stay {
                 Progress::KeptForPods if is_new => print_remark(
                     "done but for what running pods need; waiting for SIGTERM or their end",
                 ),
-                Progress::KeptForPods | Progress::Unfinished => {}
+                Progress::NameKept if is_new => print_remark(
+                    "done but for a name that containers have; waiting for SIGTERM or their end",
+                ),
+                Progress::NameKept | Progress::KeptForPods | Progress::Unfinished => {}
             }
             if self.signal_within(pause)? {
                 return Ok(progress);

@@ -7,12 +7,14 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::slice;
 
 use anyhow::{Context, Result};
 use bindguard_core::program_names::CLI;
 use clap::Args;
 
 use crate::change::{self, Change, Content, NewAttributes, name};
+use crate::kept_name::{KeptName, keep, kept_names};
 use crate::options::CommonOptions;
 use crate::owner::Owner;
 use crate::plan::PlannedChange;
@@ -40,6 +42,10 @@ pub struct Uninstall {
     /// exit code is 0 while pods need them.
     #[arg(long, conflicts_with_all = ["runtimes", "by_content"])]
     pending: bool,
+    /// Also remove the runtime's name from Docker's and Podman's files while containers have it:
+    /// such a container no longer starts or stops.
+    #[arg(long)]
+    forget_name: bool,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -88,7 +94,16 @@ impl Uninstall {
         programs.sort_by_key(removal_rank);
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
         let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
-        let files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
+        let mut files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
+        let kept = kept_names(
+            &files,
+            self.forget_name,
+            &mut record,
+            &mut report,
+            &self.common,
+        )?;
+        let (names, mut kept_steps): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+        files.retain(|entry| names.iter().all(|kept| kept.path() != entry.path));
         let mut read: Vec<PathBuf> = Vec::new();
         for (_, file) in runtimes::files(&record) {
             read.push(file);
@@ -100,13 +115,32 @@ impl Uninstall {
                 .unwrap_or_default(),
         );
         let mut work = removals(&files, &mut report)?;
-        work.extend(self.unrecorded(&runtimes, &record, &mut report));
+        work.extend(self.unrecorded(&runtimes, &mut record, &mut report)?);
         keep_defaults(&mut work, &record, &mut report)?;
         take_off(&work, &mut record, &mut report, &self.common)?;
+        kept_steps.retain(|step| !step.change.is_none());
+        keep_defaults(&mut kept_steps, &record, &mut report)?;
+        for step in kept_steps {
+            if names.iter().any(|kept| kept.path() == step.change.path) {
+                keep(&step, &mut record, &mut report, &self.common)?;
+            } else {
+                // a default in another file of the engine
+                take_off(
+                    slice::from_ref(&step),
+                    &mut record,
+                    &mut report,
+                    &self.common,
+                )?;
+            }
+            work.push(step);
+        }
         for kept in &handlers {
             work.extend(kept.without_default(&mut record, &mut report, &self.common)?);
         }
         let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
+        for kept in names {
+            work.extend(self.finish_name(kept, &mut record, &mut report)?);
+        }
         let mut named_in = Vec::new();
         if restarted.is_ok() {
             // all programs or none: a second run of uninstall needs this very program
@@ -132,7 +166,7 @@ impl Uninstall {
         }
         if !self.common.dry_run {
             let is_pending = match report.progress() {
-                Progress::Done => restarted.is_err(),
+                Progress::Done | Progress::NameKept => restarted.is_err(),
                 Progress::KeptForPods => true,
                 // entries of a lost record are not in this record
                 Progress::Unfinished => !record.is_empty() || !named_in.is_empty(),
@@ -157,11 +191,28 @@ impl Uninstall {
     fn unrecorded(
         &self,
         runtimes: &[Owner],
-        record: &Record,
+        record: &mut Record,
         report: &mut InstallReport,
-    ) -> Vec<PlannedChange> {
-        let mut steps = runtimes::unrecorded(record);
-        steps.retain(|step| is_meant(runtimes, step.owner));
+    ) -> Result<Vec<PlannedChange>> {
+        let mut steps = Vec::new();
+        for step in runtimes::unrecorded(record) {
+            if !is_meant(runtimes, step.owner) {
+                continue;
+            }
+            let kept = KeptName::of(step.owner, &step.change.path, record, &self.common)?;
+            let Some(kept) = kept.filter(|kept| !self.forget_name && !kept.can_go()) else {
+                steps.push(step);
+                continue;
+            };
+            let step = kept.without_programs(None, record)?.unwrap_or(step);
+            let is_done = step.change.is_none();
+            if is_done || self.by_content {
+                kept.report(report);
+            }
+            if !is_done {
+                steps.push(step);
+            }
+        }
         if !self.by_content {
             for step in steps.drain(..) {
                 let path = name(&step.change.path);
@@ -170,7 +221,32 @@ impl Uninstall {
                 ));
             }
         }
-        steps
+        Ok(steps)
+    }
+
+    /// Reports a name that stays. Until its restart, dockerd gave the name to each new container:
+    /// afterwards the name may go.
+    fn finish_name(
+        &self,
+        mut kept: KeptName,
+        record: &mut Record,
+        report: &mut InstallReport,
+    ) -> Result<Vec<PlannedChange>> {
+        if kept.owner == Owner::Docker
+            && report.has_restarted()
+            && let Some(now) = KeptName::of(kept.owner, kept.path(), record, &self.common)?
+        {
+            kept = now;
+        }
+        let entry = record.entry(kept.path()).filter(|_| kept.can_go());
+        let Some(entry) = entry.cloned() else {
+            kept.report(report);
+            return Ok(Vec::new());
+        };
+        let mut steps = removals(&[entry], report)?;
+        keep_defaults(&mut steps, record, report)?;
+        take_off(&steps, record, report, &self.common)?;
+        Ok(steps)
     }
 }
 
@@ -292,7 +368,10 @@ fn needed_by(users: &[ProgramUser]) -> String {
     const REASON: &str = "cannot end without them; run this again later";
     let pods = pods_of(users);
     match (pods.is_empty(), users) {
-        (false, _) => format!("programs kept for {}: containers {REASON}", counted(&pods)),
+        (false, _) => format!(
+            "programs kept for {}: containers {REASON}",
+            counted(&pods, "pod")
+        ),
         (true, []) => format!("programs kept for the handler: containers {REASON}"),
         (true, [only]) => format!("the programs stay: {only} {REASON}"),
         (true, [first, more @ ..]) => {
@@ -308,10 +387,12 @@ fn needed_by(users: &[ProgramUser]) -> String {
 fn removals(entries: &[Entry], report: &mut InstallReport) -> Result<Vec<PlannedChange>> {
     let mut steps = Vec::new();
     for entry in entries {
+        let change = backwards(entry, report)?;
+        let before = change.before.as_ref().and_then(Content::bytes);
         steps.push(PlannedChange {
             owner: entry.owner,
-            change: backwards(entry, report)?,
-            command: runtimes::removal_command(entry.owner, entry.command.as_deref()),
+            command: runtimes::removal_command(entry.owner, entry.command.as_deref(), before),
+            change,
         });
     }
     Ok(steps)

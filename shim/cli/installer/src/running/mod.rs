@@ -12,6 +12,7 @@
 
 mod cri_status;
 mod daemon;
+mod engine_containers;
 mod names;
 mod sandboxes;
 
@@ -20,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bindguard_core::program_names::{AGENT, RUNTIME};
+use bindguard_core::program_names::{AGENT, RUNTIME, WRAPPER};
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::unix_http;
 use serde_json::Value;
@@ -30,6 +31,7 @@ pub use self::names::is_in_text;
 use super::owner::Owner;
 
 pub use self::daemon::{Daemon, option, place_of, sees_processes};
+pub use self::engine_containers::{docker_containers, docker_root, podman_containers};
 pub use self::sandboxes::{leave_own_sandbox, pods_with_handler};
 
 /// The time in which a restarted runtime has to answer. k3s also starts the kubelet.
@@ -168,11 +170,12 @@ pub fn is_reloaded(owner: Owner, command: &str) -> bool {
     owner == Owner::Docker && command == DOCKER_RELOAD && knows_bindguard().unwrap_or_default()
 }
 
-/// True if the running dockerd has a runtime of bindguard's name.
+/// True if bindguard's name is that of the guard in the running dockerd. After a removal the name
+/// may be that of another runtime.
 fn knows_bindguard() -> Result<bool> {
     let info = docker_info()?;
-    let runtimes = info.get("Runtimes").and_then(Value::as_object);
-    Ok(runtimes.is_some_and(|runtimes| runtimes.contains_key(RUNTIME)))
+    let path = info["Runtimes"][RUNTIME]["path"].as_str();
+    Ok(path.is_some_and(|path| Path::new(path).ends_with(WRAPPER)))
 }
 
 fn crio_socket() -> PathBuf {

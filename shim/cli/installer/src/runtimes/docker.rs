@@ -137,6 +137,43 @@ pub fn cleaned(text: &str, original: &str) -> Result<String> {
     }
 }
 
+/// The text in which only the name is left, as that of `runtime`; `original` has the earlier
+/// default. `None` if the text has no entry of the name.
+pub fn with_name_only(text: &str, original: &str, runtime: &Path) -> Result<Option<String>> {
+    let Some(entry) = json_text::at(text, &ENTRY)? else {
+        return Ok(None);
+    };
+    let mut text = text.to_owned();
+    if calls_guard(&entry) {
+        let path = [ENTRY[0], ENTRY[1], "path"];
+        text = json_text::with(&text, &path, &json!(runtime))?;
+    }
+    if is_default(&text)? {
+        text = with_former_default(&text, original)?;
+    }
+    Ok(Some(text))
+}
+
+/// The data root, unless dockerd's command line names another.
+pub fn data_root() -> PathBuf {
+    let text = change::read(Path::new(CONFIG)).ok().flatten();
+    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
+    let named = json_text::at(&text, &["data-root"]).ok().flatten();
+    let root = named.as_ref().and_then(Value::as_str);
+    root.unwrap_or("/var/lib/docker").into()
+}
+
+/// True if dockerd needs a restart to forget bindguard: a name of the real runtime does no harm.
+pub fn needs_restart(text: &str) -> Result<bool> {
+    let entry = json_text::at(text, &ENTRY)?;
+    Ok(entry.is_some_and(|entry| calls_guard(&entry)) || is_default(text)?)
+}
+
+fn calls_guard(entry: &Value) -> bool {
+    let path = entry["path"].as_str().map(Path::new);
+    path.is_some_and(|path| path.ends_with(WRAPPER))
+}
+
 fn is_default(text: &str) -> Result<bool> {
     Ok(!text.trim().is_empty() && json_text::at(text, &DEFAULT)? == Some(json!(RUNTIME)))
 }
@@ -207,6 +244,20 @@ mod tests {
         assert_eq!(former_default(MINE).unwrap(), Some("/usr/bin/nv".into()));
         let back = cleaned(&text.replace("1450", "9000"), MINE).unwrap();
         assert_eq!(back, MINE.replace("1450", "9000"));
+    }
+
+    #[test]
+    fn the_name_stays_as_that_of_the_real_runtime() {
+        let guarded = edited(MINE, Path::new("/b/bindguard-runtime"), true).unwrap();
+        let runc = Path::new("/usr/bin/runc");
+        let kept = with_name_only(&guarded, MINE, runc).unwrap().unwrap();
+        let fresh = edited(MINE, runc, false).unwrap();
+        assert_eq!(kept, fresh);
+        let crun = Path::new("/usr/bin/crun");
+        let again = with_name_only(&kept, MINE, crun).unwrap().unwrap();
+        assert_eq!(again, kept, "state lies with the first runtime");
+        assert!(needs_restart(&guarded).unwrap() && !needs_restart(&kept).unwrap());
+        assert_eq!(with_name_only(MINE, MINE, runc).unwrap(), None);
     }
 
     #[test]

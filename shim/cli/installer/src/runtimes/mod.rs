@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 
+pub use self::docker::data_root as docker_root;
 use self::runtime_drop_in::HEADING;
 use super::change::{self, Change};
 use super::owner::Owner;
@@ -123,7 +124,7 @@ fn without_entries(owner: Owner, path: &Path) -> Option<PlannedChange> {
     Some(PlannedChange {
         owner,
         change,
-        command: removal_command(owner, installed.as_deref()),
+        command: removal_command(owner, installed.as_deref(), Some(&present)),
     })
 }
 
@@ -138,8 +139,6 @@ pub fn former(owner: Owner, present: &[u8]) -> Result<Option<Vec<u8>>> {
 
 /// The content of an edited file without bindguard. bindguard's own files stay as they were edited.
 pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Vec<u8>> {
-    let text =
-        |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("it is not text"));
     let cleaned = match owner {
         Owner::Containerd => containerd::cleaned,
         Owner::Docker => docker::cleaned,
@@ -147,13 +146,47 @@ pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Ve
         Owner::Crio => crio::cleaned,
         Owner::Agent | Owner::Bindguard => return Ok(bytes.to_vec()),
     };
-    Ok(cleaned(&text(bytes)?, &text(original.unwrap_or_default())?)?.into_bytes())
+    let original = text_of(original.unwrap_or_default())?;
+    Ok(cleaned(&text_of(bytes)?, &original)?.into_bytes())
 }
 
-/// The command that activates the removal from a file. `installed` is the command of the install.
-pub fn removal_command(owner: Owner, installed: Option<&str>) -> Option<String> {
+/// The content of a file in which only the runtime's name is left, as that of `runtime`. `None` if
+/// the content has no entry of the name.
+pub fn with_name_only(
+    owner: Owner,
+    bytes: &[u8],
+    original: Option<&[u8]>,
+    runtime: &Path,
+) -> Result<Option<Vec<u8>>> {
+    let with_name_only = match owner {
+        Owner::Docker => docker::with_name_only,
+        Owner::Podman => podman::with_name_only,
+        Owner::Containerd | Owner::Crio | Owner::Agent | Owner::Bindguard => return Ok(None),
+    };
+    let original = text_of(original.unwrap_or_default())?;
+    let text = with_name_only(&text_of(bytes)?, &original, runtime)?;
+    Ok(text.map(String::into_bytes))
+}
+
+fn text_of(bytes: &[u8]) -> Result<String> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("it is not text"))
+}
+
+/// The command that activates the removal from a file with this content. `installed` is the command
+/// of the install.
+pub fn removal_command(
+    owner: Owner,
+    installed: Option<&str>,
+    before: Option<&[u8]>,
+) -> Option<String> {
     match owner {
-        Owner::Docker => Some(docker::RESTART.to_owned()),
+        Owner::Docker => {
+            let text = text_of(before.unwrap_or_default());
+            let is_needed = text.and_then(|text| docker::needs_restart(&text));
+            is_needed
+                .unwrap_or(true)
+                .then(|| docker::RESTART.to_owned())
+        }
         Owner::Agent => Some(agent::STOP.to_owned()),
         Owner::Containerd | Owner::Crio | Owner::Podman | Owner::Bindguard => {
             installed.map(str::to_owned)

@@ -8,7 +8,7 @@ use toml::Value;
 use toml_edit::{Array, value};
 
 use super::runtime_drop_in::{
-    heal, paths_in_order, plan_drop_in, refuse_later_default, texts_after, usual_runtime,
+    HEADING, heal, paths_in_order, plan_drop_in, refuse_later_default, texts_after, usual_runtime,
     without_former,
 };
 use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
@@ -108,6 +108,33 @@ fn healed(files: Vec<PathBuf>, steps: &[PlannedChange]) -> Result<Healing> {
 /// The text without bindguard's runtime; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
     Ok(place().without_runtime(text, RUNTIME, original)?)
+}
+
+/// Stands below the heading of a drop-in in which only the name is left.
+const NAME_ONLY: &str = "# bindguard is removed. Podman finds its containers' runtime by this name: delete the file when no\n# container has it, or run `bindguard uninstall --forget-name`.\n";
+
+/// The text in which only the name is left, as that of `runtime`. `None` if the text has no entry of
+/// the name.
+pub fn with_name_only(text: &str, original: &str, runtime: &Path) -> Result<Option<String>> {
+    let table: toml::Table = toml::from_str(text)?;
+    let entry = table
+        .get("engine")
+        .and_then(|engine| engine.get("runtimes")?.get(RUNTIME)?.as_array());
+    let Some(paths) = entry else {
+        return Ok(None);
+    };
+    let calls_guard = |path: &Value| path.as_str().is_some_and(|it| it.ends_with(WRAPPER));
+    if !paths.iter().any(calls_guard) {
+        return Ok(Some(text.to_owned()));
+    }
+    let text = place().without_runtime(text, RUNTIME, original)?;
+    let paths = value(Array::from_iter([runtime.display().to_string()]));
+    let text = place().with_runtime(&text, RUNTIME, &paths)?;
+    Ok(Some(text.replacen(
+        HEADING,
+        &format!("{HEADING}{NAME_ONLY}"),
+        1,
+    )))
 }
 
 fn place() -> Place {
