@@ -13,18 +13,19 @@ use bindguard_core::identity::PodName;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use serde::Serialize;
 
-/// The state of a container, as the CRI names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// The state of a container, with the names and the numbers of the CRI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, prost::Enumeration)]
 #[serde(rename_all = "kebab-case")]
+#[repr(i32)]
 pub enum ContainerState {
     /// Not started.
-    Created,
+    Created = 0,
     /// Running.
-    Running,
+    Running = 1,
     /// Ended.
-    Exited,
+    Exited = 2,
     /// Not known to the runtime.
-    Unknown,
+    Unknown = 3,
 }
 
 impl fmt::Display for ContainerState {

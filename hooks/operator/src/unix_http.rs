@@ -28,7 +28,7 @@ fn get_within(limit: Duration, socket: &Path, path: &str) -> Result<String> {
             ErrorKind::WouldBlock => anyhow::anyhow!("no answer within {limit:?}"),
             _ => error.into(),
         })
-        .and_then(|answer| body(&answer))
+        .and_then(body)
         .with_context(|| format!("query {}{path}", socket.display()))
 }
 
@@ -78,7 +78,7 @@ fn time_until(until: Instant) -> io::Result<Duration> {
         .ok_or_else(|| ErrorKind::WouldBlock.into())
 }
 
-fn body(answer: &str) -> Result<String> {
+fn body(mut answer: String) -> Result<String> {
     let (head, body) = answer
         .split_once("\r\n\r\n")
         .context("the answer ends within its headers")?;
@@ -87,7 +87,10 @@ fn body(answer: &str) -> Result<String> {
         status.split(' ').nth(1) == Some("200"),
         "the answer is {status:?}"
     );
-    Ok(body.to_owned())
+    // No copy of a list with megabytes.
+    let head = answer.len() - body.len();
+    answer.drain(..head);
+    Ok(answer)
 }
 
 #[cfg(test)]
@@ -102,14 +105,17 @@ mod tests {
 
     #[test]
     fn only_a_whole_answer_of_200_has_a_body() {
-        assert_eq!(body("HTTP/1.0 200 OK\r\nA: b\r\n\r\n{}\n").unwrap(), "{}\n");
+        assert_eq!(
+            body("HTTP/1.0 200 OK\r\nA: b\r\n\r\n{}\n".to_owned()).unwrap(),
+            "{}\n"
+        );
         assert!(
-            body("HTTP/1.1 404 Not Found\r\n\r\n")
+            body("HTTP/1.1 404 Not Found\r\n\r\n".to_owned())
                 .unwrap_err()
                 .to_string()
                 .contains("404")
         );
-        assert!(body("HTTP/1.0 200 OK\r\nA: b").is_err());
+        assert!(body("HTTP/1.0 200 OK\r\nA: b".to_owned()).is_err());
     }
 
     /// A server that sends this part again and again.

@@ -115,6 +115,7 @@ mod pausing_and_checkpoint_by_hand;
 mod pictures_by_hand;
 mod pinned_disk_is_released;
 mod podman_and_docker;
+mod pods_with_many_annotations;
 mod policy_refuses_unguarded_creates;
 mod prefix_that_cannot_run_programs;
 mod process_files_by_choice;

@@ -1,32 +1,34 @@
 //! A connection to the socket of a CRI, and its calls.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{
-    Container, ContainerFilter, ContainerState, ContainerStateValue, ContainerStatusRequest,
-    ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxFilter, PodSandboxState,
-    PodSandboxStateValue, PodSandboxStatusRequest, StatusRequest,
-};
+use prost::Message;
 use tokio::net::UnixStream;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use super::info::ContainerInfo;
 use super::lists;
-use crate::pods::Pods;
+use super::messages::{
+    CONFIG, Container, ContainerFilter, ContainerList, INFO, ListContainers, ListSandboxes,
+    MountsAnswer, POD_UID, PodSandbox, READY, SandboxFilter, SandboxList, StateValue, StatusOfId,
+    StatusOfRuntime, VerboseAnswer,
+};
+use crate::pods::{ContainerState, Pods};
 use crate::unix_http::refuse_server_of_user;
 
 /// The size of the largest answer: the kubelet's own limit (`pkg/kubelet/cri/remote/utils.go`).
 const MAX_ANSWER: usize = 16 << 20;
-
-/// The label with which the kubelet marks sandboxes and containers (`pkg/kubelet/types/labels.go`).
-pub const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// The reason why a CRI gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -69,17 +71,10 @@ impl CriError {
     }
 }
 
-fn failed(method: &'static str) -> impl FnOnce(Status) -> CriError {
-    move |status| CriError::Call {
-        method,
-        source: Box::new(status),
-    }
-}
-
 /// A client. Its clones share a connection, which is made again after a restart of the runtime.
 #[derive(Debug, Clone)]
 pub struct Cri {
-    client: RuntimeServiceClient<Channel>,
+    client: Grpc<Channel>,
 }
 
 impl Cri {
@@ -109,14 +104,14 @@ impl Cri {
             .connect_timeout(timeout);
         let channel = endpoint.connect_with_connector_lazy(connector);
         Self {
-            client: RuntimeServiceClient::new(channel).max_decoding_message_size(MAX_ANSWER),
+            client: Grpc::new(channel).max_decoding_message_size(MAX_ANSWER),
         }
     }
 
     /// A client of this socket, if a server listens on it.
     ///
     /// # Errors
-    /// If the socket is missing or refuses connections.
+    /// If the socket is missing, refuses connections, or is another user's.
     pub async fn connect(socket: &Path, timeout: Duration) -> Result<Self, CriError> {
         let stream = UnixStream::connect(socket).await;
         stream
@@ -140,7 +135,7 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn sandboxes(&self) -> Result<Vec<PodSandbox>, CriError> {
-        self.list_sandboxes(PodSandboxFilter::default()).await
+        self.list_sandboxes(SandboxFilter::default()).await
     }
 
     /// The ready sandboxes with the labels of `label_selector`.
@@ -151,11 +146,10 @@ impl Cri {
         &self,
         label_selector: HashMap<String, String>,
     ) -> Result<Vec<PodSandbox>, CriError> {
-        let state = PodSandboxState::SandboxReady.into();
-        self.list_sandboxes(PodSandboxFilter {
-            state: Some(PodSandboxStateValue { state }),
+        let state = Some(StateValue { state: READY });
+        self.list_sandboxes(SandboxFilter {
+            state,
             label_selector,
-            ..PodSandboxFilter::default()
         })
         .await
     }
@@ -168,9 +162,9 @@ impl Cri {
         &self,
         sandbox: Option<&str>,
     ) -> Result<Vec<Container>, CriError> {
-        let state = ContainerState::ContainerRunning.into();
+        let state = ContainerState::Running.into();
         self.list_containers(ContainerFilter {
-            state: Some(ContainerStateValue { state }),
+            state: Some(StateValue { state }),
             pod_sandbox_id: sandbox.unwrap_or_default().to_owned(),
             ..ContainerFilter::default()
         })
@@ -182,15 +176,8 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn container_info(&self, id: &str) -> Result<Option<ContainerInfo>, CriError> {
-        let request = ContainerStatusRequest {
-            container_id: id.to_owned(),
-            verbose: true,
-        };
-        let answer = match self.client.clone().container_status(request).await {
-            Err(status) if status.code() == Code::NotFound => return Ok(None),
-            answer => answer.map_err(failed("ContainerStatus"))?.into_inner(),
-        };
-        Ok(ContainerInfo::in_answer(&answer.info))
+        let answer: Option<VerboseAnswer> = self.status_of_container(id, true).await?;
+        Ok(answer.and_then(|answer| ContainerInfo::from_json(answer.info.bytes(INFO)?)))
     }
 
     /// The sources of all writable mounts of a pod's containers in any state, by the kubelet's
@@ -210,21 +197,19 @@ impl Cri {
                 missing: "container with the pod's label",
             });
         }
-        let mut writable = Vec::new();
+        let mut writable = BTreeSet::new();
         for container in containers {
-            let request = ContainerStatusRequest {
-                container_id: container.id,
-                verbose: false,
-            };
-            let answer = match self.client.clone().container_status(request).await {
-                Err(status) if status.code() == Code::NotFound => continue,
-                answer => answer.map_err(failed("ContainerStatus"))?.into_inner(),
-            };
-            let mounts = answer.status.unwrap_or_default().mounts.into_iter();
-            let sources = mounts.filter(|mount| !mount.readonly);
-            writable.extend(sources.map(|mount| PathBuf::from(mount.host_path)));
+            let answer: Option<MountsAnswer> =
+                self.status_of_container(&container.id, false).await?;
+            for mount in answer.unwrap_or_default().status.mounts {
+                let source = Path::new(OsStr::from_bytes(&mount.host_path));
+                // A pod can mount the same volume at thousands of places.
+                if !mount.readonly && !writable.contains(source) {
+                    writable.insert(source.to_owned());
+                }
+            }
         }
-        Ok(writable)
+        Ok(Vec::from_iter(writable))
     }
 
     /// The runtime's facts about a sandbox, as JSON.
@@ -232,17 +217,12 @@ impl Cri {
     /// # Errors
     /// If the CRI does not know the sandbox.
     pub async fn sandbox_info(&self, id: &str) -> Result<String, CriError> {
-        let request = PodSandboxStatusRequest {
-            pod_sandbox_id: id.to_owned(),
+        let request = StatusOfId {
+            id: id.to_owned(),
             verbose: true,
         };
         let method = "PodSandboxStatus";
-        let answer = self.client.clone().pod_sandbox_status(request).await;
-        part_of(
-            method,
-            answer.map_err(failed(method))?.into_inner().info,
-            "info",
-        )
+        part_of(method, self.call(method, request).await?, INFO)
     }
 
     /// The configuration that the runtime read at its start, as JSON.
@@ -250,39 +230,63 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn active_config(&self) -> Result<String, CriError> {
-        let request = StatusRequest { verbose: true };
-        let method = "Status";
-        let answer = self.client.clone().status(request).await;
-        part_of(
-            method,
-            answer.map_err(failed(method))?.into_inner().info,
-            "config",
-        )
+        let (method, request) = ("Status", StatusOfRuntime { verbose: true });
+        part_of(method, self.call(method, request).await?, CONFIG)
     }
 
-    async fn list_sandboxes(&self, filter: PodSandboxFilter) -> Result<Vec<PodSandbox>, CriError> {
-        let request = ListPodSandboxRequest {
-            filter: Some(filter),
-        };
-        let answer = self.client.clone().list_pod_sandbox(request).await;
-        Ok(answer.map_err(failed("ListPodSandbox"))?.into_inner().items)
+    async fn list_sandboxes(&self, filter: SandboxFilter) -> Result<Vec<PodSandbox>, CriError> {
+        let request = ListSandboxes { filter };
+        let answer: SandboxList = self.call("ListPodSandbox", request).await?;
+        Ok(answer.items)
     }
 
     async fn list_containers(&self, filter: ContainerFilter) -> Result<Vec<Container>, CriError> {
-        let request = ListContainersRequest {
-            filter: Some(filter),
-        };
-        let answer = self.client.clone().list_containers(request).await;
-        let answer = answer.map_err(failed("ListContainers"))?.into_inner();
+        let request = ListContainers { filter };
+        let answer: ContainerList = self.call("ListContainers", request).await?;
         Ok(answer.containers)
+    }
+
+    /// `None` if the runtime does not know the container.
+    async fn status_of_container<A: Message + Default + 'static>(
+        &self,
+        id: &str,
+        verbose: bool,
+    ) -> Result<Option<A>, CriError> {
+        let id = id.to_owned();
+        let answer = self.call("ContainerStatus", StatusOfId { id, verbose });
+        match answer.await {
+            Err(CriError::Call { source, .. }) if source.code() == Code::NotFound => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
+    async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, CriError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let failed = |status: Status| CriError::Call {
+            method,
+            source: Box::new(status),
+        };
+        let mut client = self.client.clone();
+        let ready = client.ready().await;
+        ready.map_err(|error| failed(Status::unknown(format!("not ready: {error}"))))?;
+        let path = format!("/runtime.v1.RuntimeService/{method}");
+        let path = PathAndQuery::try_from(path)
+            .map_err(|error| failed(Status::internal(error.to_string())))?;
+        let answer = client
+            .unary(Request::new(request), path, ProstCodec::default())
+            .await;
+        Ok(answer.map_err(failed)?.into_inner())
     }
 }
 
 fn part_of(
     method: &'static str,
-    mut info: HashMap<String, String>,
+    answer: VerboseAnswer,
     missing: &'static str,
 ) -> Result<String, CriError> {
-    info.remove(missing)
-        .ok_or(CriError::Incomplete { method, missing })
+    let part = answer.info.get(missing).map(str::to_owned);
+    part.ok_or(CriError::Incomplete { method, missing })
 }

@@ -1,22 +1,34 @@
 //! The verbose answer about a container, as far as containerd and CRI-O both write it.
 
-use std::collections::HashMap;
-
+use prost::bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 /// The runtime's own facts about a container.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default)]
 pub struct ContainerInfo {
+    pid: u32,
+    /// A part of the answer: the spec of a container with many mounts has megabytes.
+    spec: Option<Bytes>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Info<'a> {
     #[serde(default)]
     pid: u32,
-    runtime_spec: Option<Box<RawValue>>,
+    #[serde(borrow)]
+    runtime_spec: Option<&'a RawValue>,
 }
 
 impl ContainerInfo {
-    pub(super) fn in_answer(info: &HashMap<String, String>) -> Option<Self> {
-        serde_json::from_str(info.get("info")?).ok()
+    pub(super) fn from_json(json: &Bytes) -> Option<Self> {
+        let info: Info<'_> = serde_json::from_slice(json).ok()?;
+        let spec = info.runtime_spec;
+        Some(Self {
+            pid: info.pid,
+            spec: spec.map(|spec| json.slice_ref(spec.get().as_bytes())),
+        })
     }
 
     /// The pid of the container's init; `None` if the container does not run, or has no such
@@ -27,8 +39,7 @@ impl ContainerInfo {
 
     /// The spec that the runtime recorded.
     pub fn spec(&self) -> Option<&[u8]> {
-        let spec = self.runtime_spec.as_deref()?;
-        Some(spec.get().as_bytes())
+        self.spec.as_deref()
     }
 }
 
@@ -36,8 +47,8 @@ impl ContainerInfo {
 mod tests {
     use super::*;
 
-    fn info(text: &str) -> Option<ContainerInfo> {
-        ContainerInfo::in_answer(&HashMap::from([("info".to_owned(), text.to_owned())]))
+    fn info(text: &'static str) -> Option<ContainerInfo> {
+        ContainerInfo::from_json(&Bytes::from_static(text.as_bytes()))
     }
 
     #[test]

@@ -4,10 +4,8 @@ use bindguard_core::identity::PodName;
 use std::collections::HashMap;
 
 use bindguard_core::refresh_request::RefreshRequest;
-use k8s_cri::v1::{
-    Container, ContainerState as CriContainerState, PodSandbox, PodSandboxMetadata, PodSandboxState,
-};
 
+use super::messages::{Container, PodSandbox, PodSandboxMetadata, READY};
 use crate::pods::{ContainerState, PodContainer, Pods};
 
 /// Builds pods from the CRI's sandboxes and containers.
@@ -15,15 +13,14 @@ pub(super) fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Po
     let mut pods = Pods::default();
     let mut names = HashMap::new();
     for sandbox in sandboxes {
-        let is_ready = sandbox.state == i32::from(PodSandboxState::SandboxReady);
+        let is_ready = sandbox.state == READY;
         let PodSandboxMetadata {
             name,
             namespace,
             uid,
-            ..
-        } = sandbox.metadata.unwrap_or_default();
+        } = sandbox.metadata;
         if is_ready {
-            let annotation = |name: &str| sandbox.annotations.get(name).map(String::as_str);
+            let annotation = |name: &str| sandbox.annotations.get(name);
             pods.refresh_requests
                 .insert(uid.clone(), RefreshRequest::from_annotations(annotation));
         }
@@ -41,12 +38,12 @@ pub(super) fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Po
         pods.containers.push(container(sandbox.id, pod, state));
     }
     for listed in containers {
-        let metadata = listed.metadata.unwrap_or_default();
         let pod = names.get(&listed.pod_sandbox_id).cloned();
+        let state = ContainerState::try_from(listed.state).unwrap_or(ContainerState::Unknown);
         pods.containers.push(PodContainer {
-            name: Some(metadata.name),
-            attempt: Some(metadata.attempt),
-            ..container(listed.id, pod.unwrap_or_default(), state(listed.state))
+            name: Some(listed.metadata.name),
+            attempt: Some(listed.metadata.attempt),
+            ..container(listed.id, pod.unwrap_or_default(), state)
         });
     }
     pods
@@ -61,14 +58,5 @@ fn container(id: String, pod: PodName, state: ContainerState) -> PodContainer {
         pod,
         guarded: None,
         shim_version: None,
-    }
-}
-
-fn state(number: i32) -> ContainerState {
-    match CriContainerState::try_from(number) {
-        Ok(CriContainerState::ContainerCreated) => ContainerState::Created,
-        Ok(CriContainerState::ContainerRunning) => ContainerState::Running,
-        Ok(CriContainerState::ContainerExited) => ContainerState::Exited,
-        Ok(CriContainerState::ContainerUnknown) | Err(_) => ContainerState::Unknown,
     }
 }

@@ -1,13 +1,11 @@
 //! The client of the CRI: sandboxes, containers, and the runtime's own facts about them.
-//!
-//! The messages are the kubelet's: `k8s.io/cri-api`, v1.
 
 mod client;
 mod info;
 mod lists;
+mod messages;
 pub mod of_node;
 
-pub use k8s_cri::v1::{Container, PodSandbox, PodSandboxMetadata, PodSandboxState};
-
-pub use self::client::{Cri, CriError, POD_UID};
+pub use self::client::{Cri, CriError};
 pub use self::info::ContainerInfo;
+pub use self::messages::{Container, KnownEntries, POD_UID, PodSandbox};

@@ -57,11 +57,7 @@ pub fn uids(named: Option<&Path>) -> Result<BTreeSet<String>> {
         match query(socket, async |cri| cri.sandboxes().await) {
             Ok(sandboxes) => {
                 answered = true;
-                uids.extend(
-                    sandboxes
-                        .into_iter()
-                        .filter_map(|sandbox| Some(sandbox.metadata?.uid)),
-                );
+                uids.extend(sandboxes.into_iter().map(|sandbox| sandbox.metadata.uid));
             }
             // Docker's containerd has no CRI.
             Err(error) if named.is_none() && is_unimplemented(&error) => {}

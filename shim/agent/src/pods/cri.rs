@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bindguard_core::refresh_request::RefreshRequest;
 use bindguard_core::spec::SpecUsers;
 use bindguard_operator::cri::{Container, ContainerInfo, Cri, CriError, POD_UID, PodSandbox};
 
@@ -92,28 +93,31 @@ impl Init {
 /// The pods of these sandboxes, by uid. If a pod has two sandboxes, the newer sandbox counts.
 fn newest(mut sandboxes: Vec<PodSandbox>) -> HashMap<String, Pod> {
     sandboxes.sort_by_key(|sandbox| sandbox.created_at);
-    let by_uid =
-        |sandbox: PodSandbox| Some((sandbox.labels.get(POD_UID)?.clone(), Pod::from(sandbox)));
-    sandboxes.into_iter().filter_map(by_uid).collect()
+    let mut pods = HashMap::new();
+    for sandbox in sandboxes {
+        if let Some(uid) = sandbox.labels.get(POD_UID).map(str::to_owned) {
+            pods.insert(uid, Pod::from(sandbox));
+        }
+    }
+    pods
 }
 
 impl From<Container> for NamedContainer {
     fn from(listed: Container) -> Self {
         Self {
             id: listed.id,
-            name: listed.metadata.unwrap_or_default().name,
+            name: listed.metadata.name,
         }
     }
 }
 
 impl From<PodSandbox> for Pod {
     fn from(sandbox: PodSandbox) -> Self {
-        let metadata = sandbox.metadata.unwrap_or_default();
         Self {
             sandbox: sandbox.id,
-            name: metadata.name,
-            namespace: metadata.namespace,
-            annotations: sandbox.annotations.into_iter().collect(),
+            name: sandbox.metadata.name,
+            namespace: sandbox.metadata.namespace,
+            request: RefreshRequest::from_annotations(|name| sandbox.annotations.get(name)),
         }
     }
 }

@@ -7,7 +7,7 @@ mod inits;
 mod listing;
 mod names;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -48,14 +48,8 @@ pub struct Pod {
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// The annotations that it had when the sandbox was made.
-    pub annotations: BTreeMap<String, String>,
-}
-
-impl Pod {
-    fn request(&self) -> RefreshRequest {
-        RefreshRequest::from_annotations(|name| self.annotations.get(name).map(String::as_str))
-    }
+    /// The request in the annotations that it had when the sandbox was made.
+    pub request: RefreshRequest,
 }
 
 /// A pod that requested refreshes, and the containers to refresh.
@@ -157,7 +151,7 @@ impl PodLookup {
     pub fn with_binds(&self) -> Result<PodsWithBinds, CriError> {
         self.wait_for(async {
             let pods = cri::running_pods(&self.0.cri).await?.into_iter();
-            let requested = pods.map(|(uid, pod)| (uid, pod.request().binds));
+            let requested = pods.map(|(uid, pod)| (uid, pod.request.binds));
             Ok(requested.filter(|(_, binds)| binds.any()).collect())
         })
     }
@@ -266,7 +260,7 @@ impl KnownPods {
             None => pod(cri, uid).await?,
         };
         let Some(pod) = pod else { return Ok(None) };
-        let mut request = pod.request();
+        let mut request = pod.request.clone();
         if shared.mode == RefreshMode::All {
             request.containers = OptIn::All;
         }

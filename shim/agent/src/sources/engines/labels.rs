@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use bindguard_core::refresh_request::RefreshRequest;
+use bindguard_core::refresh_request::{
+    NOTIFY_LABEL, REFRESH_BINDS_LABEL, REFRESH_LABEL, RefreshRequest,
+};
 use bindguard_core::spec::SpecView;
 use bindguard_operator::engines::Engine;
 use bindguard_operator::unix_http;
@@ -28,7 +30,18 @@ struct EngineContainer {
     #[serde(default)]
     names: Vec<String>,
     #[serde(default)]
-    labels: HashMap<String, String>,
+    labels: OwnLabels,
+}
+
+/// The labels that bindguard reads. An image can have a hundred thousand others.
+#[derive(Debug, Default, Deserialize)]
+struct OwnLabels {
+    #[serde(rename = "bindguard.refresh")]
+    refresh: Option<String>,
+    #[serde(rename = "bindguard.refresh-binds")]
+    binds: Option<String>,
+    #[serde(rename = "bindguard.refresh-notify")]
+    notify: Option<String>,
 }
 
 /// A container with labels.
@@ -46,24 +59,24 @@ pub fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>
     let Some(socket) = socket(root, engine) else {
         return Ok(HashMap::new());
     };
-    let mut listed: Vec<EngineContainer> = Vec::new();
+    let mut labelled = HashMap::new();
     for path in LABELLED {
         let text = unix_http::get(&socket, path)?;
         let answer: Vec<EngineContainer> = serde_json::from_str(&text)
             .with_context(|| format!("parse the answer of {}", socket.display()))?;
-        listed.extend(answer);
+        for EngineContainer { id, names, labels } in answer {
+            let name = names.first();
+            let name = name.map(|name| name.trim_start_matches('/').to_owned());
+            let request = RefreshRequest::from_labels(|label| match label {
+                REFRESH_LABEL => labels.refresh.as_deref(),
+                REFRESH_BINDS_LABEL => labels.binds.as_deref(),
+                NOTIFY_LABEL => labels.notify.as_deref(),
+                _ => None,
+            });
+            labelled.insert(id, Labelled { name, request });
+        }
     }
-    let labelled = listed
-        .into_iter()
-        .map(|EngineContainer { id, names, labels }| {
-            let name = names
-                .first()
-                .map(|name| name.trim_start_matches('/').to_owned());
-            let request =
-                RefreshRequest::from_labels(|label| labels.get(label).map(String::as_str));
-            (id, Labelled { name, request })
-        });
-    Ok(labelled.collect())
+    Ok(labelled)
 }
 
 /// The request in the annotations of a spec, if there is one.

@@ -30,7 +30,7 @@ pub fn pods_with_handler(owner: Owner) -> Result<Vec<String>> {
         .into_iter()
         .filter(|sandbox| sandbox.runtime_handler == RUNTIME)
         .map(|sandbox| {
-            let pod = sandbox.metadata.unwrap_or_default();
+            let pod = sandbox.metadata;
             format!("{}/{}", pod.namespace, pod.name)
         })
         .collect();

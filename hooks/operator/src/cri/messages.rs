@@ -1,0 +1,331 @@
+//! The messages of the CRI, `runtime.v1` of `k8s.io/cri-api`, with the fields that bindguard reads.
+//!
+//! The author of a pod chooses its annotations, labels and mounts, and a node has a hundred pods. A
+//! decoder for whole messages needs twenty times the memory of an answer with many short keys. So
+//! the other fields are skipped while an answer is decoded.
+
+use std::collections::HashMap;
+
+use bindguard_core::annotations::{MODE, PROPAGATION};
+use bindguard_core::refresh_request::{NOTIFY, REFRESH, REFRESH_BINDS};
+use prost::DecodeError;
+use prost::bytes::{Buf, BufMut, Bytes};
+use prost::encoding::{DecodeContext, WireType, bytes, skip_field};
+
+use crate::pods::ContainerState;
+
+/// The label with which the kubelet marks sandboxes and containers (`pkg/kubelet/types/labels.go`).
+pub const POD_UID: &str = "io.kubernetes.pod.uid";
+
+/// `PodSandboxState`: the containers of the sandbox can run.
+pub(super) const READY: i32 = 0;
+
+/// The key of a verbose answer about a container or a sandbox.
+pub(super) const INFO: &str = "info";
+
+/// The key of a verbose answer about the runtime.
+pub(super) const CONFIG: &str = "config";
+
+const KNOWN: [&str; 8] = [
+    REFRESH,
+    REFRESH_BINDS,
+    NOTIFY,
+    MODE,
+    PROPAGATION,
+    POD_UID,
+    INFO,
+    CONFIG,
+];
+
+/// The entries of a `map<string, string>` whose keys bindguard reads. The values are parts of the
+/// answer, without a copy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KnownEntries {
+    entries: Vec<(&'static str, Bytes)>,
+    /// The key of the entry that is being decoded.
+    key: Option<&'static str>,
+}
+
+impl KnownEntries {
+    /// The value of a known key.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        str::from_utf8(self.bytes(key)?).ok()
+    }
+
+    pub(super) fn bytes(&self, key: &str) -> Option<&Bytes> {
+        let entry = self.entries.iter().find(|(known, _)| *known == key);
+        entry.map(|(_, value)| value)
+    }
+}
+
+/// As a field that is not repeated, prost merges each entry of the map into the same value.
+impl prost::Message for KnownEntries {
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        let mut text = Bytes::new();
+        match tag {
+            1 => {
+                bytes::merge(wire_type, &mut text, buf, ctx)?;
+                self.key = KNOWN.into_iter().find(|known| known.as_bytes() == text);
+                if let Some(key) = self.key {
+                    self.entries.retain(|(known, _)| *known != key);
+                    self.entries.push((key, Bytes::new()));
+                }
+            }
+            2 => {
+                bytes::merge(wire_type, &mut text, buf, ctx)?;
+                if let (Some(_), Some((_, value))) = (self.key.take(), self.entries.last_mut()) {
+                    *value = text;
+                }
+            }
+            _ => skip_field(wire_type, tag, buf, ctx)?,
+        }
+        Ok(())
+    }
+
+    // bindguard sends no such map.
+    fn encode_raw(&self, _: &mut impl BufMut) {}
+
+    fn encoded_len(&self) -> usize {
+        0
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// The sandbox of a pod.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandbox {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// The names of the pod.
+    #[prost(message, required, tag = "2")]
+    pub metadata: PodSandboxMetadata,
+    /// `PodSandboxState`.
+    #[prost(int32, tag = "3")]
+    pub state: i32,
+    /// The time of its creation, in nanoseconds.
+    #[prost(int64, tag = "4")]
+    pub created_at: i64,
+    /// The label [`POD_UID`].
+    #[prost(message, required, tag = "5")]
+    pub labels: KnownEntries,
+    /// The annotations of the pod that bindguard reads.
+    #[prost(message, required, tag = "6")]
+    pub annotations: KnownEntries,
+    /// The handler; empty for the node's default, and from CRI-O.
+    #[prost(string, tag = "7")]
+    pub runtime_handler: String,
+}
+
+/// The names of a pod.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct PodSandboxMetadata {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its uid.
+    #[prost(string, tag = "2")]
+    pub uid: String,
+    /// Its namespace.
+    #[prost(string, tag = "3")]
+    pub namespace: String,
+}
+
+/// A container of a pod.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Container {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// The sandbox of its pod.
+    #[prost(string, tag = "2")]
+    pub pod_sandbox_id: String,
+    /// Its name.
+    #[prost(message, required, tag = "3")]
+    pub metadata: ContainerMetadata,
+    /// Its state.
+    #[prost(enumeration = "ContainerState", tag = "6")]
+    pub state: i32,
+}
+
+/// The name of a container.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ContainerMetadata {
+    /// Its name in the pod.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// The number of times that it was created again.
+    #[prost(uint32, tag = "2")]
+    pub attempt: u32,
+}
+
+/// A list of sandboxes.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct SandboxList {
+    #[prost(message, repeated, tag = "1")]
+    pub items: Vec<PodSandbox>,
+}
+
+/// A list of containers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ContainerList {
+    #[prost(message, repeated, tag = "1")]
+    pub containers: Vec<Container>,
+}
+
+/// The verbose part of an answer.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct VerboseAnswer {
+    #[prost(message, required, tag = "2")]
+    pub info: KnownEntries,
+}
+
+/// The mounts in the status of a container.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct MountsAnswer {
+    #[prost(message, required, tag = "1")]
+    pub status: MountList,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct MountList {
+    #[prost(message, repeated, tag = "14")]
+    pub mounts: Vec<Mount>,
+}
+
+/// A mount, by the kubelet's request.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct Mount {
+    #[prost(bytes = "bytes", tag = "2")]
+    pub host_path: Bytes,
+    #[prost(bool, tag = "3")]
+    pub readonly: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ListSandboxes {
+    #[prost(message, required, tag = "1")]
+    pub filter: SandboxFilter,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ListContainers {
+    #[prost(message, required, tag = "1")]
+    pub filter: ContainerFilter,
+}
+
+/// The wanted sandboxes.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct SandboxFilter {
+    #[prost(message, optional, tag = "2")]
+    pub state: Option<StateValue>,
+    #[prost(map = "string, string", tag = "3")]
+    pub label_selector: HashMap<String, String>,
+}
+
+/// The wanted containers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ContainerFilter {
+    #[prost(message, optional, tag = "2")]
+    pub state: Option<StateValue>,
+    #[prost(string, tag = "3")]
+    pub pod_sandbox_id: String,
+    #[prost(map = "string, string", tag = "4")]
+    pub label_selector: HashMap<String, String>,
+}
+
+/// The wanted state.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct StateValue {
+    #[prost(int32, tag = "1")]
+    pub state: i32,
+}
+
+/// A request for the status of a container or a sandbox.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct StatusOfId {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(bool, tag = "2")]
+    pub verbose: bool,
+}
+
+/// A request for the status of the runtime.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct StatusOfRuntime {
+    #[prost(bool, tag = "1")]
+    pub verbose: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use k8s_cri::v1;
+    use prost::Message;
+
+    use super::*;
+
+    fn map(entries: &[(&str, &str)]) -> HashMap<String, String> {
+        let owned = entries
+            .iter()
+            .map(|(key, value)| (key.to_string(), value.to_string()));
+        owned.collect()
+    }
+
+    /// The messages of `k8s_cri` are generated from the published protocol.
+    #[test]
+    fn the_fields_are_those_of_the_published_messages() {
+        let many: Vec<String> = (0..1000).map(|key| key.to_string()).collect();
+        let mut annotations = map(&[(REFRESH, "true"), (MODE, "")]);
+        annotations.extend(many.into_iter().map(|key| (key, "x".to_owned())));
+        let sandbox = v1::PodSandbox {
+            id: "s-1".to_owned(),
+            metadata: Some(v1::PodSandboxMetadata {
+                name: "web".to_owned(),
+                uid: "u-1".to_owned(),
+                namespace: "default".to_owned(),
+                attempt: 3,
+            }),
+            state: v1::PodSandboxState::SandboxNotready.into(),
+            created_at: 7,
+            labels: map(&[(POD_UID, "u-1"), ("app", "web")]),
+            annotations,
+            runtime_handler: "bindguard".to_owned(),
+        };
+        let list = v1::ListPodSandboxResponse {
+            items: vec![sandbox; 2],
+        };
+        let list = SandboxList::decode(Bytes::from(list.encode_to_vec())).unwrap();
+        let [first, second] = list.items.as_slice() else {
+            panic!("{list:?}")
+        };
+        assert_eq!((&first.id, &first.metadata), (&second.id, &second.metadata));
+        assert_eq!((first.id.as_str(), first.created_at), ("s-1", 7));
+        let PodSandboxMetadata {
+            name,
+            uid,
+            namespace,
+        } = &first.metadata;
+        assert_eq!([name, uid, namespace], ["web", "u-1", "default"]);
+        assert_eq!(first.state, 1);
+        assert_eq!(first.runtime_handler, "bindguard");
+        assert_eq!(first.labels.get(POD_UID), Some("u-1"));
+        assert_eq!(first.annotations.get(REFRESH), Some("true"));
+        assert_eq!(first.annotations.get(MODE), Some(""));
+        assert_eq!(first.annotations.get(NOTIFY), None);
+        assert_eq!(
+            (first.labels.entries.len(), first.annotations.entries.len()),
+            (1, 2)
+        );
+    }
+}
