@@ -5,9 +5,17 @@
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+
+/// Limits of what is kept of a spec. A pod can have 30,000 mounts, and the agent keeps the specs of
+/// hundreds of containers.
+const MAX_DESTINATIONS: usize = 256;
+const MAX_DESTINATION: usize = 256;
+const MAX_IDMAPPED: usize = 256;
 
 /// A range of ids, as a line of `/proc/PID/uid_map` has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -59,15 +67,21 @@ pub enum BindIds {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecUsers {
     namespace: RequestedUserNamespace,
+    mounts: Mounts,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Mounts {
+    /// The first destinations.
     destinations: Vec<PathBuf>,
-    /// The idmapped binds, by their destinations.
+    /// The idmapped binds, by their destinations. A single bind if all have the same ids.
     idmapped: Vec<(PathBuf, BindIds)>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Spec {
     linux: Option<Linux>,
-    mounts: Option<Vec<Option<Mount>>>,
+    mounts: Option<Mounts>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -85,7 +99,7 @@ struct Namespace {
     path: Option<PathBuf>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Mount {
     destination: Option<PathBuf>,
@@ -101,20 +115,9 @@ impl SpecUsers {
     /// If the bytes are not JSON, or if a value does not have the runtime spec's shape.
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
         let Spec { linux, mounts } = serde_json::from_slice(bytes)?;
-        let mounts: Vec<Mount> = mounts.unwrap_or_default().into_iter().flatten().collect();
-        let destinations = mounts
-            .iter()
-            .filter_map(|mount| mount.destination.clone())
-            .collect();
-        let idmapped = mounts.into_iter().filter_map(|mount| {
-            let ids = mount.ids()?;
-            Some((mount.destination?, ids))
-        });
-        let namespace = linux.unwrap_or_default().user_namespace();
         Ok(Self {
-            namespace,
-            destinations,
-            idmapped: idmapped.collect(),
+            namespace: linux.unwrap_or_default().user_namespace(),
+            mounts: mounts.unwrap_or_default(),
         })
     }
 
@@ -123,35 +126,89 @@ impl SpecUsers {
         &self.namespace
     }
 
-    /// True if the spec mounts something at `place`.
+    /// True if one of the first mounts of the spec is at `place`.
     pub fn has_mount_at(&self, place: &Path) -> bool {
-        self.destinations
-            .iter()
-            .any(|destination| destination == place)
+        let mut destinations = self.mounts.destinations.iter();
+        destinations.any(|destination| destination == place)
     }
 
     /// True if a bind is idmapped.
     pub fn has_idmapped(&self) -> bool {
-        !self.idmapped.is_empty()
+        !self.mounts.idmapped.is_empty()
     }
 
     /// The ids of the idmapped mount at `place`. Symlinks in the image can move a mount away from
     /// its destination. A mount at an unlisted place therefore belongs to an idmapped bind: the ids
     /// of the idmapped binds if all are equal, otherwise `None`.
     pub fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
-        let named = self
-            .idmapped
+        let idmapped = &self.mounts.idmapped;
+        let named = idmapped
             .iter()
             .rev()
             .find(|(destination, _)| destination == place);
-        let (_, first) = self.idmapped.first()?;
+        let (_, first) = idmapped.first()?;
         let equal = || {
-            self.idmapped
+            idmapped
                 .iter()
                 .all(|(_, ids)| ids == first)
                 .then_some(first)
         };
         named.map(|(_, ids)| ids).or_else(equal)
+    }
+}
+
+impl Mounts {
+    fn add(&mut self, mount: Mount) -> Result<(), String> {
+        let ids = mount.ids();
+        let Some(destination) = mount.destination else {
+            return Ok(());
+        };
+        if let Some(ids) = ids {
+            if self.idmapped.len() < MAX_IDMAPPED {
+                self.idmapped.push((destination.clone(), ids));
+            } else if self.idmapped.iter().any(|(_, known)| *known != ids) {
+                return Err(format!(
+                    "more than {MAX_IDMAPPED} idmapped mounts with different ids"
+                ));
+            }
+        }
+        if self.destinations.len() < MAX_DESTINATIONS
+            && destination.as_os_str().len() <= MAX_DESTINATION
+        {
+            self.destinations.push(destination);
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for Mounts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Mounts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of mounts")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Mounts, A::Error> {
+                let mut mounts = Mounts::default();
+                while let Some(mount) = list.next_element::<Option<Mount>>()? {
+                    mounts
+                        .add(mount.unwrap_or_default())
+                        .map_err(A::Error::custom)?;
+                }
+                // As for a pod: the kubelet gives all volumes the ids of the pod.
+                if let Some((_, first)) = mounts.idmapped.first()
+                    && mounts.idmapped.iter().all(|(_, ids)| ids == first)
+                {
+                    mounts.idmapped.truncate(1);
+                }
+                mounts.idmapped.shrink_to_fit();
+                Ok(mounts)
+            }
+        }
+        deserializer.deserialize_seq(List)
     }
 }
 
@@ -351,6 +408,24 @@ mod tests {
             None,
             "they differ"
         );
+    }
+
+    /// The agent keeps the specs of hundreds of containers.
+    #[test]
+    fn little_is_kept_of_a_spec_with_thousands_of_mounts() {
+        let mounts = |ids: &dyn Fn(usize) -> String| {
+            let mount = |at: usize| format!(r#"{{"destination":"/m/{at}",{}}}"#, ids(at));
+            format!("[{}]", (0..5000).map(mount).collect::<Vec<_>>().join(","))
+        };
+        let pod = users("null", &mounts(&|_| format!(r#""uidMappings":{IDS}"#)));
+        assert_eq!(pod.mounts.idmapped.len(), 1);
+        assert_eq!(pod.mounts.destinations.len(), MAX_DESTINATIONS);
+        assert!(pod.has_mount_at("/m/7".as_ref()));
+        let own = pod.ids_of_mount_at("/m/4999".as_ref());
+        assert!(matches!(own, Some(BindIds::Own(_))), "{own:?}");
+        let differ = mounts(&|at| format!(r#""options":["idmap=uids=0-{at}-10"]"#));
+        let differ = format!(r#"{{"mounts":{differ}}}"#);
+        assert!(SpecUsers::from_spec(differ.as_bytes()).is_err());
     }
 
     #[test]

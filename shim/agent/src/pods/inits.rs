@@ -4,18 +4,29 @@
 //!
 //! A refresh checks the cgroup of the process before it uses the pid.
 
-use std::collections::HashMap;
+use std::num::NonZeroUsize;
 
 use bindguard_core::identity::Identity;
 use bindguard_operator::cri::{Cri, CriError};
+use lru::LruCache;
 
 use super::cri::Init;
 use super::listing::NamedContainer;
 use crate::container::Container;
 
+/// Limit of init processes that are kept, each with a part of its spec. The others are queried at
+/// each refresh.
+const MAX_INITS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+
 /// The init processes that are known, by the ids of the containers.
-#[derive(Debug, Default)]
-pub struct Inits(HashMap<String, Init>);
+#[derive(Debug)]
+pub struct Inits(LruCache<String, Init>);
+
+impl Default for Inits {
+    fn default() -> Self {
+        Self(LruCache::new(MAX_INITS))
+    }
+}
 
 impl Inits {
     /// Finds the init process of each named container. A container that ended meanwhile is left
@@ -38,7 +49,7 @@ impl Inits {
                 info.as_ref().and_then(Init::from_info)
             };
             if let Some(init) = init {
-                self.0.insert(id.clone(), init.clone());
+                self.0.push(id.clone(), init.clone());
                 containers.push(Container {
                     identity: Identity::without_pod(&name),
                     id,
@@ -53,6 +64,14 @@ impl Inits {
 
     /// Forgets the containers that are gone.
     pub fn forget_others(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.0.retain(|id, _| is_there(id));
+        let gone: Vec<String> = self
+            .0
+            .iter()
+            .filter(|(id, _)| !is_there(id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in gone {
+            self.0.pop(&id);
+        }
     }
 }
