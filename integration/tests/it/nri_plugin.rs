@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::Form;
 use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::journal::JOURNAL;
+use bindguard_integration::memory_limit::MemoryLimit;
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
@@ -72,6 +73,11 @@ on_generations_with_nri!(
 );
 on_generations_with_nri!(two_plugins_during_a_rollout, HostRoot::Shared, two_plugins);
 on_generations_with_nri!(creates_outlive_the_plugin, HostRoot::Shared, broken_plugin);
+on_generations_with_nri!(
+    policy_refuses_unchecked_mounts,
+    HostRoot::Shared,
+    many_mounts
+);
 
 fn configmap_update_then_restart(node: &Node) -> Result<()> {
     let _agent = Agent::start_as(node, REPAIRS_BY_ANNOTATION, Form::Pod)?;
@@ -182,6 +188,46 @@ fn refused(node: &Node) -> Result<()> {
         );
     }
     cri.start_container(&sandbox, "other", &SLEEP, &[])?;
+    cri.remove_pod(&sandbox)
+}
+
+/// Requests below and above 4 MiB, the limit of NRI, to a plugin with the memory of the unit and of
+/// the chart. If the kernel killed it, or if it did not answer, the runtime would create the
+/// container. containerd 2.1 sends no request above the limit, and fails.
+fn many_mounts(node: &Node) -> Result<()> {
+    let config = format!("{PLUGIN}checks.unmounted-volumes = 'refuse'\n");
+    let agent = Agent::start(node, &config)?;
+    let limit = MemoryLimit::of(agent.pid(), 64 << 20)?;
+    // The agent ends first: the cgroup must be empty.
+    let limited = (agent, limit);
+    let cri = node.cri()?;
+    wait_for_plugin(&cri)?;
+    let pod = node.kubelet().root().join("pods/uid-8");
+    let volume = pod.join("volumes/kubernetes.io~empty-dir/v");
+    fs::create_dir_all(&volume).context("make a volume")?;
+    let sandbox = cri.run_pod(STOCK, "many", "uid-8")?;
+    // The source, the place, the type and three options.
+    let bytes_of_mount = volume.as_os_str().len() + 52;
+    for (size, reasons) in [
+        (3_600_000, ["were not checked", "were not checked"]),
+        (
+            4_600_000,
+            ["could not check", "exceed maximum message size"],
+        ),
+    ] {
+        let mounts: Vec<Mount> = (0..size / bytes_of_mount)
+            .map(|place| mount(&volume, &format!("/mounts/{place}"), PropagationPrivate))
+            .collect();
+        let created = cri.create_container(&sandbox, "many", &SLEEP, &mounts);
+        ensure!(limited.1.killed()? == 0, "the kernel killed the agent");
+        let error = format!("{:#}", created.err().context("the container was created")?);
+        ensure!(
+            reasons.iter().any(|reason| error.contains(reason)),
+            "{error}"
+        );
+    }
+    cri.start_container(&sandbox, "other", &SLEEP, &[])?;
+    drop(limited);
     cri.remove_pod(&sandbox)
 }
 
@@ -337,7 +383,7 @@ fn pid(agent: &Agent) -> Result<Pid> {
 }
 
 fn is_synchronized(line: &str) -> bool {
-    line.contains("synchronizing plugin 90-bindguard")
+    line.contains("synchronizing plugin 99-bindguard")
 }
 
 /// Waits until the runtime calls the plugin: a new container's bind of `/` is rslave.

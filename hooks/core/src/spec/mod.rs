@@ -24,5 +24,6 @@ pub use edit::{EditError, SpecEdit};
 pub use mount_makers::{MountMakers, SpecMount};
 pub use object::{RawObject, Text};
 pub use propagation::{RequestedPropagation, RootfsPropagation};
+pub use read::MAX_BINDS;
 pub use users::{BindIds, IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
 pub use view::{SpecError, SpecView};

@@ -17,7 +17,7 @@ use super::view::SpecError;
 
 /// The maximum number of binds that the guard checks. A pod has tens of binds; a hundred thousand
 /// would delay the create and fill the journal.
-pub(super) const MAX_BINDS: usize = 2_000;
+pub const MAX_BINDS: usize = 2_000;
 
 /// The values read from a spec.
 #[derive(Debug, Default)]

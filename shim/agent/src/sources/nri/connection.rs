@@ -7,23 +7,23 @@ use std::time::Duration;
 
 use bindguard_operator::unix_http::refuse_server_of_user;
 use prost::Message as _;
+use prost::bytes::Bytes;
 use tracing::{info, warn};
 
 use super::calls::{Calls, CreateRefused};
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
-    CreateContainerRequest, CreateContainerResponse, NriContainer, PLUGIN, RUNTIME,
+    CreateContainerRequest, CreateContainerResponse, CreatedContainer, PLUGIN, RUNTIME,
     RegisterPluginRequest, START_CONTAINER, START_CONTAINER_EVENT, StartContainerRequest,
     StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
 };
 use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
 use super::ttrpc::{Incoming, Message, Request, Response, RpcStatus, TtrpcError};
-use crate::sinks::metrics::NriAnswer;
 
 const NAME: &str = "bindguard";
-/// The runtime calls plugins in the order of these digits. So bindguard also checks the mounts that
-/// plugins with lower digits add.
-const INDEX: &str = "90";
+/// The runtime calls plugins in the order of these digits. The last digits: bindguard also checks
+/// the mounts that the other plugins add. The order of plugins with the same digits is not defined.
+const INDEX: &str = "99";
 
 /// The version of NRI with all the calls that the plugin serves.
 const NRI_VERSION: &str = "v0.12.0";
@@ -78,7 +78,7 @@ impl Connection {
         let call = Request {
             service: RUNTIME.to_owned(),
             method: "RegisterPlugin".to_owned(),
-            payload: plugin.encode_to_vec(),
+            payload: plugin.encode_to_vec().into(),
         };
         // PROTOCOL.md of ttrpc: a client's streams have odd numbers.
         write_frames(
@@ -167,7 +167,7 @@ impl Connection {
     }
 
     fn call(&mut self, request: &Request, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-        let payload = request.payload.as_slice();
+        let payload = request.payload.clone();
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN, "Configure") => Ok(configure(payload)),
             (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, calls)),
@@ -185,7 +185,7 @@ impl Connection {
 
     /// The survey and the kubelet's events already lead to the running containers; the list only
     /// shows that the runtime accepts the plugin.
-    fn synchronize(&mut self, payload: &[u8], calls: &Calls) -> Vec<u8> {
+    fn synchronize(&mut self, payload: Bytes, calls: &Calls) -> Vec<u8> {
         let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
             warn!("read the runtime's list of containers: {error}");
             SynchronizeRequest::default()
@@ -208,7 +208,7 @@ fn is_closed(error: &io::Error) -> bool {
     )
 }
 
-fn configure(payload: &[u8]) -> Vec<u8> {
+fn configure(payload: Bytes) -> Vec<u8> {
     if let Ok(ConfigureRequest {
         runtime_name,
         runtime_version,
@@ -223,43 +223,36 @@ fn configure(payload: &[u8]) -> Vec<u8> {
 }
 
 /// An empty answer changes nothing.
-fn create_container(payload: &[u8], calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-    let request = match CreateContainerRequest::decode(payload) {
-        Ok(request) => request,
-        Err(error) => {
-            warn!("a container is created as it is: read the runtime's request: {error}");
-            calls.metrics.nri.answered(NriAnswer::failed);
-            return Ok(Vec::new());
-        }
+fn create_container(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
+    let mounts = match CreateContainerRequest::decode(payload) {
+        Ok(request) => calls.adjust(request),
+        Err(error) => calls.unread_create(&error),
     };
-    let mounts = calls.adjust(request).map_err(status_of)?;
+    let mounts = mounts.map_err(status_of)?;
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
 
-fn start_container(payload: &[u8], calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
+fn start_container(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
     match StartContainerRequest::decode(payload) {
         Ok(request) => start(request.container, calls),
-        Err(error) => {
-            calls.unreadable(&error);
-            Ok(Vec::new())
-        }
+        Err(error) => answer_start(calls.unread_start(&error)),
     }
 }
 
-fn change_state(payload: &[u8], calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
+fn change_state(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
     match StateChangeEvent::decode(payload) {
         Ok(change) if change.event == START_CONTAINER_EVENT => start(change.container, calls),
         Ok(_) => Ok(Vec::new()),
-        Err(error) => {
-            calls.unreadable(&error);
-            Ok(Vec::new())
-        }
+        Err(error) => answer_start(calls.unread_start(&error)),
     }
 }
 
-fn start(container: Option<NriContainer>, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-    let checked = calls.check(container.unwrap_or_default());
+fn start(container: Option<CreatedContainer>, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
+    answer_start(calls.check(container.unwrap_or_default()))
+}
+
+fn answer_start(checked: Result<(), CreateRefused>) -> Result<Vec<u8>, RpcStatus> {
     checked.map(|()| Vec::new()).map_err(status_of)
 }
 

@@ -7,15 +7,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_config::Config;
-use bindguard_core::identity::{MANAGER, OF_CONTAINERD, OF_KUBELET};
+use bindguard_core::annotations::{MODE, PROPAGATION, policy_of_pod};
+use bindguard_core::error_chain;
+use bindguard_core::identity::{OF_CONTAINERD, OF_KUBELET};
+use bindguard_core::plan::refusal_of_unseen;
+use bindguard_core::policy::Policy;
+use bindguard_core::spec::MAX_BINDS;
 use bindguard_guard::{Admission, admit_spec};
 use bindguard_sys::read_mount_table;
+use prost::DecodeError;
 use serde_json::json;
 use tracing::warn;
 
 use super::adjustment;
 use super::calls::{Calls, CreateRefused};
-use super::messages::{CreateContainerRequest, NriContainer, NriMount, PodSandbox};
+use super::messages::{CreateContainerRequest, NriMount};
 use super::reports::NriReport;
 use crate::sinks::metrics::NriAnswer;
 
@@ -28,51 +34,96 @@ impl Calls {
     /// checked in time.
     ///
     /// # Errors
-    /// If policy refuses the container.
+    /// If policy refuses the container. As in the shim, a policy that refuses a fault also refuses
+    /// mounts that were not checked: the fault may be there.
     pub fn adjust(&self, request: CreateContainerRequest) -> Result<Vec<NriMount>, CreateRefused> {
         let (pod, container) = (
             request.pod.unwrap_or_default(),
             request.container.unwrap_or_default(),
         );
+        let (policy, _) = policy_of_pod(self.config.policy(), |name| pod.annotations.get(name));
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
-        match self
-            .creating
-            .within(LIMIT, move || admitted(&pod, &container, &config))
+        let mounts = match container.first_mounts(MAX_BINDS) {
+            Ok(mounts) => mounts,
+            Err(error) => return self.not_checked(&id, &error_chain(&error), false, &policy),
+        };
+        let overlooked = container.mounts.len() - mounts.len();
+        let overlooked = (overlooked > 0)
+            .then(|| format!("{overlooked} mounts behind the first {MAX_BINDS} were not checked"));
+        if let Some(unseen) = &overlooked
+            && let Some(reason) = refusal_of_unseen(unseen, &policy)
         {
-            Ok((admission, mounts)) => {
+            return Err(self.refused(&id, reason));
+        }
+        let names = [container.name, pod.uid, pod.namespace, pod.name];
+        let annotations = pod.annotations;
+        let work = move || {
+            let annotation = |name: &str| annotations.get(name);
+            admitted(&names, annotation, &mounts, &config)
+        };
+        match self.creating.within(LIMIT, work) {
+            Ok((mut admission, mounts)) => {
+                admission.report.problems.extend(overlooked);
                 self.metrics.nri.checked(&admission.report);
-                self.metrics
-                    .nri
-                    .answered(match (&admission.refusal, mounts.is_empty()) {
-                        (Some(_), _) => NriAnswer::refused,
-                        (None, false) => NriAnswer::adjusted,
-                        (None, true) => NriAnswer::unchanged,
-                    });
                 self.report(NriReport::Create(id.clone(), admission.report));
                 if let Some(reason) = admission.refusal {
-                    return Err(CreateRefused(reason));
+                    return Err(self.refused(&id, reason));
                 }
+                self.metrics.nri.answered(match mounts.is_empty() {
+                    true => NriAnswer::unchanged,
+                    false => NriAnswer::adjusted,
+                });
                 self.expected.keep(id, admission.expected);
                 Ok(mounts)
             }
             Err(no_result) => {
-                self.metrics.nri.answered(match no_result.is_late() {
-                    true => NriAnswer::timed_out,
-                    false => NriAnswer::failed,
-                });
-                warn!("container {id} is created as it is: check its mounts: {no_result}");
-                Ok(Vec::new())
+                self.not_checked(&id, &no_result.to_string(), no_result.is_late(), &policy)
             }
         }
     }
+
+    /// Answers a request that could not be read.
+    ///
+    /// # Errors
+    /// If the node's policy refuses mounts that were not checked.
+    pub fn unread_create(&self, error: &DecodeError) -> Result<Vec<NriMount>, CreateRefused> {
+        let why = format!("read the runtime's request: {}", error_chain(error));
+        self.not_checked("without an id", &why, false, self.config.policy())
+    }
+
+    fn not_checked(
+        &self,
+        id: &str,
+        why: &str,
+        is_late: bool,
+        policy: &Policy,
+    ) -> Result<Vec<NriMount>, CreateRefused> {
+        let unseen = format!("the plugin could not check the mounts ({why})");
+        if let Some(reason) = refusal_of_unseen(&unseen, policy) {
+            return Err(self.refused(id, reason));
+        }
+        self.metrics.nri.answered(match is_late {
+            true => NriAnswer::timed_out,
+            false => NriAnswer::failed,
+        });
+        warn!("container {id} is created as it is: check its mounts: {why}");
+        Ok(Vec::new())
+    }
+
+    fn refused(&self, id: &str, reason: String) -> CreateRefused {
+        self.metrics.nri.answered(NriAnswer::refused);
+        warn!("container {id} is refused: {reason}");
+        CreateRefused(reason)
+    }
 }
 
-fn admitted(
-    pod: &PodSandbox,
-    container: &NriContainer,
+fn admitted<'a>(
+    names: &[String; 4],
+    annotation: impl Fn(&str) -> Option<&'a str>,
+    mounts: &[NriMount],
     config: &Config,
 ) -> (Admission, Vec<NriMount>) {
-    let spec = spec(pod, container).to_string();
+    let spec = spec(names, annotation, mounts).to_string();
     let mut accepted = Vec::new();
     let admission = admit_spec(
         spec.as_bytes(),
@@ -85,26 +136,28 @@ fn admitted(
             } else {
                 read_mount_table().ok()
             };
-            accepted = adjustment::accepted(edits, &container.mounts, table.as_ref());
+            accepted = adjustment::accepted(edits, mounts, table.as_ref());
             accepted.clone()
         },
     );
-    (admission, adjustment::mounts(&accepted, &container.mounts))
+    (admission, adjustment::mounts(&accepted, mounts))
 }
 
-/// The request as a spec. The runtime itself makes the root rslave for every rslave mount, so the
-/// spec has it already.
-fn spec(pod: &PodSandbox, container: &NriContainer) -> serde_json::Value {
-    let mut annotations = pod.annotations.clone();
-    // The names are the runtime's, whatever the pod's annotations claim.
-    annotations.remove(MANAGER);
-    let names = [&container.name, &pod.uid, &pod.namespace, &pod.name];
+/// The request as a spec. `names`: the container's name, and the pod's uid, namespace and name, as
+/// the runtime reports them, whatever the pod's annotations claim. The runtime itself makes the root
+/// rslave for every rslave mount, so the spec has it already.
+fn spec<'a>(
+    names: &[String; 4],
+    annotation: impl Fn(&str) -> Option<&'a str>,
+    mounts: &[NriMount],
+) -> serde_json::Value {
+    let mut annotations = serde_json::Map::new();
+    for name in [MODE, PROPAGATION] {
+        annotations.extend(annotation(name).map(|value| (name.to_owned(), json!(value))));
+    }
     for keys in [OF_CONTAINERD, OF_KUBELET] {
-        annotations.extend(
-            keys.map(str::to_owned)
-                .into_iter()
-                .zip(names.map(Clone::clone)),
-        );
+        let named = keys.into_iter().zip(names);
+        annotations.extend(named.map(|(key, name)| (key.to_owned(), json!(name))));
     }
     let mount = |mount: &NriMount| {
         let NriMount {
@@ -115,29 +168,63 @@ fn spec(pod: &PodSandbox, container: &NriContainer) -> serde_json::Value {
         } = mount;
         json!({"destination": destination, "type": r#type, "source": source, "options": options})
     };
-    let mounts: Vec<_> = container.mounts.iter().map(mount).collect();
+    let mounts: Vec<_> = mounts.iter().map(mount).collect();
     json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts})
 }
 
 #[cfg(test)]
 mod tests {
-    use bindguard_core::identity::Identity;
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::sync::mpsc::channel;
+
+    use bindguard_core::identity::{Identity, MANAGER};
     use bindguard_core::spec::SpecView;
 
     use super::*;
+    use crate::sinks::journal::JournalWriter;
+    use crate::sinks::metrics::Metrics;
+    use crate::sources::nri::deadline::NoResult;
+
+    /// The shim refuses a container whose guard is late.
+    #[test]
+    fn a_late_check_is_refused_by_policy() {
+        for (config, is_refused) in [
+            ("", false),
+            ("checks.dead-sources = 'refuse'", true),
+            ("checks.proof = 'refuse'", true),
+        ] {
+            let (config, metrics) = (Config::from_toml(config).unwrap(), Metrics::new());
+            let journal = JournalWriter::off(Arc::clone(&metrics));
+            let calls = Calls::new(&config, Arc::clone(&metrics), journal, None);
+            // Checks of other containers hang: no check begins.
+            let mut hanging = Vec::new();
+            let busy = loop {
+                let (keep, never) = channel::<()>();
+                hanging.push(keep);
+                let work = move || never.recv().is_ok();
+                let no_result = calls.creating.within(Duration::ZERO, work).unwrap_err();
+                if matches!(no_result, NoResult::Busy(_)) {
+                    break no_result;
+                }
+            };
+            assert!(busy.is_late());
+            let answer = calls.adjust(CreateContainerRequest::default());
+            assert_eq!(answer.is_err(), is_refused, "{answer:?}");
+            let figures = metrics.text().unwrap();
+            let word = if is_refused { "refused" } else { "timed_out" };
+            let counted = format!("bindguard_nri_creates_total{{answer=\"{word}\"}} 1\n");
+            assert!(figures.contains(&counted), "{figures}");
+        }
+    }
 
     #[test]
     fn a_pods_annotations_choose_no_names() {
-        let forged = [OF_CONTAINERD[1], OF_KUBELET[1], MANAGER];
-        let forged = forged.map(|key| (key.to_owned(), "libpod".to_owned()));
-        let pod = PodSandbox {
-            uid: "u-1".to_owned(),
-            annotations: forged.into(),
-            ..PodSandbox::default()
-        };
-        let bytes = spec(&pod, &NriContainer::default()).to_string();
-        let view = SpecView::from_bytes(bytes.as_bytes()).expect("a spec");
-        let names = Identity::from_spec(&view).pod;
-        assert_eq!(names.uid.as_deref(), Some("u-1"));
+        let names = ["app", "u-1", "default", "web"].map(str::to_owned);
+        let spec = spec(&names, |_| Some("libpod"), &[]).to_string();
+        let view = SpecView::from_bytes(spec.as_bytes()).unwrap();
+        assert_eq!(Identity::from_spec(&view).pod.uid.as_deref(), Some("u-1"));
+        assert_eq!(view.annotation(MANAGER), None);
+        assert_eq!(view.annotation(MODE), Some("libpod"));
     }
 }

@@ -10,6 +10,10 @@ use lru::LruCache;
 /// that failed has no start.
 const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(128).unwrap();
 
+/// Limit of binds of these containers. A pod can have thousands of binds, and the kubelet repeats a
+/// create that fails, each time with another id.
+const MAX_KEPT_BINDS: usize = 8_000;
+
 /// The expected sources by the containers' ids.
 #[derive(Debug)]
 pub struct ExpectedOfContainers(Mutex<LruCache<String, ExpectedSources>>);
@@ -21,9 +25,24 @@ impl Default for ExpectedOfContainers {
 }
 
 impl ExpectedOfContainers {
-    /// Keeps the sources of a container that is about to be created.
+    /// Keeps the sources of a container that is about to be created. If there are too many, those of
+    /// the container with the most binds are forgotten.
     pub fn keep(&self, id: String, sources: ExpectedSources) {
-        self.known().push(id, sources);
+        let mut known = self.known();
+        known.push(id, sources);
+        loop {
+            let (mut all, mut most) = (0, (0, String::new()));
+            for (id, sources) in known.iter() {
+                all += sources.binds();
+                if sources.binds() >= most.0 {
+                    most = (sources.binds(), id.clone());
+                }
+            }
+            if all <= MAX_KEPT_BINDS {
+                return;
+            }
+            known.pop(&most.1);
+        }
     }
 
     /// The sources of a container that is about to start. `None` for a container without a checked

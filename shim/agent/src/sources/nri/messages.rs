@@ -1,7 +1,11 @@
 //! The messages of nri's `pkg/api/api.proto`, v1alpha1, as far as the plugin uses them. Unknown
 //! fields are passed over.
+//!
+//! The author of a pod chooses annotations and mounts: a message has up to 4 MiB.
 
-use std::collections::HashMap;
+use bindguard_operator::cri::KnownEntries;
+use prost::bytes::Bytes;
+use prost::{DecodeError, Message};
 
 /// The service that the runtime serves.
 pub const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
@@ -86,22 +90,22 @@ pub struct CreateContainerRequest {
 }
 
 /// A container that was created and is about to start.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct StartContainerRequest {
     /// The container.
     #[prost(message, optional, tag = "2")]
-    pub container: Option<NriContainer>,
+    pub container: Option<CreatedContainer>,
 }
 
 /// The event of a runtime whose NRI has one call for all events.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct StateChangeEvent {
     /// The number of the event.
     #[prost(int32, tag = "1")]
     pub event: i32,
     /// The container.
     #[prost(message, optional, tag = "3")]
-    pub container: Option<NriContainer>,
+    pub container: Option<CreatedContainer>,
 }
 
 /// The changes to a new container.
@@ -132,12 +136,12 @@ pub struct PodSandbox {
     /// Its namespace.
     #[prost(string, tag = "4")]
     pub namespace: String,
-    /// All its annotations, whatever the runtime passes on to containers.
-    #[prost(map = "string, string", tag = "6")]
-    pub annotations: HashMap<String, String>,
+    /// Its annotations that bindguard reads, whatever the runtime passes on to containers.
+    #[prost(message, required, tag = "6")]
+    pub annotations: KnownEntries,
 }
 
-/// A container.
+/// A container before its create.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NriContainer {
     /// Its id.
@@ -146,10 +150,32 @@ pub struct NriContainer {
     /// Its name in the pod.
     #[prost(string, tag = "3")]
     pub name: String,
-    /// The mounts of its spec.
-    #[prost(message, repeated, tag = "9")]
-    pub mounts: Vec<NriMount>,
-    /// Its init; 0 if it is not created, and from some runtimes until it is started.
+    /// The mounts of its spec, each as the bytes of an [`NriMount`].
+    #[prost(bytes = "bytes", repeated, tag = "9")]
+    pub mounts: Vec<Bytes>,
+}
+
+impl NriContainer {
+    /// The first mounts of its spec. A pod can mount a volume at 30,000 places, which need ten times
+    /// the memory of the message.
+    ///
+    /// # Errors
+    /// If the bytes are no mounts.
+    pub fn first_mounts(&self, limit: usize) -> Result<Vec<NriMount>, DecodeError> {
+        let mounts = self.mounts.iter().take(limit);
+        mounts
+            .map(|mount| NriMount::decode(mount.clone()))
+            .collect()
+    }
+}
+
+/// A container after its create.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct CreatedContainer {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// Its init; 0 from some runtimes until it is started.
     #[prost(uint32, tag = "12")]
     pub pid: u32,
 }

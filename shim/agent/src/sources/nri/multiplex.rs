@@ -11,8 +11,9 @@ pub const TO_PLUGIN: u32 = 1;
 /// The plugin calls the runtime on this connection.
 pub const TO_RUNTIME: u32 = 2;
 
-/// The runtime's limit: a ttrpc message of 4 MiB plus the header.
-const MAX_RECEIVED: u32 = (4 << 20) + 10;
+/// The runtime's limit (`maxPayloadSize`). A pod that the API server accepts leads to requests of at
+/// most 9 MiB, which containerd 1.7 sends in spite of ttrpc's limit.
+const MAX_RECEIVED: u32 = 16 << 20;
 
 /// The runtime reads a frame into one buffer, and closes the connection if the frame is larger. The
 /// runtime's smallest buffer has the size of Go's bufio buffer.

@@ -36,7 +36,7 @@ use bindguard_operator::node::{hold_init, recorded_init_of};
 use tracing::warn;
 
 use super::calls::{Calls, CreateRefused};
-use super::messages::NriContainer;
+use super::messages::CreatedContainer;
 use super::reports::NriReport;
 use crate::sinks::metrics::{RefreshResult, StartAnswer};
 
@@ -79,13 +79,13 @@ impl Calls {
     ///
     /// # Errors
     /// If policy refuses the container.
-    pub fn check(&self, container: NriContainer) -> Result<(), CreateRefused> {
+    pub fn check(&self, container: CreatedContainer) -> Result<(), CreateRefused> {
         let refreshed = self.refresh(container.clone());
         self.prove(container, refreshed)
     }
 
     /// Returns the places of the replaced mounts.
-    fn refresh(&self, container: NriContainer) -> Vec<PathBuf> {
+    fn refresh(&self, container: CreatedContainer) -> Vec<PathBuf> {
         let helper = self.helper.clone();
         let (id, config, start) = (
             container.id.clone(),
@@ -121,7 +121,11 @@ impl Calls {
     }
 
     /// Compares the binds of a container whose shim calls no guard, without the refreshed mounts.
-    fn prove(&self, container: NriContainer, refreshed: Vec<PathBuf>) -> Result<(), CreateRefused> {
+    fn prove(
+        &self,
+        container: CreatedContainer,
+        refreshed: Vec<PathBuf>,
+    ) -> Result<(), CreateRefused> {
         let sources = self.expected.take(&container.id);
         let sources = sources.map(|sources| sources.without_refreshed(refreshed));
         if self.config.policy().proof == Alarm::Off {
@@ -156,10 +160,18 @@ impl Calls {
         refusal_of_uncompared(why, self.config.policy())
     }
 
-    /// Counts a request that could not be read.
-    pub fn unreadable(&self, error: &prost::DecodeError) {
-        warn!("a container starts as it is: read the runtime's request: {error}");
-        self.metrics.nri.started(StartAnswer::failed);
+    /// Answers a request that could not be read.
+    ///
+    /// # Errors
+    /// If the node's policy refuses mounts that were not compared.
+    pub fn unread_start(&self, error: &prost::DecodeError) -> Result<(), CreateRefused> {
+        let why = format!("read the runtime's request: {}", error_chain(error));
+        let Some(reason) = self.not_proven("without an id", 0, &why) else {
+            self.metrics.nri.started(StartAnswer::failed);
+            return Ok(());
+        };
+        self.metrics.nri.started(StartAnswer::refused);
+        Err(CreateRefused(reason))
     }
 
     fn report_refresh(
@@ -195,7 +207,7 @@ impl Calls {
 /// `None` if the container has no subPath file, or policy repairs none.
 fn refreshed(
     helper: Option<&HelperProcess>,
-    container: &NriContainer,
+    container: &CreatedContainer,
     config: &Config,
     until: Instant,
 ) -> Result<Option<(Identity, Refreshed)>, NotChecked> {
@@ -229,7 +241,7 @@ fn refreshed(
 /// The comparison of a container's mounts, and the pid of the container's init. `None` if the
 /// bundle has a record of the guard.
 fn proved(
-    container: &NriContainer,
+    container: &CreatedContainer,
     sources: Option<&ExpectedSources>,
     config: &Config,
 ) -> Result<Option<(u32, Proved)>, NotChecked> {
@@ -241,7 +253,7 @@ fn proved(
 }
 
 /// The init of a container. A pidfd holds the process, so that the pid is not used again.
-fn init_of(container: &NriContainer) -> Result<HeldProcess, NotChecked> {
+fn init_of(container: &CreatedContainer) -> Result<HeldProcess, NotChecked> {
     let pid = Some(container.pid).filter(|pid| *pid > 0);
     let pid = pid.or_else(|| recorded_init_of(&container.id));
     hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?)
@@ -340,9 +352,9 @@ mod tests {
         let journal = JournalWriter::off(Arc::clone(&metrics));
         let calls = Calls::new(&config, Arc::clone(&metrics), journal, None);
         calls.expected.keep("gone".to_owned(), admission.expected);
-        let container = NriContainer {
+        let container = CreatedContainer {
             id: "gone".to_owned(),
-            ..NriContainer::default()
+            ..CreatedContainer::default()
         };
         calls.prove(container, Vec::new()).unwrap();
         let figures = metrics.text().unwrap();
@@ -378,9 +390,9 @@ mod tests {
         };
         let [expected, without_refresh] = [admitted(), admitted()];
         pod.update_keeping_old(1);
-        let container = NriContainer {
+        let container = CreatedContainer {
             id,
-            ..NriContainer::default()
+            ..CreatedContainer::default()
         };
         let now = Instant::now();
         let late = refreshed(Some(helper()), &container, &config, now);

@@ -6,10 +6,16 @@
 //! for two kinds of messages.
 
 use prost::Message as _;
+use prost::bytes::{Buf, Bytes, BytesMut};
 
 const HEADER: usize = 10;
 /// The limit of the protocol.
 const MAX_MESSAGE: usize = 4 << 20;
+/// containerd 1.7 also sends larger requests. Their payload is passed over: without an answer the
+/// runtime would go on without the plugin.
+const MAX_PASSED_OVER: usize = 64 << 20;
+/// The first bytes of a request have its service and its method.
+const NAMES: usize = 256;
 
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
@@ -23,9 +29,9 @@ pub struct Request {
     /// The method.
     #[prost(string, tag = "2")]
     pub method: String,
-    /// The method's own message.
-    #[prost(bytes = "vec", tag = "3")]
-    pub payload: Vec<u8>,
+    /// The method's own message: a part of the bytes of the connection.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub payload: Bytes,
 }
 
 /// The answer to a call.
@@ -70,7 +76,7 @@ pub enum Message {
 #[derive(Debug, thiserror::Error)]
 pub enum TtrpcError {
     /// The length in a header.
-    #[error("a message of {0} bytes, the limit is {MAX_MESSAGE}")]
+    #[error("a message of {0} bytes, the limit is {MAX_PASSED_OVER}")]
     TooLarge(usize),
     /// The payload.
     #[error("decode a message")]
@@ -95,37 +101,66 @@ impl Message {
 
 /// The bytes of a connection that are not a whole message yet.
 #[derive(Debug, Default)]
-pub struct Incoming(Vec<u8>);
+pub struct Incoming {
+    bytes: BytesMut,
+    /// The number of bytes to pass over, and the message that they are a part of.
+    passed_over: usize,
+    too_large: Option<Message>,
+}
 
 impl Incoming {
     /// Adds the payload of a frame. A message can begin and end anywhere in it.
     pub fn push(&mut self, payload: &[u8]) {
-        self.0.extend_from_slice(payload);
+        let (passed_over, rest) = payload.split_at(self.passed_over.min(payload.len()));
+        self.passed_over -= passed_over.len();
+        self.bytes.extend_from_slice(rest);
     }
 
-    /// Takes the next whole message. Streaming messages, which NRI does not use, are passed over.
+    /// Takes the next whole message. Streaming messages, which NRI does not use, are passed over. A
+    /// request beyond the protocol's limit has a payload that cannot be decoded.
     ///
     /// # Errors
     /// If the bytes are not messages. Then the connection is of no more use.
     pub fn next_message(&mut self) -> Result<Option<Message>, TtrpcError> {
-        while let Some((header, rest)) = self.0.split_first_chunk::<HEADER>() {
+        if self.passed_over > 0 {
+            return Ok(None);
+        }
+        if let Some(message) = self.too_large.take() {
+            return Ok(Some(message));
+        }
+        while let Some((header, rest)) = self.bytes.split_first_chunk::<HEADER>() {
             let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _flags] = *header;
             let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
-            if length > MAX_MESSAGE {
+            let stream = u32::from_be_bytes([s0, s1, s2, s3]);
+            if length > MAX_PASSED_OVER || (length > MAX_MESSAGE && kind != REQUEST) {
                 return Err(TtrpcError::TooLarge(length));
             }
-            let Some(payload) = rest.get(..length) else {
+            if length > MAX_MESSAGE {
+                let Some(names) = rest.get(..NAMES) else {
+                    return Ok(None);
+                };
+                let mut request = Request::default();
+                // An error: the payload goes on behind these bytes.
+                let _ = request.merge(names);
+                request.payload = Bytes::from_static(&[u8::MAX]);
+                self.too_large = Some(Message::Request(stream, request));
+                self.passed_over = HEADER + length;
+                let bytes = std::mem::take(&mut self.bytes);
+                self.push(&bytes);
+                return self.next_message();
+            }
+            if rest.len() < length {
                 return Ok(None);
-            };
-            let stream = u32::from_be_bytes([s0, s1, s2, s3]);
+            }
+            self.bytes.advance(HEADER);
+            let payload = self.bytes.split_to(length).freeze();
+            // A message may have megabytes: they are freed with it.
+            self.bytes = BytesMut::from(&self.bytes[..]);
             let message = match kind {
                 REQUEST => Some(Message::Request(stream, Request::decode(payload)?)),
                 RESPONSE => Some(Message::Response(stream, Response::decode(payload)?)),
                 _ => None,
             };
-            self.0.drain(..HEADER + length);
-            // The list of all containers comes once, and may have megabytes.
-            self.0.shrink_to(HEADER);
             if message.is_some() {
                 return Ok(message);
             }
@@ -156,7 +191,7 @@ mod tests {
                     Request {
                         service: text.clone(),
                         method: text,
-                        payload,
+                        payload: payload.into(),
                     },
                 ),
                 false => Message::Response(
@@ -191,6 +226,36 @@ mod tests {
             let mut incoming = Incoming::default();
             incoming.push(&bytes);
             while let Ok(Some(_)) = incoming.next_message() {}
+        }
+    }
+
+    /// As from containerd 1.7 for a pod with 33,000 mounts.
+    #[test]
+    fn a_request_beyond_the_limit_has_its_method_and_no_payload() {
+        let request = |payload: usize| Request {
+            service: "nri.pkg.api.v1alpha1.Plugin".to_owned(),
+            method: "CreateContainer".to_owned(),
+            payload: vec![0; payload].into(),
+        };
+        let sent = [
+            Message::Request(3, request(MAX_MESSAGE)),
+            Message::Request(5, request(1)),
+        ];
+        let bytes: Vec<u8> = sent.iter().flat_map(Message::to_bytes).collect();
+        for cut in [100, 4096, MAX_MESSAGE, bytes.len()] {
+            let (mut incoming, mut received) = (Incoming::default(), Vec::new());
+            for part in bytes.chunks(cut) {
+                incoming.push(part);
+                while let Some(message) = incoming.next_message().unwrap() {
+                    received.push(message);
+                }
+            }
+            let [Message::Request(3, first), second] = received.as_slice() else {
+                panic!("{} messages", received.len())
+            };
+            assert_eq!(first.method, "CreateContainer");
+            assert!(Response::decode(first.payload.clone()).is_err());
+            assert_eq!(*second, sent[1]);
         }
     }
 

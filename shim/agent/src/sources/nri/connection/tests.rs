@@ -11,7 +11,7 @@ use bindguard_config::Config;
 use super::*;
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
-use crate::sources::nri::messages::{CountedObject, NriContainer};
+use crate::sources::nri::messages::{CountedObject, NriContainer, NriMount};
 
 /// The runtime's end of a connection.
 struct FakeRuntime {
@@ -41,7 +41,7 @@ impl FakeRuntime {
         let call = Request {
             service: PLUGIN.to_owned(),
             method: method.to_owned(),
-            payload,
+            payload: payload.into(),
         };
         self.send(TO_PLUGIN, &Message::Request(5, call));
         let Message::Response(5, response) = self.receive(TO_PLUGIN) else {
@@ -53,12 +53,20 @@ impl FakeRuntime {
 
 /// Runs a plugin beside a runtime that does this after the registration.
 fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError> {
+    beside_with("", runtime)
+}
+
+/// The same, with this config.
+fn beside_with(
+    config: &str,
+    runtime: impl FnOnce(&mut FakeRuntime),
+) -> Result<(), ConnectionError> {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let metrics = Metrics::new();
     let calls = Calls::new(
-        &Config::default(),
+        &Config::from_toml(config).unwrap(),
         Arc::clone(&metrics),
         JournalWriter::off(Arc::clone(&metrics)),
         None,
@@ -75,7 +83,7 @@ fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError>
         (call.service.as_str(), call.method.as_str()),
         (RUNTIME, "RegisterPlugin")
     );
-    let plugin_of = RegisterPluginRequest::decode(call.payload.as_slice()).unwrap();
+    let plugin_of = RegisterPluginRequest::decode(call.payload).unwrap();
     assert_eq!(plugin_of.nri_version, "v0.12.0");
     runtime(&mut fake);
     drop(fake);
@@ -157,9 +165,9 @@ fn a_start_is_always_answered() {
         };
         let started = StateChangeEvent {
             event: START_CONTAINER_EVENT,
-            container: Some(NriContainer {
+            container: Some(CreatedContainer {
                 id: "no-such-container".to_owned(),
-                ..NriContainer::default()
+                pid: 0,
             }),
         };
         let dedicated = StartContainerRequest {
@@ -181,6 +189,65 @@ fn a_start_is_always_answered() {
                 "{line} is not in\n{figures}"
             );
         }
+    });
+    assert!(ended.is_ok(), "{ended:?}");
+}
+
+/// A policy that refuses a fault refuses mounts that may have it.
+#[test]
+fn mounts_that_were_not_checked_are_refused_only_by_policy() {
+    let create = |mounts: usize, bytes: &[u8]| {
+        let container = NriContainer {
+            id: "c-1".to_owned(),
+            mounts: vec![Bytes::copy_from_slice(bytes); mounts],
+            ..NriContainer::default()
+        };
+        let request = CreateContainerRequest {
+            container: Some(container),
+            ..CreateContainerRequest::default()
+        };
+        request.encode_to_vec()
+    };
+    let mount = NriMount {
+        destination: "/a".to_owned(),
+        r#type: "tmpfs".to_owned(),
+        ..NriMount::default()
+    };
+    let mount = mount.encode_to_vec();
+    let (few, many) = (create(2_000, &mount), create(2_001, &mount));
+    let unreadable = [create(1, &[0xff; 20]), vec![0xff; 20]];
+    let ended = beside(|runtime| {
+        for payload in [&many, &unreadable[0], &unreadable[1]] {
+            assert_eq!(
+                runtime.call("CreateContainer", payload.clone()),
+                Response::default()
+            );
+        }
+    });
+    assert!(ended.is_ok(), "{ended:?}");
+    let ended = beside_with("checks.unmounted-volumes = 'refuse'", |runtime| {
+        assert_eq!(
+            runtime.call("CreateContainer", few.clone()),
+            Response::default()
+        );
+        for (payload, why) in [
+            (&many, "1 mounts behind the first 2000 were not checked"),
+            (&unreadable[0], "could not check the mounts"),
+            (&unreadable[1], "could not check the mounts"),
+        ] {
+            let status = runtime.call("CreateContainer", payload.clone()).status;
+            let status = status.unwrap();
+            assert_eq!(status.code, RpcStatus::FAILED_PRECONDITION);
+            assert!(status.message.contains(why), "{}", status.message);
+        }
+        let figures = runtime.metrics.text().unwrap();
+        let refused = "bindguard_nri_creates_total{answer=\"refused\"} 3\n";
+        assert!(figures.contains(refused), "{figures}");
+    });
+    assert!(ended.is_ok(), "{ended:?}");
+    let ended = beside_with("checks.proof = 'refuse'", |runtime| {
+        let status = runtime.call("StartContainer", vec![0xff; 20]).status;
+        assert_eq!(status.unwrap().code, RpcStatus::FAILED_PRECONDITION);
     });
     assert!(ended.is_ok(), "{ended:?}");
 }
