@@ -22,7 +22,8 @@ use crate::waiting::until;
 pub enum Form {
     /// In the node's mount namespace.
     Service,
-    /// In a mount namespace of its own, to which nothing propagates, with the node's root in it.
+    /// In a mount namespace of its own, to which nothing propagates, with the node's root in it, and
+    /// in a network namespace of its own.
     Pod,
 }
 
@@ -111,8 +112,12 @@ impl Agent {
 
     fn spawn(node: &Node, config: &str, mut command: Command, socket: &str) -> Result<Self> {
         let (socket, file) = (PathBuf::from(socket), node.disk().join("agent.toml"));
+        let metrics = match config.contains("agent.metrics") {
+            true => "",
+            false => "agent.metrics = 'off'\n",
+        };
         let text = format!(
-            "kubelet.roots = ['{}']\nagent.metrics = 'off'\nagent.socket = '{}'\n{config}",
+            "kubelet.roots = ['{}']\n{metrics}agent.socket = '{}'\n{config}",
             node.kubelet().root().display(),
             socket.display()
         );
@@ -243,10 +248,9 @@ impl Agent {
     }
 }
 
-/// The agent in a mount namespace of its own.
 fn in_a_pod(node: &Node) -> Result<Command> {
     let mut command = node.command("unshare")?;
-    command.args(["--mount", "--propagation", "private"]);
+    command.args(["--net", "--mount", "--propagation", "private"]);
     command
         .arg(node.under_test().join(AGENT))
         .args(["--host", "/"]);

@@ -3,6 +3,8 @@
 //! The agent writes this form and the command line reads it. A newer agent may send more keys,
 //! which are skipped.
 
+use std::net::SocketAddr;
+
 use bindguard_core::policy::Mode;
 use bindguard_core::refresh_request::RefreshMode;
 use serde::{Deserialize, Serialize};
@@ -50,9 +52,21 @@ pub struct AgentStatus {
     pub kubediag: bool,
     /// The number of kubelet roots that do not answer.
     pub silent_roots: u64,
+    /// Addresses on which the agent cannot serve.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unserved: Vec<UnservedAddress>,
     /// Children of the agent that hang in containers. Until a child ends, its container is not refreshed.
     #[serde(default)]
     pub hanging_children: Vec<HangingChild>,
+}
+
+/// An address on which the agent cannot serve, and tries again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnservedAddress {
+    /// The address.
+    pub address: SocketAddr,
+    /// Why.
+    pub problem: String,
 }
 
 /// A child of the agent that hangs in a container.

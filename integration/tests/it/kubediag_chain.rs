@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use anyhow::{Context, Result, ensure};
+use bindguard_integration::agent::Form;
 use bindguard_integration::cri::mount;
 use bindguard_integration::kube_api::KubeApi;
 use bindguard_integration::scenes::only_a_current_mount;
@@ -25,6 +26,19 @@ fn story(generation: Generation) {
 }
 
 on_newest_and_older!(story);
+
+/// kubediag's agent calls the loopback address of the node.
+#[test]
+fn a_pod_serves_on_the_nodes_address() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let address = free_address()?;
+        let config = format!("agent.kubediag = {{ enabled = true, listen = '{address}' }}\n");
+        let _agent = Agent::start_as(node, &config, Form::Pod)?;
+        until("the agent serves on the node", || {
+            Ok(http(address, "GET", "/healthz", "").is_ok_and(|(status, _)| status == 200))
+        })
+    });
+}
 
 fn chain(node: &Node) -> Result<()> {
     let (api, address) = (KubeApi::start()?, free_address()?);

@@ -2,6 +2,7 @@
 //! killed. And the agent's own report is that of `bindguard diagnose`.
 
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -56,6 +57,7 @@ fn containerd_2_1() {
         ensure!(agent_of(node)?["state"] == "absent", "{}", agent_of(node)?);
         drop(agent);
 
+        another_process_has_the_address(node)?;
         drop(Agent::start(node, "")?);
         let killed = agent_of(node)?;
         ensure!(
@@ -65,6 +67,26 @@ fn containerd_2_1() {
         ensure!(point(node)?.0 == "failed", "{:?}", point(node)?);
         fs::remove_file(SOCKET).context("remove the socket of the killed agent")
     });
+}
+
+/// Any user of the node can bind the address of the figures first.
+fn another_process_has_the_address(node: &Node) -> Result<()> {
+    let squatter = TcpListener::bind("127.0.0.1:0")?;
+    let address = squatter.local_addr()?;
+    let metrics = format!("agent.metrics = '{address}'\n");
+    let agent = Agent::start(node, &metrics).context("the agent starts without its address")?;
+    let (status, message) = point(node)?;
+    ensure!(
+        status == "failed" && message.contains(&address.to_string()),
+        "{message}"
+    );
+    drop(squatter);
+    until("the agent serves its address", || {
+        Ok(TcpStream::connect(address).is_ok())
+    })?;
+    ensure!(point(node)?.0 == "ok", "{:?}", point(node)?);
+    drop(agent);
+    fs::remove_file(SOCKET).context("remove the socket of the killed agent")
 }
 
 /// `/v1/report` has what `bindguard diagnose --json` has: the names come from the CRI.

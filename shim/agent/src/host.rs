@@ -7,11 +7,13 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 use bindguard_operator::node::uid_of;
 use bindguard_operator::unix_http::refuse_server_of_user;
@@ -92,7 +94,7 @@ pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
         socket: socket.clone(),
         source,
     };
-    let theirs = namespace_behind(&stream).map_err(failed)?;
+    let theirs = namespace_behind(&stream, "mnt").map_err(failed)?;
     if number_of(&theirs).map_err(failed)? == number_of(OWN_NAMESPACE).map_err(failed)? {
         return Ok(());
     }
@@ -114,7 +116,7 @@ impl RuntimeNamespace {
     /// If the namespaces differ. A namespace that cannot be read is accepted.
     pub fn accept(&self, stream: &impl AsFd) -> io::Result<()> {
         refuse_server_of_user(stream)?;
-        let theirs = namespace_behind(stream).and_then(|path| number_of(&path));
+        let theirs = namespace_behind(stream, "mnt").and_then(|path| number_of(&path));
         match (theirs, number_of(OWN_NAMESPACE)) {
             (Ok(theirs), Ok(own)) if theirs != own => {
                 self.0.notify_one();
@@ -130,8 +132,25 @@ impl RuntimeNamespace {
     }
 }
 
-/// The mount namespace of the peer process.
-fn namespace_behind(stream: &impl AsFd) -> io::Result<String> {
+/// Binds an address of the node: in the network namespace of the runtime, because a pod has its own.
+///
+/// # Errors
+/// If the runtime does not answer, or the address cannot be bound.
+pub fn bind_on_node(socket: &Path, address: SocketAddr) -> io::Result<TcpListener> {
+    let stream = UnixStream::connect(socket)?;
+    refuse_server_of_user(&stream)?;
+    let namespace = File::open(namespace_behind(&stream, "net")?)?;
+    // The namespace is that of a thread, which ends here.
+    let bind = thread::spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        TcpListener::bind(address)
+    });
+    let bound = bind.join();
+    bound.unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+}
+
+/// A namespace of the peer process.
+fn namespace_behind(stream: &impl AsFd, kind: &str) -> io::Result<String> {
     let peer = socket_peercred(stream)?;
     // the server may have ended, and a process of a user may have its pid by now
     let pid = u32::try_from(peer.pid.as_raw_pid()).unwrap_or_default();
@@ -139,7 +158,7 @@ fn namespace_behind(stream: &impl AsFd) -> io::Result<String> {
         let why = format!("process {pid} is no process of user {}", peer.uid.as_raw());
         return Err(io::Error::other(why));
     }
-    Ok(format!("/proc/{pid}/ns/mnt"))
+    Ok(format!("/proc/{pid}/ns/{kind}"))
 }
 
 /// The number of a namespace: namespaces(7).
@@ -153,7 +172,6 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
-    use std::thread;
 
     use rustix::thread::{Uid, set_thread_res_uid};
 

@@ -186,14 +186,19 @@ async fn serve(
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
     if let Some(address) = settings.metrics {
-        http::serve_address(address, Arc::clone(&served), Audience::Public)
-            .await
-            .with_context(|| format!("serve on {address}"))?;
+        let served = Arc::clone(&served);
+        tokio::spawn(http::serve_address(address, None, served, Audience::Public));
     }
     if let Some(address) = settings.kubediag {
-        http::serve_address(address, Arc::clone(&served), Audience::Kubediag)
-            .await
-            .with_context(|| format!("serve kubediag's processors on {address}"))?;
+        // kubediag's agent calls the loopback address of the node.
+        let node = entered.as_ref().map(|_| cri.to_owned());
+        let served = Arc::clone(&served);
+        tokio::spawn(http::serve_address(
+            address,
+            node,
+            served,
+            Audience::Kubediag,
+        ));
     }
     let survey = Arc::clone(&served);
     spawn("survey", move || {

@@ -380,6 +380,7 @@ mod tests {
                 nri: NriState::Connected,
                 kubediag: false,
                 silent_roots: 0,
+                unserved: Vec::new(),
                 hanging_children: vec![HangingChild {
                     container: "default/web container app".to_owned(),
                     id: "bb344d713010".to_owned(),

@@ -3,7 +3,7 @@
 use bindguard_core::refresh_request::RefreshMode;
 
 use super::Point;
-use crate::agent_status::{AgentState, AgentStatus, HangingChild, NriState};
+use crate::agent_status::{AgentState, AgentStatus, HangingChild, NriState, UnservedAddress};
 
 const NAME: &str = "agent";
 
@@ -35,14 +35,22 @@ pub fn agent(state: &AgentState, is_unit: bool) -> Point {
             ),
             "bindguard diagnose",
         ),
-        AgentState::Running(status) => match &status.hanging_children[..] {
-            [] => Point::ok(NAME, describe(status)),
-            [first, ..] => Point::failed(
-                NAME,
-                hanging(&status.hanging_children),
-                format!("cat /proc/{}/stack", first.pid),
-            ),
-        },
+        AgentState::Running(status) => {
+            if let Some(child) = status.hanging_children.first() {
+                let stack = format!("cat /proc/{}/stack", child.pid);
+                return Point::failed(NAME, hanging(&status.hanging_children), stack);
+            }
+            if let Some(UnservedAddress { address, problem }) = status.unserved.first() {
+                return Point::failed(
+                    NAME,
+                    format!(
+                        "the node agent cannot serve on {address}, and another process may answer there: {problem}"
+                    ),
+                    format!("ss -tlnp sport = :{}", address.port()),
+                );
+            }
+            Point::ok(NAME, describe(status))
+        }
     }
 }
 
@@ -117,8 +125,28 @@ mod tests {
             nri,
             kubediag: false,
             silent_roots,
+            unserved: Vec::new(),
             hanging_children: Vec::new(),
         }))
+    }
+
+    #[test]
+    fn an_address_of_another_process_is_named() {
+        let AgentState::Running(mut status) = running(NriState::Off, 0) else {
+            panic!("it runs")
+        };
+        status.unserved.push(UnservedAddress {
+            address: ([127, 0, 0, 1], 9474).into(),
+            problem: "Address already in use".to_owned(),
+        });
+        let point = agent(&AgentState::Running(status), true);
+        assert_eq!(point.status, PointStatus::Failed);
+        assert!(
+            point.message.contains("127.0.0.1:9474"),
+            "{}",
+            point.message
+        );
+        assert_eq!(point.command.as_deref(), Some("ss -tlnp sport = :9474"));
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! The agent's own state, for `bindguard status` and `bindguard doctor`.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+
 use bindguard_config::Config;
 use bindguard_core::policy::Mode;
 use bindguard_core::refresh_request::RefreshMode;
-use bindguard_operator::agent_status::{AgentStatus, NriState};
+use bindguard_operator::agent_status::{AgentStatus, NriState, UnservedAddress};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -18,6 +22,8 @@ pub struct StatusSource {
     refresh: RefreshMode,
     is_nri_plugin: bool,
     serves_kubediag: bool,
+    /// The addresses that cannot be bound, and why.
+    unserved: Mutex<BTreeMap<SocketAddr, String>>,
 }
 
 impl StatusSource {
@@ -30,6 +36,19 @@ impl StatusSource {
             refresh: agent.refresh,
             is_nri_plugin: agent.nri.is_some(),
             serves_kubediag: agent.kubediag.is_some(),
+            unserved: Mutex::default(),
+        }
+    }
+
+    /// Notes whether an address is served, or why not. Returns true if the problem is new.
+    pub fn note_address(&self, address: SocketAddr, problem: Option<String>) -> bool {
+        let mut unserved = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
+        match problem {
+            Some(problem) => {
+                let before = unserved.insert(address, problem);
+                before.as_ref() != unserved.get(&address)
+            }
+            None => unserved.remove(&address).is_some(),
         }
     }
 
@@ -55,8 +74,18 @@ impl StatusSource {
             },
             kubediag: self.serves_kubediag,
             silent_roots: u64::try_from(metrics.silent_roots.get()).unwrap_or_default(),
+            unserved: self.listed(),
             hanging_children: metrics.hanging_children.listed(),
         }
+    }
+
+    fn listed(&self) -> Vec<UnservedAddress> {
+        let unserved = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let unserved = unserved.iter().map(|(address, problem)| UnservedAddress {
+            address: *address,
+            problem: problem.clone(),
+        });
+        unserved.collect()
     }
 }
 

@@ -21,11 +21,15 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::geteuid;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::time::Duration;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::task::spawn_blocking;
+use tokio::time::{Duration, sleep};
+use tracing::{info, warn};
 
 use self::connections::accept;
+use crate::host::bind_on_node;
 use crate::sinks::metrics::{Metrics, plain_text};
 use crate::sinks::reporting::Reporting;
 use crate::sinks::status::StatusSource;
@@ -42,6 +46,9 @@ const NO_SUCH_PATH: &str = "no such path\n";
 
 /// Time limit for the head of a request.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The pause before an address is bound again.
+const BIND_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time limit for the journal.
 const JOURNAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -88,20 +95,49 @@ pub enum Audience {
     Kubediag,
 }
 
-/// Serves an audience on an address.
-///
-/// # Errors
-/// If it cannot be bound.
+/// Serves an audience on an address, in the network namespace of the runtime behind the CRI's socket
+/// `node` if it is given. Any user of the node may have the address first: the agent tries again, and
+/// does its work meanwhile.
 pub async fn serve_address(
     address: SocketAddr,
+    node: Option<PathBuf>,
     served: Arc<Served>,
     audience: Audience,
-) -> io::Result<()> {
-    let listener = TcpListener::bind(address).await?;
-    tokio::spawn(accept(listener, move |stream| {
+) {
+    let listener = bound(address, node, &served.status).await;
+    accept(listener, move |stream| {
         converse(stream, Arc::clone(&served), audience)
-    }));
-    Ok(())
+    })
+    .await
+}
+
+async fn bound(address: SocketAddr, node: Option<PathBuf>, status: &StatusSource) -> TcpListener {
+    loop {
+        match bind(address, node.clone()).await {
+            Ok(listener) => {
+                if status.note_address(address, None) {
+                    info!("serving on {address}");
+                }
+                return listener;
+            }
+            Err(error) => {
+                if status.note_address(address, Some(error.to_string())) {
+                    warn!("serve on {address}: {error}; trying again every {BIND_INTERVAL:?}");
+                }
+            }
+        }
+        sleep(BIND_INTERVAL).await;
+    }
+}
+
+async fn bind(address: SocketAddr, node: Option<PathBuf>) -> io::Result<TcpListener> {
+    let Some(cri) = node else {
+        return TcpListener::bind(address).await;
+    };
+    let bound = spawn_blocking(move || bind_on_node(&cri, address)).await;
+    let listener = bound.map_err(io::Error::other)??;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
 /// The unix socket of this agent. A newer agent may have replaced it.
@@ -144,16 +180,23 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<Boun
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
+                // A connection that was made before the socket's mode was set.
+                Ok((stream, _)) if !is_of_root(&stream) => {}
                 Ok((stream, _)) => drop(tokio::spawn(converse(
                     stream,
                     Arc::clone(&served),
                     Audience::Local,
                 ))),
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(_) => sleep(Duration::from_millis(100)).await,
             }
         }
     });
     Ok(bound)
+}
+
+fn is_of_root(stream: &UnixStream) -> bool {
+    let client = stream.peer_cred().map(|client| client.uid());
+    client.is_ok_and(|uid| uid == 0 || uid == geteuid().as_raw())
 }
 
 async fn converse(
@@ -223,7 +266,7 @@ async fn answer(
         }
         ("/v1/report", Audience::Local) => {
             let surveyor = Arc::clone(&served.surveyor);
-            match tokio::task::spawn_blocking(move || surveyor.json()).await {
+            match spawn_blocking(move || surveyor.json()).await {
                 Ok(Ok(json)) => response(StatusCode::OK, JSON, json.to_string()),
                 Ok(Err(error)) => failed(format_args!("write the report: {error}")),
                 Err(error) => failed(format_args!("survey the node: {error}")),
@@ -260,7 +303,7 @@ async fn processed(request: Request<Incoming>, served: &Arc<Served>) -> Response
 async fn read_journal(served: &Arc<Served>) {
     if let Some(journal) = served.journal.clone() {
         let served = Arc::clone(served);
-        let reading = tokio::task::spawn_blocking(move || {
+        let reading = spawn_blocking(move || {
             journal.read_new(|line| served.journaled(line));
         });
         let _ = tokio::time::timeout(JOURNAL_READ_TIMEOUT, reading).await;
@@ -282,4 +325,32 @@ fn response(
         .headers_mut()
         .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use bindguard_config::Config;
+
+    use super::*;
+
+    /// Any user of the node can bind the address first.
+    #[tokio::test(start_paused = true)]
+    async fn an_address_of_another_process_is_bound_once_it_is_free() {
+        let status = StatusSource::new(&Config::default());
+        let squatter = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = squatter.local_addr().unwrap();
+        let unserved = || {
+            let all = status.status(&Metrics::new(), true).unserved;
+            all.into_iter().map(|it| it.address).collect::<Vec<_>>()
+        };
+        let early = tokio::time::timeout(BIND_INTERVAL * 3, bound(address, None, &status)).await;
+        assert!(early.is_err());
+        assert_eq!(unserved(), [address]);
+        drop(squatter);
+        let listener = bound(address, None, &status).await;
+        assert_eq!(listener.local_addr().unwrap(), address);
+        assert_eq!(unserved(), []);
+    }
 }
