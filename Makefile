@@ -4,6 +4,7 @@
 #   make test     all tests, set-up included; OLDER=1 runs every story on every containerd
 #   make lint     formatting, clippy, plain language and the packages' licences; CI runs lint and test
 #   make story    one story of the tests, such as NAME=live_refresh::
+#   make differential  the programs of another build, OLD=, beside today's on the same inputs: two minutes on an idle machine
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
@@ -55,7 +56,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build programs demo pictures test stories story fuzz lint deny setup matrix engines helm deb test-deb package-files release image image-check \
+.PHONY: all build programs demo pictures test stories story differential fuzz lint deny setup matrix engines helm deb test-deb package-files release image image-check \
   image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
@@ -221,6 +222,15 @@ STORY := $(CARGO_TEST) -p bindguard-integration --test it --
 
 ## one story, such as NAME=live_refresh::
 story: ; $(STORY) $(NAME) --nocapture
+
+# A folder of more specs, such as generated specs.
+SPECS ?=
+
+## each difference between the programs in the folder OLD and today's, but of integration/differential-expected
+differential: programs matrix
+	@[ -d "$(OLD)" ] || { echo "compare two builds: OLD=$(OLD) is no folder; set it to the folder of another build's programs" >&2; exit 2; }
+	$(CARGO_STATIC) build --locked --target $(TARGET) --bin differential
+	$(DEV)/differential $(OLD) $(DEV) integration/differential-expected $(SPECS)
 
 # per target, five targets
 SECONDS ?= 120

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 
 /// The owner of the process that ends a node: when this is dropped, the node ends.
 #[derive(Debug)]
-pub(super) struct Keeper(KeeperHandle);
+pub(crate) struct Keeper(KeeperHandle);
 
 /// A way to end the node early, from any thread.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct KeeperHandle(Arc<Mutex<Option<Child>>>);
 impl Keeper {
     /// Starts the keeper of the node `name` with the `folders` to remove. Must be called in the
     /// host's namespace.
-    pub(super) fn start(name: &str, folders: &[&Path]) -> Result<Self> {
+    pub(crate) fn start(name: &str, folders: &[&Path]) -> Result<Self> {
         let mut command = Command::new("sh");
         command
             .args(["-c", include_str!("keeper.sh"), "keeper", name])

@@ -21,12 +21,12 @@ use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
 pub use self::containerd::SOCKET;
+pub(crate) use self::keeper::Keeper;
 pub use self::keeper::KeeperHandle;
 pub use self::namespace::HostRoot;
 pub use self::setup::Setup;
 
 use self::containerd::Containerd;
-use self::keeper::Keeper;
 use self::namespace::Namespace;
 use crate::cgroup_hierarchy::tracking_hierarchy;
 use crate::cri::Cri;

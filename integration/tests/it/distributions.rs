@@ -4,13 +4,11 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::mount_calls::{bind, own_copy_at};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::programs::Matrix;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::node_image::NodeImage;
+use bindguard_integration::{Generation, Setup};
 
 const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
 const RKE2: &str = "/var/lib/rancher/rke2/agent/etc/containerd";
@@ -53,7 +51,7 @@ fn k3s_with_drop_ins() {
             root.read(&format!("{K3S}/config.toml"))? == generated,
             "the generated file was edited"
         );
-        root.uninstalled()?;
+        uninstalled(root)?;
         ensure!(!root.exists(&drop_in), "the drop-in is left");
         Ok(())
     });
@@ -106,7 +104,7 @@ fn k3s_and_rke2_with_templates() {
                     .contains("no file has to change"),
                 "not idempotent"
             );
-            root.uninstalled()?;
+            uninstalled(root)?;
             ensure!(!root.exists(&template), "the template is left");
 
             // with an operator's template
@@ -122,7 +120,7 @@ fn k3s_and_rke2_with_templates() {
                 &template,
                 &format!("{}# edited since\n", root.read(&template)?),
             )?;
-            root.uninstalled()?;
+            uninstalled(root)?;
             ensure!(
                 root.read(&template)? == format!("{own}# edited since\n"),
                 "{}",
@@ -181,7 +179,7 @@ fn microk8s() {
         )?;
         fs::remove_file(root.path("/var/snap/microk8s/current"))?;
         std::os::unix::fs::symlink("6700", root.path("/var/snap/microk8s/current"))?;
-        root.uninstalled()?;
+        uninstalled(root)?;
         ensure!(
             root.read("/var/snap/microk8s/6700/args/containerd-template.toml")? == template,
             "not as it was"
@@ -209,7 +207,7 @@ fn k0s() {
             "{}",
             root.read(drop_in)?
         );
-        root.uninstalled()?;
+        uninstalled(root)?;
         ensure!(!root.exists("/etc/k0s/containerd.d"), "the folder is left");
         Ok(())
     });
@@ -240,7 +238,7 @@ fn plain_containerd_that_imports_a_folder() {
                 dump.contains("runtimes.bindguard") && dump.contains("oom_score = 1"),
                 "{generation}: {dump}"
             );
-            root.uninstalled()?;
+            uninstalled(root)?;
             ensure!(
                 root.read("/etc/containerd/config.toml")? == main && !root.exists(drop_in),
                 "not as it was"
@@ -335,7 +333,7 @@ fn eks_of_both_generations() {
                     "{words:?}: {dump}"
                 );
             }
-            root.uninstalled()?;
+            uninstalled(root)?;
             ensure!(root.read(file)? == text, "not as it was");
             Ok(())
         });
@@ -377,7 +375,7 @@ fn k0s_that_imports_its_folder() {
             .map(|file| file.file_name())
             .collect();
         ensure!(files.len() == 2, "{files:?}");
-        root.uninstalled()?;
+        uninstalled(root)?;
         ensure!(
             !root.exists("/etc/k0s/containerd.d/zz-bindguard.toml"),
             "the drop-in is left"
@@ -439,106 +437,29 @@ fn read_only_distributions_get_instructions() {
             edited.contains("+++ /etc/containerd/config.toml"),
             "{edited}"
         );
-        root.uninstalled()
+        uninstalled(root)
     });
 }
 
-/// The root file system of a node image: without `/proc`, and without `/dev/null`.
-struct Root<'n> {
-    node: &'n Node,
-    folder: PathBuf,
-    containerd: PathBuf,
-}
-
-fn on(generation: Generation, story: impl Fn(&Root<'_>) -> Result<()>) {
+fn on(generation: Generation, story: impl Fn(&NodeImage<'_>) -> Result<()>) {
     Setup::on(generation).bare().story(|node| {
-        let folder = Path::new("/run/image").to_owned();
-        own_copy_at(Path::new("/"), &folder, Path::new("/run/image-changes"))?;
-        let matrix = Matrix::locate()?;
-        let containerd = matrix.program(generation, "containerd");
-        // the matrix may be on a file system of its own
-        let programs = matrix.folder();
-        fs::create_dir_all(folder.join(programs.strip_prefix("/")?))?;
-        bind(programs, folder.join(programs.strip_prefix("/")?))?;
-        let root = Root {
-            node,
-            folder,
-            containerd,
-        };
-        for former in [
-            "etc/containerd",
-            "etc/bindguard",
-            "var/lib/bindguard",
-            "var/lib/rancher",
-            "etc/k0s",
-            "dev/null",
-        ] {
-            let path = root.folder.join(former);
-            if path.is_dir() {
-                fs::remove_dir_all(path)?
-            } else {
-                drop(fs::remove_file(path))
-            }
-        }
-        story(&root)
+        let folder = Path::new("/run/image");
+        story(&NodeImage::lay_out(node, folder, generation)?)
     });
 }
 
-impl Root<'_> {
-    fn path(&self, path: &str) -> PathBuf {
-        self.folder.join(path.trim_start_matches('/'))
-    }
-
-    fn exists(&self, path: &str) -> bool {
-        // a link of the image does not lead into the image from here
-        self.path(path).symlink_metadata().is_ok()
-    }
-
-    fn read(&self, path: &str) -> Result<String> {
-        fs::read_to_string(self.path(path)).with_context(|| format!("read {path}"))
-    }
-
-    fn write(&self, path: &str, text: &str) -> Result<()> {
-        let file = self.path(path);
-        fs::create_dir_all(file.parent().context("a folder")?)?;
-        // a link, as os-release is, would lead out of the image
-        let _ = fs::remove_file(&file);
-        fs::write(&file, text).with_context(|| format!("write {path}"))
-    }
-
-    fn install(&self, words: &[&str]) -> Result<Finished> {
-        let containerd = format!("--containerd={}", self.containerd.display());
-        self.bindguard(&[&["install", &containerd], words].concat())
-    }
-
-    /// Until nothing is left to do; the programs go with the second call.
-    fn uninstalled(&self) -> Result<()> {
-        let first = self.bindguard(&["uninstall"])?;
-        ensure!(
-            first.stdout.contains("only its files were checked"),
-            "no word about that: {first:?}"
-        );
-        self.bindguard(&["uninstall"])?.success()?;
-        ensure!(!self.exists("/var/lib/bindguard"), "a record is left");
-        ensure!(
-            !self.exists("/usr/local/bin/bindguard-runtime"),
-            "a program is left"
-        );
-        Ok(())
-    }
-
-    fn bindguard(&self, words: &[&str]) -> Result<Finished> {
-        self.node
-            .bindguard([words, &["--root", &self.folder.display().to_string()]].concat())
-    }
-
-    /// containerd's own reading of a file of the image.
-    fn dump(&self, config: &str) -> Result<String> {
-        let mut command = std::process::Command::new("chroot");
-        command
-            .arg(&self.folder)
-            .arg(&self.containerd)
-            .args(["--config", config, "config", "dump"]);
-        Ok(run(command)?.success()?.replace('\'', "\""))
-    }
+/// Uninstalls until nothing is left to do; the programs go with the second call.
+fn uninstalled(root: &NodeImage<'_>) -> Result<()> {
+    let first = root.bindguard(&["uninstall"])?;
+    ensure!(
+        first.stdout.contains("only its files were checked"),
+        "no word about that: {first:?}"
+    );
+    root.bindguard(&["uninstall"])?.success()?;
+    ensure!(!root.exists("/var/lib/bindguard"), "a record is left");
+    ensure!(
+        !root.exists("/usr/local/bin/bindguard-runtime"),
+        "a program is left"
+    );
+    Ok(())
 }
