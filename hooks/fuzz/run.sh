@@ -43,7 +43,7 @@ run() { # TARGET [MORE...]: memory and time for one input are bounded
 }
 one() {
   case $1 in
-    mountinfo) run mountinfo "$corpus/mountinfo" $captured ;;
+    mountinfo) run mountinfo "$corpus/mountinfo" hooks/fuzz/seeds/mountinfo $captured ;;
     statmount) run statmount "$corpus/statmount" hooks/fuzz/seeds/statmount ;;
     spec) run spec -dict=hooks/fuzz/json.dict "$corpus/spec" hooks/fuzz/seeds/spec $captured ;;
     kubelet_paths) run kubelet_paths -dict=hooks/fuzz/paths.dict "$corpus/kubelet_paths" hooks/fuzz/seeds/kubelet_paths ;;

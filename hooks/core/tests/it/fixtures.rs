@@ -322,6 +322,10 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
         });
         judged.collect()
     };
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/spec");
+    let not_recursive = fs::read(seeds.join("nonrecursive-host-root.json")).unwrap();
+    let view = SpecView::from_bytes(&not_recursive).unwrap();
+    assert_eq!(findings(&view)[0].verdict, Verdict::Current);
     for (path, json) in captured("config-hostroot", ".json") {
         let view = SpecView::from_bytes(&json).unwrap();
         let plan = Plan::from_findings(&findings(&view), &Policy::default());

@@ -33,6 +33,7 @@ fn hold(folder: &str, check: impl Fn(&[u8])) {
 #[test]
 fn of_mount_tables() {
     hold("../core/tests/fixtures", mountinfo::check);
+    hold("../fuzz/seeds/mountinfo", mountinfo::check);
 }
 
 #[test]

@@ -690,6 +690,32 @@ mod tests {
         );
     }
 
+    /// Files of nodes, of which hooks/fuzz/seeds/README.md has the origin.
+    #[test]
+    fn a_runtime_is_added_to_files_that_people_have() {
+        let [aks, stargz] = [
+            include_str!("../../../../../hooks/fuzz/seeds/containerd/v2-with-v3-sections.toml"),
+            include_str!("../../../../../hooks/fuzz/seeds/containerd/v2-snapshotter-only.toml"),
+        ];
+        let place = |plugin: &str| {
+            let containerd = |key| ["plugins", plugin, "containerd", key];
+            Place::new(&containerd("runtimes"), &containerd("default_runtime_name"))
+        };
+        let (v2, v3) = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
+        for (text, plugin, indent) in [(aks, v3, "  "), (stargz, v2, "")] {
+            let place = place(plugin);
+            let edited = place.with_runtime(text, "guard", &runtime()).unwrap();
+            let table = format!("plugins.\"{plugin}\".containerd.runtimes.guard");
+            let added = [
+                format!("\n{indent}[{table}]\n{indent}{indent}type = \"runc.v2\"\n"),
+                format!("\n{indent}[{table}.options]\n{indent}{indent}SystemdCgroup = true\n"),
+            ];
+            assert_eq!(edited, format!("{text}{}", added.concat()));
+            let undone = place.without_runtime(&edited, "guard", text).unwrap();
+            assert_eq!(undone, text);
+        }
+    }
+
     #[test]
     fn the_default_keeps_its_comment() {
         let edited = place().with_default(MINE, "guard").unwrap();
