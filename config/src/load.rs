@@ -10,9 +10,9 @@
 
 use std::env;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
@@ -91,7 +91,7 @@ impl Loaded {
     /// # Errors
     /// When it cannot be read or is not TOML.
     pub fn from_file(path: &Path) -> Result<Self, Error> {
-        let text = read_text(path, read_here)?;
+        let text = read_text(path, read_patiently)?;
         Self::from_text(path, &text).map_err(|reason| reason.of_file(path))
     }
 
@@ -235,7 +235,14 @@ pub fn keep_valid() -> Result<(), Error> {
 /// A guard that reads meanwhile finds the old text or the new text.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
+    // whatever the umask of the caller: guards of any user read the copy
+    if let Err(error) = DirBuilder::new().mode(0o755).create(folder) {
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return Err(error);
+        }
+    } else {
+        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    }
     let new = folder.join(format!(".bindguard-{}-config", std::process::id()));
     let written = write_new(&new, text).and_then(|()| fs::rename(&new, path));
     if written.is_err() {
@@ -246,13 +253,15 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    // a killed process of this pid may have left one
+    let _ = fs::remove_file(path);
     let mut file = File::options()
         .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o644)
+        .create_new(true)
+        .mode(0o600)
         .open(path)?;
     file.write_all(text.as_bytes())?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
     file.sync_all()
 }
 

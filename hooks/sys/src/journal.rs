@@ -8,7 +8,7 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use crate::cached_path;
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
+use crate::new_files::make_folders;
 use crate::separate_process::answer_within;
 use crate::size_errors::with_size_errors;
 
@@ -74,10 +75,7 @@ fn cannot_wait(journal: &Path) -> bool {
 
 fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     if let Some(directory) = journal.parent() {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(directory)?;
+        make_folders(directory, 0o755)?;
     }
     let mut file = open(journal)?;
     with_size_errors(|| write_whole(&mut file, format!("{line}\n").as_bytes()))?;

@@ -36,6 +36,7 @@ mod mount_watch;
 mod mountinfo;
 mod mounts;
 mod named_variants;
+mod new_files;
 mod payload;
 mod poll;
 mod read_file;
@@ -59,6 +60,7 @@ pub use mountinfo::{
     MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table,
 };
 pub use mounts::{MountError, MountOf, Mounts};
+pub use new_files::{make_folders, write_new_file};
 pub use read_file::{read_file, unless_absent};
 pub use selinux::selinux_denies_read;
 pub use size_errors::with_size_errors;

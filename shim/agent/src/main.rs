@@ -27,6 +27,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
+    // a new socket must not be open for others until its mode is set
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     sinks::log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
     let ended = match &args.command {
         Some(args::Verb::RestartSlot(verb)) => verb.run(),

@@ -12,6 +12,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use bindguard_sys::write_new_file;
+
 pub(crate) use spec::ShimSpec;
 
 use crate::options::Options;
@@ -143,7 +145,7 @@ pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     let beside = path.with_file_name(name);
-    fs::write(&beside, bytes)?;
+    write_new_file(&beside, bytes, 0o644)?;
     fs::rename(&beside, path)
 }
 

@@ -139,6 +139,7 @@ impl RuntimeLog {
         let mut file = OpenOptions::new()
             .append(true)
             .create(true)
+            .mode(0o644)
             .custom_flags(O_NONBLOCK)
             .open(&self.path)?;
         with_size_errors(|| file.write_all(line.as_bytes()))

@@ -5,14 +5,13 @@
 //! the propagation from the record. A record lies in a directory of the host that no container
 //! reaches. A record names its process by pid and start time, and its mount namespace by number.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_sys::enter::{ContainerNamespace, HeldProcess, ProcessError};
-use bindguard_sys::unless_absent;
+use bindguard_sys::{make_folders, unless_absent, write_new_file};
 
 /// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
 const DIRECTORY: &str = "/run/bindguard/tucks";
@@ -104,15 +103,9 @@ impl TuckRecords {
         let mut text = owner(process, namespace)?.into_bytes();
         text.extend(kept.to_mountinfo());
         self.forget_ended();
-        let make = || {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&self.directory)
-        };
         // Renamed: a kill in the middle leaves no half record.
-        let written = make()
-            .and_then(|()| fs::write(&new, text))
+        let written = make_folders(&self.directory, 0o700)
+            .and_then(|()| write_new_file(&new, &text, 0o600))
             .and_then(|()| fs::rename(&new, &path));
         written.map_err(|source| TuckRecordError::Write { path, source })
     }

@@ -4,12 +4,11 @@
 //! pod that is back in a list loses its entry.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use bindguard_sys::read_file;
+use bindguard_sys::{make_folders, read_file, write_new_file};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -117,13 +116,10 @@ impl Observations {
         let Some(directory) = self.path.parent() else {
             return Err(ErrorKind::InvalidInput.into());
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(directory)?;
+        make_folders(directory, 0o755)?;
         // Renamed: a reader never sees half a file.
         let new = self.path.with_extension("new");
-        fs::write(&new, serde_json::to_vec(&recorded)?)?;
+        write_new_file(&new, &serde_json::to_vec(&recorded)?, 0o600)?;
         fs::rename(&new, &self.path)
     }
 }

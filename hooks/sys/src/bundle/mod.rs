@@ -145,8 +145,7 @@ fn is_abandoned(id: &str) -> bool {
 fn write_new(new: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
         .open(new)?;
     fault::reach(FaultPoint::SpecBegun);

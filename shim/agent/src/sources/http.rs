@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bindguard_core::report::{JournalLine, UnreadLine};
 use bindguard_operator::agent_status::STATUS_PATH;
+use bindguard_sys::make_folders;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
@@ -165,7 +166,7 @@ impl BoundSocket {
 /// If it cannot be bound.
 pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<BoundSocket> {
     if let Some(folder) = socket.parent() {
-        std::fs::create_dir_all(folder)?;
+        make_folders(folder, 0o755)?;
     }
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

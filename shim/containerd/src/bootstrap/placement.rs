@@ -2,8 +2,9 @@
 //!
 //! Failures are logged only: a node without these features must still run containers.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use rustix::process::Pid;
@@ -67,7 +68,7 @@ fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
     for name in Path::new(cgroup.trim_start_matches('/')).components() {
         let parent = directory.clone();
         directory.push(name);
-        match fs::create_dir(&directory) {
+        match DirBuilder::new().mode(0o755).create(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }

@@ -1,7 +1,6 @@
 //! `start`: the address of the server that takes the container.
 
 use std::error::Error;
-use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -102,7 +101,8 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
         .map_err(failed("write the shim's pid into the bundle"))?;
     // An upgrade replaces the program's file, and the server runs on. Without this file
     // `bindguard status` does not know the version; that is no reason to fail.
-    let _ = fs::write(VERSION_FILE, env!("CARGO_PKG_VERSION"));
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    let _ = crate::bundle::write_beside(Path::new(VERSION_FILE), version);
     placement::join_cgroup(server, &sent.options.shim_cgroup);
     placement::adjust_oom_score(server);
     Ok(())

@@ -10,9 +10,10 @@
 //! common parent is cloned, mapped and mounted beside the root filesystem until the overlay, which
 //! keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and user_namespaces(7).
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use bindguard_sys::map_ids;
@@ -61,7 +62,7 @@ impl MappedNamespace {
         let parent = common_parent(&lower)
             .ok_or_else(|| unusable("the lower directories have no common parent"))?;
         let mapped = self.clone_of(&parent, true)?;
-        fs::create_dir(&directory)?;
+        DirBuilder::new().mode(0o700).create(&directory)?;
         let layers = MappedLayers { directory };
         attach(&mapped, &layers.directory)?;
         let names: Vec<String> = lower

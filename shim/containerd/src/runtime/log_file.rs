@@ -7,6 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -61,6 +62,7 @@ impl LogFile {
             .write(true)
             .create(true)
             .truncate(true)
+            .mode(0o600)
             .open(&path)
         {
             Ok(file) => Self {

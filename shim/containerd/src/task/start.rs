@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bindguard_sys::write_new_file;
 use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::topics;
 use nix::libc::SIGKILL;
@@ -98,7 +99,8 @@ impl Task {
         .await?;
         let spec_file = self.bundle.exec_spec_file(process.id());
         let pid_file = self.bundle.exec_pid_file(process.id());
-        fs::write(&spec_file, &exec.spec)
+        // its environment may have secrets
+        write_new_file(&spec_file, &exec.spec, 0o600)
             .map_err(failed(format!("write {}", spec_file.display())))?;
 
         let pending = self.shared.exits.pending_process();
@@ -170,7 +172,8 @@ impl Task {
     pub(crate) async fn update(&self, resources: &[u8]) -> Result<(), TaskError> {
         let file = self.bundle.path().join("update-resources.json");
         let _turn = self.turn.lock().await;
-        fs::write(&file, resources).map_err(failed(format!("write {}", file.display())))?;
+        write_new_file(&file, resources, 0o600)
+            .map_err(failed(format!("write {}", file.display())))?;
         let updated: Result<(), RuntimeError> = self.runtime.update(&self.id, &file).await;
         let _ = fs::remove_file(&file);
         updated.map_err(TaskError::runtime("update"))

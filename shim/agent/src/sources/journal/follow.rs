@@ -3,15 +3,14 @@
 //! The thread sleeps until something changes in the journal's directory. If events are off, the
 //! thread is not started.
 
-use std::fs::DirBuilder;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use bindguard_sys::make_folders;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
 use rustix::io::Errno;
@@ -39,10 +38,7 @@ pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMu
 /// Returns when the directory is removed.
 fn watch(directory: &Path, changed: &mut impl FnMut()) -> io::Result<()> {
     // The guard would create it at the first create with a finding.
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(directory)?;
+    make_folders(directory, 0o755)?;
     let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let writes = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO;
     add_watch(&inotify, directory, writes | WatchFlags::ONLYDIR)?;

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use bindguard_sys::write_new_file;
+
 /// The journal's file, which a rotation renames, and the number of bytes read of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
@@ -35,7 +37,8 @@ impl Position {
     /// Replaces the record as a whole.
     pub(super) fn write(self, record: &Path) -> io::Result<()> {
         let new = record.with_extension("new");
-        fs::write(&new, format!("{} {}\n", self.inode, self.offset))?;
+        let text = format!("{} {}\n", self.inode, self.offset);
+        write_new_file(&new, text.as_bytes(), 0o600)?;
         fs::rename(new, record)
     }
 }
