@@ -16,6 +16,8 @@ use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::report::BindReport;
 use bindguard_guard::{Admission, Attempt, JournalEntry, admit, record};
+use bindguard_installer::private_folder;
+use bindguard_sys::write_new_file;
 use clap::Subcommand;
 
 use crate::show::print_remark;
@@ -64,12 +66,9 @@ fn precreate(config: &Config) -> Result<ExitCode> {
 
 /// There is no bundle yet: the admission gets a temporary bundle.
 fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
-    let bundle = tempfile::Builder::new()
-        .prefix("bindguard-")
-        .tempdir()
-        .context("create a folder for the spec")?;
+    let bundle = private_folder().context("create a folder for the spec")?;
     let file = bundle.path().join("config.json");
-    fs::write(&file, spec).with_context(|| format!("write {}", file.display()))?;
+    write_new_file(&file, spec, 0o600).with_context(|| format!("write {}", file.display()))?;
     let mut admission = admit(
         bundle.path(),
         config.policy(),

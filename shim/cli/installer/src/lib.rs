@@ -42,4 +42,5 @@ mod versions;
 
 pub use self::install::Install;
 pub use self::runtimes::agent::has_agent_unit;
+pub use self::scratch::private_folder;
 pub use self::uninstall::Uninstall;

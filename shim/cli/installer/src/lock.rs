@@ -11,10 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use bindguard_sys::make_folders;
 use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
 
 use crate::record::FOLDER;
+use crate::scratch;
 
 /// The time limit for a running installer, which may restart containerd.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -23,8 +25,10 @@ const POLL: Duration = Duration::from_millis(20);
 /// Waits until no other installer runs on this node.
 pub fn lock() -> Result<File> {
     let place = Path::new("/run/bindguard");
-    fs::create_dir_all(place).with_context(|| format!("create {}", place.display()))?;
-    lock_file(&place.join("install.lock"), LOCK_TIMEOUT)
+    make_folders(place, 0o755).with_context(|| format!("create {}", place.display()))?;
+    let lock = lock_file(&place.join("install.lock"), LOCK_TIMEOUT)?;
+    scratch::sweep_private();
+    Ok(lock)
 }
 
 fn lock_file(path: &Path, patience: Duration) -> Result<File> {

@@ -1,17 +1,17 @@
 //! The version and the effective configuration of the containerd program.
 
 use std::cell::{Cell, OnceCell};
-use std::env;
-use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
 use bindguard_operator::root_program::{RootProgram, output_of};
+use bindguard_sys::write_new_file;
 use tempfile::TempDir;
 
 use super::effective::Effective;
+use crate::scratch;
 
 /// Major and minor.
 pub type Version = (u32, u32);
@@ -86,31 +86,18 @@ impl Containerd {
         let folder = match self.folder.get() {
             Some(folder) => folder,
             None => {
-                let folder = private_folder().context("create a folder for files to try out")?;
+                let folder =
+                    scratch::private_folder().context("create a folder for files to try out")?;
                 self.folder.get_or_init(|| folder)
             }
         };
         let number = self.files.replace(self.files.get() + 1);
         let path = folder.path().join(format!("{number}.toml"));
-        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        // containerd's file may have the password of a registry
+        write_new_file(&path, text.as_bytes(), 0o600)
+            .with_context(|| format!("write {}", path.display()))?;
         Ok(path)
     }
-}
-
-/// The folder for temporary files may be missing in an image, and read-only on a node.
-fn private_folder() -> std::io::Result<TempDir> {
-    let make = |folder: &Path| {
-        tempfile::Builder::new()
-            .prefix("bindguard-")
-            .tempdir_in(folder)
-    };
-    let others = ["/run", "/dev/shm", "/var/tmp"];
-    make(&env::temp_dir()).or_else(|error| {
-        others
-            .iter()
-            .find_map(|folder| make(Path::new(folder)).ok())
-            .ok_or(error)
-    })
 }
 
 /// k3s is a single program with many names.
