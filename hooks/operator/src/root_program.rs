@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::refresh::{Found, LookUp};
-use bindguard_sys::walk_host_path;
+use bindguard_sys::{HostWalk, walk_host_path};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, fstat, memfd_create};
 use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 
@@ -128,10 +128,7 @@ impl RootProgram {
 /// # Errors
 /// If a folder on the way or the file belongs to another user, or others can write it.
 pub fn open_of_root(path: &Path) -> Result<Option<OwnedFd>> {
-    let walk = walk_host_path(path)?;
-    for folder in &walk.folders {
-        refuse_others(folder.handle.path(), folder.owner, folder.mode)?;
-    }
+    let walk = walk_of_root(path)?;
     if let Some(LookUp {
         found: Found::Missing,
         ..
@@ -149,6 +146,22 @@ pub fn open_of_root(path: &Path) -> Result<Option<OwnedFd>> {
     );
     refuse_others(path, found.st_uid, found.st_mode)?;
     Ok(Some(opened))
+}
+
+/// Checks the folders of a path, as far as they exist.
+///
+/// # Errors
+/// If a folder belongs to another user, or others can write it.
+pub fn check_folders_of_root(path: &Path) -> Result<()> {
+    walk_of_root(path).map(drop)
+}
+
+fn walk_of_root(path: &Path) -> Result<HostWalk> {
+    let walk = walk_host_path(path)?;
+    for folder in &walk.folders {
+        refuse_others(folder.handle.path(), folder.owner, folder.mode)?;
+    }
+    Ok(walk)
 }
 
 fn refuse_others(path: &Path, owner: u32, mode: u32) -> Result<()> {

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::{Agent, Form};
@@ -87,6 +88,26 @@ fn a_file_from_before_the_installation_stays() {
         node.restart_containerd(Signal::SIGTERM)?;
         node.bindguard(["uninstall"])?.success()?;
         is(mine)
+    });
+}
+
+/// The fleet's config becomes what the node's file was before the first install.
+#[test]
+fn a_file_that_comes_back_keeps_its_time() {
+    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+        fs::create_dir_all(Path::new(CONFIG).parent().context("a folder")?)?;
+        fs::write(CONFIG, REPORT)?;
+        let file = fs::File::options().write(true).open(CONFIG)?;
+        file.set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000_000))?;
+        let before = file.metadata()?.modified()?;
+        let fleet = Fleet(node);
+        fleet.install(REPAIR, &["--force-node-config"])?.success()?;
+        ensure!(fs::metadata(CONFIG)?.modified()? != before);
+        fleet.install(REPORT, &[])?.success()?;
+        is(REPORT)?;
+        let now = fs::metadata(CONFIG)?.modified()?;
+        ensure!(now == before, "changed at {now:?}");
+        Ok(())
     });
 }
 

@@ -6,15 +6,19 @@
 //! renames are the changes.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::run;
+use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, privilege};
 use bindguard_testing::rounds;
 use nix::sys::signal::Signal;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 const CHANGES: &str = "rename,renameat,renameat2,unlink,unlinkat,symlink,symlinkat,mkdir,rmdir";
 
@@ -25,6 +29,22 @@ fn install() {
             pod_starts(node)?;
             node.restart_containerd(Signal::SIGTERM)?;
             pod_starts(node)?;
+            node.bindguard(["uninstall"])?;
+            node.restart_containerd(Signal::SIGTERM)?;
+            uninstalled(node, before)
+        })
+    });
+}
+
+/// The file keeps its time, too: a tool that watches the file sees no change.
+#[test]
+fn install_and_then_again() {
+    story(Generation::V2_1, |node, before| {
+        at_every_step(node, &["install", "--default"], || {
+            node.bindguard(["install", "--default"])?.success()?;
+            node.restart_containerd(Signal::SIGTERM)?;
+            node.bindguard(["install"])?.success()?;
+            node.restart_containerd(Signal::SIGTERM)?;
             node.bindguard(["uninstall"])?;
             node.restart_containerd(Signal::SIGTERM)?;
             uninstalled(node, before)
@@ -73,6 +93,43 @@ fn uninstall_of_the_programs() {
     });
 }
 
+/// Another build replaces the link to the version, and a config of the fleet the node's. Before the
+/// replacement the record already names the new content.
+#[test]
+fn upgrade() {
+    story(Generation::V2_1, |node, before| {
+        let second = node.disk().join("second");
+        fs::create_dir(&second)?;
+        for program in [SHIM, GUARD, CLI, AGENT] {
+            fs::copy(node.under_test().join(program), second.join(program))?;
+        }
+        let mut guard = OpenOptions::new().append(true).open(second.join(GUARD))?;
+        guard.write_all(b" ")?;
+        let config = Path::new("/etc/bindguard/config.toml");
+        let fleet = node.disk().join("fleet.toml");
+        let named = format!("--node-config={}", fleet.display());
+        let prepare = || {
+            fs::write(&fleet, "guard.deadline-ms = 500\n")?;
+            node.bindguard(["install", &named])?.success()?;
+            fs::write(&fleet, "guard.deadline-ms = 600\n")?;
+            node.restart_containerd(Signal::SIGTERM)
+        };
+        prepare()?;
+        at_every_step_of(
+            node,
+            &second.join(CLI),
+            &["install", "--default", &named],
+            || {
+                node.bindguard(["uninstall"])?;
+                node.restart_containerd(Signal::SIGTERM)?;
+                uninstalled(node, before)?;
+                ensure!(!fs::exists(config)?, "the config of the fleet is left");
+                prepare()
+            },
+        )
+    });
+}
+
 /// A file of a killed installer is removed before the folders that an install made.
 #[test]
 fn files_beside_every_changed_file() {
@@ -110,14 +167,33 @@ fn story(generation: Generation, steps: impl Fn(&Node, &[u8]) -> Result<()>) {
         return privilege::skipped("no strace");
     }
     Setup::on(generation).cri().bare().story(|node| {
-        let before = fs::read(node.containerd_config())?;
+        let file = node.containerd_config();
+        let before = fs::read(file)?;
+        let time = Timespec {
+            tv_sec: 1_000_000_000,
+            tv_nsec: 5,
+        };
+        let times = Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
+        utimensat(CWD, file, &times, AtFlags::empty())?;
         steps(node, &before)
     });
 }
 
+fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) -> Result<()> {
+    at_every_step_of(node, &node.under_test().join(CLI), words, check)
+}
+
 /// Runs bindguard with these arguments again and again, killed at each change in turn, and `check`
 /// after each run.
-fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) -> Result<()> {
+fn at_every_step_of(
+    node: &Node,
+    program: &Path,
+    words: &[&str],
+    check: impl Fn() -> Result<()>,
+) -> Result<()> {
     for step in (1..).step_by(rounds(6, 1)) {
         let mut command = node.command("strace")?;
         command.args([
@@ -130,7 +206,7 @@ fn at_every_step(node: &Node, words: &[&str], check: impl Fn() -> Result<()>) ->
         command
             .arg("-o")
             .arg(node.disk().join("steps"))
-            .arg(node.disk().join("dist/bindguard"))
+            .arg(program)
             .args(words);
         let ended = run(command)?;
         if ended.code() != 137 {
@@ -159,6 +235,8 @@ fn uninstalled(node: &Node, before: &[u8]) -> Result<()> {
         fs::read(node.containerd_config())? == before,
         "not the bytes that were there"
     );
+    let changed = fs::metadata(node.containerd_config())?.mtime();
+    ensure!(changed == 1_000_000_000, "changed at {changed}");
     for left in [
         "/usr/local/bin/bindguard-runtime",
         "/usr/local/lib/bindguard",

@@ -82,6 +82,7 @@ mod install_converges;
 mod install_document;
 mod install_into_all_kinds_of_files;
 mod install_the_agent;
+mod installer_goes_on_beside_bad_files;
 mod installer_killed_at_every_step;
 mod journal_cannot_be_written;
 mod journal_command;

@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, host, run, write_program};
+use bindguard_integration::privilege::{has_program, skipped};
+use bindguard_integration::process::{Finished, LIMIT, host, run, run_with_input, write_program};
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use nix::sys::signal::Signal;
 use nix::unistd::chown;
+use serde_json::{Value, json};
 
 const DAEMONS: [&str; 5] = [
     "containerd",
@@ -124,6 +126,256 @@ fn programs_in_folders_of_users() {
                     .contains(&format!("{home} belongs to user 65534")),
             "{refused:?}"
         );
+        Ok(())
+    });
+}
+
+/// containerd's file may have the password of a registry. `install` tries an edit on copies of the
+/// file. A program in the place of containerd shows the copies, and kills the installer.
+#[test]
+fn copies_of_containerds_config() {
+    Setup::on(Generation::V2_1).bare().story(|node| {
+        let main = node.disk().join("config.toml");
+        fs::write(&main, "version = 3\n")?;
+        fs::set_permissions(&main, Permissions::from_mode(0o600))?;
+        let (program, seen) = (node.disk().join("observer"), node.disk().join("seen"));
+        let real = node.programs().join("containerd").display().to_string();
+        let observe = |then: &str| {
+            let script = format!(
+                "#!/bin/sh\ncase $1 in --config) stat -c '%a %u %n' \"$2\" \"${{2%/*}}\" >> {}; {then} ;; esac\nexec {real} \"$@\"\n",
+                seen.display()
+            );
+            write_program(&program, &script)
+        };
+        let install = || {
+            let line = format!(
+                "umask 000; exec {} install --dry-run --containerd={} --containerd-config={}",
+                node.under_test().join("bindguard").display(),
+                program.display(),
+                main.display()
+            );
+            let mut shell = node.command("sh")?;
+            shell.args(["-c", &line]);
+            run(shell)
+        };
+        observe("")?;
+        ensure!(install()?.code() == 1, "no change is planned");
+        let lines = fs::read_to_string(&seen)?;
+        ensure!(lines.lines().count() >= 4, "the edit was not tried: {lines}");
+        for line in lines.lines() {
+            let is_private = line.starts_with("600 0 /run/") || line.starts_with("700 0 /run/");
+            ensure!(is_private, "{line}");
+        }
+        // the copies of a killed installer go with the next call
+        observe("kill -9 $PPID")?;
+        ensure!(install()?.code() == 137, "the installer was not killed");
+        let copies = || -> Result<Vec<PathBuf>> {
+            let mut found = Vec::new();
+            for folder in ["/run", &node.disk().join("tmp").display().to_string()] {
+                for entry in fs::read_dir(folder)? {
+                    let path = entry?.path();
+                    let name = path.file_name().unwrap_or_default().to_string_lossy();
+                    if name.trim_start_matches('.').starts_with("bindguard-") {
+                        found.push(path.clone());
+                    }
+                }
+            }
+            Ok(found)
+        };
+        ensure!(copies()?.len() == 1, "{:?}", copies()?);
+        observe("")?;
+        install()?;
+        ensure!(copies()?.is_empty(), "{:?}", copies()?);
+        Ok(())
+    });
+}
+
+/// A hook gets a spec, with the secrets of its environment.
+#[test]
+fn the_spec_of_a_hook() {
+    if !has_program("strace") {
+        return skipped("no strace");
+    }
+    Setup::on(Generation::V2_1).story(|node| {
+        let calls = node.disk().join("calls");
+        let line = format!(
+            "umask 000; exec strace -f -e trace=mkdir,mkdirat,open,openat -o {} {} hook precreate",
+            calls.display(),
+            node.under_test().join("bindguard").display()
+        );
+        let mut shell = node.command("sh")?;
+        shell.args(["-c", &line]);
+        let spec =
+            "{\"ociVersion\":\"1.0.2\",\"process\":{\"env\":[\"PASSWORD=x\"]},\"mounts\":[]}";
+        run_with_input(shell, spec, LIMIT)?.success()?;
+        let calls = fs::read_to_string(&calls)?;
+        let made = calls.lines().filter(|line| {
+            line.contains("bindguard-") && (line.contains("mkdir") || line.contains("O_CREAT"))
+        });
+        let mut count = 0;
+        for line in made {
+            let is_private = line.contains(", 0700)") || line.contains(", 0600)");
+            ensure!(is_private && line.contains("\"/run/"), "{line}");
+            count += 1;
+        }
+        ensure!(count >= 2, "no folder and no file: {calls}");
+        Ok(())
+    });
+}
+
+/// The modes of everything that is made do not depend on the umask of a shell.
+#[test]
+fn modes_whatever_the_umask() {
+    for umask in ["000", "027", "077"] {
+        Setup::on(Generation::V2_1).cri().bare().story(|node| {
+            let under = |program: &str, words: &str| {
+                let program = node.under_test().join(program).display().to_string();
+                let mut shell = node.command("sh")?;
+                shell.args(["-c", &format!("umask {umask}; exec {program} {words}")]);
+                Ok::<_, anyhow::Error>(shell)
+            };
+            run(under(
+                "bindguard",
+                "install docker containerd --default --agent",
+            )?)?
+            .success()?;
+            let pod = node.kubelet().pod("uid-umask")?;
+            let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+            let subpath = volume.subpath("app", 0, "app.conf");
+            subpath.bind()?;
+            volume.update(&[("app.conf", "two")])?;
+            run(under("bindguard", "repair --all")?)?;
+            run(under("bindguard", "repair --orphaned-pods")?)?;
+            let config = node.disk().join("bindguard.toml");
+            let mut agent = under("bindguard-agent", "")?
+                .env("BINDGUARD_CONFIG", config)
+                .spawn()?;
+            until("the agent listens", || {
+                Ok(fs::exists("/run/bindguard/agent.sock")?)
+            })?;
+            agent.kill()?;
+            agent.wait()?;
+
+            let mut found = Vec::new();
+            for folder in [
+                "/usr/local/lib/bindguard",
+                "/etc/bindguard",
+                "/etc/docker",
+                "/etc/systemd/system/multi-user.target.wants",
+                "/var/lib/bindguard",
+                "/run/bindguard",
+            ] {
+                below(Path::new(folder), &mut found)?;
+            }
+            found.push("/etc/systemd/system/bindguard-agent.service".into());
+            ensure!(found.len() > 20, "{found:?}");
+            for path in &found {
+                let metadata = path.symlink_metadata()?;
+                let mode = metadata.permissions().mode() & 0o7777;
+                let text = path.display().to_string();
+                let wanted: &[u32] = if metadata.is_symlink() {
+                    continue;
+                } else if metadata.is_dir() {
+                    &[0o755, 0o700]
+                } else if text.contains("/lib/bindguard/") && !text.starts_with("/var/lib") {
+                    &[0o755]
+                } else if text.starts_with("/run") || text.starts_with("/var/lib") {
+                    &[0o600, 0o640, 0o644]
+                } else {
+                    &[0o644]
+                };
+                ensure!(
+                    wanted.contains(&mode),
+                    "umask {umask}: {text} has mode {mode:o}"
+                );
+            }
+            let mut user = node.command("setpriv")?;
+            user.args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+                .args(["/usr/local/bin/bindguard-runtime", "--version"]);
+            run(user)?.success()?;
+            node.bindguard(["uninstall"])?;
+            pod.delete()
+        });
+    }
+}
+
+fn below(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    found.push(folder.to_owned());
+    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            below(&entry.path(), found)?;
+        } else {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+const RECORD: &str = "/var/lib/bindguard/install.json";
+
+/// A user who could write the record would choose the files that root's `uninstall` writes.
+#[test]
+fn a_record_that_a_user_could_write() {
+    Setup::on(Generation::V2_1).bare().story(|node| {
+        let sudoers = Path::new("/etc/sudoers.d/eve");
+        fs::create_dir_all("/etc/sudoers.d")?;
+        node.bindguard(["install", "docker"])?.success()?;
+        let record: Value = serde_json::from_str(&fs::read_to_string(RECORD)?)?;
+        let secret = "eve ALL=(ALL) NOPASSWD: ALL\n";
+        fs::write("/var/lib/bindguard/secret", secret)?;
+        let digest = host(["sha256sum", "/var/lib/bindguard/secret"])?;
+        let digest = digest.split(' ').next().context("a hash")?;
+        fs::create_dir_all("/var/lib/bindguard/originals")?;
+        fs::rename(
+            "/var/lib/bindguard/secret",
+            Path::new("/var/lib/bindguard/originals").join(digest),
+        )?;
+
+        let folder = Path::new("/var/lib/bindguard");
+        for (path, owner, mode, said) in [
+            (RECORD, 65534, 0o600, "install.json belongs to user 65534"),
+            (RECORD, 0, 0o666, "install.json can be written by others"),
+            ("/var/lib/bindguard", 65534, 0o755, "/var/lib/bindguard belongs to user 65534"),
+            ("/var/lib/bindguard", 0, 0o777, "/var/lib/bindguard can be written by others"),
+        ] {
+            chown(path, Some(owner.into()), None)?;
+            fs::set_permissions(path, Permissions::from_mode(mode))?;
+            for words in [&["uninstall"][..], &["install", "docker"], &["status"], &["doctor"]] {
+                let refused = node.bindguard(words)?;
+                let said_it = refused.stderr.contains(said) || refused.stdout.contains(said);
+                ensure!(refused.code() != 0 && said_it, "{words:?}: {refused:?}");
+            }
+            chown(path, Some(0.into()), None)?;
+            fs::set_permissions(path, Permissions::from_mode(if path == RECORD { 0o600 } else { 0o755 }))?;
+        }
+
+        // root's own record with files that no install writes
+        let mut forged = record;
+        let entry = |owner: &str, path: &str| {
+            json!({ "owner": owner, "path": path, "original": digest, "written": "0", "command": "touch /etc/sudoers.d/ran" })
+        };
+        let files = forged["files"].as_array_mut().context("files")?;
+        files.insert(0, entry("containerd", "/etc/sudoers.d/eve"));
+        files.push(entry("bindguard", "/etc/sudoers.d/eve"));
+        files.push(json!({ "owner": "nobody", "path": "/etc/sudoers.d/eve" }));
+        files.push(entry("docker", "/etc/docker/../sudoers.d/eve"));
+        forged["owed"] = json!([{ "owner": "docker", "command": "touch /etc/sudoers.d/ran" }]);
+        fs::write(RECORD, forged.to_string())?;
+        fs::write(sudoers, "")?;
+        let done = node.bindguard(["uninstall", "--restart"])?;
+        ensure!(
+            done.code() == 1 && done.stdout.matches("/etc/sudoers.d/eve").count() >= 2,
+            "{done:?}"
+        );
+        ensure!(fs::read_to_string(sudoers)?.is_empty(), "root wrote what the record says");
+        ensure!(!fs::exists("/etc/sudoers.d/ran")?, "root ran what the record says");
+        for path in ["/etc/docker/daemon.json", "/usr/local/lib/bindguard", "/etc/bindguard"] {
+            ensure!(!fs::exists(path)?, "{path} is left: {done:?}");
+        }
+        let status = node.bindguard(["status"])?;
+        ensure!(status.stdout.contains("/etc/sudoers.d/eve"), "{status:?}");
+        ensure!(fs::exists(folder)?, "the record is gone, and its entries are not");
         Ok(())
     });
 }

@@ -114,12 +114,10 @@ impl NodeStatus {
         if is_hidden("containerd") {
             problems.push("a containerd runs, and only root may read its arguments".to_owned());
         }
-        let drift = drift()
-            .map_err(|error| problems.push(format!("{error:#}")))
-            .unwrap_or_default();
-        let record = Record::load()
-            .map_err(|error| problems.push(format!("{error:#}")))
-            .unwrap_or_default();
+        let (drift, unchecked) = drift();
+        problems.extend(unchecked);
+        // `drift` has reported why a record cannot be read
+        let record = Record::load().unwrap_or_default();
         let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
         let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| {
             true

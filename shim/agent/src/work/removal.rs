@@ -3,14 +3,18 @@
 //! `bindguard uninstall` writes the counts and removes them with the record. A record that cannot
 //! be read changes no figure: the installer reports that.
 
-use std::fs;
-use std::io::ErrorKind;
+use std::path::Path;
 
+use bindguard_operator::root_program::open_of_root;
+use bindguard_sys::read_file;
 use serde::Deserialize;
 
 use crate::sinks::metrics::Metrics;
 
 const RECORD: &str = "/var/lib/bindguard/install.json";
+
+/// A record has some kilobytes.
+const MAX_SIZE: u64 = 16 << 20;
 
 #[derive(Debug, Default, Deserialize)]
 struct Record {
@@ -26,9 +30,11 @@ struct Removal {
 
 /// Sets the figures of a removal.
 pub fn count(metrics: &Metrics) {
-    let record = match fs::read(RECORD) {
-        Ok(bytes) => serde_json::from_slice(&bytes).ok(),
-        Err(error) if error.kind() == ErrorKind::NotFound => Some(Record::default()),
+    let record = match open_of_root(Path::new(RECORD)) {
+        Ok(Some(_)) => read_file(Path::new(RECORD), MAX_SIZE)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok()),
+        Ok(None) => Some(Record::default()),
         Err(_) => None,
     };
     if let Some(Record { removal }) = record {

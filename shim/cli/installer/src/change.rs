@@ -4,16 +4,24 @@
 //! reader sees the old bytes or the new bytes. The file is read again just before: an editor or a
 //! configuration tool may have changed it since the diff was shown.
 
-use std::fs::{self, Permissions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::fs::{self, Metadata, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use bindguard_sys::make_folders;
+use rustix::fs::OFlags;
 use similar::TextDiff;
 
 use crate::attributes::Attributes;
 use crate::scratch;
+
+/// The size limit of a file: a program has some megabytes.
+const MAX_SIZE: u64 = 256 << 20;
+
+/// The mode of a new folder.
+const FOLDER_MODE: u32 = 0o755;
 
 /// The content of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,20 +200,51 @@ pub fn content(path: &Path) -> Result<Option<Content>> {
     }
 }
 
-/// The content of a file; `None` if there is no file.
+/// The content of a file; `None` if there is no file. A fifo may have no writer, and a device has no
+/// end.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+    let doing = || format!("read {}", path.display());
+    match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        found => check_readable(path, &found.with_context(doing)?)?,
     }
+    let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblock)
+        .open(path);
+    let file = file.with_context(doing)?;
+    // another file may have the name by now
+    check_readable(path, &file.metadata().with_context(doing)?)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_SIZE)
+        .read_to_end(&mut bytes)
+        .with_context(doing)?;
+    Ok(Some(bytes))
+}
+
+/// The text of a file; `None` if there is no file.
+pub fn read_text(path: &Path) -> Result<Option<String>> {
+    let text = read(path)?.map(String::from_utf8).transpose();
+    text.map_err(|_| anyhow!("read {}: it is not text", path.display()))
+}
+
+fn check_readable(path: &Path, found: &Metadata) -> Result<()> {
+    let path = path.display();
+    ensure!(found.is_file(), "read {path}: {path} is no regular file");
+    ensure!(
+        found.len() <= MAX_SIZE,
+        "read {path}: it is larger than {} MiB",
+        MAX_SIZE >> 20
+    );
+    Ok(())
 }
 
 /// Replaces a file in one step, and creates the missing folders above it.
 pub fn write(path: &Path, bytes: &[u8], attributes: &NewAttributes) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("write {}", path.display());
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    make_folders(folder, FOLDER_MODE).with_context(|| format!("create {}", folder.display()))?;
     let beside = temporary_folder(folder);
     scratch::sweep(beside);
     let mut file =
@@ -245,7 +284,7 @@ pub fn temporary_folder(folder: &Path) -> &Path {
 fn write_link(path: &Path, target: &Path) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("link {} to {}", path.display(), target.display());
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    make_folders(folder, FOLDER_MODE).with_context(|| format!("create {}", folder.display()))?;
     let link =
         scratch::with_builder(|builder| builder.make_in(folder, |link| symlink(target, link)))
             .with_context(doing)?;

@@ -14,7 +14,7 @@ use bindguard_operator::terminal::print_remark;
 use crate::change::{self, name};
 use crate::owner::Owner;
 use crate::plan::InstallOptions;
-use crate::record::{Entry, Record, hash};
+use crate::record::{Entry, Installed, Record, hash};
 use crate::runtimes;
 
 /// A part of an installation that is no longer as `install` left it.
@@ -28,48 +28,56 @@ pub struct Drift {
     pub command: String,
 }
 
-/// The changed parts of the node's installation.
-///
-/// # Errors
-/// If the record or a runtime's files cannot be read.
-pub fn drift() -> Result<Vec<Drift>> {
-    let record = Record::load()?;
+/// The changed parts of the node's installation, and the reasons why other parts are not checked.
+pub fn drift() -> (Vec<Drift>, Vec<String>) {
+    let record = match Record::load() {
+        Ok(record) => record,
+        Err(error) => return (Vec::new(), vec![format!("{error:#}")]),
+    };
+    let mut problems: Vec<String> = record.refused().collect();
     let mut found = missing_programs(&record);
-    found.extend(other_config(&record)?);
-    for installed in record.installed() {
-        let (owner, options) = (installed.owner, &installed.options);
-        if let Some(program) = installed.gone_program() {
-            found.push(Drift {
-                what: format!(
-                    "{} of the runtime that bindguard guards cannot be run: no pod that needs it starts",
-                    name(program)
-                ),
-                breaks_pods: true,
-                command: command(owner, options),
-            });
-            continue;
-        }
-        if runtimes::inputs_now(owner, options, &record)?
-            .is_some_and(|inputs| inputs == installed.inputs)
-        {
-            continue;
-        }
-        let plan = runtimes::plan(owner, options, &record)?;
-        found.extend(
-            plan.changes
-                .iter()
-                .filter(|change| !change.is_none())
-                .map(|change| Drift {
-                    what: format!(
-                        "{} is not as install left it: new pods may be unguarded",
-                        name(&change.path)
-                    ),
-                    breaks_pods: false,
-                    command: command(owner, options),
-                }),
-        );
+    match other_config(&record) {
+        Ok(other) => found.extend(other),
+        Err(error) => problems.push(format!("{error:#}")),
     }
-    Ok(found)
+    for installed in record.installed() {
+        match changed_files(installed, &record) {
+            Ok(changed) => found.extend(changed),
+            Err(error) => problems.push(format!("{error:#}")),
+        }
+    }
+    (found, problems)
+}
+
+/// The files of a runtime that a new installation would change.
+fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
+    let (owner, options) = (installed.owner, &installed.options);
+    if let Some(program) = installed.gone_program() {
+        return Ok(vec![Drift {
+            what: format!(
+                "{} of the runtime that bindguard guards cannot be run: no pod that needs it starts",
+                name(program)
+            ),
+            breaks_pods: true,
+            command: command(owner, options),
+        }]);
+    }
+    if runtimes::inputs_now(owner, options, record)?
+        .is_some_and(|inputs| inputs == installed.inputs)
+    {
+        return Ok(Vec::new());
+    }
+    let plan = runtimes::plan(owner, options, record)?;
+    let changes = plan.changes.iter().filter(|change| !change.is_none());
+    let changes = changes.map(|change| Drift {
+        what: format!(
+            "{} is not as install left it: new pods may be unguarded",
+            name(&change.path)
+        ),
+        breaks_pods: false,
+        command: command(owner, options),
+    });
+    Ok(changes.collect())
 }
 
 /// The node's config is not the config that the installer was given.
@@ -93,13 +101,14 @@ pub struct DriftReporter(Vec<String>);
 impl DriftReporter {
     /// Prints what is new since the last call.
     pub fn report(&mut self) {
-        let now: Vec<String> = match drift() {
-            Ok(drift) => drift
-                .into_iter()
-                .map(|drift| format!("{}; {}", drift.what, drift.command))
-                .collect(),
-            Err(error) => vec![format!("look for changes by other tools: {error:#}")],
-        };
+        let (drift, problems) = drift();
+        let mut now: Vec<String> = Vec::new();
+        for drift in drift {
+            now.push(format!("{}; {}", drift.what, drift.command));
+        }
+        for problem in problems {
+            now.push(format!("check for changes by other tools: {problem}"));
+        }
         now.iter()
             .filter(|line| !self.0.contains(line))
             .for_each(print_remark);

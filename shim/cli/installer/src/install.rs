@@ -118,6 +118,7 @@ impl Install {
         // a version without its program would end the agent
         let with_agent = self.agent || record.has_files_of(Owner::Agent);
         let mut report = InstallReport::default();
+        record.refused().for_each(|refused| report.note(refused));
         let mut work = Vec::new();
         let mut done = Vec::new();
         for owner in owners

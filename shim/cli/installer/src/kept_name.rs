@@ -25,6 +25,7 @@ use crate::removal::counted;
 use crate::report::InstallReport;
 use crate::running::{docker_containers, docker_root, podman_containers};
 use crate::settings::RUNTIME_KEY;
+use crate::uninstall::stays;
 use crate::{runtimes, search_path};
 
 /// bindguard's name in the file of Docker or Podman, which containers have or may have.
@@ -151,6 +152,7 @@ impl KeptName {
 }
 
 /// The names that stay in these files, each with the step that removes the programs from the file.
+/// `unread` gets the files that stay because they cannot be edited.
 /// With `forgets` no name stays, and the report has the containers.
 pub fn kept_names(
     entries: &[Entry],
@@ -158,6 +160,7 @@ pub fn kept_names(
     record: &mut Record,
     report: &mut InstallReport,
     common: &CommonOptions,
+    unread: &mut Vec<PathBuf>,
 ) -> Result<Vec<(KeptName, PlannedChange)>> {
     let mut kept = Vec::new();
     for entry in entries {
@@ -168,11 +171,17 @@ pub fn kept_names(
             found.report_forgotten(report);
             continue;
         }
-        let original = entry.original()?;
-        let original = original.as_ref().and_then(Content::bytes);
-        match found.without_programs(original, record)? {
-            Some(step) if !found.can_go() => kept.push((found, step)),
-            _ => {}
+        let step = entry.original().and_then(|original| {
+            let original = original.as_ref().and_then(Content::bytes);
+            found.without_programs(original, record)
+        });
+        match step {
+            Ok(Some(step)) if !found.can_go() => kept.push((found, step)),
+            Ok(_) => {}
+            Err(error) => {
+                report.unfinished(stays(&entry.path, &error));
+                unread.push(entry.path.clone());
+            }
         }
     }
     Ok(kept)

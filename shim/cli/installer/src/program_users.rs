@@ -9,7 +9,6 @@
 //! conmon is read, with a time limit.
 
 use std::fmt;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -22,6 +21,7 @@ use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
 use bindguard_sys::read_mount_table;
 
+use crate::change::read;
 use crate::running::{option, place_of};
 
 /// The supervisor of Podman and CRI-O. A conmon's arguments contain its runtime's path.
@@ -72,7 +72,9 @@ pub fn users_of(programs: &[PathBuf]) -> Vec<ProgramUser> {
     };
     // containerd's shim records its runtime's path in the bundle, and calls it until the container
     // is deleted
-    let is_user = |bundle: &PathBuf| fs::read(bundle.join("runtime")).is_ok_and(|it| is_named(&it));
+    let is_user = |bundle: &PathBuf| {
+        read(&bundle.join("runtime")).is_ok_and(|it| it.is_some_and(|it| is_named(&it)))
+    };
     let containers = tasks(Path::new("/"))
         .filter(is_user)
         .map(ProgramUser::Container);
@@ -165,6 +167,7 @@ fn has_this_program(pid: u32, path: &Path, own: Option<&MountTable>) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::fs;
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio};
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
+use bindguard_operator::root_program::check_folders_of_root;
 use rustix::fs::{Access, StatVfsMountFlags};
 
 use crate::attributes::identity;
@@ -66,6 +67,7 @@ impl Programs {
         const ADVICE: &str = "name another folder with --prefix DIR";
         let doing = || format!("install programs in {}", folder.display());
         let existing = nearest(folder);
+        check_folders_of_root(folder).with_context(|| format!("{}; or {ADVICE}", doing()))?;
         ensure!(
             fs::metadata(existing).with_context(doing)?.is_dir(),
             "{}: {} is not a folder; {ADVICE}",

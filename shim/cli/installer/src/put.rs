@@ -1,8 +1,8 @@
 //! Records the change of a file, then makes the change.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
-use crate::change::Content;
+use crate::change::{Change, Content, NewAttributes};
 use crate::plan::PlannedChange;
 use crate::record::Record;
 use crate::runtimes;
@@ -11,6 +11,13 @@ use crate::runtimes;
 /// If the file was edited since then, uninstall restores the edited file without bindguard in it.
 pub fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
     let (owner, change) = (step.owner, &step.change);
+    ensure!(
+        runtimes::may_write(owner, &change.path),
+        "{} {}: `uninstall` would refuse to write such a file for {}; a file of containerd needs a name that ends in .toml",
+        change.word(),
+        change.path.display(),
+        owner.name()
+    );
     let original = match (record.entry(&change.path), &change.before) {
         (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,
         (Some(entry), Some(Content::File(before))) => {
@@ -30,7 +37,22 @@ pub fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
     let is_new = record.entry(&change.path).is_none();
     record.note(step, original.as_ref())?;
     record.owe(owner, step.command.as_deref())?;
-    let applied = change.apply();
+    let former = record
+        .entry(&change.path)
+        .and_then(|entry| entry.attributes.clone());
+    let applied = match former {
+        // a file that becomes what it was keeps its time, too
+        Some(former) if change.after == original => {
+            let attributes = NewAttributes::Former(former);
+            let change = change.clone();
+            Change {
+                attributes,
+                ..change
+            }
+            .apply()
+        }
+        _ => change.apply(),
+    };
     let is_gone = applied.is_ok() && change.after.is_none();
     if is_gone || applied.is_err() && is_new {
         record.forget(&change.path)?;

@@ -9,9 +9,11 @@ use std::io::{self, ErrorKind};
 use std::mem;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bindguard_config::KEPT_PATH;
+use bindguard_operator::root_program::open_of_root;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::attributes::Attributes;
@@ -19,6 +21,7 @@ use crate::change::{self, Content, NewAttributes};
 use crate::owner::Owner;
 use crate::plan::{InstallOptions, PlannedChange, TargetPlan};
 use crate::running::{self, Daemon};
+use crate::runtimes;
 use crate::scratch;
 use crate::search_path::is_gone;
 
@@ -42,6 +45,9 @@ pub struct Entry {
     pub attributes: Option<Attributes>,
     /// SHA-256 of the content that was written.
     pub written: String,
+    /// SHA-256 of the content that an earlier install wrote: a kill may leave this content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_before: Option<String>,
     /// The command that activates a change of this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
@@ -71,6 +77,17 @@ pub struct Record {
     /// Docker's data root, as the running dockerd named it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     docker_root: Option<PathBuf>,
+    /// The parts that are not used. They stay in the record.
+    #[serde(skip)]
+    refused: Vec<RefusedPart>,
+}
+
+/// A part of the record that no install could have written.
+#[derive(Debug)]
+struct RefusedPart {
+    list: &'static str,
+    part: Value,
+    why: String,
 }
 
 /// An uninstall that is not complete. The node agent reads the counts, too.
@@ -171,23 +188,62 @@ const LINK: &str = "link to ";
 
 impl Record {
     /// The node's record; empty if nothing is installed.
+    ///
+    /// # Errors
+    /// If the record cannot be read, or another user than root could have written it.
     pub fn load() -> Result<Self> {
         let path = file();
+        open_of_root(&path).context("read the record of the installation")?;
         let Some(bytes) = change::read(&path)? else {
             return Ok(Self {
                 version: VERSION,
                 ..Self::default()
             });
         };
-        let record: Self =
-            serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))?;
-        anyhow::ensure!(
+        let record =
+            Self::from_json(&bytes).with_context(|| format!("parse {}", path.display()))?;
+        ensure!(
             record.version == VERSION,
             "{} is of version {}, this program knows {VERSION}",
             path.display(),
             record.version
         );
         Ok(record)
+    }
+
+    /// Without the parts that no install could have written: one bad part must not keep the others.
+    fn from_json(bytes: &[u8]) -> Result<Self> {
+        let mut json: Value = serde_json::from_slice(bytes)?;
+        let mut refused = Vec::new();
+        for list in ["files", "owed", "installed"] {
+            let Some(parts) = json.get_mut(list).and_then(Value::as_array_mut) else {
+                continue;
+            };
+            for part in mem::take(parts) {
+                match check_part(list, &part) {
+                    Ok(()) => parts.push(part),
+                    Err(error) => refused.push(RefusedPart {
+                        list,
+                        part,
+                        why: format!("{error:#}"),
+                    }),
+                }
+            }
+        }
+        let record: Self = serde_json::from_value(json)?;
+        Ok(Self { refused, ..record })
+    }
+
+    /// A line for each part of the record that is not used.
+    pub fn refused(&self) -> impl Iterator<Item = String> {
+        self.refused.iter().map(|refused| {
+            format!(
+                "ignoring an entry of {}: {}; undo the change by hand, then delete the entry from {:?} there",
+                file().display(),
+                refused.why,
+                refused.list
+            )
+        })
     }
 
     /// The restarts that were not done yet.
@@ -346,8 +402,12 @@ impl Record {
             original: bytes.map(hash),
             original_link,
             written: hash_of(after),
+            written_before: None,
             command: command.clone(),
         };
+        if let (Some(former), Some(before)) = (self.entry(&change.path), &change.before) {
+            entry.written_before = former.is_as_written(before).then(|| hash_of(before));
+        }
         let former = self
             .entry(&change.path)
             .filter(|former| former.has_original_of(&entry));
@@ -393,7 +453,10 @@ impl Record {
 
     /// True if nothing of an installation is left.
     pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.owed().is_empty() && self.removal.is_none()
+        self.files.is_empty()
+            && self.owed().is_empty()
+            && self.removal.is_none()
+            && self.refused.is_empty()
     }
 
     /// Removes an empty record, also if an earlier process began the removal.
@@ -427,7 +490,17 @@ impl Record {
     }
 
     fn save(&self) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
+        let mut json = serde_json::to_value(self)?;
+        for RefusedPart { list, part, .. } in &self.refused {
+            match json.get_mut(*list).and_then(Value::as_array_mut) {
+                Some(parts) => parts.push(part.clone()),
+                None => json[*list] = Value::from(vec![part.clone()]),
+            }
+        }
+        let text = match self.refused.is_empty() {
+            true => serde_json::to_string_pretty(self)?,
+            false => serde_json::to_string_pretty(&json)?,
+        } + "\n";
         change::write(&file(), text.as_bytes(), &NewAttributes::Present(0o600))
     }
 }
@@ -442,14 +515,14 @@ impl Entry {
             return Ok(None);
         };
         let place = originals().join(name);
-        let bytes = fs::read(&place).with_context(|| {
+        let bytes = change::read(&place)?.with_context(|| {
             format!(
-                "read {}, which {} was",
+                "read {}, which {} was: no such file",
                 place.display(),
                 self.path.display()
             )
         })?;
-        anyhow::ensure!(
+        ensure!(
             hash(&bytes) == *name,
             "{} is not what was kept there: {} stays as it is",
             place.display(),
@@ -469,8 +542,37 @@ impl Entry {
 
     /// True if a path still has the content that install wrote.
     pub fn is_as_written(&self, content: &Content) -> bool {
-        hash_of(content) == self.written
+        let hash = hash_of(content);
+        hash == self.written || Some(hash) == self.written_before
     }
+}
+
+/// Checks that an install could have written a part of the record.
+fn check_part(list: &str, part: &Value) -> Result<()> {
+    let command = match list {
+        "files" => {
+            let entry = Entry::deserialize(part)?;
+            ensure!(
+                runtimes::may_write(entry.owner, &entry.path),
+                "`install` writes no file {} for {}",
+                entry.path.display(),
+                entry.owner.name()
+            );
+            entry.command
+        }
+        "owed" => Some(OwedRestart::deserialize(part)?.command),
+        _ => return Ok(Installed::deserialize(part).map(drop)?),
+    };
+    let is_known = |command: &str| match command.split(' ').collect::<Vec<_>>()[..] {
+        ["systemctl", "restart" | "reload" | "stop", unit] => !unit.starts_with('-'),
+        _ => false,
+    };
+    ensure!(
+        command.as_deref().is_none_or(is_known),
+        "`install` needs no command {:?}",
+        command.unwrap_or_default()
+    );
+    Ok(())
 }
 
 /// The missing folders above a file, the uppermost first.

@@ -5,12 +5,12 @@
 //! must name the OCI runtime. Otherwise a different runtime than before would create the
 //! containers.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED, keep_valid};
 use bindguard_core::error_chain;
+use bindguard_operator::root_program::open_of_root;
 
 use crate::change::{self, Change, Content};
 use crate::plan::USUAL_RUNTIME;
@@ -32,7 +32,8 @@ impl NodeConfig {
     /// # Errors
     /// If it cannot be read, or is not TOML.
     pub fn read(file: &Path, is_forced: bool) -> Result<Self> {
-        let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        let text = change::read_text(file)?;
+        let text = text.with_context(|| format!("read {}: no such file", file.display()))?;
         Config::parse(&text).map_err(|mistake| {
             anyhow::anyhow!(
                 "parse {}, line {}: {mistake}; nothing was changed",
@@ -68,6 +69,8 @@ pub fn plan(
     record: &Record,
 ) -> Result<SettingsPlan> {
     let path = Path::new(DEFAULT_PATH);
+    // its `runtime.path` is a program that root runs
+    open_of_root(path).context("read the config")?;
     let present = change::read(path)?;
     let unusual = runtime.filter(|runtime| *runtime != Path::new(USUAL_RUNTIME));
     match (node_config, present) {

@@ -80,6 +80,9 @@ impl Uninstall {
         };
         let mut record = Record::load()?;
         let mut report = InstallReport::default();
+        record
+            .refused()
+            .for_each(|refused| report.unfinished(refused));
         let runtimes = match record.removal() {
             _ if !self.pending => self.runtimes.clone(),
             Some(removal) => removal.runtimes.clone(),
@@ -95,15 +98,19 @@ impl Uninstall {
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
         let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
         let mut files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
+        let mut unread = Vec::new();
         let kept = kept_names(
             &files,
             self.forget_name,
             &mut record,
             &mut report,
             &self.common,
+            &mut unread,
         )?;
         let (names, mut kept_steps): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
-        files.retain(|entry| names.iter().all(|kept| kept.path() != entry.path));
+        files.retain(|entry| {
+            names.iter().all(|kept| kept.path() != entry.path) && !unread.contains(&entry.path)
+        });
         let mut read: Vec<PathBuf> = Vec::new();
         for (_, file) in runtimes::files(&record) {
             read.push(file);
@@ -114,7 +121,7 @@ impl Uninstall {
                 .map(|old| old.named_in.clone())
                 .unwrap_or_default(),
         );
-        let mut work = removals(&files, &mut report)?;
+        let mut work = removals(&files, &mut report);
         work.extend(self.unrecorded(&runtimes, &mut record, &mut report)?);
         keep_defaults(&mut work, &record, &mut report)?;
         take_off(&work, &mut record, &mut report, &self.common)?;
@@ -135,14 +142,24 @@ impl Uninstall {
             work.push(step);
         }
         for kept in &handlers {
-            work.extend(kept.without_default(&mut record, &mut report, &self.common)?);
+            match kept.without_default(&mut record, &mut report, &self.common) {
+                Ok(steps) => work.extend(steps),
+                Err(error) => report.unfinished(format!(
+                    "{} keeps its default runtime: {error:#}",
+                    kept.owner.name()
+                )),
+            }
         }
+        let is_left = |entry: &Entry| record.entry(&entry.path).is_some();
+        let is_left = !unread.is_empty() || !self.common.dry_run && files.iter().any(is_left);
         let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
         for kept in names {
             work.extend(self.finish_name(kept, &mut record, &mut report)?);
         }
         let mut named_in = Vec::new();
-        if restarted.is_ok() {
+        if is_left {
+            report.note("the programs stay: a runtime's file that stays may name them".to_owned());
+        } else if restarted.is_ok() {
             // all programs or none: a second run of uninstall needs this very program
             let paths = programs_to_go(&runtimes, &record);
             let can_go = are_unused(&paths, &handlers, &mut report);
@@ -153,7 +170,7 @@ impl Uninstall {
                     name(file)
                 ));
             } else if can_go {
-                let steps = removals(&programs, &mut report)?;
+                let steps = removals(&programs, &mut report);
                 take_off(&steps, &mut record, &mut report, &self.common)?;
                 work.extend(steps);
             }
@@ -243,7 +260,7 @@ impl Uninstall {
             kept.report(report);
             return Ok(Vec::new());
         };
-        let mut steps = removals(&[entry], report)?;
+        let mut steps = removals(&[entry], report);
         keep_defaults(&mut steps, record, report)?;
         take_off(&steps, record, report, &self.common)?;
         Ok(steps)
@@ -383,11 +400,18 @@ fn needed_by(users: &[ProgramUser]) -> String {
     }
 }
 
-/// The changes that undo these entries.
-fn removals(entries: &[Entry], report: &mut InstallReport) -> Result<Vec<PlannedChange>> {
+/// The changes that undo these entries. An entry that cannot be undone stays, with a note, and does
+/// not keep the others.
+fn removals(entries: &[Entry], report: &mut InstallReport) -> Vec<PlannedChange> {
     let mut steps = Vec::new();
     for entry in entries {
-        let change = backwards(entry, report)?;
+        let change = match backwards(entry, report) {
+            Ok(change) => change,
+            Err(error) => {
+                report.unfinished(stays(&entry.path, &error));
+                continue;
+            }
+        };
         let before = change.before.as_ref().and_then(Content::bytes);
         steps.push(PlannedChange {
             owner: entry.owner,
@@ -395,7 +419,15 @@ fn removals(entries: &[Entry], report: &mut InstallReport) -> Result<Vec<Planned
             change,
         });
     }
-    Ok(steps)
+    steps
+}
+
+/// The note on a file that stays.
+pub fn stays(path: &Path, error: &anyhow::Error) -> String {
+    format!(
+        "{} stays: {error:#}; correct this, then run this again",
+        name(path)
+    )
 }
 
 /// Makes these changes, and forgets their entries.
@@ -416,7 +448,10 @@ fn take_off(
         let command = step.command.as_deref().filter(|_| !step.change.is_none());
         if !common.dry_run {
             record.owe(step.owner, command)?;
-            step.change.apply()?;
+            if let Err(error) = step.change.apply() {
+                report.unfinished(stays(&step.change.path, &error));
+                continue;
+            }
             record.forget(&step.change.path)?;
         }
         report.command(command);

@@ -133,15 +133,13 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
 /// Reports changes by other tools since the installation.
 fn installation() -> Point {
     const NAME: &str = "installation";
-    match drift() {
-        Err(error) => Point::unknown(NAME, format!("{error:#}")),
-        Ok(drift) => match drift.first() {
-            None => Point::ok(NAME, "no file has changed since `bindguard install`"),
-            Some(first) => {
-                let all: Vec<&str> = drift.iter().map(|drift| drift.what.as_str()).collect();
-                Point::failed(NAME, all.join("; "), first.command.clone())
-            }
-        },
+    let (drift, problems) = drift();
+    let changed = drift.iter().map(|drift| drift.what.as_str());
+    let all: Vec<&str> = changed.chain(problems.iter().map(String::as_str)).collect();
+    match drift.first() {
+        Some(first) => Point::failed(NAME, all.join("; "), first.command.clone()),
+        None if all.is_empty() => Point::ok(NAME, "no file has changed since `bindguard install`"),
+        None => Point::unknown(NAME, all.join("; ")),
     }
 }
 

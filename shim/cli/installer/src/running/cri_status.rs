@@ -1,7 +1,6 @@
 //! The active configuration of a running containerd: `config` in the answer to `Status` with
 //! `verbose` of the CRI.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use bindguard_operator::cri::{CriError, PodSandbox};
 use serde_json::Value;
 
 use super::Daemon;
+use crate::change::read_text;
 
 const CONFIG: &str = "/etc/containerd/config.toml";
 const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -75,13 +75,9 @@ fn is_starting(error: &Error) -> bool {
 /// The socket from containerd's arguments, from its file, or the default socket.
 fn socket_of(containerd: &Daemon) -> PathBuf {
     let of_file = || {
-        let text = fs::read_to_string(
-            containerd
-                .config()
-                .unwrap_or_else(|| Path::new(CONFIG).to_owned()),
-        )
-        .ok()?;
-        address_in(&text)
+        let config = containerd.config();
+        let text = read_text(config.as_deref().unwrap_or(Path::new(CONFIG)));
+        address_in(&text.ok()??)
     };
     containerd
         .address()

@@ -13,6 +13,8 @@ use crate::plan::{InstallOptions, TargetPlan};
 use crate::running::AGENT_RESTART;
 
 const UNIT: &str = include_str!("../../../../../config/systemd/bindguard-agent.service");
+/// The name of the unit.
+pub const UNIT_NAME: &str = "bindguard-agent.service";
 const OWN_UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
 const ENABLED: &str = "/etc/systemd/system/multi-user.target.wants/bindguard-agent.service";
 /// The units of a package.

@@ -8,9 +8,10 @@ mod docker;
 mod podman;
 mod runtime_drop_in;
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, anyhow};
+use bindguard_config::DEFAULT_PATH;
 
 pub use self::docker::data_root as docker_root;
 use self::runtime_drop_in::HEADING;
@@ -18,6 +19,7 @@ use super::change::{self, Change};
 use super::owner::Owner;
 use super::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
 use super::record::{Installed, Record};
+use super::versions::CURRENT;
 
 /// Plans the changes for a runtime.
 pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
@@ -135,6 +137,31 @@ pub fn former(owner: Owner, present: &[u8]) -> Result<Option<Vec<u8>>> {
         return Ok(None);
     }
     cleaned(owner, present, None).map(Some)
+}
+
+/// True if an install can write this file: a record that names another one is not the installer's. A
+/// link of a known name may lead to any file.
+pub fn may_write(owner: Owner, path: &Path) -> bool {
+    let is = |known: &str| path == Path::new(known) || path == change::resolved(Path::new(known));
+    let in_folder = |folder: &str| path.starts_with(folder);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_plain = path
+        .components()
+        .all(|part| !matches!(part, Component::ParentDir));
+    path.is_absolute()
+        && is_plain
+        && match owner {
+            Owner::Containerd => {
+                name.ends_with(".toml") || name.ends_with(".tmpl") || containerd::is_read(path)
+            }
+            Owner::Docker => is(docker::CONFIG),
+            Owner::Podman => {
+                is(podman::DROP_IN) || in_folder("/etc/containers") && name.ends_with(".conf")
+            }
+            Owner::Crio => is(crio::DROP_IN) || in_folder("/etc/crio") && name.ends_with(".conf"),
+            Owner::Agent => name == agent::UNIT_NAME && in_folder("/etc/systemd/system"),
+            Owner::Bindguard => is(DEFAULT_PATH) || name.contains("bindguard") || name == CURRENT,
+        }
 }
 
 /// The content of an edited file without bindguard. bindguard's own files stay as they were edited.

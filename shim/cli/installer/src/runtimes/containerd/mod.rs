@@ -253,7 +253,10 @@ pub fn files(named: Option<&Path>) -> Vec<PathBuf> {
     let Ok(layout) = ContainerdLayout::detect(named) else {
         return Vec::new();
     };
-    let text = fs::read_to_string(&layout.config).unwrap_or_default();
+    let text = change::read_text(&layout.config)
+        .ok()
+        .flatten()
+        .unwrap_or_default();
     let imports = MainFile::imports_of(&layout.config, &text).unwrap_or_default();
     let edited = match layout.distribution {
         // the main file is generated from these
@@ -268,6 +271,11 @@ pub fn files(named: Option<&Path>) -> Vec<PathBuf> {
     files.sort();
     files.dedup();
     files
+}
+
+/// True if containerd reads this file as its main file.
+pub fn is_read(path: &Path) -> bool {
+    ContainerdLayout::detect(None).is_ok_and(|layout| change::resolved(&layout.config) == path)
 }
 
 /// The command after which containerd reads its files again.

@@ -1,9 +1,9 @@
 //! The command of containerd's systemd service, for a node whose containerd does not run: see
 //! systemd.unit(5).
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::change::read_text;
 use crate::running::option;
 
 /// The folders of units, with descending precedence.
@@ -50,7 +50,7 @@ fn texts(root: &Path, service: &str) -> Vec<String> {
     let folders = FOLDERS.map(|folder| root.join(folder));
     let unit = folders
         .iter()
-        .find_map(|folder| fs::read_to_string(folder.join(format!("{service}.service"))).ok());
+        .find_map(|folder| read_text(&folder.join(format!("{service}.service"))).ok()?);
     let drop_ins = folders
         .iter()
         .map(|folder| folder.join(format!("{service}.service.d")));
@@ -64,17 +64,15 @@ fn texts(root: &Path, service: &str) -> Vec<String> {
         .collect();
     drop_ins.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
     unit.into_iter()
-        .chain(
-            drop_ins
-                .iter()
-                .filter_map(|path| fs::read_to_string(path).ok()),
-        )
+        .chain(drop_ins.iter().filter_map(|path| read_text(path).ok()?))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
 
     use super::*;
 
