@@ -28,6 +28,9 @@ pub struct ContainerMounts {
     pub following_host: usize,
     /// The number of host-root binds that the host's umounts do not reach.
     pub private: usize,
+    /// The containers with a read-only host-root bind that the host's mounts reach. `ro` does not
+    /// cover mounts that arrive: they are writable.
+    pub open_to_later_mounts: Vec<PodContainer>,
     /// The containers that keep mounts which the host has unmounted.
     pub keepers: Vec<Keeper>,
     /// The containers whose mounts are unknown.
@@ -115,12 +118,17 @@ pub fn container_mounts(
         let Some(table) = running.unless_ended(container, process.mounts()) else {
             continue;
         };
-        for is_reached in host.host_root_binds(&table, scope) {
-            *if is_reached {
-                &mut found.following_host
+        let mut is_open = false;
+        for (bind, is_reached) in host.host_root_binds(&table, scope) {
+            if is_reached {
+                found.following_host += 1;
+                is_open |= bind.attributes.is_read_only();
             } else {
-                &mut found.private
-            } += 1;
+                found.private += 1;
+            }
+        }
+        if is_open {
+            found.open_to_later_mounts.push(container.clone());
         }
         if host.pinned_by(&table).is_empty() {
             continue;

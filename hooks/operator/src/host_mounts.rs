@@ -68,8 +68,12 @@ impl<'t> HostMounts<'t> {
         found
     }
 
-    /// Returns for each host-root bind of a container if the host's umounts reach the bind.
-    pub(crate) fn host_root_binds(&self, table: &MountTable, scope: Scope) -> Vec<bool> {
+    /// The host-root binds of a container, each with whether the host's mounts and umounts reach it.
+    pub(crate) fn host_root_binds<'c>(
+        &self,
+        table: &'c MountTable,
+        scope: Scope,
+    ) -> Vec<(&'c MountEntry, bool)> {
         let index = MountIndex::of(table);
         let is_on_its_root = |entry: &&MountEntry| {
             let parent = index
@@ -87,7 +91,7 @@ impl<'t> HostMounts<'t> {
             .filter(is_on_its_root)
             .filter(is_host_root);
         binds
-            .map(|entry| self.unmounts_below(&entry.propagation))
+            .map(|entry| (entry, self.unmounts_below(&entry.propagation)))
             .collect()
     }
 
@@ -208,8 +212,13 @@ mod tests {
 
     fn binds(container: &str) -> Vec<bool> {
         let table = |lines: &str| MountTable::from_mountinfo(lines.as_bytes()).unwrap();
-        let (host, places) = (table(HOST), Places::default());
-        HostMounts::of(&host, &places).host_root_binds(&table(container), Scope::default())
+        let (host, places, container) = (table(HOST), Places::default(), table(container));
+        let host = HostMounts::of(&host, &places);
+        let found = host.host_root_binds(&container, Scope::default());
+        found
+            .into_iter()
+            .map(|(_, is_reached)| is_reached)
+            .collect()
     }
 
     #[test]

@@ -15,6 +15,7 @@ use bindguard_integration::waiting::until;
 use bindguard_integration::{
     Bind, Generation, Node, Runtime, Setup, VolumeKind, on_newest_and_older,
 };
+use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use serde_json::Value;
 
@@ -48,6 +49,41 @@ fn of_a_node_that_breaks() {
         mount_helper(node)?;
         pinned(node)?;
         config(node)
+    });
+}
+
+/// The default is rslave, so the point is no fault.
+#[test]
+fn of_a_read_only_host_root() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let cri = node.cri()?;
+        let root = |readonly| Mount {
+            readonly,
+            ..mount("/".as_ref(), "/host", PropagationPrivate)
+        };
+        let mut sandboxes = Vec::new();
+        for (name, handler, mounts) in [
+            ("exporter", "bindguard", &[root(true)][..]),
+            ("writer", "bindguard", &[root(false)]),
+            ("stock", "runc", &[root(true)]),
+        ] {
+            let sandbox = cri.run_pod(handler, name, &format!("uid-{name}"))?;
+            cri.start_container(&sandbox, "app", &["sleep", "1000000"], mounts)?;
+            sandboxes.push(sandbox);
+        }
+        let point = Points::of(node)?.named("read-only-binds")?;
+        let message = point["message"].as_str().unwrap_or_default();
+        ensure!(
+            point["status"] == "ok" && message.contains("default/exporter"),
+            "{point}"
+        );
+        ensure!(
+            !message.contains("default/writer") && !message.contains("default/stock"),
+            "{point}"
+        );
+        sandboxes
+            .iter()
+            .try_for_each(|sandbox| cri.remove_pod(sandbox))
     });
 }
 

@@ -162,6 +162,72 @@ fn a_read_only_bind_is_open_to_later_mounts_unless_it_is_kept() {
         });
 }
 
+/// `ro` covers the host's `/` alone. With default capabilities a container writes to the host's
+/// `/run` and to the root filesystems of other containers: under the stock shim to those that ran
+/// before, under bindguard also to those that start later.
+#[test]
+fn a_read_only_host_root_writes_to_root_filesystems() {
+    Setup::on(Generation::V2_1).story(|node| {
+        for (runtime, reached) in [
+            (Runtime::Stock, [true, false]),
+            (Runtime::Bindguard, [true, true]),
+        ] {
+            let written = monitor_writes_to_others(node, runtime)?;
+            ensure!(
+                written == reached,
+                "{runtime:?}: [before, later] = {written:?}"
+            );
+        }
+        Ok(())
+    });
+    Setup::on(Generation::V2_1)
+        .policy("[host-root]\nread-only = \"keep\"\n")
+        .story(|node| {
+            let written = monitor_writes_to_others(node, Runtime::Bindguard)?;
+            ensure!(
+                written == [true, false],
+                "keep: [before, later] = {written:?}"
+            );
+            Ok(())
+        });
+}
+
+/// True for a container that ran before the monitor, and for a container that started later, if each
+/// finds a file that the monitor wrote to its root filesystem.
+fn monitor_writes_to_others(node: &Node, runtime: Runtime) -> Result<[bool; 2]> {
+    let ctr = node.ctr();
+    let start = |id: &str| ctr.container(id).runtime(Runtime::Stock).start()?.success();
+    start("before")?;
+    ctr.container("monitor")
+        .runtime(runtime)
+        .mount(Bind::new("/", "/host").options(&["rbind", "rprivate", "ro"]))
+        .start()?
+        .success()?;
+    start("later")?;
+    let in_monitor = |script: &str| ctr.exec("monitor", &["sh", "-c", script]);
+    in_monitor("echo x > /host/run/planted")?;
+    fs::remove_file("/run/planted").context("find the file that the monitor wrote to /run")?;
+    let (mut found, mut bundles) = ([false; 2], Vec::new());
+    for (found, id) in found.iter_mut().zip(["before", "later"]) {
+        let rootfs = mounts::table()?
+            .into_iter()
+            .map(|mount| mount.target)
+            .find(|target| target.ends_with(format!("{id}/rootfs")))
+            .with_context(|| format!("find the root filesystem of {id}"))?;
+        in_monitor(&format!("echo x > /host{}/planted", rootfs.display()))?;
+        *found = ctr.exec(id, &["test", "-e", "/planted"])?.code() == 0;
+        bundles.push(rootfs.parent().context("a bundle")?.to_owned());
+    }
+    for id in ["later", "monitor", "before"] {
+        ctr.remove(id)?;
+    }
+    // Without the mount, the file is in the folder below it, and keeps containerd from removing it.
+    for bundle in bundles.iter().filter(|bundle| bundle.exists()) {
+        fs::remove_dir_all(bundle).with_context(|| format!("remove {}", bundle.display()))?;
+    }
+    Ok(found)
+}
+
 /// True if a mount that the host makes after a container's start is in the container, and writable
 /// there.
 fn container_writes_to_a_later_mount(node: &Node, options: &[&str]) -> Result<bool> {

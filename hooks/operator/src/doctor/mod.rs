@@ -15,6 +15,7 @@ mod mount_helpers;
 mod pinned;
 mod point;
 mod programs;
+mod read_only_binds;
 mod runtime_faults;
 mod subpaths;
 
@@ -29,4 +30,5 @@ pub use mount_helpers::{helper_of, mount_helpers};
 pub use pinned::pinned;
 pub use point::{DoctorReport, Point, PointStatus};
 pub use programs::{ProgramSeen, programs};
+pub use read_only_binds::read_only_binds;
 pub use subpaths::subpaths;

@@ -13,6 +13,7 @@ use bindguard_core::error_chain;
 use bindguard_core::mount_table::MountTable;
 use bindguard_installer::drift::drift;
 use bindguard_installer::has_agent_unit;
+use bindguard_operator::container_mounts::container_mounts;
 use bindguard_operator::doctor::{
     self, DoctorReport, LinuxDistribution, Point, PointStatus, os_release,
 };
@@ -65,6 +66,11 @@ impl Doctor {
             &survey_node(policy, places, &pods, |_| true),
             policy,
         ));
+        let scope = policy.host_root_scope;
+        points.push(match container_mounts(&pods, places, scope) {
+            Ok(found) => doctor::read_only_binds(&found),
+            Err(error) => Point::unknown("read-only-binds", error_chain(&error)),
+        });
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),
             Err(error) => Point::unknown("pinned", error_chain(&error)),
