@@ -50,6 +50,12 @@ pub fn pod_of(cgroup: &str) -> Option<&str> {
         .find(is_pod)
 }
 
+/// The lines of `/proc/PID/cgroup` of a process of this container, without the cgroups that the
+/// container made. `None` if the process is not in a cgroup of the container.
+pub fn cgroup_of_container(cgroup: &str, container: &str) -> Option<String> {
+    ContainerCgroups::of_init(cgroup, container).map(|cgroups| cgroups.0.join("\n"))
+}
+
 /// A line without the part of the path that is below the container's cgroup.
 fn up_to_container<'l>(line: &'l str, container: &str) -> Option<&'l str> {
     let path = path_of(line);
@@ -123,6 +129,16 @@ mod tests {
         ] {
             assert_eq!(pod_of(cgroup), expected, "{cgroup}");
         }
+    }
+
+    #[test]
+    fn the_cgroups_that_a_container_made_are_left_out() {
+        let of = |cgroup| cgroup_of_container(cgroup, "abc");
+        let made = "2:cpu:/docker/abc/one\n0::/system.slice/docker-abc.scope/pod-b";
+        let own = "2:cpu:/docker/abc\n0::/system.slice/docker-abc.scope";
+        assert_eq!(of(made).as_deref(), Some(own));
+        assert_eq!(of(own).as_deref(), Some(own));
+        assert_eq!(of("0::/docker/other"), None);
     }
 
     #[test]

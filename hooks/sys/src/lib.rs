@@ -25,6 +25,7 @@ mod directories;
 mod fork;
 mod handle;
 mod hanging_probes;
+mod hanging_processes;
 mod heap;
 mod host_path;
 mod inherited_state;

@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 /// Limit of descriptors of a message. The kernel's is 253.
-const MAX_DESCRIPTORS: usize = 2;
+const MAX_DESCRIPTORS: usize = 3;
 
 /// Two connected sockets, which keep the bounds of messages.
 pub(super) fn sockets() -> Result<(OwnedFd, OwnedFd), Errno> {

@@ -12,11 +12,14 @@
 //! forks the helper process once, at the start of `main`. The helper process has one thread and
 //! holds nothing. It receives the checked namespace or the tree as a descriptor, never a pid. It
 //! reaps its children, and ends when the agent ends.
+//!
+//! A child of a container is in the [register](crate::hanging_processes), so a child that hangs
+//! counts for its pod also after the end of the agent. Only memory limits the children of all pods:
+//! a limit of their number could be reached by some pods, and would stop the refreshes of all.
 
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,12 +32,10 @@ use super::tree_child::serve_tree;
 use super::user_namespace_child::serve_user_namespace;
 use crate::fault;
 use crate::fork::ChildProcess;
+use crate::hanging_processes::{Registered, hanging};
 use crate::poll::is_readable;
 
-/// Limit of children. Each may wait for a server or a daemon of its container.
-const MAX_CHILDREN: usize = 32;
-
-/// Limit of children that hang in one pod: the others are for the containers of other pods.
+/// Limit of children that hang in one pod.
 const MAX_HANGING_IN_POD: usize = 4;
 
 /// Limit of the wait for the end of a child that was killed.
@@ -43,9 +44,6 @@ const END_TIMEOUT: Duration = Duration::from_millis(100);
 /// The message for which a child waits: so the answer of the helper process is the first on the
 /// socket.
 const START: &[u8] = b"start";
-
-/// The error number for a child beyond [`MAX_CHILDREN`].
-const TOO_MANY: Errno = Errno::USERS;
 
 /// The work of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,28 +85,6 @@ pub struct HelperProcess {
     /// Closed before the process is waited for.
     socket: OwnedFd,
     process: ChildProcess,
-    hanging: Arc<HangingChildren>,
-}
-
-/// The pidfds of children that were given up, each with the pod of its container.
-#[derive(Debug, Default)]
-struct HangingChildren(Mutex<Vec<(String, OwnedFd)>>);
-
-impl HangingChildren {
-    /// The number of children that still hang in a pod.
-    fn count_in(&self, pod: &str) -> usize {
-        let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        children.retain(|(_, child)| !is_readable(child.as_fd(), Duration::ZERO));
-        children.iter().filter(|(of, _)| of == pod).count()
-    }
-
-    fn add(&self, pod: &str, child: BorrowedFd<'_>) {
-        // Without a free descriptor, the limit of all children is left.
-        if let Ok(child) = child.try_clone_to_owned() {
-            let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            children.push((pod.to_owned(), child));
-        }
-    }
 }
 
 impl HelperProcess {
@@ -121,11 +97,7 @@ impl HelperProcess {
         let (socket, theirs) = sockets()?;
         let kept = [theirs.as_raw_fd()];
         let process = ChildProcess::start(&kept, || serve(&theirs))?;
-        Ok(Self {
-            socket,
-            process,
-            hanging: Arc::default(),
-        })
+        Ok(Self { socket, process })
     }
 
     /// Waits until it ended. Then no container can be refreshed.
@@ -138,8 +110,8 @@ impl HelperProcess {
         self.process.pid()
     }
 
-    /// Starts a child. `subject` is the mount namespace to enter, or the tree to complete, and `pod`
-    /// the pod that may let the child hang. The helper process answers at once, unless it waits for a
+    /// Starts a child. `subject` is the mount namespace to enter, or the tree to complete, with the
+    /// pod that may let the child hang. The helper process answers at once, unless it waits for a
     /// processor.
     ///
     /// # Errors
@@ -147,21 +119,27 @@ impl HelperProcess {
     pub(super) fn start_child(
         &self,
         work: Work,
-        subject: Option<BorrowedFd<'_>>,
-        pod: String,
+        subject: Option<(BorrowedFd<'_>, String)>,
         until: Instant,
     ) -> io::Result<RemoteChild> {
-        if self.hanging.count_in(&pod) >= MAX_HANGING_IN_POD {
-            return Err(io::Error::other(TooManyInPod));
+        let mut registered = None;
+        if let Some((_, pod)) = &subject {
+            let pod = format!("pod {pod}");
+            if hanging().iter().filter(|known| **known == pod).count() >= MAX_HANGING_IN_POD {
+                return Err(io::Error::other(TooManyInPod));
+            }
+            registered = Some(Registered::new(&pod)?);
         }
         let (socket, theirs) = sockets()?;
-        let descriptors: Vec<_> = [Some(theirs.as_fd()), subject]
-            .into_iter()
-            .flatten()
-            .collect();
+        let mut descriptors = vec![theirs.as_fd()];
+        descriptors.extend(subject.as_ref().map(|(subject, _)| *subject));
+        descriptors.extend(registered.as_ref().and_then(Registered::file));
         send_message(self.socket.as_fd(), &work.to_bytes(), &descriptors)
             .map_err(|_| io::Error::other(HelperEnded))?;
         drop(theirs);
+        if let Some(registered) = &mut registered {
+            registered.start();
+        }
         if !is_readable(
             socket.as_fd(),
             until.saturating_duration_since(Instant::now()),
@@ -179,22 +157,13 @@ impl HelperProcess {
                     pid,
                     pidfd,
                     has_to_finish: Cell::new(false),
-                    pod,
-                    hanging: Arc::clone(&self.hanging),
+                    _registered: registered,
                 })
-            }
-            (errno, None) if errno == -TOO_MANY.raw_os_error() => {
-                Err(io::Error::other(TooManyChildren))
             }
             (errno, None) => Err(io::Error::from_raw_os_error(-errno)),
         }
     }
 }
-
-/// Why no child was started.
-#[derive(Debug, thiserror::Error)]
-#[error("{MAX_CHILDREN} children wait in containers already")]
-struct TooManyChildren;
 
 /// Why no child was started for a container of this pod.
 #[derive(Debug, thiserror::Error)]
@@ -215,20 +184,16 @@ pub(super) struct RemoteChild {
     pub(super) pidfd: OwnedFd,
     /// The child ends by itself when the socket closes.
     pub(super) has_to_finish: Cell<bool>,
-    pod: String,
-    hanging: Arc<HangingChildren>,
+    /// Dropped last: a child that lives on hangs.
+    _registered: Option<Registered>,
 }
 
 impl Drop for RemoteChild {
     /// A killed child that waits for a server of the container ends when the server answers.
     fn drop(&mut self) {
-        let mut timeout = Duration::ZERO;
         if !self.has_to_finish.get() {
             let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-            timeout = END_TIMEOUT;
-        }
-        if !is_readable(self.pidfd.as_fd(), timeout) {
-            self.hanging.add(&self.pod, self.pidfd.as_fd());
+            is_readable(self.pidfd.as_fd(), END_TIMEOUT);
         }
     }
 }
@@ -248,7 +213,7 @@ fn serve(socket: &OwnedFd) {
             break;
         };
         if let Some(work) = Work::from_bytes(bytes) {
-            children.extend(started(work, descriptors, children.len()));
+            children.extend(started(work, descriptors));
         }
     }
     // The kernel ends them with this process, but for a child that has to finish its work.
@@ -271,13 +236,11 @@ fn wait(socket: &OwnedFd, children: &[ChildProcess]) -> Result<bool, Errno> {
 }
 
 /// Starts a child, and passes its pid and its pidfd, or the error, to its socket.
-fn started(work: Work, descriptors: Vec<OwnedFd>, count: usize) -> Option<ChildProcess> {
-    let mut descriptors = descriptors.into_iter();
-    let (socket, subject) = (descriptors.next()?, descriptors.next());
-    let child = match count < MAX_CHILDREN {
-        true => start(work, &socket, subject.as_ref()),
-        false => Err(TOO_MANY.into()),
-    };
+fn started(work: Work, descriptors: Vec<OwnedFd>) -> Option<ChildProcess> {
+    let mut kept: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    kept.sort_unstable();
+    let (socket, subject) = (descriptors.first()?, descriptors.get(1));
+    let child = start(work, &kept, socket, subject);
     let answer = match &child {
         Ok(child) => child.pid(),
         Err(error) => -error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
@@ -288,14 +251,13 @@ fn started(work: Work, descriptors: Vec<OwnedFd>, count: usize) -> Option<ChildP
     child.ok()
 }
 
-fn start(work: Work, socket: &OwnedFd, subject: Option<&OwnedFd>) -> io::Result<ChildProcess> {
-    let mut kept: Vec<RawFd> = [Some(socket), subject]
-        .into_iter()
-        .flatten()
-        .map(AsRawFd::as_raw_fd)
-        .collect();
-    kept.sort_unstable();
-    ChildProcess::start(&kept, || {
+fn start(
+    work: Work,
+    kept: &[RawFd],
+    socket: &OwnedFd,
+    subject: Option<&OwnedFd>,
+) -> io::Result<ChildProcess> {
+    ChildProcess::start(kept, || {
         if rustix::io::read(socket, &mut [0; START.len()]) != Ok(START.len()) {
             return;
         }

@@ -136,8 +136,7 @@ impl Entered {
         let child = helper
             .start_child(
                 Work::Container(count),
-                Some(namespace.as_fd()),
-                namespace.pod(),
+                Some((namespace.as_fd(), namespace.pod())),
                 until,
             )
             .map_err(EnterError::NoChild)?;

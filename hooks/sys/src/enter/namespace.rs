@@ -11,7 +11,7 @@ use std::io::{self, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 
-use bindguard_core::cgroup::pod_of;
+use bindguard_core::cgroup::{cgroup_of_container, pod_of};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
@@ -32,6 +32,8 @@ pub struct ContainerNamespace {
     /// The user namespace that owns the mount namespace.
     owner: File,
     has_own_users: bool,
+    /// The id of the container, if that was checked.
+    container: Option<String>,
     /// Opened inside; it shows the mounts of this namespace whatever namespace the process enters
     /// later.
     table: File,
@@ -81,6 +83,7 @@ impl MountNamespace {
             namespace: self,
             owner,
             has_own_users,
+            container: process.container().map(str::to_owned),
             table,
         })
     }
@@ -192,11 +195,16 @@ impl ContainerNamespace {
         self.has_own_users
     }
 
-    /// The cgroup of its container's pod; that of the container outside of a pod.
+    /// The cgroup of its container's pod; that of the container outside of a pod. A container may
+    /// give its own cgroups, below the cgroup with its id, any name.
     pub(super) fn pod(&self) -> String {
         let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", self.namespace.process));
         // An ended process has no namespaces.
-        let cgroup = cgroup.unwrap_or_default();
+        let mut cgroup = cgroup.unwrap_or_default();
+        if let Some(container) = &self.container {
+            let outer = cgroup_of_container(&cgroup, container);
+            cgroup = outer.unwrap_or_else(|| container.clone());
+        }
         pod_of(&cgroup).unwrap_or(&cgroup).to_owned()
     }
 

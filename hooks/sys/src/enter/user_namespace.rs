@@ -24,7 +24,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 pub fn user_namespace_of(helper: &HelperProcess, ids: &IdMaps) -> io::Result<File> {
     let until = Instant::now() + START_TIMEOUT;
     // The child opens no file of a container.
-    let child = helper.start_child(Work::UserNamespace, None, String::new(), until)?;
+    let child = helper.start_child(Work::UserNamespace, None, until)?;
     mapped(child.socket.as_fd(), child.pid, ids, until)
 }
 

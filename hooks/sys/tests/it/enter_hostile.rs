@@ -259,7 +259,7 @@ fn children() -> String {
 }
 
 /// The first answer of a daemon: `fuse_out_header`, then `fuse_init_out` of version 7.31.
-fn answer_init(mut fuse: &File) {
+pub(crate) fn answer_init(mut fuse: &File) {
     let mut request = vec![0; 1 << 17];
     let _ = fuse.read(&mut request).unwrap();
     let mut answer = [0_u8; 16 + 64];
@@ -272,7 +272,7 @@ fn answer_init(mut fuse: &File) {
 }
 
 /// A container with a FUSE mount whose daemon never answers.
-fn with_silent_fuse(scene: &Scene, fuse: &File) -> Container {
+pub(crate) fn with_silent_fuse(scene: &Scene, fuse: &File) -> Container {
     Container::start_keeping(&scene.root(), &scene.binds(), &[fuse.as_fd()], || {
         let options = format!(
             "fd={},rootmode=40000,user_id=0,group_id=0",

@@ -8,6 +8,7 @@
 
 mod cached_paths;
 mod enter;
+mod enter_hanging;
 mod enter_hostile;
 mod enter_limit;
 mod enter_scene;

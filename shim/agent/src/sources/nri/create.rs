@@ -43,6 +43,7 @@ impl Calls {
         );
         let (policy, _) = policy_of_pod(self.config.policy(), |name| pod.annotations.get(name));
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
+        let pod_id = container.pod_sandbox_id.clone();
         let mounts = match container.first_mounts(MAX_BINDS) {
             Ok(mounts) => mounts,
             Err(error) => return self.not_checked(&id, &error_chain(&error), false, &policy),
@@ -61,7 +62,7 @@ impl Calls {
             let annotation = |name: &str| annotations.get(name);
             admitted(&names, annotation, &mounts, &config)
         };
-        match self.creating.within(LIMIT, work) {
+        match self.creating.within(&pod_id, LIMIT, work) {
             Ok((mut admission, mounts)) => {
                 admission.report.problems.extend(overlooked);
                 self.metrics.nri.checked(&admission.report);
@@ -197,13 +198,14 @@ mod tests {
             let (config, metrics) = (Config::from_toml(config).unwrap(), Metrics::new());
             let journal = JournalWriter::off(Arc::clone(&metrics));
             let calls = Calls::new(&config, Arc::clone(&metrics), journal, None);
-            // Checks of other containers hang: no check begins.
+            // Checks of other containers of the pod hang: no check of the pod begins.
             let mut hanging = Vec::new();
             let busy = loop {
                 let (keep, never) = channel::<()>();
                 hanging.push(keep);
                 let work = move || never.recv().is_ok();
-                let no_result = calls.creating.within(Duration::ZERO, work).unwrap_err();
+                let no_result = calls.creating.within("", Duration::ZERO, work);
+                let no_result = no_result.unwrap_err();
                 if matches!(no_result, NoResult::Busy(_)) {
                     break no_result;
                 }

@@ -1,19 +1,58 @@
 //! Work with a time limit, in a thread that is left alone when it is late.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Threads that are late, for example behind a server that hangs. Beyond the limit no more work is
-/// begun.
-const MAX_LATE: usize = 8;
+/// Limit of threads that are late for a pod, for example behind a server that hangs. Beyond the limit
+/// no more work is begun for this pod.
+const MAX_LATE: usize = 4;
 
 /// Begins work, and counts the threads that have not ended.
 #[derive(Debug, Default)]
 pub struct Deadline {
-    /// Each thread has a clone.
-    running: Arc<()>,
+    running: Arc<RunningThreads>,
+}
+
+/// The threads of each pod that have not ended.
+#[derive(Debug, Default)]
+struct RunningThreads(Mutex<BTreeMap<String, usize>>);
+
+/// A thread that has not ended.
+struct RunningThread {
+    pod: String,
+    all: Arc<RunningThreads>,
+}
+
+impl RunningThread {
+    /// # Errors
+    /// The number of the pod's threads, if there are too many.
+    fn begin(pod: &str, all: &Arc<RunningThreads>) -> Result<Self, usize> {
+        let mut threads = all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = threads.entry(pod.to_owned()).or_default();
+        if *count >= MAX_LATE {
+            return Err(*count);
+        }
+        *count += 1;
+        Ok(Self {
+            pod: pod.to_owned(),
+            all: Arc::clone(all),
+        })
+    }
+}
+
+impl Drop for RunningThread {
+    fn drop(&mut self) {
+        let mut threads = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = threads.get_mut(&self.pod) {
+            *count -= 1;
+            if *count == 0 {
+                threads.remove(&self.pod);
+            }
+        }
+    }
 }
 
 /// Why there is no result.
@@ -25,8 +64,8 @@ pub enum NoResult {
     /// The thread ended without a result.
     #[error("it panicked")]
     Panicked,
-    /// Too many earlier threads have not ended.
-    #[error("{0} earlier ones have not ended")]
+    /// Too many earlier threads of the pod have not ended.
+    #[error("{0} earlier ones of the pod have not ended")]
     Busy(usize),
     /// No thread could be started.
     #[error("no thread could be started")]
@@ -44,21 +83,18 @@ impl NoResult {
 }
 
 impl Deadline {
-    /// The result of the work, if it is there in time.
+    /// The result of the work for a pod, if it is there in time.
     ///
     /// # Errors
     /// Names why it is not.
     pub fn within<T: Send + 'static>(
         &self,
+        pod: &str,
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoResult> {
-        let late = Arc::strong_count(&self.running) - 1;
-        if late >= MAX_LATE {
-            return Err(NoResult::Busy(late));
-        }
+        let running = RunningThread::begin(pod, &self.running).map_err(NoResult::Busy)?;
         let (send, receive) = sync_channel(1);
-        let running = Arc::clone(&self.running);
         let thread = thread::Builder::new()
             .name("nri-create".to_owned())
             .spawn(move || {
@@ -87,13 +123,13 @@ mod tests {
     fn work_that_is_late_or_panics_has_no_result() {
         let deadline = Deadline::default();
         let (_keep, never) = channel::<()>();
-        assert_eq!(deadline.within(LONG, || 7), Ok(7));
+        assert_eq!(deadline.within("p", LONG, || 7), Ok(7));
         assert_eq!(
-            deadline.within(SHORT, move || never.recv().is_ok()),
+            deadline.within("p", SHORT, move || never.recv().is_ok()),
             Err(NoResult::Late(SHORT))
         );
         assert_eq!(
-            deadline.within::<u8>(LONG, || panic!("as expected by a test")),
+            deadline.within::<u8>("p", LONG, || panic!("as expected by a test")),
             Err(NoResult::Panicked)
         );
     }
@@ -105,17 +141,19 @@ mod tests {
             .map(|_| {
                 let (keep, never) = channel::<()>();
                 assert_eq!(
-                    deadline.within(SHORT, move || never.recv().is_ok()),
+                    deadline.within("p", SHORT, move || never.recv().is_ok()),
                     Err(NoResult::Late(SHORT))
                 );
                 keep
             })
             .collect();
-        assert_eq!(deadline.within(LONG, || ()), Err(NoResult::Busy(MAX_LATE)));
+        let busy = deadline.within("p", LONG, || ());
+        assert_eq!(busy, Err(NoResult::Busy(MAX_LATE)));
+        assert_eq!(deadline.within("another", LONG, || ()), Ok(()));
         drop(keep);
-        while Arc::strong_count(&deadline.running) > 1 {
+        while !deadline.running.0.lock().unwrap().is_empty() {
             thread::yield_now();
         }
-        assert_eq!(deadline.within(LONG, || ()), Ok(()));
+        assert_eq!(deadline.within("p", LONG, || ()), Ok(()));
     }
 }

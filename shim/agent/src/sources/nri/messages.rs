@@ -147,6 +147,9 @@ pub struct NriContainer {
     /// Its id.
     #[prost(string, tag = "1")]
     pub id: String,
+    /// The id of its pod.
+    #[prost(string, tag = "2")]
+    pub pod_sandbox_id: String,
     /// Its name in the pod.
     #[prost(string, tag = "3")]
     pub name: String,
@@ -175,6 +178,9 @@ pub struct CreatedContainer {
     /// Its id.
     #[prost(string, tag = "1")]
     pub id: String,
+    /// The id of its pod.
+    #[prost(string, tag = "2")]
+    pub pod_sandbox_id: String,
     /// Its init; 0 from some runtimes until it is started.
     #[prost(uint32, tag = "12")]
     pub pid: u32,

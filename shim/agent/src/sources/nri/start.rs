@@ -93,9 +93,10 @@ impl Calls {
             Instant::now(),
         );
         let until = start + REFRESH_TIMEOUT;
+        let pod = container.pod_sandbox_id.clone();
         let work = move || refreshed(helper.as_deref(), &container, &config, until);
         let mut places = Vec::new();
-        let answer = match self.starting.within(START_TIMEOUT, work) {
+        let answer = match self.starting.within(&pod, START_TIMEOUT, work) {
             Ok(Ok(None)) => StartAnswer::current,
             Ok(Ok(Some((names, refreshed)))) => {
                 places.extend(refreshed.replaced_places().map(Path::to_owned));
@@ -133,8 +134,9 @@ impl Calls {
         }
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
         let binds = sources.as_ref().map_or(0, ExpectedSources::binds);
+        let pod = container.pod_sandbox_id.clone();
         let work = move || proved(&container, sources.as_ref(), &config);
-        let refusal = match self.starting.within(PROOF_TIMEOUT, work) {
+        let refusal = match self.starting.within(&pod, PROOF_TIMEOUT, work) {
             Ok(Ok(None)) => None,
             Ok(Ok(Some((pid, proved)))) => {
                 self.metrics.nri.checked(&proved.report);

@@ -166,6 +166,7 @@ fn a_start_is_always_answered() {
         let started = StateChangeEvent {
             event: START_CONTAINER_EVENT,
             container: Some(CreatedContainer {
+                pod_sandbox_id: String::new(),
                 id: "no-such-container".to_owned(),
                 pid: 0,
             }),
