@@ -146,7 +146,7 @@ impl History {
     fn note_removed_payloads(&mut self) {
         let volume = self.scene.pod.volume();
         self.payloads
-            .retain(|version| volume.join(payload(*version)).exists());
+            .retain(|version| fs::exists(volume.join(payload(*version))).unwrap());
         for covered in &mut self.covered {
             *covered = covered.filter(|version| self.payloads.contains(version));
         }
