@@ -181,7 +181,7 @@ fn play(part: &str, build: &Path, first: u64, specs: Option<&Path>) -> Result<Ca
     let build = fs::canonicalize(build).with_context(|| format!("find {}", build.display()))?;
     // The recorder's own keeper ends with the pid namespace.
     let name = format!("bgt-{}-0", first + 1);
-    let disk = Path::new("/var/tmp").join(&name);
+    let disk = Path::new("/var/cache").join(&name);
     let out = disk.with_extension("cases");
     let _keeper = Keeper::start(&name, &[&disk, &out])?;
     let mut command = Command::new("unshare");
