@@ -42,7 +42,8 @@ pub fn sandboxes(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
 
 /// The first process of a sandbox.
 pub fn pid_of_sandbox(containerd: &Daemon, sandbox: &str) -> Result<i32> {
-    let info = info_of_sandbox(&socket_of(containerd), sandbox)?;
+    let socket = socket_of(containerd);
+    let info = unless_it_starts(|| info_of_sandbox(&socket, sandbox))?;
     let pid = info["pid"].as_i64().context("the info has no pid")?;
     i32::try_from(pid).context("the pid is too large")
 }
