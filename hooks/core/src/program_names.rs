@@ -12,3 +12,16 @@ pub const CLI: &str = "bindguard";
 pub const AGENT: &str = "bindguard-agent";
 /// The runtime of an installation: containerd's handler, and the name for Docker, Podman and CRI-O.
 pub const RUNTIME: &str = "bindguard";
+/// The only argument of a call of [`WRAPPER`] that shows that the program runs. Its `--version` is
+/// the runtime's.
+pub const SELF_TEST: &str = "--bindguard-self-test";
+
+/// The arguments with which a program of bindguard shows that it runs. It prints its name, and needs
+/// no runtime.
+pub fn self_test_of(program: &str) -> &'static str {
+    match program {
+        WRAPPER => SELF_TEST,
+        SHIM => "-v",
+        _ => "--version",
+    }
+}

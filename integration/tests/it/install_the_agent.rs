@@ -1,13 +1,13 @@
 //! `bindguard install --agent` brings the node agent with its program, unit and
 //! enablement, and `uninstall` removes all of it.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::{run, write_program};
-use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM};
+use bindguard_integration::programs::{CLI, GUARD};
 use bindguard_integration::{Generation, Node, Setup};
 
 const UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
@@ -57,11 +57,16 @@ fn containerd_2_1() {
 fn upgraded_without_the_option(node: &Node) -> Result<()> {
     let second = node.disk().join("second");
     fs::create_dir(&second)?;
-    for program in [SHIM, GUARD, CLI, AGENT] {
-        fs::copy(node.disk().join("dist").join(program), second.join(program))?;
-    }
-    let mut guard = OpenOptions::new().append(true).open(second.join(GUARD))?;
-    guard.write_all(b" ")?;
+    // a program that any process still writes to cannot be run
+    let mut copy = Command::new("sh");
+    copy.args([
+        "-ec",
+        "cp -L \"$1\"/* \"$2\"; printf ' ' >> \"$2/$3\"",
+        "sh",
+    ])
+    .args([&node.disk().join("dist"), &second])
+    .arg(GUARD);
+    run(copy)?.success()?;
     let mut command = node.command(second.join(CLI))?;
     command.args(["install", "--restart"]);
     let said = run(command)?.success()?;

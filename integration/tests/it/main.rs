@@ -120,6 +120,7 @@ mod pods_with_many_annotations;
 mod policy_refuses_unguarded_creates;
 mod prefix_that_cannot_run_programs;
 mod process_files_by_choice;
+mod programs_that_cannot_run;
 mod prometheus_reads_the_figures;
 mod proof_of_generated_specs;
 mod raw_block_volume;

@@ -28,6 +28,7 @@ use bindguard_config::{Config, Loaded, load_by};
 use bindguard_core::handover::GuardAnswer;
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::{Alarm, Mode};
+use bindguard_core::program_names::{SELF_TEST, WRAPPER};
 use bindguard_core::report::Unchecked;
 use bindguard_guard::{
     Admission, Attempt, JournalEntry, admit, read_file, record, record_unchecked,
@@ -41,6 +42,12 @@ use unchecked::UncheckedCreate;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
+    if let [only] = args.as_slice()
+        && only == SELF_TEST
+    {
+        println!("{WRAPPER} {}", env!("CARGO_PKG_VERSION"));
+        return ExitCode::SUCCESS;
+    }
     let handover = Handover::from_environment();
     let loaded = load_by(read_file);
     if let Some(code) = prove::run_own_verb(&args, || loaded.config.clone()) {

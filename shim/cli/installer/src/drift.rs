@@ -3,15 +3,17 @@
 //!
 //! It is reported and never repaired here: that would fight with the tool that made the change.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
 use bindguard_config::DEFAULT_PATH;
-use bindguard_core::program_names::{SHIM, WRAPPER};
+use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
 use bindguard_operator::terminal::print_remark;
 
 use crate::change::{self, name};
+use crate::own_program::check_installed;
 use crate::owner::Owner;
 use crate::plan::InstallOptions;
 use crate::record::{Entry, Installed, Record, hash};
@@ -35,7 +37,7 @@ pub fn drift() -> (Vec<Drift>, Vec<String>) {
         Err(error) => return (Vec::new(), vec![format!("{error:#}")]),
     };
     let mut problems: Vec<String> = record.refused().collect();
-    let mut found = missing_programs(&record);
+    let mut found = broken_programs(&record);
     match other_config(&record) {
         Ok(other) => found.extend(other),
         Err(error) => problems.push(format!("{error:#}")),
@@ -119,13 +121,9 @@ impl DriftReporter {
     }
 }
 
-/// A link to a program of a version that is gone leads nowhere.
-fn missing_programs(record: &Record) -> Vec<Drift> {
-    let of_bindguard = record
-        .files()
-        .iter()
-        .filter(|entry| entry.owner == Owner::Bindguard);
-    let gone = of_bindguard.filter(|entry| fs::metadata(&entry.path).is_err());
+/// Programs that are gone, are damaged or do not run. A link to a program of a version that is gone
+/// leads nowhere.
+fn broken_programs(record: &Record) -> Vec<Drift> {
     let options = record
         .installed()
         .first()
@@ -134,22 +132,44 @@ fn missing_programs(record: &Record) -> Vec<Drift> {
         || "bindguard install".to_owned(),
         |(owner, options)| command(owner, &options),
     );
-    let drift = |entry: &Entry| {
-        let breaks_pods = [SHIM, WRAPPER]
-            .iter()
-            .any(|program| entry.path.ends_with(program));
+    let mut found = Vec::new();
+    for entry in record.files() {
+        let program = entry.path.file_name().and_then(OsStr::to_str);
+        let Some(program) = program.filter(|_| entry.owner == Owner::Bindguard) else {
+            continue;
+        };
+        let Some(why) = why_broken(entry, program) else {
+            continue;
+        };
+        let breaks_pods = [SHIM, WRAPPER].contains(&program);
         let effect = if breaks_pods {
             ": a pod that needs it does not start"
         } else {
             ""
         };
-        Drift {
-            what: format!("{} is gone{effect}", name(&entry.path)),
+        found.push(Drift {
+            what: format!("{} {why}{effect}", name(&entry.path)),
             breaks_pods,
             command: command.clone(),
-        }
-    };
-    gone.map(drift).collect()
+        });
+    }
+    found
+}
+
+fn why_broken(entry: &Entry, program: &str) -> Option<String> {
+    if fs::metadata(&entry.path).is_err() {
+        return Some("is gone".to_owned());
+    }
+    if ![SHIM, WRAPPER, CLI, AGENT].contains(&program) || entry.is_link() {
+        return None;
+    }
+    match change::content(&entry.path) {
+        Ok(Some(content)) if entry.is_as_written(&content) => {}
+        Ok(_) => return Some("is damaged: it has other bytes than install wrote".to_owned()),
+        Err(error) => return Some(format!("cannot be read: {error:#}")),
+    }
+    let error = check_installed(program, &entry.path).err()?;
+    Some(format!("does not run: {error:#}"))
 }
 
 /// The call of `install` with these options.
@@ -188,7 +208,7 @@ mod tests {
             file("/nowhere/containerd-shim-bindguard-v2"),
             file("/nowhere/bindguard-runtime"),
         ] });
-        let found = missing_programs(&serde_json::from_value(record).unwrap());
+        let found = broken_programs(&serde_json::from_value(record).unwrap());
         assert_eq!(found[0].what, "/nowhere/bindguard-agent is gone");
         let breaks_pods: Vec<bool> = found.iter().map(|drift| drift.breaks_pods).collect();
         assert_eq!(breaks_pods, [false, true, true]);

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use bindguard_config::DEFAULT_PATH;
 use clap::Args;
 
-use crate::change::Change;
+use crate::change::{Change, Content};
 use crate::drift::DriftReporter;
 use crate::kept_name::remember_docker_root;
 use crate::options::CommonOptions;
@@ -69,6 +69,8 @@ impl Install {
         let mut slot = self.common.start_slot()?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one()?;
+        // in another root there may be no /proc
+        programs.check_run(self.agent)?;
         let prefix = self
             .prefix
             .clone()
@@ -166,13 +168,28 @@ impl Install {
             .chain(work)
             .filter(|step| !step.change.is_none())
             .collect();
+        if self.common.dry_run && !has_new_programs {
+            programs.check_installed(&options.prefix, with_agent)?;
+        }
         if !self.common.dry_run {
             work.iter()
                 .try_for_each(|step| step.change.check_writable())?;
             if restarts_agent {
                 record.owe(Owner::Agent, Some(AGENT_RESTART))?;
             }
-            work.iter().try_for_each(|step| put(&mut record, step))?;
+            let is_file = |step: &&PlannedChange| {
+                step.owner == Owner::Bindguard
+                    && matches!(step.change.after, Some(Content::File(_)))
+            };
+            let files = work.iter().take_while(is_file).count();
+            for step in &work[..files] {
+                put(&mut record, step)?;
+            }
+            // before a link selects them, or a runtime's file names them
+            programs.check_installed(&options.prefix, with_agent)?;
+            for step in &work[files..] {
+                put(&mut record, step)?;
+            }
             record.set_removal(None)?;
             remember_docker_root(&mut record, &self.common)?;
             versions::remove_unneeded(&mut record, &options.prefix)?;

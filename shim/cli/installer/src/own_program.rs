@@ -7,10 +7,14 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use bindguard_core::program_names::self_test_of;
+use bindguard_operator::root_program::{RootProgram, output_of};
 
 /// The size of the parts that are compared.
 const PART_SIZE: usize = 64 << 10;
@@ -47,6 +51,14 @@ impl OwnProgram {
     /// Its name.
     pub fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Runs the open file: a truncated program, or a program of another architecture, would make
+    /// each create fail.
+    pub fn check_runs(&self) -> Result<()> {
+        let opened = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        check_runs(self.name, Command::new(opened))
+            .with_context(|| format!("run {}, which is to be installed", self.name))
     }
 
     /// Its content.
@@ -89,4 +101,27 @@ impl OwnProgram {
         }
         Ok(true)
     }
+}
+
+/// Checks that a program of bindguard runs.
+///
+/// # Errors
+/// If the program cannot be started, fails, or is another program.
+pub fn check_runs(name: &str, mut command: Command) -> Result<()> {
+    command.arg(self_test_of(name));
+    let said = output_of(command)?;
+    ensure!(
+        said.contains(name),
+        "it is another program: it prints {said:?}"
+    );
+    Ok(())
+}
+
+/// Checks that an installed program runs, and is the program that was installed.
+///
+/// # Errors
+/// If it is not.
+pub fn check_installed(name: &str, path: &Path) -> Result<()> {
+    let program = RootProgram::open(path)?.context("there is no such file")?;
+    check_runs(name, program.command())
 }

@@ -14,7 +14,7 @@ use rustix::fs::{Access, StatVfsMountFlags};
 
 use crate::attributes::identity;
 use crate::change::{Change, nearest};
-use crate::own_program::OwnProgram;
+use crate::own_program::{OwnProgram, check_installed};
 use crate::search_path::is_searched;
 use crate::versions;
 
@@ -48,6 +48,37 @@ impl Programs {
             files.push(self.agent.as_ref().map_err(|error| anyhow!("{error:#}"))?);
         }
         Ok(files)
+    }
+
+    /// Checks, before any file is changed, that these programs run.
+    ///
+    /// # Errors
+    /// If one does not.
+    pub fn check_run(&self, with_agent: bool) -> Result<()> {
+        for program in self.files(with_agent)? {
+            program.check_runs()?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the installed programs run from where they are, before a runtime's file names
+    /// them: a file system or a security module can refuse that.
+    ///
+    /// # Errors
+    /// If one does not.
+    pub fn check_installed(&self, prefix: &Path, with_agent: bool) -> Result<()> {
+        let programs = self.files(with_agent)?;
+        let folder = if self.identity.is_some() && identity(prefix) == self.identity {
+            prefix.to_owned()
+        } else {
+            versions::folder_for(prefix, &programs)?
+        };
+        for program in programs {
+            let path = folder.join(program.name());
+            check_installed(program.name(), &path)
+                .with_context(|| format!("run {}, which was installed", path.display()))?;
+        }
+        Ok(())
     }
 
     /// The default prefix: the prefix of this program's version, or this program's folder if

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use bindguard_core::program_names::{SHIM, WRAPPER};
+use bindguard_core::program_names::{SELF_TEST, SHIM, WRAPPER};
 use bindguard_operator::doctor::{self, Point, ProgramSeen};
 use bindguard_operator::pods::Pods;
 use bindguard_operator::root_program::RootProgram;
@@ -17,8 +17,10 @@ pub fn point(runtime: &Path, pods: &Pods) -> Point {
     let shim = seen(Path::new(SHIM), beside, |shim| {
         words_of(shim.output(&["-v"]))
     });
-    // It passes a version request to the runtime, so its version is the runtime's.
-    let wrapper = seen(Path::new(WRAPPER), beside, |_| String::new());
+    // It passes a version request to the runtime, so that version is the runtime's.
+    let wrapper = seen(Path::new(WRAPPER), beside, |wrapper| {
+        words_of(wrapper.output(&[SELF_TEST]))
+    });
     let runtime = seen(runtime, None, |runtime| {
         first_line(runtime.output(&["--version"]))
     });
