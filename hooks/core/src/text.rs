@@ -36,6 +36,24 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(line)
 }
 
+/// Escapes the same characters inside the strings of a JSON text. Line breaks between values stay.
+pub fn json_for_terminals(json: &str) -> Cow<'_, str> {
+    let is_escaped = |c: char| is_misleading(c) && c != '\n';
+    if !json.contains(is_escaped) {
+        return Cow::Borrowed(json);
+    }
+    let mut text = String::with_capacity(json.len() + 64);
+    for c in json.chars() {
+        if is_escaped(c) {
+            // All of these characters are a single unit of UTF-16.
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            text.push(c);
+        }
+    }
+    Cow::Owned(text)
+}
+
 /// True for controls of ASCII and C1, for the separators of lines and paragraphs, and for the
 /// Bidi_Control characters of Unicode's UAX 9.
 fn is_misleading(c: char) -> bool {

@@ -4,12 +4,14 @@ use std::fmt::Display;
 use std::io::{self, Write};
 
 use anyhow::Context;
-use bindguard_core::text::one_line;
+use bindguard_core::text::{json_for_terminals, one_line};
 use serde::Serialize;
 
-/// Prints a report for programs.
+/// Prints a report for programs. Characters that reorder or rewrite a terminal's lines are escaped,
+/// as JSON can escape every character.
 pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
-    print_text(&(serde_json::to_string_pretty(report).context("write the report as JSON")? + "\n"))
+    let json = serde_json::to_string_pretty(report).context("write the report as JSON")?;
+    print_text(&(json_for_terminals(&json).into_owned() + "\n"))
 }
 
 /// Prints text, with colours if the terminal supports them.

@@ -10,6 +10,7 @@ mod dead_kubelet_root;
 mod dead_publish_mount;
 mod ended_pods;
 mod hostile_mount_tables;
+mod json_for_terminals;
 mod json_is_stable;
 mod names_of_a_kubelet;
 mod recorded;
