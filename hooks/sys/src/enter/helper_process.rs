@@ -128,7 +128,8 @@ impl HelperProcess {
             if hanging().iter().filter(|known| **known == pod).count() >= MAX_HANGING_IN_POD {
                 return Err(io::Error::other(TooManyInPod));
             }
-            registered = Some(Registered::new(&pod)?);
+            // Without room in /run the child is not counted: a full disk stops no refresh.
+            registered = Registered::new(&pod).ok();
         }
         let (socket, theirs) = sockets()?;
         let mut descriptors = vec![theirs.as_fd()];
