@@ -27,6 +27,8 @@ use crate::systemd;
 
 /// The default path of containerd's configuration.
 const CONFIG: &str = "/etc/containerd/config.toml";
+/// The name of the node of a story in a pid namespace of its own.
+const ALONE: &str = "BINDGUARD_STORY_ALONE";
 /// The folders that an installation writes to, and that a kubelet's root may be in.
 const OWN: [&str; 3] = ["/etc", "/usr/local", "/var/lib"];
 /// Their content on this machine is not a bare node's.
@@ -225,14 +227,13 @@ impl Setup {
     /// command that checks the whole machine sees nothing of parallel stories. `test` is the name
     /// of the test, which is started again in the pid namespace.
     pub fn story_alone(self, test: &str, story: impl FnOnce(&Node) -> Result<()>) {
-        const INSIDE: &str = "BINDGUARD_STORY_ALONE";
-        if std::env::var_os(INSIDE).is_some() {
+        if std::env::var_os(ALONE).is_some() {
             return self.story(story);
         }
         if let Some(why) = self.missing() {
             return privilege::skipped(&why);
         }
-        if let Err(error) = in_own_pid_namespace(test, INSIDE) {
+        if let Err(error) = in_own_pid_namespace(test) {
             panic!("{test} in a pid namespace of its own: {error:#}");
         }
     }
@@ -399,7 +400,7 @@ impl Setup {
 }
 
 /// Runs a single test of this program again, with this variable set.
-fn in_own_pid_namespace(test: &str, variable: &str) -> Result<()> {
+fn in_own_pid_namespace(test: &str) -> Result<()> {
     let mut command = process::Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
     // The shell is process 1 and reaps the shims, whose parents end.
@@ -407,7 +408,7 @@ fn in_own_pid_namespace(test: &str, variable: &str) -> Result<()> {
     command
         .arg(std::env::current_exe().context("find the test's own program")?)
         .args([test, "--exact", "--nocapture"])
-        .env(variable, "1");
+        .env(ALONE, unique_name());
     let ended = run(command)?;
     print!("{}", ended.stdout);
     eprint!("{}", ended.stderr);
@@ -458,11 +459,13 @@ fn write_systemctl(folder: &Path) -> Result<()> {
 /// Short, because a unix socket's path may have 107 bytes only.
 fn unique_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!(
-        "bgt-{}-{}",
-        process::id(),
-        COUNT.fetch_add(1, Ordering::Relaxed)
-    )
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    match std::env::var(ALONE) {
+        // Each pid namespace has a process with this pid.
+        Ok(name) if count == 0 => name,
+        Ok(name) => format!("{name}-{count}"),
+        Err(_) => format!("bgt-{}-{count}", process::id()),
+    }
 }
 
 /// Writes why a story failed past libtest, which holds back a test's output until all have

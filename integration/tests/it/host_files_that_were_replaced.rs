@@ -27,99 +27,112 @@ const REPLACED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
 
 #[test]
 fn by_hand() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
-        let mut daemon = Daemon::started(node)?;
-        let running = Running::start(node, &daemon, &[])?;
-        running.shows(&daemon)?;
-        daemon.restart("two")?;
-        ensure!(running.shows(&daemon).is_err(), "without a refresh");
-        let before = mounts::table()?;
-        let refresh = || {
-            let words = ["refresh", "--pod", "default/app", "--what", "host-files"];
-            node.bindguard(words)
-        };
-        let done = refresh()?;
-        ensure!(
-            done.code() == 0 && done.stdout.matches("replaced").count() == 2,
-            "{done:?}"
-        );
-        running.shows(&daemon)?;
-        ensure!(mounts::table()? == before, "the host's mounts have changed");
-        let again = refresh()?;
-        ensure!(
-            again.code() == 0 && !again.stdout.contains("replaced"),
-            "{again:?}"
-        );
-        running.cri.remove_pod(&running.sandbox)
-    });
+    Setup::on(Generation::V2_1).cri().story_alone(
+        "host_files_that_were_replaced::by_hand",
+        |node| {
+            let mut daemon = Daemon::started(node)?;
+            let running = Running::start(node, &daemon, &[])?;
+            running.shows(&daemon)?;
+            daemon.restart("two")?;
+            ensure!(running.shows(&daemon).is_err(), "without a refresh");
+            let before = mounts::table()?;
+            let refresh = || {
+                let words = ["refresh", "--pod", "default/app", "--what", "host-files"];
+                node.bindguard(words)
+            };
+            let done = refresh()?;
+            ensure!(
+                done.code() == 0 && done.stdout.matches("replaced").count() == 2,
+                "{done:?}"
+            );
+            running.shows(&daemon)?;
+            ensure!(mounts::table()? == before, "the host's mounts have changed");
+            let again = refresh()?;
+            ensure!(
+                again.code() == 0 && !again.stdout.contains("replaced"),
+                "{again:?}"
+            );
+            running.cri.remove_pod(&running.sandbox)
+        },
+    );
 }
 
 #[test]
 fn by_the_agent() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
-        let mut daemon = Daemon::started(node)?;
-        let running = Running::start(node, &daemon, &OPTED_IN)?;
-        daemon.restart("two")?;
-        let before = mounts::table()?;
-        let agent = Agent::start(node, "")?;
-        until("the container has the new file and socket", || {
-            Ok(running.shows(&daemon).is_ok())
-        })?;
-        ensure!(mounts::table()? == before, "the host's mounts have changed");
-        until("both are counted", || Ok(agent.figure(REPLACED) == 2.0))?;
-        running.cri.remove_pod(&running.sandbox)
-    });
+    Setup::on(Generation::V2_1).cri().story_alone(
+        "host_files_that_were_replaced::by_the_agent",
+        |node| {
+            let mut daemon = Daemon::started(node)?;
+            let running = Running::start(node, &daemon, &OPTED_IN)?;
+            daemon.restart("two")?;
+            let before = mounts::table()?;
+            let agent = Agent::start(node, "")?;
+            until("the container has the new file and socket", || {
+                Ok(running.shows(&daemon).is_ok())
+            })?;
+            ensure!(mounts::table()? == before, "the host's mounts have changed");
+            until("both are counted", || Ok(agent.figure(REPLACED) == 2.0))?;
+            running.cri.remove_pod(&running.sandbox)
+        },
+    );
 }
 
 /// Every survey is minutes away: a watch of the folder reports the new file and socket.
 #[test]
 fn by_the_agent_at_once() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
-        let agent = Agent::start(node, "")?;
-        let mut daemon = Daemon::started(node)?;
-        let running = Running::start(node, &daemon, &OPTED_IN)?;
-        for content in ["two", "three", "four"] {
-            daemon.restart(content)?;
-            until("the container has the new file and socket", || {
-                Ok(running.shows(&daemon).is_ok())
-            })?;
-        }
-        // A refresh can replace a mount twice, and counts once.
-        until("they are counted", || Ok(agent.figure(REPLACED) >= 2.0))?;
-        running.cri.remove_pod(&running.sandbox)
-    });
+    Setup::on(Generation::V2_1).cri().story_alone(
+        "host_files_that_were_replaced::by_the_agent_at_once",
+        |node| {
+            let agent = Agent::start(node, "")?;
+            let mut daemon = Daemon::started(node)?;
+            let running = Running::start(node, &daemon, &OPTED_IN)?;
+            for content in ["two", "three", "four"] {
+                daemon.restart(content)?;
+                until("the container has the new file and socket", || {
+                    Ok(running.shows(&daemon).is_ok())
+                })?;
+            }
+            // A refresh can replace a mount twice, and counts once.
+            until("they are counted", || Ok(agent.figure(REPLACED) >= 2.0))?;
+            running.cri.remove_pod(&running.sandbox)
+        },
+    );
 }
 
 /// A container that can write the folder makes file events all the time. The agent stays idle, and
 /// the other pod gets its file.
 #[test]
 fn beside_a_container_that_makes_events() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
-        let mut daemon = Daemon::started(node)?;
-        let agent = Agent::start(node, "")?;
-        let quiet = Running::start(node, &daemon, &OPTED_IN)?;
-        daemon.restart("two")?;
-        until("the folder is watched", || Ok(quiet.shows(&daemon).is_ok()))?;
-        let noise = "while :; do : > /shared/a; : > /shared/file; : > /shared/b; done";
-        let shared = mount(&daemon.folder, "/shared", PropagationPrivate);
-        let noisy = Running::start_more(node, &daemon, "noisy", &["sh", "-c", noise], &[shared])?;
-        until("the container makes events", || {
-            Ok(daemon.folder.join("a").exists())
-        })?;
-        let (began, before) = (Instant::now(), processor_time(agent.pid())?);
-        stays(Duration::from_secs(5), "the agent is there", || {
-            Ok(processor_time(agent.pid()).is_ok())
-        })?;
-        let share =
-            (processor_time(agent.pid())? - before).as_secs_f64() / began.elapsed().as_secs_f64();
-        ensure!(share < 0.15, "the agent uses {share:.2} of a processor");
-        daemon.restart("three")?;
-        until("the other container has the new file", || {
-            Ok(quiet.shows(&daemon).is_ok())
-        })?;
-        noisy.cri.remove_pod(&noisy.sandbox)?;
-        quiet.cri.remove_pod(&quiet.sandbox)
-    });
+    Setup::on(Generation::V2_1).cri().story_alone(
+        "host_files_that_were_replaced::beside_a_container_that_makes_events",
+        |node| {
+            let mut daemon = Daemon::started(node)?;
+            let agent = Agent::start(node, "")?;
+            let quiet = Running::start(node, &daemon, &OPTED_IN)?;
+            daemon.restart("two")?;
+            until("the folder is watched", || Ok(quiet.shows(&daemon).is_ok()))?;
+            let noise = "while :; do : > /shared/a; : > /shared/file; : > /shared/b; done";
+            let shared = mount(&daemon.folder, "/shared", PropagationPrivate);
+            let noisy =
+                Running::start_more(node, &daemon, "noisy", &["sh", "-c", noise], &[shared])?;
+            until("the container makes events", || {
+                Ok(daemon.folder.join("a").exists())
+            })?;
+            let (began, before) = (Instant::now(), processor_time(agent.pid())?);
+            stays(Duration::from_secs(5), "the agent is there", || {
+                Ok(processor_time(agent.pid()).is_ok())
+            })?;
+            let share = (processor_time(agent.pid())? - before).as_secs_f64()
+                / began.elapsed().as_secs_f64();
+            ensure!(share < 0.15, "the agent uses {share:.2} of a processor");
+            daemon.restart("three")?;
+            until("the other container has the new file", || {
+                Ok(quiet.shows(&daemon).is_ok())
+            })?;
+            noisy.cri.remove_pod(&noisy.sandbox)?;
+            quiet.cri.remove_pod(&quiet.sandbox)
+        },
+    );
 }
 
 /// The time of a processor that a process used.
@@ -221,42 +234,45 @@ fn a_file_of_a_fuse_filesystem_that_was_mounted_anew() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
-        // Root alone may write the folders of the path.
-        let (folder, place) = (node.disk().join("served"), PathBuf::from("/run/lxcfs"));
-        [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
-        fs::write(folder.join("file"), "one")?;
-        let mut daemon = FuseDaemon::mounted(node, &folder, &place)?;
-        let (cri, uid) = (node.cri()?, "uid-lxcfs");
-        node.kubelet().pod(uid)?;
-        let sandbox = cri.run_annotated_pod("runc", "lxcfs", uid, &OPTED_IN)?;
-        let mounts = [mount(&place.join("file"), "/etc/file", PropagationPrivate)];
-        let id = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
-        ensure!(cri.read(&id, "/etc/file")? == "one");
-        let mut agent = None;
-        for content in ["two", "three"] {
-            drop(daemon);
-            ensure!(cri.read(&id, "/etc/file").is_err(), "its daemon is dead");
-            host(["umount".as_ref(), "--lazy".as_ref(), place.as_os_str()])?;
-            fs::write(folder.join("file"), content)?;
-            daemon = FuseDaemon::mounted(node, &folder, &place)?;
-            let before = mounts::table()?;
-            if agent.is_none() {
-                let listed = node.bindguard(["diagnose", "--pod", "default/lxcfs"])?;
-                let command = "bindguard refresh --pod default/lxcfs --what host-files";
-                ensure!(listed.stdout.contains(command), "{listed:?}");
-                node.bindguard(command.split(' ').skip(1))?.success()?;
-                ensure!(cri.read(&id, "/etc/file")? == content);
-                // Every survey but those after its start is minutes away.
-                agent = Some(Agent::start(node, "")?);
-            } else {
-                until("the agent has refreshed the file", || {
-                    Ok(cri.read(&id, "/etc/file").is_ok_and(|read| read == content))
-                })?;
+    Setup::on(Generation::V2_1).cri().story_alone(
+        "host_files_that_were_replaced::a_file_of_a_fuse_filesystem_that_was_mounted_anew",
+        |node| {
+            // Root alone may write the folders of the path.
+            let (folder, place) = (node.disk().join("served"), PathBuf::from("/run/lxcfs"));
+            [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
+            fs::write(folder.join("file"), "one")?;
+            let mut daemon = FuseDaemon::mounted(node, &folder, &place)?;
+            let (cri, uid) = (node.cri()?, "uid-lxcfs");
+            node.kubelet().pod(uid)?;
+            let sandbox = cri.run_annotated_pod("runc", "lxcfs", uid, &OPTED_IN)?;
+            let mounts = [mount(&place.join("file"), "/etc/file", PropagationPrivate)];
+            let id = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+            ensure!(cri.read(&id, "/etc/file")? == "one");
+            let mut agent = None;
+            for content in ["two", "three"] {
+                drop(daemon);
+                ensure!(cri.read(&id, "/etc/file").is_err(), "its daemon is dead");
+                host(["umount".as_ref(), "--lazy".as_ref(), place.as_os_str()])?;
+                fs::write(folder.join("file"), content)?;
+                daemon = FuseDaemon::mounted(node, &folder, &place)?;
+                let before = mounts::table()?;
+                if agent.is_none() {
+                    let listed = node.bindguard(["diagnose", "--pod", "default/lxcfs"])?;
+                    let command = "bindguard refresh --pod default/lxcfs --what host-files";
+                    ensure!(listed.stdout.contains(command), "{listed:?}");
+                    node.bindguard(command.split(' ').skip(1))?.success()?;
+                    ensure!(cri.read(&id, "/etc/file")? == content);
+                    // Every survey but those after its start is minutes away.
+                    agent = Some(Agent::start(node, "")?);
+                } else {
+                    until("the agent has refreshed the file", || {
+                        Ok(cri.read(&id, "/etc/file").is_ok_and(|read| read == content))
+                    })?;
+                }
+                ensure!(mounts::table()? == before, "the host's mounts have changed");
             }
-            ensure!(mounts::table()? == before, "the host's mounts have changed");
-        }
-        cri.remove_pod(&sandbox)?;
-        unmount(&place)
-    });
+            cri.remove_pod(&sandbox)?;
+            unmount(&place)
+        },
+    );
 }

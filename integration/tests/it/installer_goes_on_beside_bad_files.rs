@@ -13,7 +13,7 @@ use nix::unistd::mkfifo;
 use serde_json::Value;
 
 const RECORD: &str = "/var/lib/bindguard/install.json";
-const PODMAN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
+const PODMAN: &str = "/etc/containers/containers.conf.d/zz-bindguard.conf";
 
 /// Fails, and does not hang.
 fn bindguard(node: &Node, words: &[&str]) -> Result<Finished> {
