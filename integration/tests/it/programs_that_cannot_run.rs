@@ -131,10 +131,6 @@ fn install(node: &Node, file: &Path, words: &[&str]) -> Result<Finished> {
 }
 
 /// The file behind the links of an installed program.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a program, not the source of a container's bind"
-)]
 fn installed(name: &str) -> Result<PathBuf> {
     Ok(Path::new("/usr/local/bin").join(name).canonicalize()?)
 }
