@@ -28,6 +28,7 @@ use similar::TextDiff;
 use crate::node::{Keeper, Node};
 use crate::privilege;
 use crate::process::{Finished, run, run_with_input};
+use crate::programs::{AGENT, CLI, GUARD, SHIM};
 use volatile::Volatile;
 
 /// The first word of the command line of a recording process.
@@ -183,7 +184,14 @@ fn play(part: &str, build: &Path, first: u64, specs: Option<&Path>) -> Result<Ca
     let name = format!("bgt-{}-0", first + 1);
     let disk = Path::new("/var/cache").join(&name);
     let out = disk.with_extension("cases");
-    let _keeper = Keeper::start(&name, &[&disk, &out])?;
+    let programs = disk.with_extension("build");
+    let _keeper = Keeper::start(&name, &[&disk, &out, &programs])?;
+    // The folder of a build may be one that bindguard runs no program of, such as /tmp.
+    fs::create_dir(&programs).with_context(|| format!("create {}", programs.display()))?;
+    for program in [SHIM, GUARD, CLI, AGENT] {
+        let copied = fs::copy(build.join(program), programs.join(program));
+        copied.with_context(|| format!("copy {} of {}", program, build.display()))?;
+    }
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
     // The shell is process 1 and reaps the shims, whose parents end.
@@ -191,7 +199,7 @@ fn play(part: &str, build: &Path, first: u64, specs: Option<&Path>) -> Result<Ca
     command.args(["sh", "-c", &script, "sh"]);
     command.arg(std::env::current_exe().context("find the own program")?);
     command.args([RECORD, part]).arg(&out).args(specs);
-    command.env("BINDGUARD_BIN_DIR", &build);
+    command.env("BINDGUARD_BIN_DIR", &programs);
     let ended = run_with_input(command, "", PART_TIMEOUT)?;
     let play = || format!("play {part} with {}", build.display());
     ended.success().with_context(play)?;

@@ -23,7 +23,7 @@ const CASE_PIDS: &str = "21000";
 
 /// After these words follows a number that depends on the time, on the kernel's counters, or on
 /// processes that are about to end; or the further characters.
-const BEFORE_VALUES: [(&str, &str); 12] = [
+const BEFORE_VALUES: [(&str, &str); 13] = [
     ("\"duration_us\":", ""),
     ("\"duration_us\": ", ""),
     ("\"inspection_us\":", ""),
@@ -33,6 +33,7 @@ const BEFORE_VALUES: [(&str, &str); 12] = [
     ("\"mounts_before\":", ""),
     ("\"accessed\": [", " ,\n"),
     ("\"accessed\":[", ","),
+    ("\"changed\":[", ","),
     ("\n    \"processes\": ", ""),
     ("; checked ", ""),
     // containerd names one of several, in the order of a map of Go.
@@ -123,7 +124,6 @@ fn words(text: &str) -> String {
             .unwrap_or(rest.len());
         let (word, after) = rest.split_at(length);
         let is_hex = word.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let has_letter = word.bytes().any(|byte| byte.is_ascii_alphabetic());
         let is_device = out.ends_with("0:") && !out.ends_with("00:");
         let unit = word.trim_start_matches(|letter: char| letter.is_ascii_digit());
         match word.parse::<u64>() {
@@ -136,7 +136,7 @@ fn words(text: &str) -> String {
                 out.truncate(whole.len());
                 out.push_str("DURATION");
             }
-            _ if is_hex && has_letter && word.len() >= 12 => out.push_str("HEX"),
+            _ if is_hex && word.len() >= 12 => out.push_str("HEX"),
             _ => out.push_str(word),
         }
         let mut letters = after.chars();
