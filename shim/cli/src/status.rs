@@ -21,7 +21,8 @@ use crate::config;
 use crate::journal;
 use crate::pods::{PodsFrom, running_pods};
 use crate::show::{self, FAULTY, HEALTHY, Lines, OldFilesCount, counted};
-use bindguard_installer::record::{Record, Removal};
+use bindguard_installer::record::Removal;
+use bindguard_installer::recorded;
 use bindguard_installer::removal::pending;
 
 const LAST_ADMISSIONS: usize = 3;
@@ -117,7 +118,7 @@ impl NodeStatus {
         let (drift, unchecked) = drift();
         problems.extend(unchecked);
         // `drift` has reported why a record cannot be read
-        let record = Record::load().unwrap_or_default();
+        let record = recorded().unwrap_or_default();
         let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
         let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| {
             true

@@ -316,6 +316,14 @@ pub fn name(path: &Path) -> String {
     path.display().to_string()
 }
 
+/// The note on a file that stays.
+pub fn stays(path: &Path, error: &anyhow::Error) -> String {
+    format!(
+        "{} stays: {error:#}; correct this, then run this again",
+        name(path)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -32,7 +32,7 @@ pub struct Drift {
 
 /// The changed parts of the node's installation, and the reasons why other parts are not checked.
 pub fn drift() -> (Vec<Drift>, Vec<String>) {
-    let record = match Record::load() {
+    let record = match Record::load(runtimes::may_write) {
         Ok(record) => record,
         Err(error) => return (Vec::new(), vec![format!("{error:#}")]),
     };

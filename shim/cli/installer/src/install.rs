@@ -116,7 +116,7 @@ impl Install {
         } else {
             Some(lock::lock()?)
         };
-        let mut record = Record::load()?;
+        let mut record = Record::load(runtimes::may_write)?;
         // a version without its program would end the agent
         let with_agent = self.agent || record.has_files_of(Owner::Agent);
         let mut report = InstallReport::default();

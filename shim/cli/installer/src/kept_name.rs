@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow};
 use bindguard_config::{DEFAULT_PATH, KEPT_PATH, Loaded};
 use bindguard_core::program_names::RUNTIME;
 
-use crate::change::{self, Change, Content, name};
+use crate::change::{self, Change, Content, name, stays};
 use crate::options::CommonOptions;
 use crate::owner::Owner;
 use crate::plan::{PlannedChange, USUAL_RUNTIME};
@@ -25,7 +25,6 @@ use crate::removal::counted;
 use crate::report::InstallReport;
 use crate::running::{docker_containers, docker_root, podman_containers};
 use crate::settings::RUNTIME_KEY;
-use crate::uninstall::stays;
 use crate::{runtimes, search_path};
 
 /// bindguard's name in the file of Docker or Podman, which containers have or may have.

@@ -44,3 +44,11 @@ pub use self::install::Install;
 pub use self::runtimes::agent::has_agent_unit;
 pub use self::scratch::private_folder;
 pub use self::uninstall::Uninstall;
+
+/// The record of the node's installation.
+///
+/// # Errors
+/// If the record cannot be read, or is not root's.
+pub fn recorded() -> anyhow::Result<record::Record> {
+    record::Record::load(runtimes::may_write)
+}

@@ -21,7 +21,6 @@ use crate::change::{self, Content, NewAttributes};
 use crate::owner::Owner;
 use crate::plan::{InstallOptions, PlannedChange, TargetPlan};
 use crate::running::{self, Daemon};
-use crate::runtimes;
 use crate::scratch;
 use crate::search_path::is_gone;
 
@@ -191,7 +190,7 @@ impl Record {
     ///
     /// # Errors
     /// If the record cannot be read, or another user than root could have written it.
-    pub fn load() -> Result<Self> {
+    pub fn load(may_write: MayWrite) -> Result<Self> {
         let path = file();
         open_of_root(&path).context("read the record of the installation")?;
         let Some(bytes) = change::read(&path)? else {
@@ -200,8 +199,8 @@ impl Record {
                 ..Self::default()
             });
         };
-        let record =
-            Self::from_json(&bytes).with_context(|| format!("parse {}", path.display()))?;
+        let record = Self::from_json(&bytes, may_write)
+            .with_context(|| format!("parse {}", path.display()))?;
         ensure!(
             record.version == VERSION,
             "{} is of version {}, this program knows {VERSION}",
@@ -212,7 +211,7 @@ impl Record {
     }
 
     /// Without the parts that no install could have written: one bad part must not keep the others.
-    fn from_json(bytes: &[u8]) -> Result<Self> {
+    fn from_json(bytes: &[u8], may_write: MayWrite) -> Result<Self> {
         let mut json: Value = serde_json::from_slice(bytes)?;
         let mut refused = Vec::new();
         for list in ["files", "owed", "installed"] {
@@ -220,7 +219,7 @@ impl Record {
                 continue;
             };
             for part in mem::take(parts) {
-                match check_part(list, &part) {
+                match check_part(list, &part, may_write) {
                     Ok(()) => parts.push(part),
                     Err(error) => refused.push(RefusedPart {
                         list,
@@ -547,13 +546,16 @@ impl Entry {
     }
 }
 
+/// True if an install can write this file of this owner.
+pub type MayWrite = fn(Owner, &Path) -> bool;
+
 /// Checks that an install could have written a part of the record.
-fn check_part(list: &str, part: &Value) -> Result<()> {
+fn check_part(list: &str, part: &Value, may_write: MayWrite) -> Result<()> {
     let command = match list {
         "files" => {
             let entry = Entry::deserialize(part)?;
             ensure!(
-                runtimes::may_write(entry.owner, &entry.path),
+                may_write(entry.owner, &entry.path),
                 "`install` writes no file {} for {}",
                 entry.path.display(),
                 entry.owner.name()

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use bindguard_core::program_names::CLI;
 use clap::Args;
 
-use crate::change::{self, Change, Content, NewAttributes, name};
+use crate::change::{self, Change, Content, NewAttributes, name, stays};
 use crate::kept_name::{KeptName, keep, kept_names};
 use crate::options::CommonOptions;
 use crate::owner::Owner;
@@ -78,7 +78,7 @@ impl Uninstall {
         } else {
             Some(lock::lock()?)
         };
-        let mut record = Record::load()?;
+        let mut record = Record::load(runtimes::may_write)?;
         let mut report = InstallReport::default();
         record
             .refused()
@@ -420,14 +420,6 @@ fn removals(entries: &[Entry], report: &mut InstallReport) -> Vec<PlannedChange>
         });
     }
     steps
-}
-
-/// The note on a file that stays.
-pub fn stays(path: &Path, error: &anyhow::Error) -> String {
-    format!(
-        "{} stays: {error:#}; correct this, then run this again",
-        name(path)
-    )
 }
 
 /// Makes these changes, and forgets their entries.
