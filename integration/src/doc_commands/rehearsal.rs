@@ -58,8 +58,8 @@ impl<'n> Rehearsal<'n> {
     }
 
     /// The decisive part of the output of the command with this first line, for each time that the document shows it; the
-    /// last part is that of all later times. Each command that reads or repairs needs one: exit
-    /// status 0 and no output would also come from a command that cannot find anything.
+    /// last part is that of all later times. A command that reads or repairs needs a
+    /// decisive part: a command that cannot find anything also ends with status 0.
     pub fn prints(mut self, command: &str, parts: &[&str]) -> Self {
         let parts = parts.iter().map(|part| (*part).to_owned()).collect();
         self.prints.push((command.to_owned(), parts));

@@ -385,8 +385,8 @@ fn the_default_was_in_a_drop_in() {
     });
 }
 
-/// `uninstall` is killed at every change to the file system: none of them may leave a default that
-/// is no runtime, and the next call completes the removal.
+/// `uninstall` is killed at every change to the file system. After each kill the default is a
+/// runtime, and the next call completes the removal.
 #[test]
 fn a_removal_that_is_killed() {
     if !privilege::has_program("strace") {

@@ -22,7 +22,7 @@ use crate::enter_scene::{Scene, can_run, far, stale};
 /// The share of a pod.
 const MAX_IN_POD: usize = 4;
 
-const PATIENCE: Duration = Duration::from_millis(200);
+const ENTER_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A pod with a container in which every child hangs. The FUSE device is the last to end: a
 /// container with hanging children ends with it.
@@ -72,7 +72,7 @@ impl HangingPod {
                 new: None,
             };
             let entered =
-                Entered::enter(helper, namespace, vec![replacement], PATIENCE, far()).unwrap();
+                Entered::enter(helper, namespace, vec![replacement], ENTER_TIMEOUT, far()).unwrap();
             let opened = entered.call(Action::Open, 0);
             assert!(
                 matches!(opened, Err(EnterError::Silent(_))),

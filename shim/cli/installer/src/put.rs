@@ -41,7 +41,7 @@ pub fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
         .entry(&change.path)
         .and_then(|entry| entry.attributes.clone());
     let applied = match former {
-        // a file that becomes what it was keeps its time, too
+        // a restored file also gets its former modification time
         Some(former) if change.after == original => {
             let attributes = NewAttributes::Former(former);
             let change = change.clone();

@@ -16,7 +16,7 @@ use crate::running::{AGENT_RESTART, wait_until_healthy};
 use crate::runtimes::agent;
 
 /// The time limit for a command: systemd waits longer for a service that never reports its start, and
-/// another installer waits for this one.
+/// another installer waits for the lock meanwhile.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set. With

@@ -400,8 +400,8 @@ fn needed_by(users: &[ProgramUser]) -> String {
     }
 }
 
-/// The changes that undo these entries. An entry that cannot be undone stays, with a note, and does
-/// not keep the others.
+/// The changes that undo the entries. If an entry cannot be undone, the report names the entry and
+/// the other entries are still undone.
 fn removals(entries: &[Entry], report: &mut InstallReport) -> Vec<PlannedChange> {
     let mut steps = Vec::new();
     for entry in entries {

@@ -11,7 +11,7 @@ use lru::LruCache;
 const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(128).unwrap();
 
 /// Limit of binds of these containers. A pod can have thousands of binds, and the kubelet repeats a
-/// create that fails, each time with another id.
+/// failed create with a new container id.
 const MAX_KEPT_BINDS: usize = 8_000;
 
 /// The expected sources by the containers' ids.

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::{DOCKER, Daemon, docker_info};
 use crate::change;
 
-/// The folder with a folder for each container. dockerd makes it when it starts.
+/// dockerd creates this folder at its start, with a folder for each container.
 const CONTAINERS: &str = "containers";
 /// The length of an id in Docker's own output.
 const SHORT_ID: usize = 12;

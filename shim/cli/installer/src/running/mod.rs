@@ -171,7 +171,7 @@ pub fn is_reloaded(owner: Owner, command: &str) -> bool {
 }
 
 /// True if bindguard's name is that of the guard in the running dockerd. After a removal the name
-/// may be that of another runtime.
+/// may point at runc.
 fn knows_bindguard() -> Result<bool> {
     let info = docker_info()?;
     let path = info["Runtimes"][RUNTIME]["path"].as_str();

@@ -72,8 +72,8 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
 /// Docker 20.10).
 pub const RESTART: &str = "systemctl restart docker";
 
-/// The edit after which Docker's default starts containers. dockerd does not start with a default
-/// that is none of its runtimes.
+/// The edit after which Docker's default starts containers. dockerd refuses to start if its
+/// `runtimes` lack the default.
 pub fn default_after_removal(steps: &[PlannedChange]) -> Result<Healing> {
     let step = steps.iter().find(|step| step.owner == Owner::Docker);
     let Some(bytes) = step.and_then(|step| step.change.after.as_ref()?.bytes()) else {
