@@ -237,7 +237,11 @@ impl Proved {
                 // The source changed again, or is gone: there is nothing to compare with.
                 Some(_) | None => false,
             };
-            if !is_wrong || ways.unknown.contains(&recorded.bind) {
+            // Without a walk the place of a symlink's target is unknown. What the container sees at
+            // the literal destination is known.
+            let is_elsewhere =
+                *difference == Difference::NotMounted && ways.unknown.contains(&recorded.bind);
+            if !is_wrong || is_elsewhere {
                 self.report.unproven += 1;
                 continue;
             }
@@ -286,8 +290,8 @@ struct Ways {
 }
 
 impl Ways {
-    /// Walks all destinations, because any entry can cover another entry. A symlink that is newer
-    /// than the record, from `written`, led the runtime nowhere.
+    /// Walks all destinations, because any entry can cover another entry. `written` is the time of
+    /// the record: the runtime did not follow a symlink that is newer.
     fn of(
         expected: &ExpectedBinds,
         pid: u32,

@@ -7,6 +7,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Attempt, Proved, admit, prove_container};
@@ -378,6 +379,32 @@ fn a_link_that_the_container_made_after_the_create_excuses_nothing() {
         symlink("other", "/data").unwrap();
     });
     is_refused(&scene.prove(&container));
+}
+
+/// The walk to the destination would have to wait for a FUSE daemon. The table alone shows the
+/// other source there.
+#[test]
+fn another_source_below_a_volume_of_a_daemon_is_wrong() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::with_image(&[]);
+    fs::create_dir(scene.host("fuse")).unwrap();
+    let mut daemon = Command::new("bindfs");
+    let daemon = daemon.args([scene.host("added"), scene.host("fuse")]);
+    if !daemon.status().is_ok_and(|status| status.success()) {
+        return bindguard_testing::skipped("no bindfs");
+    }
+    scene.admit(&[
+        scene.entry("fuse", "/vol"),
+        scene.entry("right", "/vol/sub"),
+    ]);
+    let proved = scene.proved(&[
+        scene.mounted("fuse", "vol"),
+        scene.mounted("left", "vol/sub"),
+    ]);
+    bindguard_testing::unmount(&scene.host("fuse"));
+    is_refused(&proved);
 }
 
 /// Neither the spec nor the container has a `/proc`. The process is in a mount namespace of its
