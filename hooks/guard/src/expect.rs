@@ -129,21 +129,24 @@ pub(crate) fn expect_again(
     expected: &ExpectedBinds,
     recorded: &[&ExpectedBind],
 ) -> Vec<Option<ExpectedBind>> {
-    let mut sources = Vec::with_capacity(recorded.len());
-    for bind in recorded {
-        let source = expected.entries.get(bind.bind);
-        // An empty path is opened by nothing.
-        let source = source.and_then(|entry| entry.source.as_deref());
-        sources.push(bundle.join(source.unwrap_or(Path::new(""))).into());
+    let mut now = vec![None; recorded.len()];
+    let (mut known, mut sources) = (Vec::new(), Vec::new());
+    for (at, bind) in recorded.iter().enumerate() {
+        let entry = expected.entries.get(bind.bind);
+        // The record of an earlier version has no sources.
+        if let Some(source) = entry.and_then(|entry| entry.source.as_ref()) {
+            known.push(at);
+            sources.push(bundle.join(source).into());
+        }
     }
-    let observed = observe(&sources).into_iter().zip(recorded);
-    observed
-        .map(|(observed, bind)| {
-            let observed = observed?;
-            let moved = bind.moved_to(&observed.mount, &observed.path)?;
-            Some(observed.complete(moved))
-        })
-        .collect()
+    for (at, observed) in known.into_iter().zip(observe(&sources)) {
+        if let Some(observed) = observed
+            && let Some(moved) = recorded[at].moved_to(&observed.mount, &observed.path)
+        {
+            now[at] = Some(observed.complete(moved));
+        }
+    }
+    now
 }
 
 fn expect(bundle: &OpenBundle<'_>, wanted: &[BindToRecord<'_, '_>]) -> ExpectedBinds {

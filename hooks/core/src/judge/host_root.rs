@@ -19,8 +19,9 @@ use crate::spec::{RequestedPropagation, RootfsPropagation};
 
 use super::verdict::{Pinning, Verdict};
 
-/// Judges a host-root bind. `is_recursive`: the runtime includes the mounts below the source. `kept`: why it must not be made rslave. `any_shared`: some bind of the
-/// same spec requests shared propagation.
+/// Judges a host-root bind. `is_recursive`: the runtime includes the mounts below the source.
+/// `kept`: the reason for which the bind must not be made rslave. `any_shared`: some bind of the same
+/// spec requests shared propagation.
 pub fn judge_host_root(
     requested: RequestedPropagation,
     is_recursive: bool,

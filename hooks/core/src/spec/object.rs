@@ -2,7 +2,8 @@
 //!
 //! Strings are read as leniently as by Go's `encoding/json`, which runc and containerd use: half of
 //! a surrogate pair becomes U+FFFD. Duplicate keys are kept, and the last key applies. Keys that
-//! runtimes read in different ways are errors where they concern binds. Every value is a slice of the parsed buffer, so its position is known.
+//! runtimes read in different ways are errors where they concern binds. Every value is a slice of
+//! the parsed buffer, so its position is known.
 
 use std::borrow::Cow;
 use std::fmt;
