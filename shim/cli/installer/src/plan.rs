@@ -1,11 +1,11 @@
 //! The operator's options, and the changes that they require.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::change::Change;
+use crate::change::{self, Change, Content};
 use crate::owner::Owner;
 
 /// The OCI runtime that bindguard-runtime calls if its config names none.
@@ -92,4 +92,15 @@ impl PlannedChange {
             command: None,
         }
     }
+}
+
+/// The content that a file has after `steps`; `None` if the file is missing then.
+pub fn bytes_after(path: &Path, steps: &[PlannedChange]) -> Result<Option<Vec<u8>>> {
+    for step in steps {
+        if step.change.path == path {
+            let after = step.change.after.as_ref();
+            return Ok(after.and_then(Content::bytes).map(<[u8]>::to_vec));
+        }
+    }
+    change::read(path)
 }

@@ -17,7 +17,7 @@ use crate::change::{self, Change, Content, NewAttributes, name, stays};
 use crate::kept_name::{KeptName, keep, kept_names};
 use crate::options::CommonOptions;
 use crate::owner::Owner;
-use crate::plan::PlannedChange;
+use crate::plan::{PlannedChange, bytes_after};
 use crate::program_users::{ProgramUser, users_of};
 use crate::record::{Entry, PendingRemoval, Record, Removal};
 use crate::removal::{KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go};
@@ -314,22 +314,10 @@ fn files_that_name(
     let mut found = Vec::new();
     for file in read {
         let file = change::resolved(file);
-        let step = steps.iter().find(|step| step.change.path == file);
-        let bytes = match step {
-            Some(step) => step
-                .change
-                .after
-                .as_ref()
-                .and_then(Content::bytes)
-                .map(<[u8]>::to_vec),
-            None => match change::read(&file) {
-                Ok(bytes) => bytes,
-                Err(_) => {
-                    // the file may name a program
-                    found.push(file);
-                    continue;
-                }
-            },
+        let Ok(bytes) = bytes_after(&file, steps) else {
+            // the file may name a program
+            found.push(file);
+            continue;
         };
         let text = String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
         if programs.iter().any(|program| is_in_text(&text, program)) && !found.contains(&file) {

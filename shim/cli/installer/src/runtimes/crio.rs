@@ -74,7 +74,7 @@ pub fn files() -> Vec<PathBuf> {
 }
 
 /// The edits after which CRI-O's default starts containers. CRI-O does not start with a default that
-/// is none of its runtimes.
+/// is missing from its runtimes.
 pub fn default_after_removal(steps: &[PlannedChange]) -> Result<Healing> {
     healed(&mut texts_after(files(), steps)?)
 }

@@ -14,7 +14,7 @@ use toml::Value;
 use toml_edit::Item;
 
 use crate::change::{self, Change, Content};
-use crate::plan::{Healing, InstallOptions, PlannedChange, USUAL_RUNTIME};
+use crate::plan::{Healing, InstallOptions, PlannedChange, USUAL_RUNTIME, bytes_after};
 use crate::record::Record;
 use crate::search_path::{self, Unusable};
 use crate::toml_text::Place;
@@ -104,17 +104,7 @@ pub fn paths_in_order(main: &[&str], folder: &str, extension: Option<&str>) -> V
 pub fn texts_after(paths: Vec<PathBuf>, steps: &[PlannedChange]) -> Result<Vec<FileText>> {
     let mut files = Vec::new();
     for path in paths {
-        let step = steps.iter().find(|step| step.change.path == path);
-        let bytes = match step {
-            Some(step) => step
-                .change
-                .after
-                .as_ref()
-                .and_then(Content::bytes)
-                .map(<[u8]>::to_vec),
-            None => change::read(&path)?,
-        };
-        if let Some(bytes) = bytes {
+        if let Some(bytes) = bytes_after(&path, steps)? {
             let text =
                 String::from_utf8(bytes).with_context(|| format!("read {}", path.display()))?;
             files.push((path, text));

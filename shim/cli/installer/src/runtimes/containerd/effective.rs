@@ -99,7 +99,7 @@ impl Effective {
     }
 
     /// The programs of the default runtime that were found. containerd serves no CRI if its default
-    /// is none of its runtimes, and no pod starts without the runtime's programs.
+    /// is missing from its runtimes, and no pod starts without the runtime's programs.
     pub fn usable_default(&self, path: &SearchPath) -> Result<Vec<PathBuf>, Unusable> {
         self.usable(&self.default, path)
     }
