@@ -6,10 +6,10 @@
 //! renames are the changes.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 use bindguard_integration::process::run;
@@ -100,11 +100,16 @@ fn upgrade() {
     story(Generation::V2_1, |node, before| {
         let second = node.disk().join("second");
         fs::create_dir(&second)?;
-        for program in [SHIM, GUARD, CLI, AGENT] {
-            fs::copy(node.under_test().join(program), second.join(program))?;
-        }
-        let mut guard = OpenOptions::new().append(true).open(second.join(GUARD))?;
-        guard.write_all(b" ")?;
+        // The installer runs the programs: a program that any process has open for writing cannot be
+        // run, so a separate process makes the copies.
+        let programs = [SHIM, GUARD, CLI, AGENT].map(|name| node.under_test().join(name));
+        let mut copy = Command::new("sh");
+        copy.args([
+            "-c",
+            "to=$1 && shift && cp \"$@\" $to && printf ' ' >> $to/bindguard-runtime",
+        ]);
+        copy.arg("sh").arg(&second).args(programs);
+        run(copy)?.success()?;
         let config = Path::new("/etc/bindguard/config.toml");
         let fleet = node.disk().join("fleet.toml");
         let named = format!("--node-config={}", fleet.display());
