@@ -1,5 +1,5 @@
 //! Issue 16: `install` edits the file that the running containerd reads, and refuses to choose
-//! between two of them.
+//! between two of them. A command of containerd's program, such as `config dump`, is none of them.
 
 use std::fs;
 use std::path::Path;
@@ -9,6 +9,8 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 #[test]
 fn story() {
@@ -24,7 +26,7 @@ fn story() {
             fs::write(file, text)?;
         }
         node.without_containerd(Signal::SIGTERM, || {
-            let running = Daemon::start(node, &other)?;
+            let running = Daemon::start(node, &other, &[])?;
             let done = node.bindguard(["install"])?.success()?;
             ensure!(done.contains(&format!("+++ {}", other.display())), "not the file that containerd reads: {done}");
             ensure!(fs::read(node.containerd_config())? == usual, "the unread file was changed");
@@ -32,7 +34,15 @@ fn story() {
             let noted = node.bindguard(["install", "--dry-run", &named])?;
             ensure!(noted.stdout.contains("the running containerd reads"), "no word that it is unread: {noted:?}");
 
-            let second = Daemon::start(node, &third)?;
+            // a command that does not end: nothing ever writes to its file
+            let pipe = node.disk().join("pipe.toml");
+            mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR)?;
+            let command = Daemon::start(node, &pipe, &["config", "dump"])?;
+            let beside = node.bindguard(["install", "--dry-run"])?;
+            ensure!(beside.status.success(), "a command counts as a second containerd: {beside:?}");
+            drop(command);
+
+            let second = Daemon::start(node, &third, &[])?;
             let installed = node.bindguard(["install"])?;
             ensure!(installed.code() == 2 && installed.stderr.contains("--containerd-config"), "{installed:?}");
             node.bindguard(["install", "--dry-run", &config_argument(&other)])?.success()?;
@@ -49,15 +59,16 @@ fn config_argument(file: &Path) -> String {
     format!("--containerd-config={}", file.display())
 }
 
-/// A containerd with a different config file.
+/// A process of containerd's program with a different config file.
 struct Daemon(Child);
 
 impl Daemon {
-    fn start(node: &Node, config: &Path) -> Result<Self> {
+    fn start(node: &Node, config: &Path, words: &[&str]) -> Result<Self> {
         let mut command = node.command(node.programs().join("containerd"))?;
         command
             .arg("--config")
             .arg(config)
+            .args(words)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let daemon = Self(command.spawn().context("start containerd")?);

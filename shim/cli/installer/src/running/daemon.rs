@@ -22,6 +22,25 @@ use bindguard_sys::read_mount_table;
 use serde::{Deserialize, Serialize};
 
 const RUN: &str = "/run";
+/// The verbs and flags with which the programs of containerd, Docker, CRI-O and the agent end soon.
+const COMMANDS: [&str; 16] = [
+    "-h",
+    "--help",
+    "help",
+    "-v",
+    "--version",
+    "version",
+    "--validate",
+    "config",
+    "publish",
+    "oci-hook",
+    "check",
+    "status",
+    "wipe",
+    "complete",
+    "man",
+    "restart-slot",
+];
 
 /// A running process. Its pid alone could belong to a later one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,9 +79,31 @@ impl Daemon {
             .copied()
             .filter(|pid| !is_child(pid))
             .filter_map(Self::of)
+            .filter(Self::is_no_command)
             .collect();
         found.sort_by_key(|daemon| (daemon.started, daemon.pid));
         found
+    }
+
+    /// False if this is a command of the daemon's program, such as `containerd config dump`, or has
+    /// ended.
+    fn is_no_command(&self) -> bool {
+        let words = arguments_of(&[self.pid]).pop();
+        // a later process of this pid may be a user's
+        if !self.still_runs() {
+            return false;
+        }
+        match words {
+            // at the begin of an exec a process has its new name and no arguments yet
+            Some(Ok(words)) => {
+                !words.is_empty()
+                    && !words[1..]
+                        .iter()
+                        .any(|word| COMMANDS.contains(&word.as_str()))
+            }
+            // it blocks its readers
+            Some(Err(_)) | None => true,
+        }
     }
 
     /// True if a process has this name and only root may read to which root it belongs.
