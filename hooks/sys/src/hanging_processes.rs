@@ -1,4 +1,4 @@
-//! The register of processes that may hang, such as children in containers.
+//! The register of processes that may hang: children in containers, and probes of filesystems.
 //!
 //! A process whose request a FUSE daemon or a file server took ends only with the answer, whatever
 //! becomes of its starter. Without a register, each restart of the agent and each create would add
@@ -33,10 +33,11 @@ const MAX_SUBJECT: u64 = 4096;
 /// process hangs.
 #[derive(Debug)]
 pub(crate) struct Registered {
-    path: PathBuf,
+    /// `None` while the file has no name: the process is not listed.
+    path: Option<PathBuf>,
     /// The descriptor for the process, until the process is started.
     file: Option<OwnedFd>,
-    _starter: File,
+    starter: File,
 }
 
 impl Registered {
@@ -45,7 +46,16 @@ impl Registered {
     /// # Errors
     /// If the register cannot be written.
     pub(crate) fn new(subject: &str) -> io::Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let mut registered = Self::unlisted()?;
+        registered.list(subject)?;
+        Ok(registered)
+    }
+
+    /// A process that has no subject yet.
+    ///
+    /// # Errors
+    /// If the register cannot be written.
+    pub(crate) fn unlisted() -> io::Result<Self> {
         let folder = folder();
         let mut directory = DirBuilder::new();
         directory.recursive(true).mode(0o755);
@@ -61,22 +71,33 @@ impl Registered {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::open(&folder, flags, Mode::from(0o600))?;
         let link = Handle::link_of(&file);
-        let starter = File::options().read(true).write(true).open(&link)?;
-        starter.write_all_at(subject.as_bytes(), 0)?;
+        let starter = File::options().read(true).write(true).open(link)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         fcntl(&starter, FcntlArg::F_OFD_SETLK(&whole_file()))?;
+        Ok(Self {
+            path: None,
+            file: Some(file),
+            starter,
+        })
+    }
+
+    /// Lists the process, which may run already.
+    ///
+    /// # Errors
+    /// If the register cannot be written.
+    pub(crate) fn list(&mut self, subject: &str) -> io::Result<()> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        self.starter.write_all_at(subject.as_bytes(), 0)?;
+        let link = Handle::link_of(&self.starter);
         loop {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let path = folder.join(format!("{}-{number}", std::process::id()));
+            let path = folder().join(format!("{}-{number}", std::process::id()));
             match linkat(CWD, &link, CWD, &path, AtFlags::SYMLINK_FOLLOW) {
                 Err(rustix::io::Errno::EXIST) => {}
                 Err(errno) => return Err(errno.into()),
                 Ok(()) => {
-                    return Ok(Self {
-                        path,
-                        file: Some(file),
-                        _starter: starter,
-                    });
+                    self.path = Some(path);
+                    return Ok(());
                 }
             }
         }
@@ -97,8 +118,10 @@ impl Drop for Registered {
     fn drop(&mut self) {
         self.file = None;
         // The process may end at any time: the reader removes the file then.
-        if File::open(&self.path).is_ok_and(|file| !is_alive(&file)) {
-            let _ = fs::remove_file(&self.path);
+        if let Some(path) = &self.path
+            && File::open(path).is_ok_and(|file| !is_alive(&file))
+        {
+            let _ = fs::remove_file(path);
         }
     }
 }
@@ -123,8 +146,9 @@ pub(crate) fn hanging() -> Vec<String> {
     hanging
 }
 
+/// The lock is shared: two readers at once would otherwise take each other for the process.
 fn is_alive(file: &File) -> bool {
-    flock(file, FlockOperation::NonBlockingLockExclusive).is_err()
+    flock(file, FlockOperation::NonBlockingLockShared).is_err()
 }
 
 fn has_starter(file: &File) -> bool {
@@ -203,7 +227,7 @@ mod tests {
         let subject = format!("test {}", std::process::id());
         let mut registered = Registered::new(&subject).unwrap();
         let process = Process::with(&mut registered);
-        let path = registered.path.clone();
+        let path = registered.path.clone().unwrap();
         assert_eq!(count(&subject), 0, "its starter waits for it");
         drop(registered);
         wait_until(|| count(&subject) == 1);
@@ -215,8 +239,20 @@ mod tests {
     fn a_process_that_ended_in_time_leaves_no_file() {
         let mut registered = Registered::new("in time").unwrap();
         drop(Process::with(&mut registered));
-        let path = registered.path.clone();
+        let path = registered.path.clone().unwrap();
         drop(registered);
         wait_until(|| count("in time") == 0 && !fs::exists(&path).unwrap());
+    }
+
+    #[test]
+    fn readers_at_once_do_not_take_each_other_for_the_process() {
+        let subject = format!("readers {}", std::process::id());
+        let mut registered = Registered::new(&subject).unwrap();
+        let process = Process::with(&mut registered);
+        let reader = File::open(registered.path.as_ref().unwrap()).unwrap();
+        drop(registered);
+        drop(process);
+        wait_until(|| !is_alive(&reader));
+        assert_eq!(count(&subject), 0);
     }
 }

@@ -20,9 +20,9 @@ use rustix::process::{Resource, getrlimit};
 use crate::cached_path;
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
+use crate::hanging_probes::answer_within;
 use crate::mounts::Mounts;
 use crate::new_files::make_folders;
-use crate::separate_process::answer_within;
 use crate::size_errors::with_size_errors;
 
 /// Size from which the journal is rotated, in bytes.
@@ -47,7 +47,7 @@ pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
     let appended = if cannot_wait(journal) {
         try_append(journal, line)
     } else {
-        answer_within(ANSWER_TIMEOUT, || {
+        answer_within(ANSWER_TIMEOUT, journal, || {
             try_append(journal, line).map(|()| Vec::new())
         })
         .map(drop)

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::directories::open_directory;
-use crate::separate_process::answer_within;
+use crate::hanging_probes::answer_within;
 
 /// Time limit for a umount(2).
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ pub enum UnmountError {
 /// # Errors
 /// If the mount is in use, is not there any more, or does not answer.
 pub fn unmount_unused(mount_point: &Path, id: MountId) -> Result<(), UnmountError> {
-    let unmounted = answer_within(UNMOUNT_TIMEOUT, || {
+    let unmounted = answer_within(UNMOUNT_TIMEOUT, mount_point, || {
         unmount(mount_point, id)?;
         Ok(Vec::new())
     });

@@ -12,12 +12,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bindguard_core::mount_table::Device;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 
 use crate::handle::{Handle, HandleError};
-use crate::hanging_probes::{self, filesystem_of};
+use crate::hanging_probes::{SilentFilesystem, silent_filesystems};
 use crate::mounts::Mounts;
 use crate::separate_process::{End, SeparateProcess, answers, read_until, write_answer};
 
@@ -42,9 +41,11 @@ pub enum Answer {
 /// # Errors
 /// When no process can be made.
 pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
-    let mounts = Mounts::default();
-    let hangs = |path: &PathBuf| hanging_probes::contains(filesystem_of(path, &mounts));
-    let silent = match hanging_probes::is_empty() {
+    let (mounts, hanging) = (Mounts::default(), silent_filesystems());
+    let hangs = |path: &PathBuf| {
+        SilentFilesystem::of(path, &mounts).is_some_and(|filesystem| hanging.contains(&filesystem))
+    };
+    let silent = match hanging.is_empty() {
         true => None,
         false => paths.iter().position(hangs),
     };
@@ -62,13 +63,15 @@ fn answers_before(count: usize, paths: &[PathBuf], patience: Patience) -> io::Re
     if paths.is_empty() {
         return Ok(Vec::new());
     }
-    let mut process = SeparateProcess::start(|pipe| {
+    let mut process = SeparateProcess::start_listable(|pipe| {
         paths.iter().for_each(|path| write_probe(pipe, path));
     })?;
     let (received, end) = read_until(process.output(), patience)?;
     let mut answers = probes(&received);
     if let Some(silent) = paths.get(answers.len()).filter(|_| end == End::Silence) {
-        hanging_probes::add(filesystem_of(silent, &Mounts::default()), process);
+        if let Some(filesystem) = SilentFilesystem::of(silent, &Mounts::default()) {
+            filesystem.add(process);
+        }
         answers.push(Answer::Silent(patience.each));
     }
     Ok(answers)
@@ -83,15 +86,15 @@ fn answers_before(count: usize, paths: &[PathBuf], patience: Patience) -> io::Re
 /// When no process can be made.
 pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
     let mut answers: Vec<Answer> = paths.iter().map(|_| Answer::NotProbed).collect();
-    let mut started = Vec::new();
+    let (mut started, hanging) = (Vec::new(), silent_filesystems());
     for (filesystem, indexes) in by_filesystem(paths) {
-        if hanging_probes::contains(filesystem) {
+        if filesystem.as_ref().is_some_and(|it| hanging.contains(it)) {
             indexes
                 .iter()
                 .for_each(|it| answers[*it] = Answer::Silent(patience));
             continue;
         }
-        let process = SeparateProcess::start(|pipe| {
+        let process = SeparateProcess::start_listable(|pipe| {
             indexes
                 .iter()
                 .for_each(|index| write_probe(pipe, &paths[*index]));
@@ -114,8 +117,10 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
             };
             answers[index] = received.next().unwrap_or_else(silence);
         }
-        if end != End::Closed {
-            hanging_probes::add(filesystem, process);
+        if end != End::Closed
+            && let Some(filesystem) = filesystem
+        {
+            filesystem.add(process);
         }
     }
     Ok(answers)
@@ -123,11 +128,11 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
 
 /// Groups the indexes of the paths by filesystem. A path on no server or daemon has a group of its
 /// own.
-fn by_filesystem(paths: &[PathBuf]) -> Vec<(Option<Device>, Vec<usize>)> {
+fn by_filesystem(paths: &[PathBuf]) -> Vec<(Option<SilentFilesystem>, Vec<usize>)> {
     let mounts = Mounts::default();
-    let mut groups: Vec<(Option<Device>, Vec<usize>)> = Vec::new();
+    let mut groups: Vec<(Option<SilentFilesystem>, Vec<usize>)> = Vec::new();
     for (index, path) in paths.iter().enumerate() {
-        let filesystem = filesystem_of(path, &mounts);
+        let filesystem = SilentFilesystem::of(path, &mounts);
         let known = groups
             .iter_mut()
             .find(|(it, _)| it.is_some() && *it == filesystem);

@@ -12,8 +12,8 @@ use std::time::Duration;
 use nix::libc;
 
 use crate::cached_path::cannot_wait;
+use crate::hanging_probes::answer_within;
 use crate::mounts::Mounts;
-use crate::separate_process::answer_within;
 
 /// Time limit for a server.
 const READ_TIMEOUT: Duration = Duration::from_millis(700);
@@ -65,7 +65,7 @@ fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 }
 
 fn read_in_separate_process(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    answer_within(READ_TIMEOUT, || read_here(path, most))
+    answer_within(READ_TIMEOUT, path, || read_here(path, most))
 }
 
 #[cfg(test)]

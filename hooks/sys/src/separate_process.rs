@@ -20,6 +20,7 @@ use rustix::process::{
 
 use crate::descriptors::close_all_but;
 use crate::fork::fork_child;
+use crate::hanging_processes::Registered;
 
 /// A separate process, and the pipe with its output.
 #[derive(Debug)]
@@ -28,17 +29,36 @@ pub(crate) struct SeparateProcess {
     /// `None` if the process ended before it was held.
     process: Option<OwnedFd>,
     pid: i32,
+    registered: Option<Registered>,
 }
 
 impl SeparateProcess {
     /// Starts `work`; its output can be read from [`SeparateProcess::output`]. `work` must not use
     /// anything that another thread may have locked.
     pub(crate) fn start(work: impl FnOnce(&mut File)) -> io::Result<Self> {
+        Self::start_with(None, work)
+    }
+
+    /// The same, for work that may hang: the process can be [listed](Self::kill_and_list).
+    pub(crate) fn start_listable(work: impl FnOnce(&mut File)) -> io::Result<Self> {
+        // Without room in /run the process is not listed: a full disk stops no create.
+        Self::start_with(Registered::unlisted().ok(), work)
+    }
+
+    fn start_with(
+        mut registered: Option<Registered>,
+        work: impl FnOnce(&mut File),
+    ) -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let intermediate = fork_child(|| {
             let _ = fork_child(|| {
+                let mut kept = [write.as_raw_fd(); 2];
+                if let Some(file) = registered.as_ref().and_then(Registered::file) {
+                    kept[1] = file.as_raw_fd();
+                }
+                kept.sort_unstable();
                 // An error cannot be reported here: the reader sees that the pipe closes early.
-                if close_all_but(&[write.as_raw_fd()]).is_ok() {
+                if close_all_but(&kept).is_ok() {
                     let mut pipe = File::from(write);
                     let _ = pipe.write_all(&std::process::id().to_ne_bytes());
                     work(&mut pipe);
@@ -46,7 +66,12 @@ impl SeparateProcess {
             });
         })?;
         let _ = waitpid(Pid::from_raw(intermediate), WaitOptions::empty());
-        Self::hold(File::from(read))
+        if let Some(registered) = &mut registered {
+            registered.start();
+        }
+        let mut held = Self::hold(File::from(read))?;
+        held.registered = registered;
+        Ok(held)
     }
 
     fn hold(mut output: File) -> io::Result<Self> {
@@ -60,6 +85,7 @@ impl SeparateProcess {
             output,
             process,
             pid,
+            registered: None,
         })
     }
 
@@ -69,9 +95,14 @@ impl SeparateProcess {
         is_runnable(self.pid)
     }
 
-    /// Kills the process, and returns its pidfd: the process may end much later.
-    pub(crate) fn kill(mut self) -> Option<OwnedFd> {
+    /// Kills the process, which may end much later, and lists it with this subject until its end.
+    /// Returns its pidfd if the register cannot be written.
+    pub(crate) fn kill_and_list(mut self, subject: &str) -> Option<OwnedFd> {
         self.send_kill();
+        let registered = self.registered.as_mut();
+        if registered.is_some_and(|registered| registered.list(subject).is_ok()) {
+            return None;
+        }
         self.process.take()
     }
 
@@ -176,26 +207,6 @@ pub(crate) fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
     answers
 }
 
-/// Does this work in a separate process, which may hang in this one's place.
-///
-/// # Errors
-/// Those of the work. `TimedOut` without a number of the kernel if there is no answer in time.
-pub(crate) fn answer_within(
-    time: Duration,
-    work: impl FnOnce() -> io::Result<Vec<u8>>,
-) -> io::Result<Vec<u8>> {
-    let mut process = SeparateProcess::start(|pipe| write_answer(pipe, work()))?;
-    let patience = Patience {
-        each: time,
-        all: time,
-    };
-    let (received, _) = read_until(process.output(), patience)?;
-    answers(&received).pop().unwrap_or_else(|| {
-        let why = format!("it did not answer within {} ms", time.as_millis());
-        Err(io::Error::new(io::ErrorKind::TimedOut, why))
-    })
-}
-
 /// See [`SeparateProcess::is_runnable`].
 pub(crate) fn is_runnable(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -234,29 +245,6 @@ mod tests {
             whole.extend_from_slice(record);
         }
         assert_eq!(answers(&whole).len(), 1);
-    }
-
-    #[test]
-    fn an_error_without_a_number_is_no_success() {
-        let answer = |kind: io::ErrorKind| {
-            let work = || Err(io::Error::new(kind, "no number"));
-            answer_within(Duration::from_secs(10), work)
-                .unwrap_err()
-                .kind()
-        };
-        let invalid = io::ErrorKind::InvalidInput;
-        assert_eq!(answer(invalid), invalid);
-        let other = answer(io::ErrorKind::Other);
-        assert_eq!(other, io::Error::from(Errno::IO).kind());
-        let late = answer_within(Duration::from_millis(10), || {
-            sleep(Duration::from_secs(1000));
-            Ok(Vec::new())
-        });
-        let late = late.unwrap_err();
-        assert_eq!(
-            (late.kind(), late.raw_os_error()),
-            (io::ErrorKind::TimedOut, None)
-        );
     }
 
     #[test]

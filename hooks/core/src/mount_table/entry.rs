@@ -17,7 +17,7 @@ pub struct MountId(pub u32);
 
 /// major:minor as mountinfo prints it. Never compare a `Device` with a `st_dev`: on btrfs the
 /// `st_dev` differs between subvolumes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Device {
     /// Major number.
     pub major: u32,

@@ -54,6 +54,7 @@ mod refresh_without_record;
 mod release_copies;
 mod repairers_at_once;
 mod silent_sources;
+mod silent_sources_of_many_creates;
 mod smb_server;
 mod unreadable_paths;
 mod vanished_directories;

@@ -268,7 +268,7 @@ impl Handle {
     }
 
     /// The same for any descriptor.
-    pub(crate) fn link_of(descriptor: &OwnedFd) -> PathBuf {
+    pub(crate) fn link_of(descriptor: &impl AsRawFd) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
     }
 }

@@ -146,7 +146,10 @@ fn a_filesystem_with_a_mount_in_it_that_hangs_is_probed() {
     };
     let inner = outer.path().join("dir");
     bind(&silent.path(), &inner);
-    assert!(is_silent(&probed(&inner)));
+    for _ in 0..3 {
+        assert!(is_silent(&probed(&inner)));
+    }
+    assert_eq!(probes_in_own_namespace(), 1);
     let answer = probed(&outer.path());
     assert!(matches!(answer, Answer::Reached(_)), "{answer:?}");
     let paths = [inner, outer.path()];
@@ -165,6 +168,20 @@ fn paths_of_one_filesystem_share_a_process() {
     let paths: Vec<PathBuf> = folders.iter().map(|it| it.path().to_owned()).collect();
     let answers = probe_side_by_side(&paths, EACH).unwrap();
     assert!(answers.iter().all(is_silent), "{answers:?}");
+    assert_eq!(probes_in_own_namespace(), 1);
+}
+
+/// Each create reads the policy and appends to the journal.
+#[test]
+fn files_on_a_filesystem_that_hangs_leave_one_process() {
+    let Some(fuse) = silent_daemon() else { return };
+    let file = fuse.path().join("file");
+    for _ in 0..3 {
+        let appended = bindguard_sys::journal::append(&file, "{}");
+        assert!(appended.is_err());
+        let read = bindguard_sys::read_file(&file, 10).unwrap_err();
+        assert_eq!(read.kind(), std::io::ErrorKind::TimedOut, "{read}");
+    }
     assert_eq!(probes_in_own_namespace(), 1);
 }
 
