@@ -85,11 +85,12 @@ bindguard-agent restart-slot --namespace {{ .Release.Namespace }} --max-failures
 {{- /* The pod that installs or removes: a dict with mode, and the chart's own context. */ -}}
 {{- define "bindguard.pod" -}}
 {{- $words := include "bindguard.words" . | fromJsonArray -}}
-{{- $command := $words -}}
 {{- $hasConfig := and .Values.config (eq .mode "install") -}}
 {{- /* The objects of a release are gone when its hook removes bindguard. */ -}}
 {{- $hasSlots := and (include "bindguard.hasSlots" .) (not .isHook) -}}
-{{- if .Values.restart }}{{ $command = append $command "--restart" }}{{ end -}}
+{{- /* With --restart, a dry run fails while a restart is owed. */ -}}
+{{- if .Values.restart }}{{ $words = append $words "--restart" }}{{ end -}}
+{{- $command := $words -}}
 {{- if $hasSlots }}{{ $command = concat $command (list "--restart-slot" (include "bindguard.slotCommand" .)) }}{{ end -}}
 nodeSelector: {{- toYaml .Values.nodeSelector | nindent 2 }}
 {{- with .Values.affinity }}

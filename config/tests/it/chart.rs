@@ -266,7 +266,14 @@ fn restarts_have_slots() {
         "resourceNames": slots, "verbs": ["get", "patch"],
     });
     assert_eq!(role["rules"], json!([rule]));
-    let words = container(&rendered, "bindguard")["command"].clone();
+    let installer = container(&rendered, "bindguard");
+    // the pod is not ready while its node owes a restart
+    let probe = installer["readinessProbe"]["exec"]["command"].to_string();
+    assert!(
+        probe.contains(r#""--restart","--dry-run""#) && !probe.contains("restart-slot"),
+        "{probe}"
+    );
+    let words = installer["command"].clone();
     let command = "bindguard-agent restart-slot --namespace kube-system --max-failures 3 \
                    --lease bindguard-restart-0 --lease bindguard-restart-1";
     assert!(

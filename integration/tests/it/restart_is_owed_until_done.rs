@@ -3,8 +3,10 @@
 
 use std::fs;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::write_program;
+use bindguard_integration::programs::CLI;
+use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::Signal;
 
@@ -31,13 +33,23 @@ fn story() {
             again.code() == 2,
             "a second call hides the failure: {again:?}"
         );
-        ensure!(
-            fs::read_to_string(node.programs().join("failed.log"))?
-                .lines()
-                .count()
-                == 2,
-            "it was not tried again"
-        );
+        ensure!(failures(node)? == 2, "it was not tried again");
+
+        // the readiness probe of a pod that restarts, and of a pod that does not
+        let probe = node.bindguard(["install", "--restart", "--dry-run"])?;
+        ensure!(probe.code() == 1, "a restart is owed: {probe:?}");
+        node.bindguard(["install", "--dry-run"])?.success()?;
+        // the process of a pod goes on
+        let mut pod = node.command(node.under_test().join(CLI))?;
+        pod.args(["install", "--restart", "--stay"]);
+        let mut pod = pod.spawn().context("start the pod's process")?;
+        until("the pod's process has failed twice", || {
+            ensure!(
+                pod.try_wait()?.is_none(),
+                "it ends, and its next start is too early"
+            );
+            Ok(failures(node)? == 4)
+        })?;
 
         let owed = node.bindguard(["install"])?.success()?;
         ensure!(
@@ -45,11 +57,12 @@ fn story() {
             "the restart is forgotten: {owed}"
         );
         write_program(&systemctl, &works)?;
-        let done = node.bindguard(["install", "--restart"])?.success()?;
-        ensure!(
-            done.contains("ran      systemctl restart containerd"),
-            "{done}"
-        );
+        until("the pod's process has restarted containerd", || {
+            let probe = node.bindguard(["install", "--restart", "--dry-run"])?;
+            Ok(probe.code() == 0)
+        })?;
+        pod.kill()?;
+        pod.wait()?;
         nothing_is_owed(node, &[])?;
 
         // an operator who restarts containerd by hand needs no word of it to bindguard
@@ -73,4 +86,9 @@ fn nothing_is_owed(node: &Node, options: &[&str]) -> Result<()> {
         "a restart that was done is still owed: {said}"
     );
     Ok(())
+}
+
+fn failures(node: &Node) -> Result<usize> {
+    let log = fs::read_to_string(node.programs().join("failed.log"))?;
+    Ok(log.lines().count())
 }

@@ -204,7 +204,7 @@ impl Install {
             verify_generated_files(&mut record)?;
         }
         let progress = report.finish(&work, &self.common)?;
-        restarted.map(|()| progress)
+        restart::progress_after(restarted, progress, &self.common)
     }
 }
 

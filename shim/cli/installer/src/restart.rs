@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_operator::root_program::{RootProgram, status_within};
+use bindguard_operator::terminal::print_remark;
 
 use crate::options::CommonOptions;
 use crate::record::Record;
-use crate::report::InstallReport;
+use crate::report::{InstallReport, Progress};
 use crate::restart_slot::RestartSlot;
 use crate::running::{AGENT_RESTART, wait_until_healthy};
 use crate::runtimes::agent;
@@ -38,6 +39,9 @@ pub fn restart(
     if report.commands().iter().any(restarts_agent) {
         report.command_before(agent::RELOAD);
     }
+    if common.dry_run && common.restart && !report.commands().is_empty() {
+        report.unfinished("a restart is owed: a daemon has not read its changed file".to_owned());
+    }
     if !common.restart || common.dry_run {
         return Ok(());
     }
@@ -59,6 +63,26 @@ pub fn restart(
         };
     }
     after_restart(slot, report)
+}
+
+/// The state after the restarts. The process of a pod tries again after a failure, with longer and
+/// longer pauses: a new container would start at once.
+///
+/// # Errors
+/// If a restart failed, without `--stay`.
+pub fn progress_after(
+    restarted: Result<()>,
+    progress: Progress,
+    common: &CommonOptions,
+) -> Result<Progress> {
+    match restarted {
+        Ok(()) => Ok(progress),
+        Err(error) if common.stay => {
+            print_remark(format_args!("{error:#}"));
+            Ok(Progress::Unfinished)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn after_restart(slot: &mut RestartSlot, report: &mut InstallReport) -> Result<()> {

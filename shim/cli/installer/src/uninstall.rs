@@ -200,7 +200,7 @@ impl Uninstall {
         }
         work.retain(|step| !step.change.is_none());
         let progress = report.finish(&work, &self.common)?;
-        restarted.map(|()| progress)
+        restart::progress_after(restarted, progress, &self.common)
     }
 
     /// The removal of entries without a record, or the names of such entries. A node image or a
