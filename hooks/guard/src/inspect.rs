@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::{FileKind, Reach};
 use bindguard_core::judge::{
     Finding, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
@@ -14,7 +16,7 @@ use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
-use bindguard_sys::{Handle, HandleError, Mounts};
+use bindguard_sys::{Handle, HandleError, MountError, Mounts};
 
 use crate::directories::{by_all_names, in_real_folder};
 use crate::probes::{Answers, Probes};
@@ -130,19 +132,21 @@ impl<'a> Held<'a> {
                     .as_ref()
                     .and_then(|handle| handle.resolved_path().ok());
                 let resolved = answers.resolved().map(Path::to_owned).or(from_cache);
-                match (look.judge_reach(&answers.reach()), resolved) {
-                    (Some(dead), _) => (SourceKind::Foreign, dead),
-                    // A path that is not itself a host root may be a link to a host root:
-                    // `/var/run` is `/run` nearly everywhere.
-                    (None, Some(resolved))
-                        if look.is_host_root(bind, &path, &resolved, cached.as_ref()) =>
-                    {
-                        (
-                            SourceKind::HostRoot,
-                            look.judge_host_root(bind, &Handle::follow(&path)),
-                        )
-                    }
-                    _ => (SourceKind::Foreign, Verdict::Foreign),
+                if let Some(dead) = look.judge_reach(&answers.reach()) {
+                    return (SourceKind::Foreign, dead);
+                }
+                let Some(resolved) = resolved else {
+                    return (SourceKind::Foreign, Verdict::Foreign);
+                };
+                // A path that is not itself a host root may be a link to a host root: `/var/run` is
+                // `/run` nearly everywhere.
+                match look.is_host_root(bind, &path, &resolved, cached.as_ref()) {
+                    Ok(true) => (
+                        SourceKind::HostRoot,
+                        look.judge_host_root(bind, &Handle::follow(&path)),
+                    ),
+                    Ok(false) => (SourceKind::Foreign, Verdict::Foreign),
+                    Err(error) => (SourceKind::Foreign, Verdict::Unknown(error_chain(&*error))),
                 }
             }
             Self::InVolume => (SourceKind::InVolume, Verdict::Current),
@@ -210,33 +214,38 @@ struct Look<'a> {
 impl Look<'_> {
     /// True if a path that is no host root by its name leads to a host root, or is another name of
     /// a host root.
+    ///
+    /// # Errors
+    /// If the mounts below the path are not known, and decide.
     fn is_host_root(
         &self,
         bind: &Bind<'_>,
         written: &Path,
         resolved: &Path,
         held: Option<&Handle>,
-    ) -> bool {
-        let leads_to_one = || resolved != written && self.choice.is_host_root(resolved);
-        let is_another_name = || held.is_some_and(|held| self.shows_host_root(held, resolved));
+    ) -> Result<bool, Rc<MountError>> {
+        if self.choice.policy.host_root == Mode::Off {
+            return Ok(false);
+        }
+        if resolved != written && self.choice.is_host_root(resolved) {
+            return Ok(true);
+        }
+        if let Some(held) = held {
+            let Choice { policy, places } = self.choice;
+            let scope = policy.host_root_scope;
+            if (self.roots).show_below(held, resolved, &self.mounts, places, scope)? {
+                return Ok(true);
+            }
+        }
         let scope = self.choice.policy.host_root_scope;
         let may_hold_mounts = || {
             self.choice.may_take_mounts_along(resolved)
                 && (scope == Scope::AnySubmounts || !held.is_some_and(is_file))
         };
-        let takes_mounts_along = || {
-            self.choice.policy.is_recursive(bind)
-                && may_hold_mounts()
-                && self.mounts.any_below(resolved).is_ok_and(|any| any)
-        };
-        self.choice.policy.host_root != Mode::Off
-            && (leads_to_one() || is_another_name() || takes_mounts_along())
-    }
-
-    fn shows_host_root(&self, held: &Handle, resolved: &Path) -> bool {
-        let Choice { policy, places } = self.choice;
-        self.roots
-            .show_below(held, resolved, &self.mounts, places, policy.host_root_scope)
+        if self.choice.policy.is_recursive(bind) && may_hold_mounts() {
+            return self.mounts.any_below(resolved).map_err(Rc::new);
+        }
+        Ok(false)
     }
 
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {

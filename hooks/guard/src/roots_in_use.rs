@@ -8,7 +8,7 @@ use std::rc::Rc;
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_sys::{Handle, Mounts, open_without_waiting};
+use bindguard_sys::{Handle, MountError, Mounts, open_without_waiting};
 
 use crate::probes::Probes;
 
@@ -17,7 +17,7 @@ use crate::probes::Probes;
 pub(crate) struct RootsInUse {
     held: Vec<Handle>,
     silent: Vec<PathBuf>,
-    mounts: OnceCell<Vec<Rc<MountEntry>>>,
+    mounts: OnceCell<Result<Vec<Rc<MountEntry>>, Rc<MountError>>>,
 }
 
 impl RootsInUse {
@@ -73,6 +73,9 @@ impl RootsInUse {
     /// True if a path, as the kernel prints it, is another name of a directory above these
     /// kubelets' mounts. Their roots are bound from a larger disk, as on Container-Optimized OS,
     /// and a mount shows at both names.
+    ///
+    /// # Errors
+    /// If the mount of the path or of a root is not known.
     pub(crate) fn show_below(
         &self,
         held: &Handle,
@@ -80,20 +83,18 @@ impl RootsInUse {
         mounts: &Mounts,
         places: &Places,
         scope: Scope,
-    ) -> bool {
-        let Ok(mount) = mounts.mount_of(held) else {
-            return false;
-        };
-        let name_there = |other: &Rc<MountEntry>| mount.entry.name_at_origin(path, other);
-        self.mounts(mounts)
+    ) -> Result<bool, Rc<MountError>> {
+        let roots = self.mounts(mounts).as_ref().map_err(Rc::clone)?;
+        let mount = mounts.mount_of(held).map_err(Rc::new)?;
+        let mut names = roots
             .iter()
-            .filter_map(name_there)
-            .any(|name| places.holds_runtime_mounts(&name, scope))
+            .filter_map(|other| mount.entry.name_at_origin(path, other));
+        Ok(names.any(|name| places.holds_runtime_mounts(&name, scope)))
     }
 
-    fn mounts(&self, mounts: &Mounts) -> &[Rc<MountEntry>] {
-        let mount = |root: &Handle| mounts.mount_of(root).ok().map(|mount| mount.entry);
+    fn mounts(&self, mounts: &Mounts) -> &Result<Vec<Rc<MountEntry>>, Rc<MountError>> {
+        let mount = |root: &Handle| Ok(mounts.mount_of(root).map_err(Rc::new)?.entry);
         self.mounts
-            .get_or_init(|| self.held.iter().filter_map(mount).collect())
+            .get_or_init(|| self.held.iter().map(mount).collect())
     }
 }

@@ -103,16 +103,24 @@ impl Origin {
 }
 
 impl NodeReport {
-    /// Adds names, origins and next steps to the findings.
-    pub fn from_report(report: Report, table: &MountTable, pods: &Pods, places: &Places) -> Self {
+    /// Adds names, origins and next steps to the findings. Without a complete mount table there are
+    /// no origins, and no command that is safe only if something is not mounted.
+    pub fn from_report(
+        report: Report,
+        table: Option<&MountTable>,
+        pods: &Pods,
+        places: &Places,
+    ) -> Self {
         let checked = report.binds.len();
-        let own = (table, &MountIndex::of(table));
+        let index = table.map(MountIndex::of);
+        let own = table.zip(index.as_ref());
         let binds = report
             .binds
             .into_iter()
             .map(|bind| NodeBind::from_bind(bind, own, pods, places))
             .collect();
-        let others = other_roots(table, places.kubelet_roots()).into_iter().map(|root| {
+        let others = table.map(|table| other_roots(table, places.kubelet_roots()));
+        let others = others.into_iter().flatten().map(|root| {
             format!(
                 "the pods of the kubelet at {0} are not checked: name it in [kubelet] roots of config.toml",
                 root.display()
@@ -164,7 +172,7 @@ impl NodeReport {
 impl NodeBind {
     fn from_bind(
         mut bind: BindReport,
-        (table, index): (&MountTable, &MountIndex<'_>),
+        own: Option<(&MountTable, &MountIndex<'_>)>,
         pods: &Pods,
         places: &Places,
     ) -> Self {
@@ -175,9 +183,8 @@ impl NodeBind {
             .as_ref()
             .and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
         let container = container.cloned();
-        let origin = index
-            .stack_at(bind.source())
-            .last()
+        let origin = own
+            .and_then(|(_, index)| index.stack_at(bind.source()).last())
             .filter(|_| is_stale(&bind))
             .map(|entry| Origin::of(entry));
         let may_run = subpath
@@ -192,10 +199,11 @@ impl NodeBind {
         let mut notes = notes(&bind.finding, may_run, guarded);
         let command = match pod.as_ref().filter(|_| needs_new_pod(&bind)) {
             None => next_step(&bind, pod.as_ref()),
-            Some(named) => match Deletion::of(named, table, places) {
-                Deletion::Command(command) => Some(command),
-                Deletion::Unnamed => on_pod("delete", named),
-                Deletion::Erases(mounts) => {
+            Some(named) => match own.map(|(table, _)| Deletion::of(named, table, places)) {
+                None => on_pod("describe", named),
+                Some(Deletion::Command(command)) => Some(command),
+                Some(Deletion::Unnamed) => on_pod("delete", named),
+                Some(Deletion::Erases(mounts)) => {
                     notes.push(Note::ErasesHostFiles);
                     let innermost = mounts.first().map(|mount| shell_word(mount));
                     innermost.map(|mount| format!("umount {mount}"))
@@ -406,7 +414,12 @@ mod tests {
             binds: vec![BindReport { finding, outcome }],
             ..Report::default()
         };
-        NodeReport::from_report(report, &MountTable::default(), pods, &Places::default())
+        NodeReport::from_report(
+            report,
+            Some(&MountTable::default()),
+            pods,
+            &Places::default(),
+        )
     }
 
     /// kubernetes#129550
@@ -430,6 +443,16 @@ mod tests {
                 outcome: None,
             }
         };
+        let report = Report {
+            binds: vec![bind()],
+            ..Report::default()
+        };
+        let report = NodeReport::from_report(report, None, &named, &Places::default());
+        assert_eq!(
+            report.binds[0].command.as_deref(),
+            Some("kubectl -n shop describe pod web"),
+            "a mount of the host may be in a volume"
+        );
         for (more, command) in [
             ("", "kubectl -n shop delete pod web"),
             (
@@ -443,7 +466,7 @@ mod tests {
                 binds: vec![bind()],
                 ..Report::default()
             };
-            let report = NodeReport::from_report(report, &table, &named, &Places::default());
+            let report = NodeReport::from_report(report, Some(&table), &named, &Places::default());
             let found = &report.binds[0];
             assert_eq!(found.command.as_deref(), Some(command));
             assert_eq!(

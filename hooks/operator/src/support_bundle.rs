@@ -22,6 +22,8 @@ use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 #[derive(Debug)]
 pub struct Recorded<'r> {
     table: MountIndex<'r>,
+    /// A skipped line may be a mount at any path, and on top of any other mount.
+    skipped: Option<String>,
     root: &'r Path,
 }
 
@@ -30,6 +32,7 @@ impl<'r> Recorded<'r> {
     pub fn new(table: &'r MountTable, root: &'r Path) -> Self {
         Self {
             table: MountIndex::of(table),
+            skipped: table.skipped().map(ToString::to_string),
             root,
         }
     }
@@ -41,6 +44,9 @@ impl<'r> Recorded<'r> {
 
     /// The recorded mount of a volume.
     pub fn volume_mount(&self, volume: &MountedVolume) -> Observed<VolumeMount> {
+        if let Some(why) = &self.skipped {
+            return Observed::Unreadable(why.clone());
+        }
         match self.table.stack_at(volume.mount_point()).last() {
             Some(entry) => Observed::Seen(VolumeMount {
                 fs_type: entry.fs_type.clone(),
@@ -54,14 +60,17 @@ impl<'r> Recorded<'r> {
     pub fn subpath(&self, subpath: &VolumeSubpath) -> SubpathEvidence {
         let path = subpath.path();
         let stack = self.table.stack_at(&path);
+        let without_mount = |mount| SubpathEvidence {
+            mount,
+            reach: Reach::NotNeeded,
+            volume: Observed::Absent,
+            target: Observed::Absent,
+        };
+        if let Some(why) = &self.skipped {
+            return without_mount(Observed::Unreadable(why.clone()));
+        }
         let Some(entry) = stack.last() else {
-            let (mount, volume, target) = (Observed::Absent, Observed::Absent, Observed::Absent);
-            return SubpathEvidence {
-                mount,
-                reach: Reach::NotNeeded,
-                volume,
-                target,
-            };
+            return without_mount(Observed::Absent);
         };
         let mut mount = SubpathMount {
             root: entry.root.clone(),

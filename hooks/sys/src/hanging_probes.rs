@@ -56,7 +56,7 @@ impl SilentFilesystem {
         if path != known {
             let from = handle.resolved_path().ok()?;
             let end = from.join(below(path, known)?);
-            for mount in mounts.table().ok()?.entries() {
+            for mount in mounts.complete_table().ok()?.entries() {
                 let place = &mount.mount_point;
                 let is_on_the_way = *place != from && lies_in(place, &from) && lies_in(&end, place);
                 if is_on_the_way && !mount.fs_type.is_local() {

@@ -58,7 +58,8 @@ pub use mount_ids::next_mount_id;
 pub use mount_setattr::{has_mount_setattr, map_ids};
 pub use mount_watch::{MountWatch, MountWatchError};
 pub use mountinfo::{
-    MountinfoError, ReadTableError, read_container_table, read_host_table, read_mount_table,
+    MountinfoError, ReadTableError, read_container_table, read_host_table_in_part,
+    read_mount_table, read_mount_table_in_part,
 };
 pub use mounts::{MountError, MountOf, Mounts};
 pub use new_files::{make_folders, write_new_file};

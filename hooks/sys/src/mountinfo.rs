@@ -36,18 +36,31 @@ const PIECE: usize = 16 << 10;
 /// # Errors
 /// If it cannot be read, or contains a line that is not a mount.
 pub fn read_mount_table() -> Result<MountTable, MountinfoError> {
+    let table = read_mount_table_in_part()?;
+    table
+        .complete()
+        .map_err(|error| MountinfoError::Parse(error.into()))
+}
+
+/// As [`read_mount_table`], for readers that conclude nothing from a mount which is not listed. The
+/// table names a line that is not a mount.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn read_mount_table_in_part() -> Result<MountTable, MountinfoError> {
     let file = File::open("/proc/thread-self/mountinfo").map_err(MountinfoError::Read)?;
-    read_host_table(file).map_err(|error| match error {
+    read_host_table_in_part(file).map_err(|error| match error {
         ReadTableError::Read(source) => MountinfoError::Read(source),
         ReadTableError::Table(source) => MountinfoError::Parse(source),
     })
 }
 
-/// Reads the mount table of the host, to which no container adds a line.
+/// Reads the mount table of the host, to which no container adds a line. The table names a line
+/// that is not a mount.
 ///
 /// # Errors
-/// As [`read_container_table`], with [`TableLimits::HOST`].
-pub fn read_host_table(text: impl Read) -> Result<MountTable, ReadTableError> {
+/// If it cannot be read, exceeds [`TableLimits::HOST`], or ends in the middle of a line.
+pub fn read_host_table_in_part(text: impl Read) -> Result<MountTable, ReadTableError> {
     read_table(text, TableLimits::HOST, Detail::All)
 }
 
@@ -58,7 +71,10 @@ pub fn read_host_table(text: impl Read) -> Result<MountTable, ReadTableError> {
 /// If it cannot be read, exceeds [`TableLimits::CONTAINER`], ends in the middle of a line, or
 /// contains a line that is not a mount.
 pub fn read_container_table(text: impl Read) -> Result<MountTable, ReadTableError> {
-    read_table(text, TableLimits::CONTAINER, Detail::WithoutSources)
+    let table = read_table(text, TableLimits::CONTAINER, Detail::WithoutSources)?;
+    table
+        .complete()
+        .map_err(|error| TableError::from(error).into())
 }
 
 fn read_table(

@@ -15,7 +15,7 @@ use bindguard_core::mount_table::{FsType, MountEntry, MountId, MountTable, Statm
 use bindguard_core::paths::is_root;
 
 use crate::handle::{Handle, HandleError};
-use crate::mountinfo::{MountinfoError, read_mount_table};
+use crate::mountinfo::{MountinfoError, read_mount_table_in_part};
 use crate::statmount::statmount;
 
 /// Why the mount of a file is unknown.
@@ -118,14 +118,25 @@ impl Mounts {
             .is_some_and(|mount| !mount.entry.fs_type.is_local())
     }
 
-    /// The mount table, read at the first call.
+    /// The mount table, read at the first call. Lines that are no mounts are skipped.
     pub(crate) fn table(&self) -> Result<&MountTable, MountError> {
         let table = self
             .table
-            .get_or_init(|| read_mount_table().map_err(Arc::new));
+            .get_or_init(|| read_mount_table_in_part().map_err(Arc::new));
         table
             .as_ref()
             .map_err(|error| MountError::Table(Arc::clone(error)))
+    }
+
+    /// The mount table, if every line was read: it may show that something is not mounted.
+    pub(crate) fn complete_table(&self) -> Result<&MountTable, MountError> {
+        let table = self.table()?;
+        match table.skipped() {
+            Some(skipped) => Err(MountError::Table(Arc::new(MountinfoError::Parse(
+                skipped.clone().into(),
+            )))),
+            None => Ok(table),
+        }
     }
 
     /// True if `mount` was made after `than`; both must be open. Reads the mount table.
@@ -149,10 +160,10 @@ impl Mounts {
     pub fn any_below(&self, directory: &Path) -> Result<bool, MountError> {
         let table = self.table()?;
         let is_below = |point: &Path| point != directory && point.starts_with(directory);
-        Ok(table
-            .entries()
-            .iter()
-            .any(|entry| is_below(&entry.mount_point)))
+        if table.entries().iter().any(|it| is_below(&it.mount_point)) {
+            return Ok(true);
+        }
+        self.complete_table().map(|_| false)
     }
 
     /// `None` if statmount(2) does not report it. Then the mount table does, or fails with a
@@ -201,10 +212,18 @@ impl Mounts {
     fn by_table(&self, handle: &Handle) -> Result<MountOf, MountError> {
         let table = self.table()?;
         let id = handle.mount_id()?;
-        let entry = table.mount(id).ok_or(MountError::NotListed(id))?;
-        let parent = table
-            .mount(entry.parent)
-            .filter(|_| !is_namespace_root(entry));
+        let Some(entry) = table.mount(id) else {
+            self.complete_table()?;
+            return Err(MountError::NotListed(id));
+        };
+        let parent = match is_namespace_root(entry) {
+            true => None,
+            false => table.mount(entry.parent),
+        };
+        if parent.is_none() && !is_namespace_root(entry) {
+            // The parent may be in a skipped line.
+            self.complete_table()?;
+        }
         let is_mount_point = match entry.fs_type.queries_server_for_attributes() {
             true => handle.is_at(&entry.mount_point),
             false => handle.is_mount_root()?,
@@ -228,4 +247,56 @@ fn is_incomplete(fs_type: &FsType) -> bool {
 /// reaches that mount.
 fn is_namespace_root(entry: &MountEntry) -> bool {
     is_root(&entry.mount_point)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    /// The kernel's table, and a line that is no mount instead of those with `hidden`.
+    fn mounts_without(hidden: impl Fn(&MountEntry) -> bool) -> Mounts {
+        let mut text = Vec::new();
+        for entry in crate::read_mount_table().unwrap().entries() {
+            match hidden(entry) {
+                true => text.extend(b"no mount"),
+                false => text.extend(entry.to_line()),
+            }
+            text.push(b'\n');
+        }
+        let table = OnceCell::from(Ok(MountTable::from_mountinfo_in_part(&text)));
+        Mounts {
+            only_table: true,
+            table,
+            ..Mounts::default()
+        }
+    }
+
+    /// `/proc` is a mount of each machine, and `/proc/self` is below it.
+    #[test]
+    fn a_skipped_line_leaves_the_other_mounts_known_and_proves_nothing_absent() {
+        let proc = Path::new("/proc");
+        let handle = Handle::of(proc).unwrap();
+        let is_proc = |entry: &MountEntry| entry.mount_point == proc;
+
+        let mounts = mounts_without(|_| false);
+        assert!(mounts.mount_of(&handle).unwrap().is_mount_point);
+        assert!(!mounts.any_below(Path::new("/nowhere")).unwrap());
+
+        let mounts = mounts_without(|entry| entry.mount_point.starts_with("/sys"));
+        assert!(mounts.mount_of(&handle).unwrap().is_mount_point);
+        assert!(mounts.any_below(Path::new("/")).unwrap());
+        for unknown in [
+            mounts.any_below(Path::new("/nowhere")).unwrap_err(),
+            mounts_without(is_proc).mount_of(&handle).unwrap_err(),
+            // Something may be below its mount.
+            mounts_without(|entry| is_root(&entry.mount_point))
+                .mount_of(&handle)
+                .unwrap_err(),
+        ] {
+            let why = bindguard_core::error_chain(&unknown);
+            assert!(why.contains("of mountinfo, `no mount`: "), "{why}");
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! The kernel's mount table, as `/proc/PID/mountinfo` prints it.
 //!
 //! Mirrors proc_pid_mountinfo(5) and `show_mountinfo` in the kernel's `fs/proc_namespace.c`. A line
-//! that cannot be read makes the whole table an error: a table with a mount missing would let
-//! "could not read" pass for "not mounted".
+//! that cannot be read makes the table incomplete, and the table names the line: "could not read"
+//! must not pass for "not mounted". Most readers refuse such a table.
 
 mod attributes;
 mod entry;

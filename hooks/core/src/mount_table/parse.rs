@@ -1,4 +1,4 @@
-//! Strict parser of mountinfo: it parses every line or refuses the table.
+//! Parser of mountinfo. A line that cannot be parsed is skipped and named in the table.
 //!
 //! ```text
 //! 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
@@ -14,14 +14,39 @@ use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 use super::escape::unescape;
 use super::table::MountTable;
 
-/// The line and reason for which a mount table was refused.
+/// A line of mountinfo that is not a mount, which makes the table incomplete.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("read line {line} of mountinfo: {wrong}")]
+#[error("read line {line} of mountinfo, `{text}`: {wrong}{}", and_more(*.more))]
 pub struct ParseError {
     /// Counted from 1.
     pub line: usize,
+    /// The start of the line.
+    pub text: String,
     /// The error in the line.
     pub wrong: WrongField,
+    /// The number of later lines with an error.
+    pub more: usize,
+}
+
+impl ParseError {
+    /// A filesystem's options can have a page of text.
+    const MAX_TEXT: usize = 200;
+
+    pub(super) fn new(line: usize, text: &[u8], wrong: WrongField) -> Self {
+        Self {
+            line,
+            text: String::from_utf8_lossy(&text[..text.len().min(Self::MAX_TEXT)]).into_owned(),
+            wrong,
+            more: 0,
+        }
+    }
+}
+
+fn and_more(more: usize) -> String {
+    match more {
+        0 => String::new(),
+        more => format!(" (and {more} more)"),
+    }
 }
 
 /// The error in a line.
@@ -33,33 +58,32 @@ pub enum WrongField {
     /// This field must be a number, but is not.
     #[error("{0} is not a number")]
     NotANumber(&'static str),
-    /// Text follows the last field.
-    #[error("text follows the last field")]
-    TooLong,
 }
 
 impl MountTable {
-    /// Reads the text of a `mountinfo` file.
-    ///
-    /// # Errors
-    /// At the first line that is not a mount.
-    pub fn from_mountinfo(text: &[u8]) -> Result<Self, ParseError> {
+    /// Reads the text of a `mountinfo` file. [`MountTable::skipped`] names a line that is not a
+    /// mount.
+    pub fn from_mountinfo_in_part(text: &[u8]) -> Self {
+        let mut table = Self::default();
         let lines = text.strip_suffix(b"\n").unwrap_or(text);
         if lines.is_empty() {
-            return Ok(Self::from_entries(Vec::new()));
+            return table;
         }
-        let read = |(index, line)| {
-            MountEntry::from_line(line).map_err(|wrong| ParseError {
-                line: index + 1,
-                wrong,
-            })
-        };
-        let entries = lines
-            .split(|b| *b == b'\n')
-            .enumerate()
-            .map(read)
-            .collect::<Result<_, _>>()?;
-        Ok(Self::from_entries(entries))
+        for (index, line) in lines.split(|byte| *byte == b'\n').enumerate() {
+            match MountEntry::from_line(line) {
+                Ok(entry) => table.push(entry),
+                Err(wrong) => table.skip(ParseError::new(index + 1, line, wrong)),
+            }
+        }
+        table
+    }
+
+    /// Reads the text of a `mountinfo` file whose every line must be a mount.
+    ///
+    /// # Errors
+    /// If a line is not a mount.
+    pub fn from_mountinfo(text: &[u8]) -> Result<Self, ParseError> {
+        Self::from_mountinfo_in_part(text).complete()
     }
 }
 
@@ -69,7 +93,7 @@ impl MountEntry {
     /// # Errors
     /// If a field is missing or does not match proc_pid_mountinfo(5).
     pub fn from_line(line: &[u8]) -> Result<Self, WrongField> {
-        let mut fields = Fields(line.split(|b| *b == b' '));
+        let mut fields = Fields(Some(line));
         let id = MountId(fields.number("mount id")?);
         let parent = MountId(fields.number("parent id")?);
         let device = device(fields.next("major:minor")?)?;
@@ -79,10 +103,8 @@ impl MountEntry {
         let propagation = propagation(&mut fields)?;
         let fs_type = FsType(text(&unescape(fields.next("filesystem type")?)));
         let source = fields.escaped("source")?;
-        let super_options = fields.raw("super options")?;
-        if fields.0.next().is_some() {
-            return Err(WrongField::TooLong);
-        }
+        // 9p and old versions of cifs print spaces in their options unescaped.
+        let super_options = fields.rest("super options")?;
         let attributes = MountAttributes::from_options(&options);
         let entry = Self {
             id,
@@ -112,11 +134,22 @@ impl MountEntry {
     }
 }
 
-struct Fields<I>(I);
+/// The part of a line after the fields that were read. `None` after the last field.
+struct Fields<'a>(Option<&'a [u8]>);
 
-impl<'a, I: Iterator<Item = &'a [u8]>> Fields<I> {
+impl<'a> Fields<'a> {
     fn next(&mut self, name: &'static str) -> Result<&'a [u8], WrongField> {
-        self.0.next().ok_or(WrongField::Missing(name))
+        let rest = self.0.ok_or(WrongField::Missing(name))?;
+        match rest.iter().position(|byte| *byte == b' ') {
+            Some(space) => {
+                self.0 = Some(&rest[space + 1..]);
+                Ok(&rest[..space])
+            }
+            None => {
+                self.0 = None;
+                Ok(rest)
+            }
+        }
     }
 
     fn number(&mut self, name: &'static str) -> Result<u32, WrongField> {
@@ -131,11 +164,14 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Fields<I> {
     fn raw(&mut self, name: &'static str) -> Result<OsString, WrongField> {
         Ok(OsStr::from_bytes(self.next(name)?).to_owned())
     }
+
+    fn rest(&mut self, name: &'static str) -> Result<OsString, WrongField> {
+        let rest = self.0.take().ok_or(WrongField::Missing(name))?;
+        Ok(OsStr::from_bytes(rest).to_owned())
+    }
 }
 
-fn propagation<'a>(
-    fields: &mut Fields<impl Iterator<Item = &'a [u8]>>,
-) -> Result<Propagation, WrongField> {
+fn propagation(fields: &mut Fields<'_>) -> Result<Propagation, WrongField> {
     let mut propagation = Propagation::default();
     loop {
         let field = fields.next("separator")?;

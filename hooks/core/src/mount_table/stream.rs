@@ -28,7 +28,7 @@ pub struct TableParser {
     memory: usize,
     /// The start of a line whose end has not arrived.
     partial: Vec<u8>,
-    entries: Vec<MountEntry>,
+    table: MountTable,
 }
 
 impl TableParser {
@@ -41,14 +41,14 @@ impl TableParser {
             lines: 0,
             memory: 0,
             partial: Vec::new(),
-            entries: Vec::new(),
+            table: MountTable::default(),
         }
     }
 
     /// Adds the next piece of the text, which may begin and end anywhere in a line.
     ///
     /// # Errors
-    /// At the first line that is not a mount, or exceeds a limit.
+    /// If the text exceeds a limit.
     pub fn push(&mut self, piece: &[u8]) -> Result<(), TableError> {
         self.text += piece.len();
         if self.text > self.limits.text {
@@ -69,13 +69,14 @@ impl TableParser {
         self.extend_partial(start)
     }
 
-    /// The table, after the whole text has arrived.
+    /// The table, after the whole text has arrived. [`MountTable::skipped`] names a line that is not
+    /// a mount.
     ///
     /// # Errors
     /// If the last line has no end.
     pub fn finish(self) -> Result<MountTable, TableError> {
         match self.partial.is_empty() {
-            true => Ok(MountTable::from_entries(self.entries)),
+            true => Ok(self.table),
             false => Err(TableError::CutOff),
         }
     }
@@ -95,12 +96,24 @@ impl TableParser {
 
     fn add(&mut self, line: &[u8]) -> Result<(), TableError> {
         self.refuse_long_line(line.len())?;
-        let read = MountEntry::from_line(line).map_err(|wrong| ParseError {
-            line: self.lines + 1,
-            wrong,
-        });
-        let entry = read?;
-        self.add_entry(entry)
+        match MountEntry::from_line(line) {
+            Ok(entry) => self.add_entry(entry),
+            Err(wrong) => {
+                self.count_line()?;
+                self.table.skip(ParseError::new(self.lines, line, wrong));
+                Ok(())
+            }
+        }
+    }
+
+    fn count_line(&mut self) -> Result<(), TableError> {
+        self.lines += 1;
+        match self.lines > self.limits.mounts {
+            true => Err(TableError::TooLarge(ExceededLimit::Mounts(
+                self.limits.mounts,
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// Adds a mount that was not read from the text.
@@ -108,12 +121,7 @@ impl TableParser {
     /// # Errors
     /// If the table now exceeds a limit.
     pub fn add_entry(&mut self, mut entry: MountEntry) -> Result<(), TableError> {
-        self.lines += 1;
-        if self.lines > self.limits.mounts {
-            return Err(TableError::TooLarge(ExceededLimit::Mounts(
-                self.limits.mounts,
-            )));
-        }
+        self.count_line()?;
         if self.detail == Detail::WithoutSources {
             (entry.source, entry.super_options) = (OsString::new(), OsString::new());
         }
@@ -123,7 +131,7 @@ impl TableParser {
                 self.limits.memory,
             )));
         }
-        self.entries.push(entry);
+        self.table.push(entry);
         Ok(())
     }
 }
@@ -205,16 +213,20 @@ mod tests {
                 "{end}"
             );
         }
-        let wrong = parsed(
-            &TABLE.replace("0:9", "zero"),
-            7,
-            TableLimits::HOST,
-            Detail::All,
-        );
-        assert!(
-            matches!(wrong, Err(TableError::Parse(ParseError { line: 2, .. }))),
-            "{wrong:?}"
-        );
+    }
+
+    #[test]
+    fn a_line_that_is_no_mount_is_skipped_and_named() {
+        let text = format!("{TABLE}no mount\n{TABLE}\n");
+        for size in [1, 7, text.len()] {
+            let table = parsed(&text, size, TableLimits::HOST, Detail::All).unwrap();
+            let skipped = table.skipped().unwrap();
+            assert_eq!(
+                (table.entries().len(), skipped.line, skipped.more),
+                (4, 3, 1)
+            );
+            assert!(table.complete().is_err());
+        }
     }
 
     #[test]

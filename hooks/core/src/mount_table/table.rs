@@ -3,17 +3,50 @@
 use std::path::Path;
 
 use super::entry::{MountEntry, MountId};
+use super::parse::ParseError;
 
-/// All mounts of one mount namespace, in the kernel's order.
+/// All mounts of one mount namespace, in the kernel's order, but those of skipped lines. A table
+/// with a skipped line proves no negative: that a path has no mount, that nothing covers a mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MountTable {
     entries: Vec<MountEntry>,
+    skipped: Option<ParseError>,
 }
 
 impl MountTable {
     /// A table of these mounts.
     pub fn from_entries(entries: Vec<MountEntry>) -> Self {
-        Self { entries }
+        Self {
+            entries,
+            skipped: None,
+        }
+    }
+
+    pub(super) fn push(&mut self, entry: MountEntry) {
+        self.entries.push(entry);
+    }
+
+    pub(super) fn skip(&mut self, line: ParseError) {
+        match &mut self.skipped {
+            Some(first) => first.more += 1,
+            None => self.skipped = Some(line),
+        }
+    }
+
+    /// The first line that is not a mount, if the table is incomplete.
+    pub fn skipped(&self) -> Option<&ParseError> {
+        self.skipped.as_ref()
+    }
+
+    /// The same table.
+    ///
+    /// # Errors
+    /// If a line was skipped.
+    pub fn complete(self) -> Result<Self, ParseError> {
+        match self.skipped {
+            Some(skipped) => Err(skipped),
+            None => Ok(self),
+        }
     }
 
     /// The mounts, in the kernel's order.

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use bindguard_core::mount_table::{
     Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, MountTable, Propagation,
-    WrongField,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -66,20 +65,35 @@ proptest! {
 }
 
 #[test]
-fn a_bad_line_refuses_the_table_and_is_named() {
-    let good = "22 27 0:21 / /proc rw,relatime - proc proc rw";
-    let error = MountTable::from_mountinfo(
-        format!("{good}\n22 27 zero / /proc rw - proc proc rw\n").as_bytes(),
-    )
-    .unwrap_err();
-    assert_eq!(
-        (error.line, error.wrong),
-        (2, WrongField::NotANumber("major:minor"))
-    );
+fn a_bad_line_is_named_and_the_rest_is_read() {
+    let text = "22 27 0:21 / /proc rw,relatime - proc proc rw\n22 27 zero / /proc rw - proc proc rw\n\n23 27 0:22 / /sys rw - sysfs sysfs rw\n";
+    let table = MountTable::from_mountinfo_in_part(text.as_bytes());
+    assert_eq!(table.entries().len(), 2);
+    let error = MountTable::from_mountinfo(text.as_bytes()).unwrap_err();
+    assert_eq!(table.skipped(), Some(&error));
     assert_eq!(
         error.to_string(),
-        "read line 2 of mountinfo: major:minor is not a number"
+        "read line 2 of mountinfo, `22 27 zero / /proc rw - proc proc rw`: major:minor is not a number (and 1 more)"
     );
+}
+
+/// From WSL2 with Docker Desktop.
+#[test]
+fn spaces_in_the_options_of_a_filesystem_are_options() {
+    let text = "\
+21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw
+1146 21 0:149 / /Docker/host rw,noatime - 9p drvfs rw,aname=drvfs;path=C:\\Program Files\\App\\resources;symlinkroot=/mnt/,trans=virtio
+";
+    let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+    let options = table.entries()[1].super_options.to_str().unwrap();
+    assert!(
+        options.starts_with("rw,aname=")
+            && options.ends_with("Files\\App\\resources;symlinkroot=/mnt/,trans=virtio"),
+        "{options}"
+    );
+    assert_eq!(table.to_mountinfo(), text.as_bytes());
+    let read_only = "1 0 0:3 / /c ro - cifs //s/My Files ro,unc=//s/My Files,ro\n";
+    assert!(MountTable::from_mountinfo(read_only.as_bytes()).is_ok());
 }
 
 #[test]

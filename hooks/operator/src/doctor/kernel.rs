@@ -5,8 +5,8 @@ use bindguard_sys::KernelFeatures;
 use super::Point;
 
 /// The point for the kernel. `kubelet_is_shared`: the mount of the kubelet's folders is shared,
-/// which re-binds on older kernels require.
-pub fn kernel(features: &KernelFeatures, kubelet_is_shared: bool) -> Point {
+/// which re-binds on older kernels require, or why that is not known.
+pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>) -> Point {
     const NAME: &str = "kernel";
     let release = &features.release;
     if !features.openat2 || !features.mount_ids {
@@ -17,8 +17,9 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: bool) -> Point {
     }
     let swap = match (features.beneath, kubelet_is_shared) {
         (true, _) => "mounts are swapped beneath",
-        (false, true) => "mounts are swapped by propagation (before 6.5)",
-        (false, false) => {
+        (false, Err(why)) => return Point::unknown(NAME, why),
+        (false, Ok(true)) => "mounts are swapped by propagation (before 6.5)",
+        (false, Ok(false)) => {
             let message = format!(
                 "Linux {release} cannot mount beneath, and the mount of the kubelet's folders is private: no re-bind; specs are \
                  pointed at volumes instead"
@@ -51,14 +52,24 @@ mod tests {
 
     #[test]
     fn an_older_kernel_needs_a_shared_mount() {
-        assert_eq!(kernel(&features(true, true), false).status, PointStatus::Ok);
-        assert_eq!(kernel(&features(false, true), true).status, PointStatus::Ok);
         assert_eq!(
-            kernel(&features(false, true), false).command.as_deref(),
+            kernel(&features(true, true), Ok(false)).status,
+            PointStatus::Ok
+        );
+        assert_eq!(
+            kernel(&features(false, true), Ok(true)).status,
+            PointStatus::Ok
+        );
+        assert_eq!(
+            kernel(&features(false, true), Err("why".to_owned())).status,
+            PointStatus::Unknown
+        );
+        assert_eq!(
+            kernel(&features(false, true), Ok(false)).command.as_deref(),
             Some("mount --make-rshared /")
         );
         assert_eq!(
-            kernel(&features(true, false), true).status,
+            kernel(&features(true, false), Ok(true)).status,
             PointStatus::Failed
         );
     }

@@ -20,6 +20,10 @@ pub fn pinned(
     problems: &[String],
     places: &Places,
 ) -> Point {
+    // A filesystem of a skipped line would look unmounted.
+    if let Some(skipped) = own.skipped() {
+        return Point::unknown(NAME, skipped.to_string());
+    }
     let host = HostMounts::of(own, places);
     let tables = others
         .iter()
@@ -111,6 +115,17 @@ mod tests {
             of(&format!("{HOST}{another}"), COPY).status,
             PointStatus::Failed,
             "all namespaces have one device"
+        );
+        let incomplete = MountTable::from_mountinfo_in_part(format!("{HOST}no mount\n").as_bytes());
+        assert_eq!(
+            pinned(
+                &incomplete,
+                &container(table(COPY)),
+                &[],
+                &Places::default()
+            )
+            .status,
+            PointStatus::Unknown
         );
         let problems = ["no".to_owned()];
         assert_eq!(

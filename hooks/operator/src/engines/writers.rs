@@ -159,9 +159,12 @@ impl Search {
                 let shown = pids
                     .iter()
                     .find_map(|pid| HeldProcess::open(*pid).ok()?.mounts().ok());
-                let table = shown.filter(has_idmapped)?;
+                // A table that cannot be read may have an idmapped mount.
+                let Some(table) = shown else {
+                    return Some(WriterReach::Unknown);
+                };
                 let hidden = Vec::new();
-                return Some(WriterReach::Mounts { table, hidden });
+                return has_idmapped(&table).then_some(WriterReach::Mounts { table, hidden });
             }
             return Some(spec.map_or(WriterReach::Unknown, reach_by_spec));
         };

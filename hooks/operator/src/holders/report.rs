@@ -234,6 +234,14 @@ impl HoldersReport {
             let words = "holds system mounts, which must stay: run bindguard holders with the mount point that is busy";
             report.note = Some(format!("{} {words}", path.display()));
         }
+        if own.table.skipped().is_some() {
+            report
+                .holders
+                .iter_mut()
+                .for_each(|holder| holder.release.clear());
+            let words = "no command is safe while a line of the mount table cannot be read";
+            report.note = Some(words.to_owned());
+        }
         report
     }
 }
@@ -457,6 +465,28 @@ mod tests {
     fn commands(report: HoldersReport) -> Vec<String> {
         let ways = report.holders.into_iter().flat_map(|holder| holder.release);
         ways.map(|way| way.command).collect()
+    }
+
+    /// The line may be the mount of a system directory on the path, or of a living container.
+    #[test]
+    fn while_a_line_cannot_be_read_holders_are_named_and_no_command_is() {
+        let own = MountTable::from_mountinfo_in_part(format!("{HOST}no mount\n").as_bytes());
+        let others = [held_by_exporter(
+            MountTable::from_mountinfo(CONTAINER.as_bytes()).unwrap(),
+        )];
+        let path = Path::new("/mnt/disk");
+        let report = HoldersReport::find(
+            path,
+            &MountsToFind::at_or_below(path, &own),
+            &own,
+            &others,
+            &Pods::default(),
+            &Places::default(),
+            &|_| Trial::default(),
+        );
+        assert_eq!((report.holders.len(), report.mounts.len()), (1, 1));
+        assert!(report.note.is_some());
+        assert_eq!(commands(report), Vec::<String>::new());
     }
 
     /// A pod chooses its mountPath.

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::mount_table::{MountTable, TableError};
 use bindguard_sys::enter::{HeldProcess, MountNamespace};
 use bindguard_sys::process_files::{ProcessFile, inodes, links_within};
-use bindguard_sys::{ReadTableError, read_host_table};
+use bindguard_sys::{ReadTableError, read_host_table_in_part};
 
 use self::enter::{NamespaceFile, mounts_of_namespace};
 pub use self::namespace::{Checked, HeldBy, NamespaceMounts};
@@ -102,7 +102,7 @@ const MAX_MEMORY: usize = 256 << 20;
 /// The mount namespaces of a machine.
 #[derive(Debug)]
 pub struct Namespaces {
-    /// The reader's own mounts.
+    /// The reader's own mounts. `problems` names a skipped line.
     pub own: MountTable,
     /// The other namespaces.
     pub others: Vec<NamespaceMounts>,
@@ -166,6 +166,10 @@ impl Proc {
         // Read last. Otherwise a mount that the host makes meanwhile, and that another namespace
         // copies, would look unmounted by the host.
         let own = self.table_of(self.own)?;
+        if let Some(skipped) = own.skipped() {
+            let path = self.file(self.own, "mountinfo");
+            problems.push(format!("{}: {skipped}", path.display()));
+        }
         let empty = self.without_processes(&own, &mut memory, |id| {
             id == own_id || by_id.contains_key(&id)
         });
@@ -329,7 +333,7 @@ impl Proc {
         let path = self.file(pid, "mountinfo");
         let read = File::open(&path)
             .map_err(ReadTableError::from)
-            .and_then(read_host_table);
+            .and_then(read_host_table_in_part);
         read.map_err(|error| match error {
             ReadTableError::Read(source) => NamespacesError::Read { path, source },
             ReadTableError::Table(source) => NamespacesError::Table { path, source },

@@ -107,13 +107,15 @@ fn with_table(
     places: &Places,
     pods: &Pods,
 ) -> NodeReport {
-    let table = table.unwrap_or_else(|error| {
-        report.problems.push(error_chain(&error));
-        MountTable::default()
-    });
-    let table = roots.name_mounts(table);
+    let table = match table {
+        Ok(table) => Some(roots.name_mounts(table)),
+        Err(error) => {
+            report.problems.push(error_chain(&error));
+            None
+        }
+    };
     report.problems.extend(roots.problems);
-    NodeReport::from_report(report, &table, pods, places)
+    NodeReport::from_report(report, table.as_ref(), pods, places)
 }
 
 fn diagnose_volumes(roots: &Roots, probes: &Probes, wanted: impl Fn(&Path) -> bool) -> Report {

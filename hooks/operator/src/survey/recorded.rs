@@ -39,7 +39,10 @@ pub fn survey_recorded(
     findings.extend(plain.into_iter().map(plain_volume));
     report.add(findings, |finding| planned_alone(finding, &policy));
     report.set_duration(start.elapsed());
-    NodeReport::from_report(report, table, pods, places)
+    let skipped = table.skipped().map(|skipped| error_chain(skipped));
+    let complete = Some(table).filter(|_| skipped.is_none());
+    report.problems.extend(skipped);
+    NodeReport::from_report(report, complete, pods, places)
 }
 
 /// The mounted subpaths, and those of which only the directory is left.

@@ -69,3 +69,35 @@ fn deleted_roots_are_found_in_a_mount_table_alone() {
     }
     assert!(stale > 10, "only {stale} stale subpaths among the fixtures");
 }
+
+/// A line that cannot be read may be a mount on any subpath, or a volume's mount.
+#[test]
+fn nothing_is_certain_while_a_line_cannot_be_read() {
+    let copy = tempfile::tempdir().unwrap();
+    let volume = "var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/data";
+    fs::create_dir_all(copy.path().join(volume)).unwrap();
+    for path in captured() {
+        let text = [fs::read(&path).unwrap(), b"7 1 zero /x /y\n".to_vec()].concat();
+        let table = MountTable::from_mountinfo_in_part(&text);
+        let report = survey_recorded(
+            &Policy::default(),
+            &Places::default(),
+            &Pods::default(),
+            &table,
+            copy.path(),
+            |_| true,
+        );
+        assert!(
+            report
+                .binds
+                .iter()
+                .any(|bind| bind.bind.source().ends_with(volume))
+        );
+        for bind in &report.binds {
+            assert_eq!(bind.bind.verdict().as_str(), "unknown", "{bind:?}");
+            assert!(bind.origin.is_none());
+        }
+        let problems = report.problems.join("\n");
+        assert!(problems.contains("`7 1 zero /x /y`"), "{problems}");
+    }
+}

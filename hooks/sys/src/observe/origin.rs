@@ -14,7 +14,7 @@ use bindguard_core::kubelet::{VolumeLayout, VolumeSubpath};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
 use crate::handle::Handle;
-use crate::mounts::Mounts;
+use crate::mounts::{MountError, Mounts};
 use crate::observe::filesystem::{Filesystem, find_filesystem, find_filesystem_in};
 use crate::observe::volume_directory::HeldVolumeDirectory;
 use crate::target::current_payload;
@@ -51,6 +51,13 @@ impl SubpathOrigin {
             volume: Observed::Absent,
             directory: None,
             filesystem: None,
+        }
+    }
+
+    fn unreadable(why: String) -> Self {
+        Self {
+            volume: Observed::Unreadable(why),
+            ..Self::unknown()
         }
     }
 
@@ -129,12 +136,14 @@ impl Bound<'_> {
         let has_its_attributes = directory
             .mount(mounts)
             .is_none_or(|mount| mount.attributes == self.entry.attributes);
-        let within = Some(directory)
-            .filter(|_| !has_its_attributes)
-            .and_then(|it| self.mounted_within(it, mounts));
-        match within.filter(|within| within.keep.is_none()) {
-            Some(within) => SubpathOrigin::of_filesystem(within),
-            None => SubpathOrigin::of_directory(directory, mounts),
+        let within = match has_its_attributes {
+            true => Ok(None),
+            false => self.mounted_within(directory, mounts),
+        };
+        match within {
+            Ok(Some(within)) if within.keep.is_none() => SubpathOrigin::of_filesystem(within),
+            Ok(_) => SubpathOrigin::of_directory(directory, mounts),
+            Err(error) => SubpathOrigin::unreadable(error_chain(&error)),
         }
     }
 
@@ -143,12 +152,15 @@ impl Bound<'_> {
         &self,
         directory: &HeldVolumeDirectory,
         mounts: &Mounts,
-    ) -> Option<Filesystem> {
-        find_filesystem_in(
-            &directory.handle()?.resolved_path().ok()?,
-            self.entry,
-            mounts,
-        )
+    ) -> Result<Option<Filesystem>, MountError> {
+        let handle = directory.handle();
+        let found = handle
+            .and_then(|handle| handle.resolved_path().ok())
+            .and_then(|volume| find_filesystem_in(&volume, self.entry, mounts));
+        if found.is_none() {
+            mounts.complete_table()?;
+        }
+        Ok(found)
     }
 
     fn search(&self, first: &Rc<HeldVolumeDirectory>, mounts: &Mounts) -> SubpathOrigin {
@@ -158,10 +170,7 @@ impl Bound<'_> {
             // It is open and observed already.
             Ok(_) => vec![Rc::clone(first)],
             Err(error) => {
-                return SubpathOrigin {
-                    volume: Observed::Unreadable(error.to_string()),
-                    ..SubpathOrigin::unknown()
-                };
+                return SubpathOrigin::unreadable(error.to_string());
             }
         };
         // Some were opened after the last reading of the mount table.
@@ -171,13 +180,14 @@ impl Bound<'_> {
         if let Some(directory) = directories.iter().find(holds) {
             return self.held_by(directory, mounts);
         }
-        match directories
-            .iter()
-            .find_map(|directory| self.mounted_within(directory, mounts))
-        {
-            Some(within) => SubpathOrigin::of_filesystem(within),
-            None => self.likeliest(&directories, mounts),
+        for directory in &directories {
+            match self.mounted_within(directory, mounts) {
+                Ok(Some(within)) => return SubpathOrigin::of_filesystem(within),
+                Ok(None) => {}
+                Err(error) => return SubpathOrigin::unreadable(error_chain(&error)),
+            }
         }
+        self.likeliest(&directories, mounts)
     }
 
     /// The directory that fits best, if none contains the mount's root: the volume is not mounted,

@@ -85,8 +85,11 @@ fn result(bind: &NodeBind) -> String {
 }
 
 /// The fourth and fifth field of the mount's line, escapes included: kubediag takes both from
-/// there.
+/// there, and unmounts by them. A skipped line may be the mount on top.
 fn as_written(table: &MountTable, path: &Path) -> Option<(String, String)> {
+    if table.skipped().is_some() {
+        return None;
+    }
     let line = table.stack_at(path).last()?.to_line();
     let line = String::from_utf8_lossy(&line).into_owned();
     let mut fields = line.split(' ').skip(3);

@@ -185,7 +185,10 @@ impl Diagnose {
     }
 
     fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {
-        let table = MountTable::from_mountinfo(mountinfo).with_context(|| self.parse_context())?;
+        let table = MountTable::from_mountinfo_in_part(mountinfo);
+        if let Some(skipped) = table.skipped().filter(|_| table.entries().is_empty()) {
+            return Err(skipped.clone()).with_context(|| self.parse_context());
+        }
         // The kernel ends every line. A copy that was cut off does not, and its cut last field
         // would look complete.
         ensure!(

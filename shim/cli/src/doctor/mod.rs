@@ -86,9 +86,10 @@ impl Doctor {
 
 fn of_the_kernel(kubelet_roots: &[PathBuf]) -> Vec<Point> {
     let table = read_mount_table();
-    let kubelet_is_shared = table
-        .as_ref()
-        .is_ok_and(|table| is_shared(table, kubelet_roots));
+    let kubelet_is_shared = match &table {
+        Ok(table) => Ok(is_shared(table, kubelet_roots)),
+        Err(error) => Err(error_chain(error)),
+    };
     vec![
         doctor::kernel(&kernel_features(), kubelet_is_shared),
         match &table {

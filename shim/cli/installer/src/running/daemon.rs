@@ -68,10 +68,11 @@ impl Daemon {
         let own = read_mount_table()
             .ok()
             .and_then(|table| place_of(Path::new(RUN), &table));
-        let Some(own) = own else {
-            return Vec::new();
-        };
-        pids.retain(|pid| run_of_process(*pid).as_ref() == Some(&own));
+        pids.retain(|pid| match &own {
+            Some(own) => run_of_process(*pid).as_ref() == Some(own),
+            // If this process cannot read its own `/run` mount, each daemon may have the same `/run`.
+            None => namespace_of(*pid).is_ok(),
+        });
         // between fork and exec a child still has the parent's name
         let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
         let mut found: Vec<Self> = pids
