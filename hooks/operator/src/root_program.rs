@@ -178,11 +178,27 @@ fn refuse_others(path: &Path, owner: u32, mode: u32) -> Result<()> {
     Ok(())
 }
 
+/// A program that was started, and ended by itself with this code.
+#[derive(Debug, thiserror::Error)]
+#[error("exit status: {code}: {message}")]
+pub struct Failed {
+    code: i32,
+    message: String,
+}
+
 /// The output of a program that answers a query.
 ///
 /// # Errors
-/// If the program cannot be started, fails, or does not end within [`QUERY_TIMEOUT`].
-pub fn output_of(mut command: Command) -> Result<String> {
+/// If the program cannot be started, fails ([`Failed`]), or does not end within [`QUERY_TIMEOUT`].
+pub fn output_of(command: Command) -> Result<String> {
+    output_within(QUERY_TIMEOUT, command)
+}
+
+/// As [`output_of`], with another time limit.
+///
+/// # Errors
+/// As [`output_of`].
+pub fn output_within(limit: Duration, mut command: Command) -> Result<String> {
     // A pipe would have to be read meanwhile, and a child of the program could keep it open.
     let (mut out, mut errors) = (file_in_memory()?, file_in_memory()?);
     // the root of an image may lack /dev/null
@@ -190,15 +206,17 @@ pub fn output_of(mut command: Command) -> Result<String> {
         .stdin(Stdio::piped())
         .stdout(out.try_clone()?)
         .stderr(errors.try_clone()?);
-    let status = status_within(QUERY_TIMEOUT, command)?;
+    let status = status_within(limit, command)?;
     let mut text = String::new();
     if !status.success() {
         errors.rewind()?;
         errors.read_to_string(&mut text)?;
-        bail!(
-            "{status}: {}",
-            text.trim().lines().last().unwrap_or("no message")
-        );
+        let message = text.trim().lines().last().unwrap_or("no message");
+        let Some(code) = status.code() else {
+            bail!("{status}: {message}");
+        };
+        let message = message.to_owned();
+        return Err(Failed { code, message }.into());
     }
     out.rewind()?;
     out.read_to_string(&mut text).context("read its output")?;

@@ -13,7 +13,7 @@ use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
 use bindguard_operator::terminal::print_remark;
 
 use crate::change::{self, name};
-use crate::own_program::check_installed;
+use crate::own_program::check_starts;
 use crate::owner::Owner;
 use crate::plan::InstallOptions;
 use crate::record::{Entry, Installed, Record, hash};
@@ -168,7 +168,7 @@ fn why_broken(entry: &Entry, program: &str) -> Option<String> {
         Ok(_) => return Some("is damaged: it has other bytes than install wrote".to_owned()),
         Err(error) => return Some(format!("cannot be read: {error:#}")),
     }
-    let error = check_installed(program, &entry.path).err()?;
+    let error = check_starts(program, &entry.path).err()?;
     Some(format!("does not run: {error:#}"))
 }
 
@@ -195,9 +195,46 @@ fn command(owner: Owner, options: &InstallOptions) -> String {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::os::unix::fs::PermissionsExt;
+
     use serde_json::json;
 
     use super::*;
+
+    /// An upgrade keeps the programs of an older version while pods need them.
+    #[test]
+    fn a_program_that_does_not_know_the_self_test_is_not_broken() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let folder = tempfile::tempdir_in("/run").unwrap();
+        let path = folder.path().join(WRAPPER);
+        for (text, mode, broken) in [
+            (
+                "#!/bin/sh\necho 'flag provided but not defined' >&2\nexit 1\n",
+                0o755,
+                None,
+            ),
+            ("#!/bin/sh\necho runc\n", 0o755, None),
+            ("#!/nowhere/sh\n", 0o755, Some("No such file")),
+            ("\x7fELF", 0o755, Some("Exec format error")),
+            ("#!/bin/sh\n", 0o644, Some("Permission denied")),
+            ("#!/bin/sh\nkill -KILL $$\n", 0o755, Some("signal: 9")),
+        ] {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let record = json!({ "version": 1, "files": [{
+                "owner": "bindguard", "path": path, "original": null, "written": hash(text.as_bytes()),
+            }] });
+            let found = broken_programs(&serde_json::from_value(record).unwrap());
+            let what: Vec<&str> = found.iter().map(|drift| drift.what.as_str()).collect();
+            match broken {
+                None => assert!(what.is_empty(), "{text:?}: {what:?}"),
+                Some(why) => assert!(what[0].contains(why), "{text:?}: {what:?}"),
+            }
+        }
+    }
 
     #[test]
     fn only_the_shim_and_the_wrapper_keep_pods_from_starting() {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use bindguard_core::program_names::{SELF_TEST, SHIM, WRAPPER};
 use bindguard_operator::doctor::{self, Point, ProgramSeen};
 use bindguard_operator::pods::Pods;
-use bindguard_operator::root_program::RootProgram;
+use bindguard_operator::root_program::{Failed, RootProgram};
 use bindguard_sys::kernel_features;
 
 /// The point on them. `runtime`: the OCI runtime that the config names; `pods`: those of the node.
@@ -17,9 +17,13 @@ pub fn point(runtime: &Path, pods: &Pods) -> Point {
     let shim = seen(Path::new(SHIM), beside, |shim| {
         words_of(shim.output(&["-v"]))
     });
-    // It passes a version request to the runtime, so that version is the runtime's.
+    // It passes a version request to the runtime, so that version is the runtime's. An older wrapper
+    // also passes the self-test to the runtime, which refuses the argument.
     let wrapper = seen(Path::new(WRAPPER), beside, |wrapper| {
-        words_of(wrapper.output(&[SELF_TEST]))
+        match wrapper.output(&[SELF_TEST]) {
+            Err(error) if error.is::<Failed>() => "of a version without a self-test".to_owned(),
+            said => words_of(said),
+        }
     });
     let runtime = seen(runtime, None, |runtime| {
         first_line(runtime.output(&["--version"]))
