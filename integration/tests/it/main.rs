@@ -12,6 +12,7 @@ mod a_handler_panics;
 mod a_life_reads_no_mount_table;
 mod a_newer_containerd_by_hand;
 mod a_restore_fails_or_is_killed;
+mod a_sandbox_after_the_restart;
 mod a_syscall_is_denied;
 mod agent_budgets;
 mod agent_killed_at_every_step;

@@ -20,9 +20,10 @@ use tower::service_fn;
 use super::info::ContainerInfo;
 use super::lists;
 use super::messages::{
-    CONFIG, Container, ContainerFilter, ContainerList, INFO, ListContainers, ListSandboxes,
-    MountsAnswer, POD_UID, PodSandbox, READY, SandboxFilter, SandboxList, StateValue, StatusOfId,
-    StatusOfRuntime, VerboseAnswer,
+    CONFIG, Container, ContainerFilter, ContainerList, INFO, ImageAnswer, ImageName,
+    ListContainers, ListSandboxes, MountsAnswer, NoAnswer, POD_UID, PodSandbox, READY, RunSandbox,
+    SandboxFilter, SandboxId, SandboxList, StateValue, StatusOfId, StatusOfImage, StatusOfRuntime,
+    VerboseAnswer,
 };
 use crate::pods::{ContainerState, Pods};
 use crate::unix_http::refuse_server_of_user;
@@ -234,6 +235,46 @@ impl Cri {
         part_of(method, self.call(method, request).await?, CONFIG)
     }
 
+    /// The sandboxes with a label, in any state.
+    pub(super) async fn labelled_sandboxes(
+        &self,
+        (name, value): (&str, &str),
+    ) -> Result<Vec<PodSandbox>, CriError> {
+        let label_selector = HashMap::from([(name.to_owned(), value.to_owned())]);
+        self.list_sandboxes(SandboxFilter {
+            state: None,
+            label_selector,
+        })
+        .await
+    }
+
+    pub(super) async fn run_sandbox(&self, request: RunSandbox) -> Result<(), CriError> {
+        let answer: SandboxId = self.call("RunPodSandbox", request).await?;
+        drop(answer);
+        Ok(())
+    }
+
+    /// Ends a sandbox, and removes it.
+    pub(super) async fn remove_sandbox(&self, id: &str) -> Result<(), CriError> {
+        let request = SandboxId {
+            pod_sandbox_id: id.to_owned(),
+        };
+        let NoAnswer {} = self.call("StopPodSandbox", request.clone()).await?;
+        let NoAnswer {} = self.call("RemovePodSandbox", request).await?;
+        Ok(())
+    }
+
+    /// True if an image is on the node.
+    pub(super) async fn has_image(&self, name: &str) -> Result<bool, CriError> {
+        let request = StatusOfImage {
+            image: ImageName {
+                image: name.to_owned(),
+            },
+        };
+        let answer: ImageAnswer = self.call_of("ImageService", "ImageStatus", request).await?;
+        Ok(answer.image.is_some())
+    }
+
     async fn list_sandboxes(&self, filter: SandboxFilter) -> Result<Vec<PodSandbox>, CriError> {
         let request = ListSandboxes { filter };
         let answer: SandboxList = self.call("ListPodSandbox", request).await?;
@@ -265,6 +306,19 @@ impl Cri {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
+        self.call_of("RuntimeService", method, request).await
+    }
+
+    async fn call_of<Q, A>(
+        &self,
+        service: &'static str,
+        method: &'static str,
+        request: Q,
+    ) -> Result<A, CriError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
         let failed = |status: Status| CriError::Call {
             method,
             source: Box::new(status),
@@ -272,7 +326,7 @@ impl Cri {
         let mut client = self.client.clone();
         let ready = client.ready().await;
         ready.map_err(|error| failed(Status::unknown(format!("not ready: {error}"))))?;
-        let path = format!("/runtime.v1.RuntimeService/{method}");
+        let path = format!("/runtime.v1.{service}/{method}");
         let path = PathAndQuery::try_from(path)
             .map_err(|error| failed(Status::internal(error.to_string())))?;
         let answer = client

@@ -20,6 +20,9 @@ pub const POD_UID: &str = "io.kubernetes.pod.uid";
 /// `PodSandboxState`: the containers of the sandbox can run.
 pub(super) const READY: i32 = 0;
 
+/// `NamespaceMode`: the namespace of the node.
+pub(super) const OF_NODE: i32 = 2;
+
 /// The key of a verbose answer about a container or a sandbox.
 pub(super) const INFO: &str = "info";
 
@@ -264,6 +267,81 @@ pub(super) struct StatusOfId {
 pub(super) struct StatusOfRuntime {
     #[prost(bool, tag = "1")]
     pub verbose: bool,
+}
+
+/// A request to run a sandbox.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct RunSandbox {
+    #[prost(message, required, tag = "1")]
+    pub config: SandboxConfig,
+    #[prost(string, tag = "2")]
+    pub runtime_handler: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct SandboxConfig {
+    #[prost(message, required, tag = "1")]
+    pub metadata: PodSandboxMetadata,
+    #[prost(map = "string, string", tag = "6")]
+    pub labels: HashMap<String, String>,
+    #[prost(message, required, tag = "8")]
+    pub linux: LinuxSandbox,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct LinuxSandbox {
+    #[prost(string, tag = "1")]
+    pub cgroup_parent: String,
+    #[prost(message, required, tag = "2")]
+    pub security_context: SecurityContext,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct SecurityContext {
+    #[prost(message, required, tag = "1")]
+    pub namespace_options: NamespaceOption,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct NamespaceOption {
+    /// `NamespaceMode`.
+    #[prost(int32, tag = "1")]
+    pub network: i32,
+}
+
+/// The id of a sandbox: the answer to the request to run it, and the request to end it.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct SandboxId {
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct NoAnswer {}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct StatusOfImage {
+    #[prost(message, required, tag = "1")]
+    pub image: ImageName,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct ImageName {
+    #[prost(string, tag = "1")]
+    pub image: String,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct ImageAnswer {
+    /// `None` if the image is not on the node.
+    #[prost(message, optional, tag = "1")]
+    pub image: Option<ImageId>,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct ImageId {
+    #[prost(string, tag = "1")]
+    pub id: String,
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod info;
 mod lists;
 mod messages;
 pub mod of_node;
+pub mod trial;
 
 pub use self::client::{Cri, CriError};
 pub use self::info::ContainerInfo;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use bindguard_config::DEFAULT_PATH;
 use clap::Args;
 
@@ -21,6 +21,7 @@ use crate::restart_slot::RestartSlot;
 use crate::running::AGENT_RESTART;
 use crate::settings::NodeConfig;
 use crate::stay::Stay;
+use crate::trial_sandbox::{self, SandboxFailed};
 use crate::{lock, restart, root, runtimes, search_path, settings, versions};
 
 /// Arguments of `install`.
@@ -58,6 +59,9 @@ pub struct Install {
     /// With --node-config, replace a file that was edited on the node.
     #[arg(long, requires = "node_config")]
     force_node_config: bool,
+    /// Only run a sandbox through the handler, and remove it.
+    #[arg(long, hide = true, num_args = 3, value_names = ["SOCKET", "IMAGE", "CGROUP"])]
+    try_sandbox: Vec<String>,
     #[command(flatten)]
     common: CommonOptions,
 }
@@ -65,6 +69,10 @@ pub struct Install {
 impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
+        if !self.try_sandbox.is_empty() {
+            trial_sandbox::run(&self.try_sandbox)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         // before signals are blocked, which a child inherits
         let mut slot = self.common.start_slot()?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
@@ -199,13 +207,63 @@ impl Install {
                 record.verify(runtimes::installed(planned, &record)?)?;
             }
         }
-        let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
+        let installed = record.verified(Owner::Containerd);
+        let installed = installed.map(|installed| installed.options.clone());
+        let restarted = restart::restart(
+            &mut record,
+            &mut report,
+            &self.common,
+            installed.as_ref(),
+            slot,
+        );
+        let restarted =
+            match (restarted, installed) {
+                (Err(error), Some(installed))
+                    if installed.default && error.is::<SandboxFailed>() =>
+                {
+                    match take_default_back(installed, &mut record, &mut report) {
+                    Ok(()) => Err(error.context("the former default runtime is back")),
+                    Err(stays) => Err(error.context(format!(
+                        "the default runtime starts no pod, and stays: {stays:#}; run bindguard uninstall --restart"
+                    ))),
+                }
+                }
+                (restarted, _) => restarted,
+            };
         if self.common.restart && !self.common.dry_run {
             verify_generated_files(&mut record)?;
         }
         let progress = report.finish(&work, &self.common)?;
         restart::progress_after(restarted, progress, &self.common)
     }
+}
+
+/// Makes the former default runtime the default again, and keeps the handler: a node must not have
+/// a default under which no pod starts.
+fn take_default_back(
+    installed: InstallOptions,
+    record: &mut Record,
+    report: &mut InstallReport,
+) -> Result<()> {
+    let options = InstallOptions {
+        default: false,
+        ..installed
+    };
+    let plan = runtimes::plan(Owner::Containerd, &options, record)?;
+    report.take(&plan);
+    let command = plan.command.clone();
+    let planned = Installed::planned(Owner::Containerd, &options, &plan);
+    for step in plan.into_steps(Owner::Containerd) {
+        if !step.change.is_none() {
+            put(record, &step)?;
+        }
+    }
+    record.verify(runtimes::installed(planned, record)?)?;
+    if let Some(command) = command {
+        restart::run(&command).with_context(|| format!("run {command}"))?;
+        record.restarted(&command)?;
+    }
+    Ok(())
 }
 
 /// The OCI runtime of the planned installations. bindguard-runtime calls one runtime for all of

@@ -37,6 +37,7 @@ mod search_path;
 mod settings;
 mod stay;
 mod toml_text;
+mod trial_sandbox;
 mod uninstall;
 mod versions;
 

@@ -10,25 +10,30 @@ use bindguard_operator::root_program::{RootProgram, status_within};
 use bindguard_operator::terminal::print_remark;
 
 use crate::options::CommonOptions;
+use crate::owner::Owner;
+use crate::plan::InstallOptions;
 use crate::record::Record;
 use crate::report::{InstallReport, Progress};
 use crate::restart_slot::RestartSlot;
-use crate::running::{AGENT_RESTART, wait_until_healthy};
+use crate::running::{AGENT_RESTART, containerds, wait_until_healthy};
 use crate::runtimes::agent;
+use crate::trial_sandbox::try_restarted;
 
 /// The time limit for a command: systemd waits longer for a service that never reports its start, and
 /// another installer waits for the lock meanwhile.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set. With
-/// `--restart-slot` it runs them only with a slot, which a healthy runtime frees.
+/// `--restart-slot` it runs them only with a slot, which a healthy runtime frees. A restarted
+/// containerd is healthy only if a sandbox of `installed`, the present installation, starts.
 ///
 /// # Errors
-/// If a command fails. It stays owed, so print the report before the error.
+/// If a command or the sandbox fails. The restart stays owed, so print the report before the error.
 pub fn restart(
     record: &mut Record,
     report: &mut InstallReport,
     common: &CommonOptions,
+    installed: Option<&InstallOptions>,
     slot: Option<&mut RestartSlot>,
 ) -> Result<()> {
     record
@@ -46,7 +51,7 @@ pub fn restart(
         return Ok(());
     }
     let Some(slot) = slot else {
-        return run_all(record, report);
+        return run_all(record, report, installed);
     };
     if report.commands().is_empty() {
         // an earlier process of this node may have left the slot
@@ -56,7 +61,7 @@ pub fn restart(
         report.unfinished(format!("the restart waits for a slot: {reason}"));
         return Ok(());
     }
-    if let Err(error) = run_all(record, report).and_then(|()| wait_until_healthy()) {
+    if let Err(error) = run_all(record, report, installed).and_then(|()| wait_until_healthy()) {
         return match slot.fail() {
             Ok(()) => Err(error),
             Err(unmarked) => Err(error.context(unmarked)),
@@ -93,7 +98,14 @@ fn after_restart(slot: &mut RestartSlot, report: &mut InstallReport) -> Result<(
     Ok(())
 }
 
-fn run_all(record: &mut Record, report: &mut InstallReport) -> Result<()> {
+fn run_all(
+    record: &mut Record,
+    report: &mut InstallReport,
+    installed: Option<&InstallOptions>,
+) -> Result<()> {
+    let owed = record.owed();
+    let of_containerd = owed.iter().find(|owed| owed.owner == Owner::Containerd);
+    let former = containerds();
     for command in report.commands().to_vec() {
         run(&command).with_context(|| {
             format!("activate the changes: {command}; run it, or this command again")
@@ -101,10 +113,22 @@ fn run_all(record: &mut Record, report: &mut InstallReport) -> Result<()> {
         record.restarted(&command)?;
     }
     report.ran_commands();
+    if let (Some(owed), Some(options)) = (of_containerd, installed)
+        && former.iter().any(|daemon| !daemon.still_runs())
+    {
+        // until a sandbox ran: this process may be killed, or the sandbox may fail
+        record.owe(Owner::Containerd, Some(&owed.command))?;
+        try_restarted(&former, options, report)?;
+        record.restarted(&owed.command)?;
+    }
     Ok(())
 }
 
-fn run(line: &str) -> Result<()> {
+/// Runs a command that activates changes.
+///
+/// # Errors
+/// If the command fails, or does not end in time.
+pub fn run(line: &str) -> Result<()> {
     let mut words = line.split(' ');
     let name = words.next().unwrap_or_default();
     // a pod's PATH is that of its image, and the program is the node's

@@ -152,7 +152,7 @@ impl Uninstall {
         }
         let is_left = |entry: &Entry| record.entry(&entry.path).is_some();
         let is_left = !unread.is_empty() || !self.common.dry_run && files.iter().any(is_left);
-        let restarted = restart::restart(&mut record, &mut report, &self.common, slot);
+        let restarted = restart::restart(&mut record, &mut report, &self.common, None, slot);
         for kept in names {
             work.extend(self.finish_name(kept, &mut record, &mut report)?);
         }

@@ -74,7 +74,7 @@ fn is_starting(error: &Error) -> bool {
 }
 
 /// The socket from containerd's arguments, from its file, or the default socket.
-fn socket_of(containerd: &Daemon) -> PathBuf {
+pub fn socket_of(containerd: &Daemon) -> PathBuf {
     let of_file = || {
         let config = containerd.config();
         let text = read_text(config.as_deref().unwrap_or(Path::new(CONFIG)));

@@ -30,6 +30,7 @@ use self::names::is_in;
 pub use self::names::is_in_text;
 use super::owner::Owner;
 
+pub use self::cri_status::{active_config, socket_of};
 pub use self::daemon::{Daemon, option, place_of, sees_processes};
 pub use self::engine_containers::{docker_containers, docker_root, podman_containers};
 pub use self::sandboxes::{leave_own_sandbox, pods_with_handler};
@@ -86,7 +87,7 @@ pub fn wait_until_healthy() -> Result<()> {
 fn check_health() -> Result<()> {
     let containerds = containerds();
     for containerd in &containerds {
-        cri_status::active_config(containerd)?;
+        active_config(containerd)?;
     }
     match Daemon::named(CRIO).is_empty() {
         false => crio_config().map(drop),
@@ -135,7 +136,7 @@ pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
 /// The active configuration of each running daemon. A containerd without CRI has none.
 fn active_configs() -> Vec<(&'static str, Result<Value>)> {
     let of_containerd = containerds().into_iter().filter_map(|containerd| {
-        let config = cri_status::active_config(&containerd).transpose()?;
+        let config = active_config(&containerd).transpose()?;
         Some((CONTAINERD, containerd, config))
     });
     let of_docker = Daemon::named(DOCKER)

@@ -13,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Result, anyhow};
 use bindguard_config::DEFAULT_PATH;
 
+pub use self::containerd::sandbox_image;
 pub use self::docker::data_root as docker_root;
 use self::runtime_drop_in::HEADING;
 use super::change::{self, Change};

@@ -85,6 +85,16 @@ impl Effective {
         })
     }
 
+    /// The image of a pod's sandbox: since containerd 2.0 an image that is pinned.
+    pub fn sandbox_image(&self) -> Option<&str> {
+        let plugins = self.rest.get("plugins")?;
+        let cri = |id: &str| plugins.get(id);
+        let named = cri(PLUGINS[0]).and_then(|cri| cri.get("sandbox_image"));
+        let pinned = cri("io.containerd.cri.v1.images")
+            .and_then(|images| images.get("pinned_images")?.get("sandbox"));
+        named.or(pinned)?.as_str().filter(|name| !name.is_empty())
+    }
+
     /// A runtime's table, without the keys that equal an absent key.
     pub fn runtime(&self, name: &str) -> Option<Table> {
         self.runtimes

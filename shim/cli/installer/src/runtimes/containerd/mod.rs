@@ -216,6 +216,15 @@ fn effective_of_files(layout: &ContainerdLayout, containerd: &Containerd) -> Res
     containerd.effective(&layout.config, &with_imports(&text, &imports)?)
 }
 
+/// The image of a pod's sandbox, by containerd's files. The status of containerd 2.x does not name
+/// the image.
+pub fn sandbox_image(options: &InstallOptions) -> Result<Option<String>> {
+    let layout = ContainerdLayout::detect(options.containerd_config.as_deref())?;
+    let containerd = Containerd::locate(options.containerd.as_deref(), layout.program.as_deref())?;
+    let effective = effective_of_files(&layout, &containerd)?;
+    Ok(effective.sandbox_image().map(str::to_owned))
+}
+
 /// The main file's text and imports; `None` if there is no text.
 fn main_as_it_is(layout: &ContainerdLayout) -> Result<Option<(String, Vec<PathBuf>)>> {
     let Some(bytes) = change::read(&layout.config)?.filter(|bytes| !bytes.is_empty()) else {
