@@ -25,7 +25,7 @@ use tracing::error;
 
 use crate::container::Container;
 use crate::pods::{OptedIn, PodLookup};
-use crate::work::refresh_queue::{Planned, PodOfRoot, RefreshQueue, Turn};
+use crate::work::refresh_queue::{Planned, PodOfRoot, RefreshQueue, Turn, retry_pause};
 use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
 
 /// Workers that begin at once: eight took more processor time for each file (docs/decisions/0014).
@@ -40,11 +40,6 @@ const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 /// The time limit of a container's refresh in the first turn, and in the second turn.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(20);
-
-/// The interval at which a pod is queried again after a CRI that did not answer, and the time after
-/// which the next survey refreshes the pod instead: a runtime restarts within seconds.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The interval at which findings about pods that are gone are forgotten.
 const FORGET_INTERVAL: Duration = Duration::from_secs(600);
@@ -190,11 +185,7 @@ impl<'a> PodRefreshes<'a> {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return,
             Err(error) => {
-                let is_here = pod.directory().symlink_metadata().is_ok();
-                if is_here && at.elapsed() < RETRY_TIMEOUT {
-                    let again = Instant::now() + RETRY_INTERVAL;
-                    self.queue().add_later(planned, again);
-                }
+                self.try_later(planned.clone());
                 // A single warning for the node instead of a warning for each pod.
                 return self.refresher.warn(OF_NODE, vec![error_chain(&error)]);
             }
@@ -212,12 +203,29 @@ impl<'a> PodRefreshes<'a> {
                     is_out_of_time |= done.is_out_of_time;
                 }
             }
-            Err(error) => warnings.push(error_chain(&error)),
+            Err(error) => {
+                warnings.push(error_chain(&error));
+                is_out_of_time = true;
+            }
         }
-        if is_out_of_time && *turn == Turn::First {
-            self.queue().add_last(planned);
+        if is_out_of_time {
+            match turn {
+                Turn::First => self.queue().add_last(planned),
+                Turn::Last | Turn::Retry => self.try_later(Planned {
+                    turn: Turn::Retry,
+                    ..planned.clone()
+                }),
+            }
         }
         self.refresher.warn(&pod.uid, warnings);
+    }
+
+    /// Plans the same refresh again, unless the pod is gone.
+    fn try_later(&self, planned: Planned) {
+        if planned.pod.directory().symlink_metadata().is_ok() {
+            let again = Instant::now() + retry_pause(planned.at);
+            self.queue().add_later(planned, again);
+        }
     }
 
     fn refresh(
@@ -286,7 +294,7 @@ impl<'a> PodRefreshes<'a> {
         };
         let time = match turn {
             Turn::First => FIRST_TURN,
-            Turn::Last => LAST_TURN,
+            Turn::Last | Turn::Retry => LAST_TURN,
         };
         let mut done = self
             .refresher
@@ -345,9 +353,10 @@ mod tests {
         refreshes.refresh_pod(&planned);
         assert_eq!(refreshes.queue().due(), None);
         fs::create_dir(planned.pod.directory()).unwrap();
-        // The next survey refreshes the pod.
-        planned.at -= RETRY_TIMEOUT;
+        // The pauses grow.
+        let waited = Duration::from_secs(100);
+        planned.at -= waited;
         refreshes.refresh_pod(&planned);
-        assert_eq!(refreshes.queue().due(), None);
+        assert!(refreshes.queue().due().unwrap() > Instant::now() + waited / 2);
     }
 }

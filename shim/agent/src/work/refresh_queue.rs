@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindguard_guard::refresh::VolumeOfPod;
 
@@ -16,6 +16,21 @@ pub enum Turn {
     First,
     /// For containers that needed more time than the first turn has.
     Last,
+    /// After a last turn that failed. A child that still hangs in the container is not waited for:
+    /// many such containers would keep the workers busy.
+    Retry,
+}
+
+/// The first pause before a refresh that failed is tried again, and the longest: a survey finds the
+/// container again by then.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The pause before the next try of a refresh that was planned at this moment. Each pause is as
+/// long as all earlier pauses together, so a container that hangs for hours costs few tries.
+pub fn retry_pause(planned_at: Instant) -> Duration {
+    let waited = planned_at.elapsed();
+    waited.clamp(RETRY_INTERVAL, MAX_RETRY_INTERVAL)
 }
 
 /// A pod of a kubelet root.
@@ -52,7 +67,7 @@ pub struct Planned {
     pub at: Instant,
     /// Its turn.
     pub turn: Turn,
-    /// The plan waits until this moment, because the CRI did not answer.
+    /// The plan waits until this moment, because an earlier try failed.
     pub not_before: Option<Instant>,
 }
 
@@ -116,7 +131,7 @@ impl RefreshQueue {
     pub fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
         if let Some(done) = done {
             self.busy.remove(&done.pod);
-            self.late -= usize::from(done.turn == Turn::Last);
+            self.late -= usize::from(done.turn != Turn::First);
         }
         let Some(mut next) = self.free().map(|index| self.waiting.remove(index)) else {
             self.workers -= 1;
@@ -126,15 +141,15 @@ impl RefreshQueue {
         let same_pod = self.waiting.extract_if(.., |other| other.pod == pod);
         next.at = same_pod.map(|other| other.at).fold(next.at, Instant::max);
         self.busy.insert(pod);
-        self.late += usize::from(next.turn == Turn::Last);
+        self.late += usize::from(next.turn != Turn::First);
         Some(next)
     }
 
     /// Plans the same refresh again, at this moment or later.
-    pub fn add_later(&mut self, planned: &Planned, not_before: Instant) {
+    pub fn add_later(&mut self, planned: Planned, not_before: Instant) {
         self.waiting.push(Planned {
             not_before: Some(not_before),
-            ..planned.clone()
+            ..planned
         });
     }
 
@@ -169,8 +184,6 @@ impl RefreshQueue {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::time::Duration;
-
     use super::*;
 
     fn planned(pod: &str, at: Instant) -> Planned {
@@ -191,13 +204,13 @@ mod tests {
         let (mut queue, now) = (RefreshQueue::default(), Instant::now());
         queue.add(planned("a", now), 1);
         let first = queue.next(None).unwrap();
-        queue.add_later(&first, now + Duration::from_secs(60));
+        queue.add_later(first.clone(), now + Duration::from_secs(60));
         assert_eq!(queue.next(Some(&first)), None);
         assert!(!queue.others_wait() && queue.due().is_some());
         assert!(queue.add(planned("a", now), 1));
         let second = queue.next(None).unwrap();
         assert_eq!((second.not_before, queue.due()), (None, None));
-        queue.add_later(&second, now);
+        queue.add_later(second.clone(), now);
         assert!(queue.others_wait());
         assert_eq!(queue.next(Some(&second)).unwrap().pod, second.pod);
     }

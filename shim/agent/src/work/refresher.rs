@@ -41,7 +41,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct RefreshedContainer {
     /// The reasons for which mounts stay stale.
     pub warnings: Vec<String>,
-    /// True if it needs more time.
+    /// True if it needs more time, or a later try may succeed.
     pub is_out_of_time: bool,
 }
 
@@ -50,15 +50,6 @@ impl RefreshedContainer {
         Self {
             warnings,
             is_out_of_time: true,
-        }
-    }
-}
-
-impl From<Vec<String>> for RefreshedContainer {
-    fn from(warnings: Vec<String>) -> Self {
-        Self {
-            warnings,
-            is_out_of_time: false,
         }
     }
 }
@@ -112,7 +103,7 @@ impl<'a> Refresher<'a> {
     }
 
     /// Refreshes a container for at most this time, and reports what could not be done. A container
-    /// that needs more time than its first turn has is not reported: its last turn continues, once
+    /// that needs more time than its first turn has is not reported: its next turn continues, once
     /// the child of the earlier refresh ended.
     pub fn refresh(
         &self,
@@ -127,7 +118,7 @@ impl<'a> Refresher<'a> {
             if turn == Turn::First {
                 return RefreshedContainer::out_of_time(Vec::new());
             }
-            if start.elapsed() > time {
+            if turn == Turn::Retry || start.elapsed() > time {
                 return RefreshedContainer::out_of_time(vec![format!(
                     "refresh {}: an earlier refresh still hangs in it",
                     container.name
@@ -166,7 +157,9 @@ impl<'a> Refresher<'a> {
             Err(None) => return RefreshedContainer::default(),
             Err(Some(_)) if has_more_time => return RefreshedContainer::out_of_time(Vec::new()),
             Err(Some(_)) if ends(container) => return RefreshedContainer::default(),
-            Err(Some(why)) => return vec![format!("refresh {name}: {why}")].into(),
+            Err(Some(why)) => {
+                return RefreshedContainer::out_of_time(vec![format!("refresh {name}: {why}")]);
+            }
         };
         let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
@@ -176,7 +169,12 @@ impl<'a> Refresher<'a> {
             Err(error) if error.may_pass() && ends(container) => {
                 return RefreshedContainer::default();
             }
-            Err(error) => return self.report_error(container, &error).into(),
+            Err(error) => {
+                return RefreshedContainer {
+                    warnings: self.report_error(container, &error),
+                    is_out_of_time: error.may_pass(),
+                };
+            }
         };
         self.known().problems.remove(&container.id);
         if refreshed.replaced() > 0 {
@@ -424,7 +422,7 @@ mod tests {
         // A kernel that takes no lock for the program lets the refresh go on.
         if let [warning] = &last.warnings[..] {
             assert!(warning.contains("blocks its readers"), "{warning}");
-            assert!(first.is_out_of_time && !last.is_out_of_time);
+            assert!(first.is_out_of_time && last.is_out_of_time);
             let counted = "bindguard_refreshes_total{outcome=\"failed\"} 1\n";
             assert!(metrics.text().unwrap().contains(counted));
         }

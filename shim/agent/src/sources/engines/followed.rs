@@ -1,9 +1,9 @@
 //! The containers of Docker and Podman that opted in, and the refresh of each.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
@@ -20,10 +20,10 @@ use bindguard_sys::bundle::read_spec;
 use super::labels::{Labelled, annotated, labelled};
 use crate::container::Container;
 use crate::sources::files::{FollowedFiles, Watches};
-use crate::work::refresh_queue::Turn;
+use crate::work::refresh_queue::{Turn, retry_pause};
 use crate::work::refresher::{OF_NODE, Refresher};
 
-/// The time limit of a container's refresh in the first turn, and in the second turn.
+/// The time limit of a container's refresh in the first turn, and in each later turn.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(2);
 
@@ -40,6 +40,15 @@ struct FollowedContainer {
     problems: Vec<String>,
 }
 
+/// A container that needed more time than its first turn.
+#[derive(Debug)]
+struct LateContainer {
+    id: String,
+    since: Instant,
+    turn: Turn,
+    due: Instant,
+}
+
 /// The containers of the engines.
 #[derive(Debug)]
 pub struct Followed<'a> {
@@ -49,8 +58,7 @@ pub struct Followed<'a> {
     mode: RefreshMode,
     places: Places,
     containers: HashMap<String, FollowedContainer>,
-    /// The containers that needed more time than their first turn.
-    late: VecDeque<String>,
+    late: Vec<LateContainer>,
     /// The last answers of the engines. While an engine does not answer, its containers keep their
     /// requests.
     labels: HashMap<Engine, HashMap<String, Labelled>>,
@@ -91,8 +99,16 @@ impl FollowedFiles for Followed<'_> {
 
     fn refresh(&mut self, id: &str) {
         let is_out_of_time = self.refresh_in(Turn::First, FIRST_TURN, id);
-        if is_out_of_time && !self.late.iter().any(|late| late == id) {
-            self.late.push_back(id.to_owned());
+        if !is_out_of_time {
+            self.late.retain(|late| late.id != id);
+        } else if !self.late.iter().any(|late| late.id == id) {
+            let now = Instant::now();
+            self.late.push(LateContainer {
+                id: id.to_owned(),
+                since: now,
+                turn: Turn::Last,
+                due: now,
+            });
         }
     }
 
@@ -112,13 +128,20 @@ impl FollowedFiles for Followed<'_> {
             .collect()
     }
 
-    fn is_late(&self) -> bool {
-        !self.late.is_empty()
+    fn late_turn(&self) -> Option<Instant> {
+        self.late.iter().map(|late| late.due).min()
     }
 
     fn refresh_late(&mut self) {
-        if let Some(id) = self.late.pop_front() {
-            self.refresh_in(Turn::Last, LAST_TURN, &id);
+        let now = Instant::now();
+        let Some(index) = self.late.iter().position(|late| late.due <= now) else {
+            return;
+        };
+        let mut late = self.late.remove(index);
+        if self.refresh_in(late.turn, LAST_TURN, &late.id) {
+            late.turn = Turn::Retry;
+            late.due = Instant::now() + retry_pause(late.since);
+            self.late.push(late);
         }
     }
 }
@@ -279,8 +302,12 @@ impl FollowedContainer {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::fs;
+    use std::thread;
+
     use bindguard_core::policy::Policy;
-    use bindguard_testing::helper;
+    use bindguard_testing::live::{self, Inside};
+    use bindguard_testing::{Cgroup, helper, mount_of, own_namespace};
 
     use super::*;
     use crate::idle_memory::IdleMemory;
@@ -289,6 +316,76 @@ mod tests {
     use crate::sinks::metrics::Metrics;
     use crate::sinks::reporting::Reporting;
     use crate::sources::watch::Inotify;
+
+    /// A container of Docker that was busy for some seconds showed the old file until the next
+    /// survey, which is minutes away.
+    #[test]
+    fn a_container_that_was_too_late_twice_is_tried_again_before_the_next_survey() {
+        if live::has_mount_setattr().is_err() || !own_namespace() {
+            return;
+        }
+        let (host, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = host.path().join("app.conf");
+        fs::write(&file, "0").unwrap();
+        let inside = Inside::of(file.clone(), "app.conf");
+        // The container ends before its cgroup.
+        let Some(cgroup) = Cgroup::make("late") else {
+            return;
+        };
+        let running = live::Container::start(root.path(), &[inside]);
+        cgroup.add(running.process.pid());
+        let (node, metrics, policy) = (
+            tempfile::tempdir().unwrap(),
+            Metrics::new(),
+            Policy::default(),
+        );
+        let reporting = Reporting {
+            events: Events::off(Arc::clone(&metrics)),
+            journal: JournalWriter::off(Arc::clone(&metrics)),
+            memory: IdleMemory::default(),
+        };
+        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
+        let places = Places::default();
+        let mut followed = Followed::new(&refresher, node.path(), RefreshMode::All, &places);
+        let spec = serde_json::json!({"mounts": [mount_of(&file, "/app.conf", "rprivate")]});
+        let spec = spec.to_string().into_bytes();
+        let id = cgroup.id().to_owned();
+        let container = Container {
+            name: id.clone(),
+            id: id.clone(),
+            pid: running.process.pid(),
+            spec: Some(Arc::new(running.spec().clone())),
+            identity: Identity::without_pod(&id),
+        };
+        let opted_in = FollowedContainer {
+            container,
+            bundle: node.path().to_owned(),
+            binds: FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
+            requested: RequestedBinds::default(),
+            sources: HashSet::new(),
+            notify: Notify::None,
+            problems: Vec::new(),
+        };
+        followed.containers.insert(id.clone(), opted_in);
+        fs::write(host.path().join("new"), "1").unwrap();
+        fs::rename(host.path().join("new"), &file).unwrap();
+        // Another refresh, or the container itself, has the lock meanwhile.
+        let namespace = running.namespace();
+        let lock = namespace.try_lock().unwrap().unwrap();
+        followed.refresh(&id);
+        assert!(followed.late_turn().is_some(), "the first turn was in time");
+        followed.refresh_late();
+        assert_eq!(running.read("app.conf").as_deref(), Some("0"));
+        let again = followed.late_turn().expect("no further try is planned");
+        assert!(again > Instant::now(), "the thread would not wait");
+        drop(lock);
+        let start = Instant::now();
+        while running.read("app.conf").as_deref() != Some("1") {
+            assert!(start.elapsed() < Duration::from_secs(60), "it stays old");
+            followed.refresh_late();
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
 
     #[test]
     fn a_survey_forgets_the_warnings_about_containers_that_are_gone() {

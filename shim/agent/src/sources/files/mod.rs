@@ -53,12 +53,12 @@ pub trait FollowedFiles {
         Vec::new()
     }
 
-    /// True if a container waits for a second turn.
-    fn is_late(&self) -> bool {
-        false
+    /// The time of the next turn of a container that was late.
+    fn late_turn(&self) -> Option<Instant> {
+        None
     }
 
-    /// Refreshes a container that waits for a second turn.
+    /// Refreshes the container whose late turn is due.
     fn refresh_late(&mut self) {}
 }
 
@@ -92,14 +92,11 @@ pub fn follow(
         for id in schedule.due(now) {
             followed.refresh(&id);
         }
-        // Due containers get a first turn before the next second turn of a slow container.
-        let next = [mounts.due(), rechecks.next()].into_iter().flatten();
+        // Due containers get a first turn before the next late turn of a slow container.
+        let next = [mounts.due(), rechecks.next(), followed.late_turn()];
+        let next = next.into_iter().flatten();
         let next = next.fold(schedule.next(), Instant::min);
-        let limit = if followed.is_late() {
-            Duration::ZERO
-        } else {
-            next.saturating_duration_since(Instant::now())
-        };
+        let limit = next.saturating_duration_since(Instant::now());
         let woken = watches.wait_with(mounts.polled(), limit)?;
         if woken.by_mounts {
             mounts.changed(Instant::now());
