@@ -28,6 +28,16 @@ impl ContainerCgroups {
         (!found.is_empty()).then_some(Self(found))
     }
 
+    /// The controllers and the path of the cgroup in each hierarchy; no controller for cgroup v2.
+    pub fn hierarchies(&self) -> Vec<(&str, &str)> {
+        let mut hierarchies = Vec::new();
+        for line in &self.0 {
+            let controllers = line.split(':').nth(1).unwrap_or_default();
+            hierarchies.push((controllers, path_of(line)));
+        }
+        hierarchies
+    }
+
     /// True for a process in a cgroup of the container, or below. Another container may name a
     /// cgroup of its own after this container, so the whole path is compared.
     pub fn contain(&self, cgroup: &str) -> bool {

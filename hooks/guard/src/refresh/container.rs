@@ -48,6 +48,9 @@ use crate::attempts::{Ended, REPLACE_TIMEOUT, repeat};
 /// may bind the file thousands of times.
 pub const MAX_MOUNTS_OF_FILE: usize = 16;
 
+/// Time limit to find the program that gets a signal. A container may have any number of processes.
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The pause between two tries to get the lock.
 const LOCK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -327,7 +330,9 @@ impl ContainerRefresh<'_> {
             Notify::None | Notify::Touch => return,
             Notify::Signal(signal) => self.process.signal(number_of(*signal)),
             Notify::SignalProgram(signal, program) => {
-                let found = self.process.running(program);
+                let found = self
+                    .process
+                    .running(program, Instant::now() + SIGNAL_TIMEOUT);
                 found.and_then(|found| found.signal(number_of(*signal)))
             }
         };

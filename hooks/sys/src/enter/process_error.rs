@@ -66,6 +66,9 @@ pub enum ProcessError {
     /// No process of the container runs the program.
     #[error("no process of the container runs {0:?}")]
     NoProgram(String),
+    /// Not all processes of the container were read, so the program may be among the rest.
+    #[error("the container has too many processes to find {0:?} in time")]
+    TooManyProcesses(String),
     /// The cgroup of the container is not known, so neither are its processes.
     #[error("the processes of the container with process {0} are not known")]
     NoContainer(u32),

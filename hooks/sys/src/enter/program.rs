@@ -7,15 +7,19 @@
 //! The workers of nginx run the program of their parent, the master: a process whose parent runs the
 //! same program does not count. If several processes remain, the oldest process counts.
 //!
+//! The container's cgroup lists the processes, so other containers cost nothing. A container that
+//! forks all the time costs the time limit.
+//!
 //! Between a look and a signal, the process may end, and its pid may be reused. So the process is
 //! opened first, and cgroup and program are compared again through the pidfd. A process that blocks
 //! the reader of its `exe` is left out.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use bindguard_core::cgroup::ContainerCgroups;
 use bindguard_core::process_stat::{START_TIME, number};
@@ -25,8 +29,8 @@ use super::process::HeldProcess;
 use super::process_error::ProcessError;
 use crate::process_files::{ProcessFile, contents_within, links_within};
 
-/// Time limit to read a file of all processes of the container.
-const FILES_TIMEOUT: Duration = Duration::from_secs(1);
+/// The mount points of cgroup v2, alone and beside cgroup v1.
+const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
 /// Limit of looks: the process that was found may end meanwhile.
 const MAX_LOOKS: u32 = 3;
@@ -42,8 +46,9 @@ impl HeldProcess {
     /// The process of this init's container that runs the program.
     ///
     /// # Errors
-    /// [`ProcessError::NoProgram`] if there is none, and [`ProcessError::NoContainer`].
-    pub fn running(&self, program: &ProgramName) -> Result<Self, ProcessError> {
+    /// [`ProcessError::NoProgram`] if there is none, [`ProcessError::TooManyProcesses`] if not all
+    /// are known at this time, and [`ProcessError::NoContainer`].
+    pub fn running(&self, program: &ProgramName, until: Instant) -> Result<Self, ProcessError> {
         let container = self.container();
         let container = container.ok_or(ProcessError::NoContainer(self.pid()))?;
         let depth = Status::of(self.pid())
@@ -52,10 +57,24 @@ impl HeldProcess {
         let cgroup = self.read("cgroup")?;
         let cgroups = ContainerCgroups::of_init(&String::from_utf8_lossy(&cgroup), container)
             .ok_or(ProcessError::NoContainer(self.pid()))?;
-        let of_container = |pid| member(pid, &cgroups, depth);
+        let too_many = || ProcessError::TooManyProcesses(program.as_str().to_owned());
         for _ in 0..MAX_LOOKS {
-            let members: Vec<Member> = pids().filter_map(of_container).collect();
-            let Some(pid) = first_of(&topmost(&running(&members, program))) else {
+            let pids = match self.listed(&cgroups, until) {
+                Some(pids) => pids,
+                None => all_pids(),
+            };
+            let mut members = Vec::new();
+            for pid in pids {
+                if Instant::now() >= until {
+                    return Err(too_many());
+                }
+                members.extend(member(pid, &cgroups, depth));
+            }
+            let found = first_of(&topmost(&running(&members, program, until)), until);
+            if Instant::now() >= until {
+                return Err(too_many());
+            }
+            let Some(pid) = found else {
                 break;
             };
             let found = match Self::open(pid) {
@@ -65,17 +84,77 @@ impl HeldProcess {
             let name = found.program_name();
             let runs_program = name.is_ok_and(|name| program.is_program(&name));
             // Still alive afterwards: the pid was not reused when its cgroup was read.
-            if runs_program && of_container(pid).is_some() && found.is_alive() {
+            if runs_program && member(pid, &cgroups, depth).is_some() && found.is_alive() {
                 return Ok(found);
             }
         }
         Err(ProcessError::NoProgram(program.as_str().to_owned()))
     }
+
+    /// The pids that the container's cgroup and the cgroups below list; not all of them if the time
+    /// ends. `None` if no hierarchy is found that lists the init.
+    fn listed(&self, cgroups: &ContainerCgroups, until: Instant) -> Option<Vec<u32>> {
+        for (controllers, path) in cgroups.hierarchies() {
+            let mut folders = Vec::new();
+            if controllers.is_empty() {
+                folders.extend(UNIFIED.map(|root| format!("{root}{path}")));
+            } else {
+                let name = controllers.strip_prefix("name=").unwrap_or(controllers);
+                folders.push(format!("/sys/fs/cgroup/{name}{path}"));
+            }
+            for folder in folders {
+                if let Ok(pids) = pids_in(folder.into(), until)
+                    && (pids.contains(&self.pid()) || Instant::now() >= until)
+                {
+                    return Some(pids);
+                }
+            }
+        }
+        None
+    }
 }
 
-fn pids() -> impl Iterator<Item = u32> {
+/// The pids in a cgroup and in the cgroups below, as far as they are read until this time.
+///
+/// # Errors
+/// If the cgroup is not there.
+fn pids_in(folder: PathBuf, until: Instant) -> io::Result<Vec<u32>> {
+    let mut text = read_pids(&folder, until)?;
+    let mut folders = vec![folder];
+    while let Some(folder) = folders.pop() {
+        // A cgroup may be removed meanwhile.
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if Instant::now() >= until {
+                break;
+            }
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                // A threaded cgroup of cgroup v2 has no list: its processes are listed above.
+                text.extend(read_pids(&entry.path(), until).unwrap_or_default());
+                folders.push(entry.path());
+            }
+        }
+    }
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// While the processes of a cgroup fork, its list may have no end.
+fn read_pids(folder: &Path, until: Instant) -> io::Result<Vec<u8>> {
+    let mut list = File::open(folder.join("cgroup.procs"))?;
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    while Instant::now() < until {
+        match list.read(&mut part)? {
+            0 => break,
+            size => text.extend_from_slice(&part[..size]),
+        }
+    }
+    Ok(text)
+}
+
+fn all_pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.collect()
 }
 
 /// The process, if it belongs to the container.
@@ -90,10 +169,11 @@ fn member(pid: u32, cgroups: &ContainerCgroups, depth: usize) -> Option<Member> 
 }
 
 /// The members that run the program.
-fn running(members: &[Member], program: &ProgramName) -> Vec<Member> {
+fn running(members: &[Member], program: &ProgramName, until: Instant) -> Vec<Member> {
     let exe = |member: &Member| ProcessFile::of(member.pid, "exe");
     let files: Vec<ProcessFile> = members.iter().map(exe).collect();
-    let links = links_within(FILES_TIMEOUT, &files);
+    let left = until.saturating_duration_since(Instant::now());
+    let links = links_within(left, &files);
     let is_program = |link: &PathBuf| {
         let name = link.file_name().unwrap_or_default();
         program.is_program(name.as_bytes())
@@ -111,7 +191,7 @@ fn topmost(members: &[Member]) -> Vec<u32> {
 }
 
 /// The process that started first.
-fn first_of(pids: &[u32]) -> Option<u32> {
+fn first_of(pids: &[u32], until: Instant) -> Option<u32> {
     if let [pid] = pids {
         return Some(*pid);
     }
@@ -119,9 +199,10 @@ fn first_of(pids: &[u32]) -> Option<u32> {
         .iter()
         .map(|pid| ProcessFile::of(*pid, "stat"))
         .collect();
+    let left = until.saturating_duration_since(Instant::now());
     let started = pids
         .iter()
-        .zip(contents_within(FILES_TIMEOUT, &files))
+        .zip(contents_within(left, &files))
         .filter_map(|(pid, stat)| {
             let stat = String::from_utf8_lossy(&stat.ok()?).into_owned();
             Some((number(&stat, START_TIME)?, *pid))
@@ -164,7 +245,7 @@ mod tests {
         let nginx = [member(9, 8), member(8, 7), member(10, 8)];
         assert_eq!(topmost(&nginx), [8]);
         assert_eq!(topmost(&[member(9, 1), member(8, 1)]), [9, 8]);
-        assert_eq!(first_of(&[]), None);
+        assert_eq!(first_of(&[], Instant::now()), None);
     }
 
     #[test]

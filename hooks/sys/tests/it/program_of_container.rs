@@ -76,13 +76,17 @@ impl Container {
     fn nginx(&self) -> Option<u32> {
         match self
             .init()
-            .running(&ProgramName::from_text("nginx").unwrap())
+            .running(&ProgramName::from_text("nginx").unwrap(), in_time())
         {
             Ok(found) => Some(found.pid()),
             Err(ProcessError::NoProgram(_)) => None,
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+fn in_time() -> Instant {
+    Instant::now() + Duration::from_secs(60)
 }
 
 impl Drop for Container {
@@ -116,7 +120,7 @@ fn the_master_gets_the_signal_and_its_worker_does_not() {
     let master = container.run(&program, &script, true);
     assert_eq!(container.nginx(), Some(master));
     let nginx = ProgramName::from_text("nginx").unwrap();
-    let found = container.init().running(&nginx).unwrap();
+    let found = container.init().running(&nginx, in_time()).unwrap();
     found.signal(Signal::USR1).unwrap();
     let start = Instant::now();
     while fs::read_to_string(&got).unwrap_or_default() != "master\n" {
@@ -186,7 +190,75 @@ fn only_the_whole_file_name_is_compared() {
     assert_eq!(container.nginx(), None);
     let missing = container
         .init()
-        .running(&ProgramName::from_text("nginx").unwrap());
+        .running(&ProgramName::from_text("nginx").unwrap(), in_time());
     let words = missing.unwrap_err().to_string();
     assert_eq!(words, "no process of the container runs \"nginx\"");
+}
+
+/// The number of reads that this thread made.
+fn reads() -> Option<u64> {
+    let text = fs::read_to_string("/proc/thread-self/io").ok()?;
+    let count = text.lines().find_map(|line| line.strip_prefix("syscr: "))?;
+    count.parse().ok()
+}
+
+#[test]
+fn the_processes_of_others_are_not_read() {
+    let Some(mut container) = Container::start("others") else {
+        return;
+    };
+    let Some(before) = reads() else {
+        return bindguard_testing::skipped("this kernel does not count reads");
+    };
+    let program = container.program("nginx");
+    let own = container.run(&program, "echo; read forever", true);
+    assert_eq!(container.nginx(), Some(own));
+    let alone = reads().unwrap() - before;
+    for _ in 0..100 {
+        let other = Command::new("sleep").arg("1000").spawn().unwrap();
+        container.processes.push(other);
+    }
+    let before = reads().unwrap();
+    assert_eq!(container.nginx(), Some(own));
+    let beside_others = reads().unwrap() - before;
+    assert!(beside_others < alone + 50, "{alone}, {beside_others}");
+}
+
+/// A process in a cgroup that the container made is a process of the container.
+#[test]
+fn a_process_in_a_cgroup_below_gets_the_signal() {
+    let Some(mut container) = Container::start("below") else {
+        return;
+    };
+    let program = container.program("nginx");
+    let own = container.run(&program, "echo; read forever", true);
+    let Some(below) = container.cgroup.below("nginx.service") else {
+        return;
+    };
+    below.add(own);
+    let found = container.nginx();
+    container.kill_last();
+    assert_eq!(found, Some(own));
+}
+
+/// The search ends in time, and no part of the processes counts as all of them.
+#[test]
+fn in_a_container_that_forks_on_the_program_is_found_or_not_known() {
+    let Some(mut container) = Container::start("forks") else {
+        return;
+    };
+    let program = container.program("nginx");
+    let own = container.run(&program, "echo; read forever", true);
+    let script = "echo; while :; do (sleep 0.01 &); done";
+    container.run(&container.program("forks"), script, true);
+    let nginx = ProgramName::from_text("nginx").unwrap();
+    for millis in [0, 1, 2, 5, 10, 50, 1000] {
+        let until = Instant::now() + Duration::from_millis(millis);
+        match container.init().running(&nginx, until) {
+            Ok(found) => assert!(found.pid() == own && millis > 0),
+            Err(ProcessError::TooManyProcesses(_)) => {}
+            Err(error) => panic!("{millis}: {error}"),
+        }
+        assert!(until.elapsed() < Duration::from_secs(60), "{millis}");
+    }
 }
