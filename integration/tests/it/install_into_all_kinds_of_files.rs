@@ -34,6 +34,23 @@ const SHIMPEI: &str = r#"version = 2
   SystemdCgroup = true
   BinaryName = "shimpei"
 "#;
+/// AKS with containerd 2.
+const V2_WITH_SECTIONS_OF_V3: &str = r#"version = 2
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "registry.example.com/pause:3.10"
+[plugins."io.containerd.cri.v1.runtime".containerd]
+  default_runtime_name = "runc"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+    SystemdCgroup = true
+"#;
+/// As stargz and other snapshotters document it. containerd 2.1 ignores the name of the snapshotter
+/// until this section has a runtime.
+const SNAPSHOTTER_ONLY: &str = r#"version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "other"
+"#;
 
 fn story(generation: Generation) {
     Setup::on(generation).bare().story(|node| {
@@ -77,6 +94,34 @@ fn story(generation: Generation) {
                     &["runtimes.bindguard", "runtimes.runc"],
                 )?;
             }
+        }
+        accepted(
+            node,
+            SNAPSHOTTER_ONLY,
+            &[],
+            &["runtimes.bindguard", "runtimes.runc"],
+        )?;
+        if generation == Generation::V2_1 {
+            let file = file(node, SNAPSHOTTER_ONLY)?;
+            let snapshotter = |node| -> Result<Vec<String>> {
+                let dump = dump(node, &file)?;
+                let lines = dump.lines().filter(|line| line.contains("snapshotter = "));
+                Ok(lines.map(|line| line.trim().to_owned()).collect())
+            };
+            let before = snapshotter(node)?;
+            install(node, &file, &[])?.success()?;
+            let after = snapshotter(node)?;
+            ensure!(after.starts_with(&before[..1]), "{before:?} is {after:?}");
+            node.bindguard(["uninstall", "--restart"])?.success()?;
+            for words in [&[][..], &["--default"]] {
+                let effective = [
+                    "runtimes.bindguard",
+                    "runtimes.runc",
+                    "SystemdCgroup = true",
+                ];
+                accepted(node, V2_WITH_SECTIONS_OF_V3, words, &effective)?;
+            }
+            drop_in_of_a_newer_version(node)?;
         }
         no_file(node)?;
         imported(node)?;
@@ -181,6 +226,24 @@ fn imported(node: &Node) -> Result<()> {
         "something is left beside {}",
         import.display()
     );
+    fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+/// A tool's drop-in of version 3, beside a main file of version 2: containerd ignores the main file's
+/// section of the CRI plugin.
+fn drop_in_of_a_newer_version(node: &Node) -> Result<()> {
+    let folder = node.disk().join("v3.d");
+    fs::create_dir_all(&folder)?;
+    let of_tool = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.other]\n  runtime_type = \"io.containerd.runc.v2\"\n";
+    fs::write(folder.join("99-other.toml"), of_tool)?;
+    let imports = format!("imports = [\"{}/*.toml\"]\n", folder.display());
+    let text = RUNC.replacen("[plugins", &format!("{imports}[plugins"), 1);
+    for words in [&[][..], &["--default"]] {
+        let effective = ["runtimes.bindguard", "runtimes.runc", "runtimes.other"];
+        accepted(node, &text, words, &effective)?;
+    }
+    ensure!(folder.read_dir()?.count() == 1, "a drop-in is left");
     fs::remove_dir_all(&folder)?;
     Ok(())
 }

@@ -50,6 +50,11 @@ impl Place {
         }
     }
 
+    /// The table that has the runtimes.
+    pub fn section(&self) -> &[String] {
+        &self.runtimes[..self.runtimes.len() - 1]
+    }
+
     /// The text with the runtime `name`, which replaces an existing runtime `name`.
     ///
     /// # Errors

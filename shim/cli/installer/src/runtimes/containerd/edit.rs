@@ -11,14 +11,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::program_names::RUNTIME;
+use bindguard_core::text::shell_word;
 
 use super::effective::{Effective, Meant};
 use super::former::FormerTexts;
 use super::handler::as_item;
-use super::main_file::MainFile;
+use super::main_file::{MainFile, has_section};
 use super::program::Containerd;
 use crate::runtimes::runtime_drop_in::HEADING;
-use crate::toml_text::parse;
+use crate::toml_text::{Place, parse};
 
 /// The name of the drop-in. containerd reads the files of a folder in the order of their names, and
 /// the last default wins: GPU toolkits write `99-nvidia.toml`.
@@ -35,6 +36,8 @@ pub struct Trial<'a> {
     pub containerd: &'a Containerd,
     /// Its main file.
     pub main: &'a MainFile,
+    /// The place of the handler in the edited file.
+    pub place: &'a Place,
     /// The files without bindguard.
     pub former: &'a FormerTexts<'a>,
     /// The effective configuration without bindguard.
@@ -90,11 +93,7 @@ impl Trial<'_> {
                 continue;
             };
             let document = parse(&text).with_context(|| format!("parse {}", import.display()))?;
-            if document
-                .get("plugins")
-                .and_then(|plugins| plugins.get(self.main.plugin))
-                .is_none()
-            {
+            if !has_section(&document, self.place) {
                 continue;
             }
             let effective = |text: &str| {
@@ -114,14 +113,25 @@ impl Trial<'_> {
     /// The error if no file can be edited.
     pub fn refused(&self) -> Result<Edited> {
         bail!(
-            "no edit of {} or its imports gives containerd a runtime {RUNTIME:?}: nothing was changed",
-            self.main.path.display()
+            "no edit of {} or its imports gives containerd a runtime {RUNTIME:?}, so nothing was changed: {}",
+            self.main.path.display(),
+            self.next_step()
+        )
+    }
+
+    fn next_step(&self) -> String {
+        if self.containerd.version() < (2, 0) || self.main.version > 2 {
+            return "edit the file by hand, as docs/install.md of bindguard shows".to_owned();
+        }
+        let path = shell_word(&self.main.path);
+        format!(
+            "replace the file's text by that of `containerd --config {path} config migrate`, and install again"
         )
     }
 
     /// The text with the handler, and with the default if that is meant.
     pub fn with_handler(&self, text: &str) -> Result<String> {
-        let place = &self.main.place;
+        let place = self.place;
         let mut edited = text.to_owned();
         if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
             edited = place.with_runtime(&edited, RUNTIME, &as_item(&self.meant.handler))?;
@@ -151,7 +161,6 @@ impl Trial<'_> {
         let lost: Vec<_> = self.before.lost_in(&after).collect();
         for (name, table) in lost {
             edited = self
-                .main
                 .place
                 .with_runtime(&edited, name, &as_item(&table))
                 .with_context(doing)?;
@@ -175,9 +184,10 @@ impl Trial<'_> {
         }
         ensure!(
             surprises.is_empty(),
-            "with {} edited, containerd config dump differs in more than was meant ({}): nothing was changed",
+            "with {} edited, containerd config dump differs in more than was meant ({}), so nothing was changed: {}",
             path.display(),
-            surprises.join(", ")
+            surprises.join(", "),
+            self.next_step()
         );
         Ok(Some(edited))
     }

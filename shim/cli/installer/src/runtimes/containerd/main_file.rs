@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use toml_edit::{Array, Document, Item};
 
-use super::effective::{Effective, PLUGINS};
+use super::effective::Effective;
 use super::former::{FormerTexts, Import};
 use super::places;
 use super::program::Containerd;
@@ -17,10 +17,9 @@ pub struct MainFile {
     pub path: PathBuf,
     /// Its text without bindguard; at least a version.
     pub text: String,
-    /// The place of runtimes in this version of the file.
-    pub place: Place,
-    /// The CRI plugin's section in this version.
-    pub plugin: &'static str,
+    /// The places where containerd may read runtimes, the likeliest first. containerd 2 reads the
+    /// sections of version 3 from a file of version 2, too, as on AKS.
+    pub places: Vec<Place>,
     /// 2, 3 or 4.
     pub version: i64,
     /// The files that it imports, in order, without bindguard.
@@ -51,7 +50,7 @@ impl MainFile {
             .get("version")
             .and_then(Item::as_integer)
             .unwrap_or_default();
-        let Some((place, plugin)) = section_of(version) else {
+        let Some(places) = places_of(version) else {
             bail!(
                 "{} is not of version 2, 3 or 4: move it there first, containerd config migrate shows how",
                 path.display()
@@ -60,12 +59,22 @@ impl MainFile {
         let mut main = Self {
             path: path.to_owned(),
             text,
-            place,
-            plugin,
+            places,
             version,
             imports: Vec::new(),
         };
         main.imports = main.imports_without_bindguard(containerd, former)?;
+        let mut texts = Vec::new();
+        for import in &main.imports {
+            texts.push(former.of(&import.path)?.unwrap_or_default());
+        }
+        texts.push(main.text.clone());
+        // The sort is stable: a section of the main file comes before a section of an import.
+        for text in texts {
+            let document = parse(&text).with_context(|| format!("parse {}", path.display()))?;
+            main.places
+                .sort_by_key(|place| !has_section(&document, place));
+        }
         Ok(main)
     }
 
@@ -149,22 +158,28 @@ impl MainFile {
         // the last file wins
         for import in self.imports.iter().rev() {
             let text = former.of(&import.path)?.unwrap_or_default();
-            if self.place.default_in(&text)?.as_deref() != Some(gone) {
+            for place in &self.places {
+                if place.default_in(&text)?.as_deref() != Some(gone) {
+                    continue;
+                }
+                let text = place.with_default(&text, name)?;
+                let copy = containerd.trial_file(&text)?;
+                let after = self.effective_with_import(containerd, &import.path, copy)?;
+                if after.default() == name {
+                    return Ok(Some((import.path.clone(), text)));
+                }
+            }
+        }
+        for place in &self.places {
+            if place.default_in(&self.text)?.as_deref() != Some(gone) {
                 continue;
             }
-            let text = self.place.with_default(&text, name)?;
-            let copy = containerd.trial_file(&text)?;
-            let after = self.effective_with_import(containerd, &import.path, copy)?;
-            if after.default() == name {
-                return Ok(Some((import.path.clone(), text)));
+            let text = place.with_default(&self.text, name)?;
+            if self.effective_with(containerd, &text)?.default() == name {
+                return Ok(Some((self.path.clone(), text)));
             }
         }
-        if self.place.default_in(&self.text)?.as_deref() != Some(gone) {
-            return Ok(None);
-        }
-        let text = self.place.with_default(&self.text, name)?;
-        let after = self.effective_with(containerd, &text)?;
-        Ok((after.default() == name).then(|| (self.path.clone(), text)))
+        Ok(None)
     }
 
     fn imports_without_bindguard(
@@ -190,16 +205,25 @@ impl MainFile {
     }
 }
 
-/// The place of runtimes and the CRI plugin's name in a version of the file.
-fn section_of(version: i64) -> Option<(Place, &'static str)> {
+/// The places of runtimes, that of this version of the file first.
+fn places_of(version: i64) -> Option<Vec<Place>> {
     let [v2, v3] = places();
     match version {
-        2 => Some((v2, PLUGINS[0])),
+        2 => Some(vec![v2, v3]),
         // version 4, of containerd 2.3 and newer, moves the sections of servers, and not those of
         // the CRI
-        3 | 4 => Some((v3, PLUGINS[1])),
+        3 | 4 => Some(vec![v3, v2]),
         _ => None,
     }
+}
+
+/// True if a file has settings of containerd's CRI plugin in the section of this place.
+pub fn has_section(document: &Document<&str>, place: &Place) -> bool {
+    let mut item = Some(document.as_item());
+    for key in place.section() {
+        item = item.and_then(|item| item.get(key));
+    }
+    item.is_some()
 }
 
 /// The text with these imports, if it has imports. The paths are absolute, because a trial file is
@@ -275,10 +299,10 @@ mod tests {
     /// `cmd/containerd/server/config/config.go` of containerd v2.3.4.
     #[test]
     fn version_4_has_the_runtimes_of_version_3() {
-        assert_eq!(section_of(4), section_of(3));
-        assert!(section_of(2).is_some() && section_of(2) != section_of(3));
+        assert_eq!(places_of(4), places_of(3));
+        assert!(places_of(2).is_some() && places_of(2) != places_of(3));
         assert_eq!(
-            (section_of(0), section_of(1), section_of(5)),
+            (places_of(0), places_of(1), places_of(5)),
             (None, None, None)
         );
     }

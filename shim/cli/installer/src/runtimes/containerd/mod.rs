@@ -94,6 +94,7 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let trial = Trial {
         containerd: &containerd,
         main: &main,
+        place: &main.places[0],
         former: &former,
         before: &before,
         meant: &meant,
@@ -238,7 +239,7 @@ fn main_as_it_is(layout: &ContainerdLayout) -> Result<Option<(String, Vec<PathBu
 
 /// The changes: the file to edit, and the files of earlier installs that become what they were.
 fn changes(distribution: Distribution, trial: &Trial<'_>, record: &Record) -> Result<Vec<Change>> {
-    let (path, text) = edited(distribution, trial)?;
+    let (path, text) = edited_at_any_place(distribution, trial)?;
     let mut changes = vec![Change::of(&path, Some(text.into_bytes()), 0o644)?];
     for entry in record
         .files()
@@ -331,19 +332,31 @@ fn refuse(distribution: Distribution, instruction: &Instruction) -> Result<()> {
 }
 
 fn instruction_for_eks(trial: &Trial<'_>, options: &InstallOptions) -> Result<Instruction> {
-    let mut fragment =
-        trial
-            .main
-            .place
-            .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
+    let mut fragment = trial
+        .place
+        .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
     if let Some(default) = &trial.meant.default {
-        fragment = trial.main.place.with_default(&fragment, default)?;
+        fragment = trial.place.with_default(&fragment, default)?;
     }
     Ok(node_config(&fragment, &options.prefix, &trial.main.path))
 }
 
-/// The file to change and its new text: the first candidate with which containerd reads what is
-/// meant.
+/// The file to change and its new text, with the handler at the first place that containerd reads.
+/// If containerd reads no place, the error of the first place.
+fn edited_at_any_place(distribution: Distribution, trial: &Trial<'_>) -> Result<Edited> {
+    let first = edited(distribution, trial);
+    if first.is_ok() {
+        return first;
+    }
+    for place in &trial.main.places[1..] {
+        if let Ok(edited) = edited(distribution, &Trial { place, ..*trial }) {
+            return Ok(edited);
+        }
+    }
+    first
+}
+
+/// The first candidate with which containerd reads what is meant.
 fn edited(distribution: Distribution, trial: &Trial<'_>) -> Result<Edited> {
     match distribution {
         Distribution::K3s | Distribution::Rke2 => match trial.drop_in()? {

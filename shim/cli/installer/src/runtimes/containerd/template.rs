@@ -30,7 +30,6 @@ pub fn of_k3s(trial: &Trial<'_>) -> Result<Edited> {
         );
     }
     let table = trial
-        .main
         .place
         .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
     let block = format!("{BEGIN}{}\n{END}", table.trim());
