@@ -63,6 +63,11 @@ fn the_manifests_begin_with_the_nodes_that_have_a_label() {
 fn pod_class_and_handler_have_one_name() {
     let (class, pods) = (&documents(RUNTIME_CLASS)[0], documents(POD));
     assert_eq!(class["handler"], "bindguard");
+    // a pod of the class lands on no node without the handler
+    assert_eq!(
+        class["scheduling"]["nodeSelector"],
+        json!({ "bindguard": "canary" })
+    );
     let pod = pods
         .iter()
         .find(|document| document["kind"] == "Pod")

@@ -175,10 +175,12 @@ impl Cluster<'_> {
             format!("--root-dir={}", self.node.kubelet().root().display()),
             format!("--hostname-override={NODE}"),
         ];
-        if self.control_plane == ControlPlane::Whole {
+        runtime_flags.push(match self.control_plane {
+            // the RuntimeClass that bindguard ships selects this label
+            ControlPlane::ApiOnly => "--node-labels=bindguard=canary".to_owned(),
             // a network of the story's own has no route that shows the address
-            runtime_flags.push(format!("--node-ip={API_SERVER}"));
-        }
+            ControlPlane::Whole => format!("--node-ip={API_SERVER}"),
+        });
         let arguments = [&arguments[..], &runtime_flags].concat();
         let program = match kubelet {
             RealKubelet::AsReleased => "kubelet",

@@ -141,6 +141,7 @@ fn as_it_says() {
         let class = "RuntimeClass bindguard".to_owned();
         ensure!(!api.taken().contains(&class), "the class is not deleted");
         let said = rehearsal()
+            .with("NODE", "node-1")
             .prints("bindguard diagnose --all", &["0 checked, 0 with findings"])
             .prints(
                 "bindguard status",
@@ -154,6 +155,7 @@ fn as_it_says() {
                 &["+++ /etc/containerd/config.toml"],
             )
             .prints("bindguard install", &["change   /etc/containerd/config.toml"])
+            .prints("kubectl label node NODE bindguard=canary", &["node/node-1"])
             .prints(
                 "kubectl apply -f config/runtimeclass.yaml",
                 &["runtimeclass.node.k8s.io/bindguard created"],
