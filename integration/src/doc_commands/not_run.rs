@@ -40,13 +40,13 @@ pub const NOT_RUN: [NotRun; 15] = [
         why: "it needs a cluster; operator_reads_the_status.rs runs doctor with --root",
     },
     NotRun {
-        document: "docs/refresh.md",
+        document: "docs/docker.md",
         command: "docker run --label bindguard.refresh=true",
         instead: "test -f integration/tests/it/an_edited_file_reaches_docker_and_podman.rs",
         why: "it needs a registry; this story runs the same with an image of its own",
     },
     NotRun {
-        document: "docs/refresh.md",
+        document: "docs/docker.md",
         command: "podman run --annotation bindguard.refresh=true",
         instead: "test -f integration/tests/it/an_edited_file_reaches_docker_and_podman.rs",
         why: "it needs a registry; the same story runs it with an image of its own",

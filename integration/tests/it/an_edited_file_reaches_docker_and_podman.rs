@@ -262,7 +262,7 @@ fn only_a_container_that_opted_in(
         .folder(&repository())
         .with("ID", &id[..12])
         .prints("bindguard refresh --container ID", &["replaced"])
-        .play("docs/refresh.md")?;
+        .play("docs/docker.md")?;
     ensure!(
         engine.read(&id, PLACE)? == "two",
         "the container reads the old file"
